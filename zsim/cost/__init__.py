@@ -1,0 +1,1 @@
+"""How much and how long on idle hardware: pure functions."""

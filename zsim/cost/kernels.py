@@ -1,0 +1,33 @@
+"""GPU kernels as work: what they compute and move, before any hardware is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+KernelKind = Literal[
+    "gemm",  # matrix product; shape = (m, n, k)
+    "attention_forward",  # fused attention; shape = (sequences * heads, queries, keys, head_dim)
+    "attention_backward",
+    "elementwise",  # norm, activation, residual, rotary, softmax, dropout, cast: bound by HBM
+    "embedding",  # row gather or scatter-add
+    "loss",  # softmax and cross-entropy over the vocabulary
+    "optimizer",  # the fused or foreach update
+    "copy",  # device-to-device copy: bucket copies, copy-in, copy-out
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel, or `launches` kernels priced together.
+
+    `flops` is what the arithmetic units do; `hbm_bytes` what is read plus what is written; `dtype` the type
+    that the arithmetic runs in ("bf16", "fp16", "fp32", "tf32", "fp8").
+    """
+
+    kind: KernelKind
+    flops: float
+    hbm_bytes: float
+    dtype: str = "bf16"
+    shape: tuple[int, ...] = ()
+    launches: int = 1

@@ -1,0 +1,1 @@
+"""Running kernels and holding bytes."""

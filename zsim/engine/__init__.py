@@ -1,0 +1,1 @@
+"""Where the plan meets the hardware."""

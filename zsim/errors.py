@@ -1,0 +1,39 @@
+"""The user's mistakes: one tree, one clear sentence each.
+
+Everything a person can get wrong raises `ZsimError`; the command line prints it as one paragraph and
+exits with 2. What zsim itself gets wrong is an `assert`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ZsimError(Exception):
+    """A mistake in what the user gave; the message says where, what, what was expected."""
+
+
+class InputError(ZsimError):
+    """A file, a key or a value that cannot be used."""
+
+
+class NotSimulatedError(ZsimError):
+    """A valid request that zsim does not simulate yet."""
+
+
+class StuckError(ZsimError):
+    """The simulated clock stopped with work left; the message names who waits for what."""
+
+
+def nearest(name: str, options: Iterable[str]) -> str | None:
+    """The option closest in spelling to `name`, or None when nothing is close."""
+    by_lower = {option.lower(): option for option in options}
+    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"`, or `""` when nothing is close; for the end of an error message."""
+    match = nearest(name, options)
+    return f"; did you mean '{match}'?" if match else ""

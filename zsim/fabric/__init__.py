@@ -1,0 +1,1 @@
+"""Moving bytes: collectives and copies as fluid activities on real routes."""

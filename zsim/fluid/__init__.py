@@ -1,0 +1,1 @@
+"""Activities that share resources, on the clock."""

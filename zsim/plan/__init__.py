@@ -1,0 +1,1 @@
+"""What each rank does: no seconds, no hardware."""

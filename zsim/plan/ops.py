@@ -1,0 +1,122 @@
+"""The plan: what each rank does, as its host program issues it.
+
+Ops stand in host issue order. The host spends a little on each, may first block on earlier ops
+(`host_waits`), and then enqueues the op on an in-order stream, where it starts once the stream is free and
+the ops in `after` have ended. A plan holds no seconds and no hardware.
+
+# [Note: memory follows the host]
+The caching allocator hands out and takes back memory when the *host* gets there, not when the stream does;
+`allocates` and `frees` therefore happen at issue, in that order, and the peak follows from the order of ops
+alone. `frees_when_done` is for blocks that `record_stream` keeps until the op ends on its stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from zsim.cost.kernels import Kernel
+
+Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
+CATEGORIES: tuple[Category, ...] = (
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "buffers",
+    "framework",
+)
+Device = Literal["gpu", "host", "nvme"]
+CollectiveKind = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send", "recv"
+]
+Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Kernels that run back to back on the op's stream."""
+
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective call. `bytes` is the full tensor: output of an all-gather, input of a
+    reduce-scatter, buffer of an all-reduce. `group` names an entry of `Plan.groups`."""
+
+    kind: CollectiveKind
+    bytes: int
+    dtype: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy between GPU and host memory."""
+
+    direction: Literal["h2d", "d2h"]
+    bytes: int
+    is_pinned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`bytes` of one category on one device."""
+
+    category: Category
+    bytes: int
+    device: Device = "gpu"
+
+
+Work = Kernels | Collective | Copy
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One unit of the host program; `work` None is a host-only op (a wait, a hook)."""
+
+    name: str
+    stream: str
+    work: Work | None = None
+    after: tuple[int, ...] = ()
+    host_waits: tuple[int, ...] = ()
+    launches: int = 1
+    overhead: str | None = None
+    phase: Phase = "forward"
+    module: str = ""
+    allocates: tuple[Memory, ...] = ()
+    frees: tuple[Memory, ...] = ()
+    frees_when_done: tuple[Memory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """How the world splits into groups of `size` ranks that are `stride` apart.
+
+    World 16, size 4: stride 1 gives [0..3], [4..7], ...; stride 4 gives [0, 4, 8, 12], [1, 5, 9, 13], ...
+    """
+
+    name: str
+    size: int
+    stride: int = 1
+
+    def ranks_of(self, rank: int) -> range:
+        """The group that `rank` belongs to."""
+        span = self.size * self.stride
+        first = rank // span * span + rank % self.stride
+        return range(first, first + span, self.stride)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One steady training step of every rank (all ranks run the same program)."""
+
+    framework: str
+    world_size: int
+    ops: tuple[Op, ...]
+    groups: Mapping[str, Group]
+    resident: tuple[Memory, ...]
+    notes: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""What exists and what is asked for."""

@@ -1,0 +1,227 @@
+"""Hardware as files describe it: a GPU, and a cluster of identical nodes around it.
+
+Every table of numbers carries a `source` and an `evidence` grade for the numbers in it:
+`measured` (somebody timed it), `calibrated` (fitted to measurements), `data sheet` (the vendor's figure),
+`assumed` (neither; the source says why). All link rates are per direction.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
+
+Evidence = Literal["measured", "calibrated", "data sheet", "assumed"]
+EVIDENCE_ORDER: tuple[Evidence, ...] = ("measured", "calibrated", "data sheet", "assumed")
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Table(BaseModel):
+    """A table of numbers with their origin."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field(min_length=10)
+    evidence: Evidence
+
+
+class PeakRates(Table):
+    """Dense peak arithmetic rates, without sparsity; None where the GPU lacks the type."""
+
+    bf16: FlopsPerSecond | None = None
+    fp16: FlopsPerSecond
+    tf32: FlopsPerSecond | None = None
+    fp32: FlopsPerSecond
+    fp8: FlopsPerSecond | None = None
+
+
+class DeviceMemory(Table):
+    """`capacity` is what the driver reports as total."""
+
+    capacity: Bytes
+    bandwidth: BytesPerSecond
+
+
+class GemmEfficiency(Table):
+    """Matrix products: see `zsim.cost.efficiency.gemm_fraction` for the equation."""
+
+    max_fraction: Fraction
+    k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
+    tile_m: int = Field(gt=0)
+    tile_n: int = Field(gt=0)
+    by_dtype: dict[str, Fraction] = Field(default_factory=dict)
+
+
+class AttentionEfficiency(Table):
+    """Fused attention: fraction of peak forward and backward on long sequences, and the sequence length
+    at which half of it is reached."""
+
+    forward_fraction: Fraction
+    backward_fraction: Fraction
+    sequence_half: float = Field(ge=0)
+
+
+class MemoryEfficiency(Table):
+    """HBM-bound kernels: fraction of the data sheet's bandwidth, and the bytes at which half of it is
+    reached (launch and ramp-up)."""
+
+    elementwise_fraction: Fraction
+    optimizer_fraction: Fraction
+    copy_fraction: Fraction
+    bytes_half: Bytes
+
+
+class KernelLaunch(Table):
+    """What a kernel costs the GPU besides its work: ramp-up, tail and the gap to the next kernel."""
+
+    seconds_per_kernel: Seconds
+
+
+class Interference(Table):
+    """How much slower kernels run while a collective is under way on the same GPU (1.0: not at all)."""
+
+    compute_slowdown: float = Field(ge=1)
+
+
+class Power(Table):
+    """Board power."""
+
+    idle: Watts
+    maximum: Watts
+
+
+class Gpu(BaseModel):
+    """One GPU type (a file in `topologies/gpus/`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str
+    description: str
+    vendor: Literal["nvidia", "amd", "cpu"]
+    sm_count: int = Field(gt=0)
+    supports_flash_attention: bool
+    peak: PeakRates
+    memory: DeviceMemory
+    gemm: GemmEfficiency
+    attention: AttentionEfficiency
+    memory_bound: MemoryEfficiency
+    launch: KernelLaunch
+    interference: Interference
+    power: Power | None = None
+
+
+class NodeLink(Table):
+    """The links between the GPUs of a node.
+
+    `switch`: every GPU has `bandwidth` into and out of a non-blocking crossbar (NVSwitch).
+    `mesh`: every GPU has `bandwidth` in all, spread evenly over direct links to the others.
+    `none`: GPUs talk over PCIe.
+    `efficiency`: the fraction of `bandwidth` that a large collective gets.
+    """
+
+    kind: Literal["switch", "mesh", "none"]
+    bandwidth: BytesPerSecond = 0.0
+    efficiency: Fraction = 1.0
+    latency: Seconds = 0.0
+
+
+class Pcie(Table):
+    """PCIe: each GPU has a link into a switch, `gpus_per_switch` share one uplink to the host."""
+
+    bandwidth: BytesPerSecond
+    efficiency: Fraction
+    latency: Seconds
+    gpus_per_switch: int = Field(default=1, gt=0)
+    peer_to_peer: bool = True
+
+
+class Nic(Table):
+    """Network cards of one node; GPU i uses card i * per_node // gpus."""
+
+    per_node: int = Field(gt=0)
+    bandwidth: BytesPerSecond
+    efficiency: Fraction
+    latency: Seconds
+    gpudirect: bool = True
+
+
+class Network(Table):
+    """What joins the nodes. `single-switch` never blocks."""
+
+    kind: Literal["single-switch"]
+    latency: Seconds = 0.0
+
+
+class ProtocolCosts(BaseModel):
+    """One NCCL protocol: seconds to start, seconds per round inside a node and between nodes, and the
+    fraction of a link's bandwidth it reaches."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base: Seconds
+    intra_round: Seconds
+    inter_round: Seconds
+    intra_fraction: Fraction
+    inter_fraction: Fraction
+
+
+class CollectiveCosts(Table):
+    """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
+
+    `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
+    """
+
+    backend: Literal["nccl", "rccl", "gloo"]
+    algorithm: Literal["ring", "hierarchical"] = "ring"
+    reduce_scatter: Literal["native", "all_reduce"] = "native"
+    protocols: dict[str, ProtocolCosts]
+
+
+class HostDevice(Table):
+    """The CPU side of one node."""
+
+    cores: int = Field(gt=0)
+    memory: Bytes
+    memory_bandwidth: BytesPerSecond
+    seconds_per_launch: Seconds
+    overhead_factor: float = Field(default=1.0, gt=0, description="scales the frameworks' host costs")
+
+
+class Nvme(Table):
+    """Drives of one node."""
+
+    drives: int = Field(ge=0)
+    capacity: Bytes
+    read_bandwidth: BytesPerSecond
+    write_bandwidth: BytesPerSecond
+
+
+class FrameworkMemory(Table):
+    """GPU memory that torch's allocator does not see, and what the allocator wastes."""
+
+    context: Bytes
+    communicator: Bytes
+    allocator_margin: float = Field(ge=0, lt=1, description="reserved but unusable, fraction of allocated")
+
+
+class Cluster(BaseModel):
+    """A cluster of identical nodes (a file in `topologies/`); `gpu` is resolved by the loader."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str
+    description: str
+    gpu: Gpu
+    gpus_per_node: int = Field(gt=0)
+    node_link: NodeLink
+    pcie: Pcie
+    nic: Nic
+    network: Network
+    collectives: CollectiveCosts
+    host: HostDevice
+    nvme: Nvme | None = None
+    framework_memory: FrameworkMemory
