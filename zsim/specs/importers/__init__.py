@@ -1,0 +1,1 @@
+"""Readers of other tools' files: Hugging Face models, DeepSpeed, FSDP, torchtitan, Accelerate."""

@@ -1,0 +1,107 @@
+"""Hugging Face `config.json` -> ModelSpec, for the families in `FAMILIES`.
+
+Field names, defaults and module shapes as in transformers 5.23; zsim itself never imports it. Keys that say
+nothing about shapes (token ids, initialisation, dtypes, rotary parameters) are read past.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs import presets
+from zsim.specs.importers import huggingface_gpt as gpt
+from zsim.specs.importers import huggingface_llama as llama
+from zsim.specs.importers.huggingface_config import ConfigReader
+from zsim.specs.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one `model_type` is built, and other spellings of its keys (transformers' `attribute_map`)."""
+
+    build: Callable[[ConfigReader], ModelSpec]
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_N_NAMES = {
+    "n_embd": ("hidden_size", "n_embed"),
+    "n_layer": ("num_hidden_layers", "num_layers"),
+    "n_head": ("num_attention_heads", "num_heads"),
+    "n_positions": ("max_position_embeddings", "n_ctx"),
+}
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(llama.llama),
+    "mistral": Family(llama.mistral),
+    "gpt2": Family(gpt.gpt2, _N_NAMES),
+}
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """A preset's name, a `config.json`, or a folder that holds one -> the model.
+
+    Raises InputError for a missing or damaged file, an unknown family, or shapes that cannot be.
+    """
+    text = str(name_or_path)
+    path = Path(text)
+    if text in presets.model_preset_names():
+        path, name = presets.model_preset_path(text), text
+    elif path.is_dir():
+        path, name = path / "config.json", path.name
+    elif path.suffix == ".json" or path.exists() or "/" in text:
+        name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    else:
+        path, name = presets.model_preset_path(text), text
+    return model_from_config(_read_json(path), name, str(path))
+
+
+def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
+    """The parsed `config.json` -> the model; `source` is what errors name."""
+    values, where = _text_part(config, source)
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError(
+            f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_known()}"
+        )
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise InputError(
+            f"{where}: model type '{model_type}' is not a transformer that zsim knows"
+            f"{did_you_mean(model_type, FAMILIES)}; known are {_known()}"
+        )
+    return family.build(ConfigReader(values, name, where, model_type, family.aliases))
+
+
+def _text_part(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
+    """Multimodal files keep the language model under `text_config`; its other towers are not counted."""
+    nested = config.get("text_config")
+    if isinstance(nested, dict) and config.get("model_type") not in FAMILIES:
+        return nested, f"{source}: text_config"
+    return config, source
+
+
+def _known() -> str:
+    return ", ".join(FAMILIES)
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a Hugging Face config.json") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path}: cannot be read as text ({problem}); expected a config.json") from None
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as problem:
+        raise InputError(
+            f"{path}: line {problem.lineno}: not valid JSON ({problem.msg}); is the file whole?"
+        ) from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: holds a {type(config).__name__}; expected a JSON object")
+    return config

@@ -1,0 +1,144 @@
+"""Reading single values out of a `config.json`, with one clear sentence for what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReader:
+    """The keys of one `config.json`; `where` names the file, `aliases` gives a key's other spellings.
+
+    A getter's `default` is what transformers takes when the key is absent; without one the key is required.
+    """
+
+    values: Mapping[str, Any]
+    name: str
+    where: str
+    family: str
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def find(self, key: str) -> tuple[str, Any]:
+        """(the spelling used in the file, its value); `_MISSING` when absent or null.
+
+        Raises InputError where two spellings of one key disagree.
+        """
+        found: list[tuple[str, Any]] = []
+        for spelling in (key, *self.aliases.get(key, ())):
+            value = self.values.get(spelling)
+            if value is not None:
+                found.append((spelling, value))
+        if not found:
+            return key, _MISSING
+        first = found[0]
+        for other in found[1:]:
+            if other[1] != first[1]:
+                raise self.error(
+                    f"'{first[0]}' is {first[1]!r} and '{other[0]}' is {other[1]!r}, "
+                    "but both name the same number; give one of them"
+                )
+        return first
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """A whole number of at least `minimum`."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            if default is not None:
+                return default
+            raise self._missing(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.error(f"'{spelling}' is {value!r}; expected a whole number of at least {minimum}")
+        return value
+
+    def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
+        """A whole number, or None when absent or null."""
+        return None if self.find(key)[1] is _MISSING else self.integer(key, minimum=minimum)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """true or false."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            return default
+        if not isinstance(value, bool):
+            raise self.error(f"'{spelling}' is {value!r}; expected true or false")
+        return value
+
+    def fraction(self, key: str, default: float) -> float:
+        """A number from 0 up to, but not including, 1 (a dropout probability)."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            return default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not 0 <= value < 1:
+            raise self.error(f"'{spelling}' is {value!r}; expected a number from 0 up to 1")
+        return float(value)
+
+    def string(self, key: str, default: str) -> str:
+        """A text value."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            return default
+        if not isinstance(value, str):
+            raise self.error(f"'{spelling}' is {value!r}; expected a text")
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers, empty when absent."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            return ()
+        if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
+            raise self.error(f"'{spelling}' is {value!r}; expected a list of whole numbers")
+        return tuple(value)
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A list of texts, empty when absent."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            return ()
+        if not isinstance(value, list) or any(not isinstance(v, str) for v in value):
+            raise self.error(f"'{spelling}' is {value!r}; expected a list of texts")
+        return tuple(value)
+
+    def nested(self, key: str) -> ConfigReader:
+        """The object under `key`, empty when absent."""
+        spelling, value = self.find(key)
+        if value is _MISSING:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.error(f"'{spelling}' is {value!r}; expected an object")
+        return ConfigReader(value, self.name, f"{self.where}: {spelling}", self.family)
+
+    def head_dim(self, hidden_size: int, num_heads: int) -> int:
+        """`hidden_size / num_heads`, which must come out even."""
+        if hidden_size % num_heads:
+            raise self.error(
+                f"hidden size {hidden_size} is not divisible by {num_heads} attention heads; "
+                "expected a multiple, or an explicit 'head_dim'"
+            )
+        return hidden_size // num_heads
+
+    def check_kv_heads(self, num_heads: int, num_kv_heads: int) -> None:
+        """Query heads are shared evenly among key/value heads."""
+        if num_heads % num_kv_heads:
+            raise self.error(
+                f"{num_heads} attention heads are not divisible by {num_kv_heads} key/value heads; "
+                "expected a divisor of the number of heads"
+            )
+
+    def error(self, sentence: str) -> InputError:
+        """An error that names the file."""
+        return InputError(f"{self.where}: {sentence}")
+
+    def _missing(self, key: str) -> InputError:
+        spellings = (key, *self.aliases.get(key, ()))
+        names = " or ".join(f"'{spelling}'" for spelling in spellings)
+        hint = did_you_mean(key, [k for k in self.values if not k.startswith("_")])
+        return self.error(f"no {names}, which a {self.family} model needs{hint}")

@@ -1,0 +1,58 @@
+"""Finding the files that ship with zsim: model presets, cluster topologies, GPUs.
+
+Models lie in the package (`zsim/presets/models`). Topologies lie in `zsim/topologies` of an installed wheel
+and in `topologies` beside the package of a source checkout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zsim.errors import InputError, did_you_mean
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def model_preset_names() -> tuple[str, ...]:
+    """Names that `--model` takes, sorted."""
+    return _stems(_PACKAGE / "presets" / "models", ".json")
+
+
+def model_preset_path(name: str) -> Path:
+    """The `config.json`-shaped file of a model preset. Raises InputError for an unknown name."""
+    return _locate(_PACKAGE / "presets" / "models", ".json", name, "model", "a path to a config.json")
+
+
+def topology_preset_names() -> tuple[str, ...]:
+    """Names that `--cluster` takes, sorted."""
+    return _stems(topologies_folder(), ".toml")
+
+
+def topology_preset_path(name: str) -> Path:
+    """The TOML file of a cluster preset. Raises InputError for an unknown name."""
+    return _locate(topologies_folder(), ".toml", name, "cluster", "a path to a topology TOML")
+
+
+def gpu_preset_path(name: str) -> Path:
+    """The TOML file of a GPU. Raises InputError for an unknown name."""
+    return _locate(topologies_folder() / "gpus", ".toml", name, "GPU", None)
+
+
+def topologies_folder() -> Path:
+    """Where the shipped topologies are, installed or in a source checkout."""
+    installed = _PACKAGE / "topologies"
+    return installed if installed.is_dir() else _PACKAGE.parent / "topologies"
+
+
+def _stems(folder: Path, suffix: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob(f"*{suffix}")))
+
+
+def _locate(folder: Path, suffix: str, name: str, what: str, alternative: str | None) -> Path:
+    path = folder / f"{name}{suffix}"
+    if name and Path(name).name == name and path.is_file():
+        return path
+    names = _stems(folder, suffix)
+    some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    expected = f"a preset ({some})" + (f" or {alternative}" if alternative else "")
+    raise InputError(f"unknown {what} '{name}'{did_you_mean(name, names)}; expected {expected}")
