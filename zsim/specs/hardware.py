@@ -21,7 +21,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 class Table(BaseModel):
     """A table of numbers with their origin."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str = Field(min_length=10)
     evidence: Evidence
@@ -45,22 +45,28 @@ class DeviceMemory(Table):
 
 
 class GemmEfficiency(Table):
-    """Matrix products: see `zsim.cost.efficiency.gemm_fraction` for the equation."""
+    """Matrix products: see `zsim.cost.efficiency.gemm_fraction` for the equation.
+
+    `max_fraction` is what large products sustain on random data within the board's power; `by_dtype`
+    replaces it for single types. `half_tile_fraction` of the rate is left each time the tile is halved.
+    """
 
     max_fraction: Fraction
     k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
     tile_m: int = Field(gt=0)
     tile_n: int = Field(gt=0)
+    half_tile_fraction: Fraction = 0.9
     by_dtype: dict[str, Fraction] = Field(default_factory=dict)
 
 
 class AttentionEfficiency(Table):
-    """Fused attention: fraction of peak forward and backward on long sequences, and the sequence length
-    at which half of it is reached."""
+    """Fused attention: fraction of peak forward and backward on long sequences and wide heads, and the
+    sequence length and head width at which half of it is reached."""
 
     forward_fraction: Fraction
     backward_fraction: Fraction
     sequence_half: float = Field(ge=0)
+    head_dim_half: float = Field(default=0.0, ge=0)
 
 
 class MemoryEfficiency(Table):
@@ -95,7 +101,7 @@ class Power(Table):
 class Gpu(BaseModel):
     """One GPU type (a file in `topologies/gpus/`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema")
     name: str
@@ -157,15 +163,20 @@ class Network(Table):
 
 class ProtocolCosts(BaseModel):
     """One NCCL protocol: seconds to start, seconds per round inside a node and between nodes, and the
-    fraction of a link's bandwidth it reaches."""
+    fraction of a link's bandwidth it reaches.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    `network_overhead`: once a group spans nodes, its rounds inside a node take at least this long (the
+    proxy thread posts for every round).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     base: Seconds
     intra_round: Seconds
     inter_round: Seconds
     intra_fraction: Fraction
     inter_fraction: Fraction
+    network_overhead: Seconds = 0.0
 
 
 class CollectiveCosts(Table):
@@ -191,7 +202,7 @@ class HostDevice(Table):
 
 
 class Nvme(Table):
-    """Drives of one node."""
+    """Drives of one node; capacity and rates are each drive's own."""
 
     drives: int = Field(ge=0)
     capacity: Bytes
@@ -210,7 +221,7 @@ class FrameworkMemory(Table):
 class Cluster(BaseModel):
     """A cluster of identical nodes (a file in `topologies/`); `gpu` is resolved by the loader."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema")
     name: str

@@ -1,0 +1,116 @@
+"""Reads cluster and GPU descriptions: presets by name, or TOML files of one's own.
+
+A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file) and then needs only what
+differs, key by key within a table. A table that changes numbers says where *its* numbers come from, with
+its own `source` and `evidence`; what it keeps is named with them, and the table's grade is the weaker one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.hardware import EVIDENCE_ORDER, Cluster, Gpu
+from zsim.specs.presets import gpu_preset_path, topology_preset_path
+from zsim.specs.validation import validated
+
+_ORIGIN_KEYS = frozenset({"source", "evidence"})
+_MAX_DEPTH = 8
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """The cluster of a preset's name ("dgx-h100") or of a TOML file.
+
+    Raises InputError when there is none, or when something in it is wrong.
+    """
+    path = _find(name_or_path, topology_preset_path)
+    data = _read_with_parents(path, topology_preset_path)
+    if isinstance(data.get("gpu"), str):
+        # The path of `gpu` is relative to the file that says it, which may be a parent.
+        data["gpu"] = load_gpu(data["gpu"])
+    elif "gpu" in data and not isinstance(data["gpu"], Gpu):
+        raise InputError(
+            f"{path.name}: gpu: expected the name of a GPU ('h100-sxm-80gb') or the path of a GPU file"
+        )
+    return validated(data, path.name, Cluster)
+
+
+def load_gpu(name_or_path: str | Path) -> Gpu:
+    """The GPU of a preset's name ("h100-sxm-80gb") or of a TOML file."""
+    path = _find(name_or_path, gpu_preset_path)
+    return validated(_read_with_parents(path, gpu_preset_path), path.name, Gpu)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; raises InputError when it cannot be read or is not TOML."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if not content.strip():
+        raise InputError(f"{path.name}: the file is empty")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name}: not a TOML file: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path.name}: not a TOML file, or cut short: {error}") from None
+
+
+def _find(name_or_path: str | Path, preset: Callable[[str], Path]) -> Path:
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith(".toml") or "/" in text or "\\" in text:
+        return Path(name_or_path)
+    return preset(text)
+
+
+def _read_with_parents(path: Path, preset: Callable[[str], Path], depth: int = 0) -> dict[str, Any]:
+    """The file's tables over those of the file that it extends, all the way up."""
+    data = read_toml(path)
+    if isinstance(data.get("gpu"), str) and data["gpu"].endswith(".toml"):
+        data["gpu"] = str(path.parent / data["gpu"])
+    if "extends" not in data:
+        return data
+    parent_name = data.pop("extends")
+    if not isinstance(parent_name, str):
+        raise InputError(f"{path.name}: extends: expected a preset's name or a path, found {parent_name!r}")
+    if depth == _MAX_DEPTH:
+        raise InputError(f"{path.name}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
+    parent_path = path.parent / parent_name if parent_name.endswith(".toml") else preset(parent_name)
+    parent = _read_with_parents(parent_path, preset, depth + 1)
+    merged = dict(parent)
+    merged["name"] = path.stem
+    for key, value in data.items():
+        if isinstance(value, dict) and isinstance(parent.get(key), dict):
+            value = _merged_table(path.name, key, value, parent[key], parent_path.stem)
+        merged[key] = value
+    return merged
+
+
+def _merged_table(
+    file: str, table: str, child: Mapping[str, Any], parent: Mapping[str, Any], parent_name: str
+) -> dict[str, Any]:
+    """`child` over `parent`, tables within them too; the sources of both where both have numbers."""
+    changed = set(child) - _ORIGIN_KEYS
+    if "source" in parent and changed and not set(child) >= _ORIGIN_KEYS:
+        key = min(changed)
+        raise InputError(
+            f"{file}: {table}: changes '{key}' of {parent_name} without saying where the number comes from; "
+            "add 'source' and 'evidence' to the table"
+        )
+    merged = {**parent, **child}
+    for key, value in child.items():
+        if isinstance(value, dict) and isinstance(parent.get(key), dict):
+            merged[key] = {**parent[key], **value}
+    kept = set(parent) - set(child)
+    if "source" in parent and changed and kept:
+        merged["source"] = f"{child['source']}; the rest as in {parent_name}: {parent['source']}"
+        grades = [grade for grade in (child["evidence"], parent["evidence"]) if grade in EVIDENCE_ORDER]
+        if len(grades) == 2:
+            merged["evidence"] = max(grades, key=EVIDENCE_ORDER.index)
+    return merged
