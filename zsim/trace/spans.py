@@ -58,6 +58,7 @@ class MemoryEvents:
     devices: tuple[str, ...]
     categories: tuple[str, ...]
     deltas: Ints
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

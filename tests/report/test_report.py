@@ -1,0 +1,137 @@
+"""The report object and the dictionary that `--json` writes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report, plain
+from zsim.report.summary import limiting_sentence
+
+KEYS = [
+    "zsim_version", "experiment", "step_seconds", "tokens_per_second_per_gpu",
+    "model_flops_per_second_per_gpu", "mfu_fraction", "hfu_fraction", "flops_convention", "fits",
+    "out_of_memory", "peak_bytes", "breakdown_seconds", "collectives", "evidence", "simulation",
+]  # fmt: skip
+
+
+@pytest.fixture
+def trace(make_trace):
+    """8 s: 6 computing, 1 waiting for an all-gather of 1000 bytes, 1 optimizer; 50 bytes on the GPU."""
+    gather = {"kind": "all_gather", "stream": "all_gather", "name": "embed", "bytes": 1000, "dtype": "bf16"}
+    return make_trace(
+        [
+            {**gather, "group": "shard", "group_size": 8, "start": 0, "end": 1},
+            {"start": 1, "end": 7, "issue": 0, "phase": "forward"},
+            {"kind": "optimizer", "start": 7, "end": 8, "phase": "optimizer"},
+        ],
+        memory=[(0, 0.0, "gpu", "parameters", 30, "start"), (0, 2.0, "gpu", "buffers", 20, "gather")],
+        metadata={"model": "tiny", "world_size": 8},
+    )
+
+
+def report_of(trace, **changes):
+    values = {
+        "zsim_version": "0.1.0",
+        "experiment": {"model": "tiny"},
+        "work": StepWork(4096, 3.2e12, 4e12, 1e12, "6N per token"),
+        "capacity_bytes": {"gpu": 80, "host": None, "nvme": None},
+        "evidence": {"compute": "calibrated", "network": "data sheet"},
+        "simulation": SimulationStats(0.1, 1234, 1, 8),
+        **changes,
+    }
+    return make_report(trace, **values)
+
+
+def test_the_dictionary_has_the_promised_keys_first(trace):
+    result = report_of(trace).to_dict()
+    assert list(result)[: len(KEYS)] == KEYS
+    assert set(result["peak_bytes"]["nvme"]) == {
+        "total", "parameters", "gradients", "optimizer_states", "activations", "buffers", "framework",
+    }  # fmt: skip
+    assert list(result["breakdown_seconds"]) == [
+        "compute", "exposed_communication", "offload_stall", "optimizer", "host_bound",
+    ]  # fmt: skip
+    assert result["collectives"][0].items() >= {
+        "kind": "all_gather", "group": "shard", "count": 1, "bytes": 1000, "dtype": "bf16",
+        "busy_seconds": 1.0,
+    }.items()  # fmt: skip
+    assert result["simulation"] == {
+        "wall_seconds": 0.1, "events": 1234, "rank_classes": 1, "world_size": 8, "steps": 1,
+    }  # fmt: skip
+
+
+def test_rates_are_work_over_the_step(trace):
+    """4096 tokens, 3.2 TFLOP of the model and 4 TFLOP in all, in 8 s, on a GPU of 1 TFLOP/s."""
+    result = report_of(trace).to_dict()
+    assert result["tokens_per_second_per_gpu"] == 512.0
+    assert result["model_flops_per_second_per_gpu"] == 4e11
+    assert result["mfu_fraction"] == pytest.approx(0.4)
+    assert result["hfu_fraction"] == pytest.approx(0.5)
+
+
+def test_utilisation_is_null_where_the_peak_is_unknown(trace):
+    work = StepWork(4096, 3.2e12, 4e12, None, "6N per token")
+    result = report_of(trace, work=work).to_dict()
+    assert result["mfu_fraction"] is None
+    assert result["hfu_fraction"] is None
+
+
+def test_a_job_that_does_not_fit_is_reported_in_full(trace):
+    """50 bytes on 45: 5 missing when the gather buffer came at 2 s."""
+    result = report_of(trace, capacity_bytes={"gpu": 45}, least_gpus=16).to_dict()
+    assert result["fits"] is False
+    assert result["out_of_memory"].items() >= {
+        "op": "gather", "pool": "gpu", "seconds": 2.0, "missing_bytes": 5, "least_gpus": 16,
+    }.items()  # fmt: skip
+    assert result["breakdown_seconds"]["compute"] == 6.0
+
+
+def test_the_dictionary_is_strict_json_and_the_same_every_time(trace):
+    row = TrafficRow("nvlink", 5e9, 0.25)
+    first, second = (
+        json.dumps(report_of(trace, traffic=[row], notes=["a note"]).to_dict(), allow_nan=False)
+        for _ in range(2)
+    )
+    assert first == second
+    assert json.loads(first)["traffic"] == [
+        {"link_class": "nvlink", "bytes_per_gpu": 5e9, "utilisation_fraction": 0.25}
+    ]
+
+
+def test_labels_come_from_the_trace_unless_given(trace):
+    labels = report_of(trace, labels={"cluster": "box"}).labels
+    assert (labels["model"], labels["cluster"], labels["world_size"]) == ("tiny", "box", "8")
+
+
+def test_what_is_not_finite_becomes_null():
+    assert plain({"a": math.nan, "b": (1, math.inf), 3: {"c"}}) == {"a": None, "b": [1, None], "3": ["c"]}
+
+
+def test_a_step_without_duration_is_refused(make_trace):
+    with pytest.raises(ValueError, match="step of 0"):
+        report_of(make_trace([], step_seconds=0.0))
+
+
+def test_the_sentence_says_what_limits_the_step_and_what_it_waits_for(trace):
+    """6 of 8 s compute, 1 s waiting for the one all-gather, 1 s optimizer."""
+    assert report_of(trace).limit == (
+        "Compute-bound: 75 % compute; exposed communication 12 %, mostly all-gather embed in forward; "
+        "optimizer 12 %."
+    )
+
+
+def test_a_step_that_mostly_waits_is_communication_bound(make_trace):
+    """Ten seconds: one computing, nine waiting for three different reduce-scatters."""
+    reduce = {"kind": "reduce_scatter", "stream": "reduce_scatter"}
+    spans = [
+        {"start": 0, "end": 1},
+        *({**reduce, "name": f"b{i}", "start": i, "end": i + 3} for i in (1, 4, 7)),
+    ]
+    trace = make_trace(spans)
+    sentence = limiting_sentence(trace, report_of(trace).breakdown)
+    assert sentence == (
+        "Communication-bound: 90 % exposed communication, mostly reduce-scatter (100 % of it); compute 10 %."
+    )

@@ -1,0 +1,1 @@
+"""What a person reads: breakdown, memory, traffic, figures, pages."""

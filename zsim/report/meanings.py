@@ -1,0 +1,87 @@
+"""What is shown, under which words and in which colour: the same colour for the same meaning everywhere.
+
+The colours are apart for colour-blind readers too (after Okabe and Ito, "Color Universal Design", 2008) and
+readable on white and on near-black.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.trace.spans import COLLECTIVES
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A thing that is shown: its words, its colour in HTML, its colour in a terminal."""
+
+    label: str
+    color: str
+    terminal: str
+
+
+BREAKDOWN: dict[str, Meaning] = {
+    "compute": Meaning("compute", "#2F7FBF", "blue"),
+    "exposed_communication": Meaning("exposed communication", "#D55E00", "red"),
+    "offload_stall": Meaning("offload stall", "#B8568F", "magenta"),
+    "optimizer": Meaning("optimizer", "#12946C", "green"),
+    "host_bound": Meaning("host-bound", "#8A8F98", "bright_black"),
+}
+
+MEMORY: dict[str, Meaning] = {
+    "parameters": Meaning("parameters", "#6A5ACD", "blue"),
+    "gradients": Meaning("gradients", "#E69F00", "yellow"),
+    "optimizer_states": Meaning("optimizer states", "#12946C", "green"),
+    "activations": Meaning("activations", "#56B4E9", "cyan"),
+    "buffers": Meaning("buffers", "#B58A5B", "magenta"),
+    "framework": Meaning("framework", "#8A8F98", "bright_black"),
+}
+
+# Kinds of spans on the timeline. What computes is blue, what communicates is orange to brown, what moves
+# data to and from the host is pink to purple, as in the breakdown.
+SPANS: dict[str, Meaning] = {
+    "compute": BREAKDOWN["compute"],
+    "recompute": Meaning("recomputation", "#8DBFE6", "cyan"),
+    "optimizer": BREAKDOWN["optimizer"],
+    "copy": Meaning("copy on the GPU", "#9AA5B1", "white"),
+    "all_gather": Meaning("all-gather", "#D55E00", "red"),
+    "reduce_scatter": Meaning("reduce-scatter", "#F2A65A", "yellow"),
+    "all_reduce": Meaning("all-reduce", "#9C4A1A", "red"),
+    "all_to_all": Meaning("all-to-all", "#C7362B", "red"),
+    "broadcast": Meaning("broadcast", "#E8836B", "red"),
+    "reduce": Meaning("reduce", "#C98B3C", "yellow"),
+    "send": Meaning("send", "#E07B39", "red"),
+    "recv": Meaning("receive", "#B86A2D", "red"),
+    "h2d": Meaning("host to GPU", "#B8568F", "magenta"),
+    "d2h": Meaning("GPU to host", "#D58BB8", "magenta"),
+    "cpu": Meaning("CPU work", "#7B3F73", "magenta"),
+    "nvme_read": Meaning("NVMe read", "#5E548E", "magenta"),
+    "nvme_write": Meaning("NVMe write", "#9A8FC7", "magenta"),
+    "host": BREAKDOWN["host_bound"],
+}
+
+EVIDENCE: dict[str, Meaning] = {
+    "measured": Meaning("measured", "#12946C", "green"),
+    "calibrated": Meaning("calibrated", "#2F7FBF", "blue"),
+    "data sheet": Meaning("data sheet", "#B7791F", "yellow"),
+    "assumed": Meaning("assumed", "#C7362B", "red"),
+}
+
+OFFLOAD_KINDS = frozenset({"h2d", "d2h", "cpu", "nvme_read", "nvme_write"})
+COMPUTE_KINDS = frozenset({"compute", "optimizer", "copy"})
+
+_UNKNOWN = Meaning("", "#8A8F98", "white")
+
+
+def span_meaning(kind: str) -> Meaning:
+    """The meaning of a span's kind; a kind nobody knows is grey and keeps its own name."""
+    return SPANS.get(kind) or Meaning(kind, _UNKNOWN.color, _UNKNOWN.terminal)
+
+
+def waiting_cause(kind: str) -> str:
+    """What a wait for a span of `kind` on another stream counts as in the breakdown."""
+    return "offload_stall" if kind in OFFLOAD_KINDS else "exposed_communication"
+
+
+def is_communication(kind: str) -> bool:
+    return kind in COLLECTIVES

@@ -1,0 +1,183 @@
+"""Memory over time: what is held, when it peaks, and where it first does not fit.
+
+Peaks are taken in the order of the events, which is the host's (what the allocator sees). Timelines draw
+the same levels at the time the compute stream got there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.plan.ops import CATEGORIES
+from zsim.trace.spans import Floats, Ints, MemoryEvents
+
+DEVICES = ("gpu", "host", "nvme")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Highest bytes of one device: `total` is the maximum of the sum, each category has its own maximum.
+
+    `at_total` is what each category held when the total was highest; `seconds` is when that was.
+    """
+
+    total: int
+    by_category: dict[str, int]
+    at_total: dict[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Levels after each event: `levels[event, category]`, at the host's and the compute stream's time."""
+
+    categories: tuple[str, ...]
+    host_seconds: Floats
+    stream_seconds: Floats
+    levels: Ints
+    names: tuple[str, ...]
+
+    @property
+    def totals(self) -> Ints:
+        total: Ints = self.levels.sum(axis=1)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """The first op that does not fit: `missing_bytes` when it ran, `peak_missing_bytes` at the peak."""
+
+    op: str
+    pool: str
+    rank: int
+    seconds: float
+    missing_bytes: int
+    peak_missing_bytes: int
+    capacity_bytes: int
+    least_gpus: int | None = None
+
+
+Pool = Mapping[int, int]  # what shares one memory: {traced rank: how many ranks like it are on the pool}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """MemoryEvents sorted for look-up: the events of each device and rank, in order."""
+
+    events: MemoryEvents
+    categories: tuple[str, ...]
+    columns: Ints
+    by_rank: Mapping[str, Mapping[int, Ints]]
+
+    @staticmethod
+    def of(events: MemoryEvents | None) -> Ledger:
+        if events is None:
+            nothing = np.zeros(0)
+            whole = nothing.astype(np.int64)
+            events = MemoryEvents(whole, nothing, nothing, (), (), whole)
+        categories = (*CATEGORIES, *sorted(set(events.categories) - set(CATEGORIES)))
+        column = {category: index for index, category in enumerate(categories)}
+        columns = np.array([column[category] for category in events.categories], dtype=np.int64)
+        by_rank: dict[str, dict[int, Ints]] = {}
+        for device in DEVICES:
+            chosen = np.flatnonzero(np.array([name == device for name in events.devices], dtype=bool))
+            chosen = chosen[np.argsort(events.ranks[chosen], kind="stable")]
+            ranks, firsts = np.unique(events.ranks[chosen], return_index=True)
+            parts = np.split(chosen, firsts[1:]) if len(ranks) else []
+            by_rank[device] = dict(zip(ranks.tolist(), parts, strict=True))
+        return Ledger(events, categories, columns, by_rank)
+
+    def pools(self, device: str, gpus_per_node: int, nodes: Sequence[Pool] | None) -> list[Pool]:
+        """The memories of `device`: one GPU per traced rank; for host and NVMe the `nodes`, or else for
+        each traced rank a node with `gpus_per_node` ranks like it."""
+        if device != "gpu" and nodes is not None:
+            return list(nodes)
+        return [{rank: 1 if device == "gpu" else gpus_per_node} for rank in self.by_rank[device]]
+
+    def usage(self, device: str, pool: Pool) -> Usage:
+        """What `pool` held over time."""
+        events, none = self.events, np.zeros(0, np.int64)
+        parts = [self.by_rank[device].get(rank, none) for rank in pool]
+        chosen = np.concatenate([none, *parts])
+        members = np.repeat(list(pool.values()), [len(part) for part in parts]).astype(np.int64)
+        if len(pool) > 1:
+            order = np.argsort(events.host_seconds[chosen], kind="stable")
+            chosen, members = chosen[order], members[order]
+        changes = np.zeros((len(chosen), len(self.categories)), dtype=np.int64)
+        changes[np.arange(len(chosen)), self.columns[chosen]] = events.deltas[chosen] * members
+        return Usage(
+            self.categories,
+            events.host_seconds[chosen],
+            np.maximum.accumulate(events.stream_seconds[chosen]),
+            np.cumsum(changes, axis=0),
+            tuple(events.names[i] for i in chosen.tolist()) if events.names else (),
+        )
+
+    def fullest(self, device: str, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None) -> Usage:
+        """The usage of the memory whose total goes highest: the fullest rank, or the fullest node."""
+        found = [self.usage(device, pool) for pool in self.pools(device, gpus_per_node, nodes)]
+        return max(found, key=lambda held: int(held.totals.max(initial=0)), default=self.usage(device, {}))
+
+
+def peak(held: Usage) -> Peak:
+    """The highest levels; zeros where nothing was ever held."""
+    if not len(held.levels):
+        return Peak(0, dict.fromkeys(held.categories, 0), dict.fromkeys(held.categories, 0), 0.0)
+    totals = held.totals
+    top = int(totals.argmax())
+    highest, at_top = held.levels.max(axis=0).tolist(), held.levels[top].tolist()
+    return Peak(
+        total=int(totals[top]),
+        by_category=dict(zip(held.categories, highest, strict=True)),
+        at_total=dict(zip(held.categories, at_top, strict=True)),
+        seconds=float(held.stream_seconds[top]),
+    )
+
+
+def memory_peaks(
+    events: MemoryEvents | None, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
+) -> dict[str, Peak]:
+    """The peak of the fullest GPU, host and NVMe."""
+    ledger = Ledger.of(events)
+    return {device: peak(ledger.fullest(device, gpus_per_node, nodes)) for device in DEVICES}
+
+
+def first_over_capacity(
+    events: MemoryEvents | None,
+    capacity: Mapping[str, int | None],
+    gpus_per_node: int = 1,
+    nodes: Sequence[Pool] | None = None,
+    least_gpus: int | None = None,
+) -> OutOfMemory | None:
+    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited).
+
+    `least_gpus`, how many GPUs would do, is the caller's to know; it is passed on.
+    """
+    ledger = Ledger.of(events)
+    found: list[OutOfMemory] = []
+    for device in DEVICES:
+        limit = capacity.get(device)
+        if limit is None:
+            continue
+        for pool in ledger.pools(device, gpus_per_node, nodes):
+            held = ledger.usage(device, pool)
+            over = np.flatnonzero(held.totals > limit)
+            if not len(over):
+                continue
+            first, totals = int(over[0]), held.totals
+            found.append(
+                OutOfMemory(
+                    op=held.names[first] if held.names else "",
+                    pool=device,
+                    rank=next(iter(pool)),
+                    seconds=float(held.host_seconds[first]),
+                    missing_bytes=int(totals[first]) - limit,
+                    peak_missing_bytes=int(totals.max()) - limit,
+                    capacity_bytes=limit,
+                    least_gpus=least_gpus,
+                )
+            )
+    return min(found, key=lambda finding: finding.seconds, default=None)

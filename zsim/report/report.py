@@ -1,0 +1,194 @@
+"""The report: every number that comes out of one simulated step, ready for `--json`, a table or a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
+from zsim.report.summary import limiting_sentence
+from zsim.report.traffic import CollectiveRow, TrafficRow, collective_rows, overlap_fraction
+from zsim.trace.spans import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one GPU's step is worth: its tokens, the model's FLOPs by `convention` (without recomputation),
+    the FLOPs that ran (with it), and the GPU's dense peak for the type it computes in."""
+
+    tokens: int
+    model_flops: float
+    hardware_flops: float
+    peak_flops_per_second: float | None
+    convention: str
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationStats:
+    """What the simulation itself took; `rank_classes` is how many ranks were simulated."""
+
+    wall_seconds: float
+    events: int
+    rank_classes: int
+    world_size: int
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One step of one rank, explained. `labels` are the words of the headline: model, cluster, strategy."""
+
+    zsim_version: str
+    labels: Mapping[str, str]
+    experiment: Mapping[str, Any]
+    step_seconds: float
+    work: StepWork
+    capacity_bytes: Mapping[str, int | None]
+    out_of_memory: OutOfMemory | None
+    peaks: Mapping[str, Peak]
+    breakdown: Breakdown
+    limit: str
+    collectives: tuple[CollectiveRow, ...]
+    overlap_fraction: float | None
+    traffic: tuple[TrafficRow, ...]
+    evidence: Mapping[str, str]
+    simulation: SimulationStats
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.out_of_memory is None
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        return _ratio(self.work.tokens, self.step_seconds)
+
+    @property
+    def model_flops_per_second_per_gpu(self) -> float | None:
+        return _ratio(self.work.model_flops, self.step_seconds)
+
+    @property
+    def mfu_fraction(self) -> float | None:
+        """Model FLOPs utilisation: the model's FLOPs over what the GPU could have done in the step."""
+        return _ratio(self.model_flops_per_second_per_gpu, self.work.peak_flops_per_second)
+
+    @property
+    def hfu_fraction(self) -> float | None:
+        """Hardware FLOPs utilisation: as MFU, with recomputation counted as work."""
+        return _ratio(_ratio(self.work.hardware_flops, self.step_seconds), self.work.peak_flops_per_second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` writes: plain, finite, `None` where not applicable."""
+        return {
+            "zsim_version": self.zsim_version,
+            "experiment": plain(self.experiment),
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "model_flops_per_second_per_gpu": self.model_flops_per_second_per_gpu,
+            "mfu_fraction": self.mfu_fraction,
+            "hfu_fraction": self.hfu_fraction,
+            "flops_convention": self.work.convention,
+            "fits": self.fits,
+            "out_of_memory": None if self.out_of_memory is None else asdict(self.out_of_memory),
+            "peak_bytes": {
+                device: {"total": peak.total, **peak.by_category} for device, peak in self.peaks.items()
+            },
+            "breakdown_seconds": dict(self.breakdown.seconds),
+            "collectives": [_collective(row) for row in self.collectives],
+            "evidence": dict(self.evidence),
+            "simulation": asdict(self.simulation),
+            "labels": dict(self.labels),
+            "limit": self.limit,
+            "capacity_bytes": dict(self.capacity_bytes),
+            "bytes_at_peak": {device: dict(peak.at_total) for device, peak in self.peaks.items()},
+            "breakdown_by_phase_seconds": {
+                phase: dict(row) for phase, row in self.breakdown.by_phase.items()
+            },
+            "overlap_fraction": self.overlap_fraction,
+            "traffic": [asdict(row) for row in self.traffic],
+            "notes": list(self.notes),
+        }
+
+
+def make_report(
+    trace: Trace,
+    *,
+    zsim_version: str,
+    experiment: Mapping[str, Any],
+    work: StepWork,
+    capacity_bytes: Mapping[str, int | None],
+    evidence: Mapping[str, str],
+    simulation: SimulationStats,
+    labels: Mapping[str, str] | None = None,
+    gpus_per_node: int = 1,
+    nodes: Sequence[Pool] | None = None,
+    least_gpus: int | None = None,
+    traffic: Sequence[TrafficRow] = (),
+    notes: Sequence[str] = (),
+    rank: int | None = None,
+) -> Report:
+    """Explain `trace` from the side of `rank` (else its first rank).
+
+    `experiment` is the resolved experiment as plain values. `capacity_bytes` is per GPU for "gpu", per node
+    for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
+    each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may say "model",
+    "cluster", "strategy"; what it leaves out is taken from `trace.metadata`.
+    """
+    if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
+        raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
+    breakdown = step_breakdown(trace, rank)
+    out_of_memory = first_over_capacity(trace.memory, capacity_bytes, gpus_per_node, nodes, least_gpus)
+    words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
+    return Report(
+        zsim_version=zsim_version,
+        labels=words | dict(labels or {}),
+        experiment=experiment,
+        step_seconds=trace.step_seconds,
+        work=work,
+        capacity_bytes=dict(capacity_bytes),
+        out_of_memory=out_of_memory,
+        peaks=memory_peaks(trace.memory, gpus_per_node, nodes),
+        breakdown=breakdown,
+        limit=limiting_sentence(trace, breakdown),
+        collectives=collective_rows(trace, rank),
+        overlap_fraction=overlap_fraction(trace, rank),
+        traffic=tuple(traffic),
+        evidence=dict(evidence),
+        simulation=simulation,
+        notes=tuple(notes),
+    )
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: mappings, lists, text, finite numbers; what is not finite is None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    item = getattr(value, "item", None)  # a numpy scalar
+    return plain(item()) if callable(item) else str(value)
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def _collective(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        "kind": row.kind,
+        "group": row.group,
+        "count": row.count,
+        "bytes": row.bytes,
+        "dtype": row.dtype,
+        "busy_seconds": row.busy_seconds,
+        "group_size": row.group_size,
+        "algorithm_bytes_per_second": row.algorithm_bytes_per_second,
+        "bus_bytes_per_second": row.bus_bytes_per_second,
+    }

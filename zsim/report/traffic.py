@@ -1,0 +1,124 @@
+"""What was sent: calls per collective, how fast they were, and how much of them computing hides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.report.meanings import COMPUTE_KINDS
+from zsim.trace.spans import COLLECTIVES, Floats, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """All calls of one (kind, group, dtype, bytes) of one rank in one step; `bytes` is one full tensor."""
+
+    kind: str
+    group: str
+    group_size: int
+    count: int
+    bytes: int
+    dtype: str
+    busy_seconds: float
+
+    @property
+    def algorithm_bytes_per_second(self) -> float | None:
+        """nccl-tests' algbw: the full tensor over the time of one call."""
+        return self.bytes * self.count / self.busy_seconds if self.busy_seconds > 0 else None
+
+    @property
+    def bus_bytes_per_second(self) -> float | None:
+        """nccl-tests' busbw: algbw times what each rank must send of the tensor."""
+        algorithm = self.algorithm_bytes_per_second
+        return None if algorithm is None else algorithm * bus_factor(self.kind, self.group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficRow:
+    """One class of links: bytes that one GPU puts on it per step, and the fullest link's utilisation."""
+
+    link_class: str
+    bytes_per_gpu: float
+    utilisation_fraction: float | None = None
+
+
+def bus_factor(kind: str, group_size: int) -> float:
+    """busbw = algbw * factor: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and
+    all-to-all, 1 for the rest. Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth"."""
+    if kind == "all_reduce":
+        return 2 * (group_size - 1) / group_size
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (group_size - 1) / group_size
+    return 1.0
+
+
+def collective_rows(trace: Trace, rank: int | None = None) -> tuple[CollectiveRow, ...]:
+    """The collectives of `rank` (else the first rank) in the order of their first call."""
+    own = _of(trace, rank)
+    spans = _indices(own, COLLECTIVES)
+    called = np.where(np.isnan(own.issue_seconds), own.start_seconds, own.issue_seconds)[spans]
+    spans = spans[np.argsort(called, kind="stable")]
+    seconds = (own.end_seconds - own.start_seconds)[spans].tolist()
+    counts: dict[tuple[str, str, int, int, str], int] = {}
+    busy: dict[tuple[str, str, int, int, str], float] = {}
+    for index, lasted in zip(own.info_indices[spans].tolist(), seconds, strict=True):
+        info = own.infos[index]
+        key = (info.kind, info.group, info.group_size, info.bytes, info.dtype)
+        counts[key] = counts.get(key, 0) + 1
+        busy[key] = busy.get(key, 0.0) + lasted
+    return tuple(
+        CollectiveRow(kind, group, size, counts[key], num_bytes, dtype, busy[key])
+        for key in counts
+        for kind, group, size, num_bytes, dtype in [key]
+    )
+
+
+def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:
+    """The part of communication time during which kernels ran on any stream; None without communication."""
+    own = _of(trace, rank)
+    communication = _union(own, _indices(own, COLLECTIVES))
+    computing = _union(own, _indices(own, COMPUTE_KINDS))
+    total = _length(communication)
+    return _length(_intersection(communication, computing)) / total if total > 0 else None
+
+
+def _of(trace: Trace, rank: int | None) -> Trace:
+    if rank is None and len(trace):
+        rank = int(trace.ranks[0])
+    return trace if rank is None else trace.of_rank(rank)
+
+
+def _indices(own: Trace, kinds: frozenset[str]) -> np.typing.NDArray[np.int64]:
+    wanted = np.array([info.kind in kinds for info in own.infos], dtype=bool)
+    return np.flatnonzero(wanted[own.info_indices])
+
+
+def _union(own: Trace, spans: np.typing.NDArray[np.int64]) -> Floats:
+    """Disjoint, sorted intervals (n, 2) that cover the same instants."""
+    order = spans[np.argsort(own.start_seconds[spans], kind="stable")]
+    starts, ends = own.start_seconds[order], np.maximum.accumulate(own.end_seconds[order])
+    if not len(order):
+        return np.zeros((0, 2))
+    is_first = np.concatenate([[True], starts[1:] > ends[:-1]])
+    is_last = np.concatenate([is_first[1:], [True]])
+    return np.stack([starts[is_first], ends[is_last]], axis=1)
+
+
+def _length(intervals: Floats) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def _intersection(left: Floats, right: Floats) -> Floats:
+    """The instants that both of two disjoint, sorted lists of intervals cover."""
+    pieces: list[tuple[float, float]] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i, 0], right[j, 0]), min(left[i, 1], right[j, 1])
+        if start < end:
+            pieces.append((float(start), float(end)))
+        if left[i, 1] < right[j, 1]:
+            i += 1
+        else:
+            j += 1
+    return np.array(pieces).reshape(-1, 2)
