@@ -1,0 +1,66 @@
+"""What the frameworks' Python costs the host thread that issues the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.specs.cluster_files import read_toml
+from zsim.specs.hardware import Evidence, HostDevice, Table
+from zsim.specs.validation import validated
+from zsim.units import Seconds
+
+_PRESET = Path(__file__).resolve().parent.parent / "presets" / "frameworks.toml"
+
+
+class HostCost(Table):
+    """Seconds of one framework event on the reference CPU."""
+
+    seconds: Seconds
+
+
+class _FrameworkFile(BaseModel):
+    """One `[event]` table per key of `Op.overhead`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = Field(alias="schema")
+    events: dict[str, HostCost]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Seconds by event name, and where they come from."""
+
+    seconds: Mapping[str, float]
+    sources: Mapping[str, str]
+    evidence: Mapping[str, Evidence]
+
+
+def load_host_costs(path: Path | None = None) -> HostCosts:
+    """The shipped `presets/frameworks.toml`, or a file like it; raises InputError where it is wrong."""
+    path = _PRESET if path is None else path
+    data = read_toml(path)
+    events = {key: value for key, value in data.items() if key != "schema"}
+    file = validated({"schema": data.get("schema"), "events": events}, path.name, _FrameworkFile)
+    return HostCosts(
+        seconds={name: cost.seconds for name, cost in file.events.items()},
+        sources={name: cost.source for name, cost in file.events.items()},
+        evidence={name: cost.evidence for name, cost in file.events.items()},
+    )
+
+
+def host_seconds(overhead: str | None, launches: int, host: HostDevice, costs: HostCosts) -> float:
+    """Seconds the host thread needs to issue one op.
+
+        t = f o + L c
+
+    o: seconds of the framework event `overhead` on the reference CPU (0 for None); f: `overhead_factor` of this
+    host; L: kernels launched; c: `seconds_per_launch` of this host.
+    """
+    event = 0.0 if overhead is None else costs.seconds[overhead]
+    return host.overhead_factor * event + launches * host.seconds_per_launch
