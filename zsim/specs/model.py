@@ -54,7 +54,10 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The core of attention: scores, softmax, values; rotary embedding included where there is one."""
+    """The core of attention: scores, softmax, values; rotary embedding included where there is one.
+
+    `upcasts_softmax`: written-out attention computes its softmax in fp32 (all families but GPT-2).
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -63,6 +66,7 @@ class Attention:
     rotary: bool = True
     dropout: float = 0.0
     window: int | None = None
+    upcasts_softmax: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,15 @@ def gpt2(config: ConfigReader) -> ModelSpec:
         (
             layer_norm("ln_1", hidden),
             conv1d("attn.c_attn", hidden, 3 * hidden),
-            attention("attn.core", heads, heads, head_dim, rotary=False, dropout=attention_dropout),
+            attention(
+                "attn.core",
+                heads,
+                heads,
+                head_dim,
+                rotary=False,
+                dropout=attention_dropout,
+                upcasts_softmax=False,
+            ),
             conv1d("attn.c_proj", hidden, hidden),
             residual("attn.resid_dropout", hidden, dropout),
             layer_norm("ln_2", hidden),

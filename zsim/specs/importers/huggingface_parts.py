@@ -76,9 +76,11 @@ def attention(
     rotary: bool = True,
     dropout: float = 0.0,
     window: int | None = None,
+    upcasts_softmax: bool = True,
 ) -> Module:
     """Scores, softmax and values."""
-    return Module(name, Attention(num_heads, num_kv_heads, head_dim, head_dim, rotary, dropout, window))
+    work = Attention(num_heads, num_kv_heads, head_dim, head_dim, rotary, dropout, window, upcasts_softmax)
+    return Module(name, work)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,110 @@
+"""What memory-bound modules read, write, launch and keep, in eager PyTorch and fused.
+
+The eager figures are counts of the operators that transformers 5.23's modelling code dispatches under torch
+2.13, forward and backward (the same operators on every device): a *pass* is one tensor of the module's width
+read or written once. They depend on the code alone, not on sizes.
+
+    RMSNorm forward   to fp32, pow, mean, add, rsqrt, mul, to bf16, mul            8 launches
+    RMSNorm backward  2 mul, sum, to fp32, 2 mul, sum, pow, 2 mul, div, pow, 2 mul, add, to bf16    16
+    rotary forward    per tensor: mul, neg, cat, mul, add                          10 passes, 5 launches
+    rotary backward   per tensor: mul, neg, 2 x (fill, copy), add, mul, add        15 passes, 9 launches
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Tensors read plus written, and kernels, of one direction."""
+
+    tensors: float
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationCost:
+    """One non-linearity; `saved` counts the tensors it keeps for backward."""
+
+    forward: Passes
+    backward: Passes
+    saved: int
+
+
+# One kernel: silu, gelu, gelu_pytorch_tanh and whatever else torch has natively. Backward reads the input and
+# the incoming gradient and writes a gradient.
+NATIVE = ActivationCost(Passes(2, 1), Passes(3, 1), saved=1)
+
+EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
+    # Written out in Python as products, powers and tanh, each keeping its operands.
+    "gelu_new": ActivationCost(Passes(18, 8), Passes(28, 11), saved=4),
+    "gelu_fast": ActivationCost(Passes(21, 9), Passes(36, 13), saved=7),
+    "gelu_python": ActivationCost(Passes(11, 5), Passes(24, 10), saved=3),
+    "quick_gelu": ActivationCost(Passes(7, 3), Passes(14, 5), saved=2),
+    # BLOOM's own autograd function keeps its input only and recomputes.
+    "gelu_bloom": ActivationCost(Passes(21, 9), Passes(44, 18), saved=1),
+    # Keeps its output, which the next Linear keeps as its input already.
+    "relu": ActivationCost(Passes(2, 1), Passes(3, 1), saved=0),
+}
+
+# `act(gate) * up`: eager multiplies in a kernel of its own and keeps both factors; fused keeps gate and up.
+GATED_PRODUCT = ActivationCost(Passes(3, 1), Passes(6, 2), saved=2)
+FUSED_GATED = ActivationCost(Passes(3, 1), Passes(5, 1), saved=2)
+
+ROTARY_EAGER = (Passes(10, 5), Passes(15, 9))
+ROTARY_FUSED = (Passes(2, 1), Passes(2, 1))
+
+
+def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationCost:
+    """What the activation `name` costs; a fused one is a single kernel each way."""
+    if is_fused:
+        saved = 0 if name == "relu" and not is_gated else NATIVE.saved
+        return FUSED_GATED if is_gated else ActivationCost(NATIVE.forward, NATIVE.backward, saved)
+    own = EAGER_ACTIVATIONS.get(name, NATIVE)
+    if not is_gated:
+        return own
+    return ActivationCost(
+        Passes(own.forward.tensors + GATED_PRODUCT.forward.tensors, own.forward.launches + 1),
+        Passes(own.backward.tensors + GATED_PRODUCT.backward.tensors, own.backward.launches + 2),
+        # relu's output is kept as a factor here.
+        own.saved + GATED_PRODUCT.saved,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NormCost:
+    """Bytes per normalised element, launches, and the bytes kept per element."""
+
+    forward_bytes: int
+    forward_launches: int
+    backward_bytes: int
+    backward_launches: int
+    saved_bytes: int
+
+
+def norm_cost(kind: str, element_bytes: int, *, is_fused: bool) -> NormCost:
+    """LayerNorm is one native kernel; the families' RMSNorm is Python in fp32 unless fused.
+
+    With e bytes per element: a native norm moves 2e forward; backward one kernel for the input's gradient
+    (reads dy and x, writes dx) and one for the weight's (reads both): 5e. Compiled, the residual add goes
+    into it: 4e (reads the stream and the branch, writes their sum and the normalised) and 6e. It keeps its
+    input.
+
+    Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward; weight 6e, casts 2(e + 4), fp32 passes
+    68 backward. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts are
+    no-ops. Statistics (4 or 8 bytes per token) are neglected.
+    """
+    e = element_bytes
+    if is_fused:
+        return NormCost(4 * e, 1, 6 * e, 2, e)
+    if kind == "layer":
+        return NormCost(2 * e, 1, 5 * e, 2, e)
+    casts, cast_launches = (2 * (e + 4), 2) if e < 4 else (0, 0)
+    return NormCost(
+        forward_bytes=casts + 20 + 2 * e,
+        forward_launches=6 + cast_launches,
+        backward_bytes=6 * e + casts + 68,
+        backward_launches=14 + cast_launches,
+        saved_bytes=4 + e,
+    )

@@ -1,0 +1,226 @@
+"""Activation bytes: what forward keeps for backward, module by module.
+
+Follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv
+2205.05198), section 4.1: every tensor that a module's backward needs is counted once, at the module that
+needs it; masks take one byte. With b sequences of s tokens, hidden size h, a heads and 2-byte activations its
+block with dropout and written-out attention keeps
+
+    s b h (34 + 5 a s / h) bytes =
+        2sbh norm + 2sbh qkv input + 6sbh q, k, v + 5as^2b softmax, its mask, its output
+      + 2sbh projection input + sbh mask + 2sbh norm + 2sbh MLP input + 8sbh GELU + 8sbh its output + sbh mask
+
+Adapted: grouped queries keep k and v of g < a heads; a gated MLP of width f keeps gate, up and their product,
+6sbf bytes (8sbf in eager mode, which keeps act(gate) too); fused attention keeps q, k, v and 4 bytes of
+log-sum-exp per head and token in place of everything with s^2 (its output is the projection's input). Eager
+Hugging Face code keeps more than the paper where it is written in Python: `norm_cost` and `activation_cost`
+say what. Norm statistics are neglected, as in the paper.
+
+The loss as transformers computes it: the model's output holds the logits (e bytes each) until the step ends,
+`logits.float()` is a passing fp32 copy, log-softmax keeps 4 bytes per logit, and its backward makes two fp32
+tensors before the cast: e + 4 kept, 4 passing forward, 8 passing backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zsim.cost.attention_work import (
+    LOGSUMEXP_BYTES,
+    key_value_elements,
+    output_elements,
+    query_elements,
+)
+from zsim.cost.elementwise import activation_cost, norm_cost
+from zsim.cost.shapes import BatchShape, WorkOptions
+from zsim.errors import NotSimulatedError
+from zsim.specs.model import (
+    Activation,
+    Attention,
+    Block,
+    Embedding,
+    Experts,
+    Linear,
+    Loss,
+    Module,
+    Norm,
+    Residual,
+)
+from zsim.specs.strategy import Checkpointing
+
+INDEX_BYTES = 8
+
+
+def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """Bytes that the module keeps from forward to backward.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    if module.shares_input and _keeps_only_its_input(module, options):
+        return 0
+    return _SAVED[type(module.work)](module.work, shape, options)
+
+
+def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """As `saved_bytes` under selective recomputation (Korthikanti et al. 2022, section 5): the core of
+    attention keeps q, k and v and is run again in backward; everything else is kept."""
+    if not isinstance(module.work, Attention):
+        return saved_bytes(module, shape, options)
+    elements = query_elements(module.work) + key_value_elements(module.work)
+    return shape.tokens * elements * options.activation_bytes
+
+
+def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) -> int:
+    """What a block keeps under full recomputation: its input, 2sbh bytes in bf16."""
+    return shape.tokens * hidden_size * options.activation_bytes
+
+
+def block_saved_bytes(
+    block: Block, shape: BatchShape, options: WorkOptions, checkpointing: Checkpointing, hidden_size: int
+) -> int:
+    """Bytes that one block keeps from forward to backward."""
+    if checkpointing == "full":
+        return checkpoint_bytes(hidden_size, shape, options)
+    rule = saved_bytes_selective if checkpointing == "selective" else saved_bytes
+    return sum(rule(module, shape, options) for module in block.modules)
+
+
+def recomputed_modules(
+    block: Block, checkpointing: Checkpointing, *, stops_early: bool = True
+) -> tuple[Module, ...]:
+    """The modules that run a second time before the block's backward.
+
+    `stops_early`: torch's non-reentrant checkpoint (the default of transformers 5 and torchtitan) stops once
+    the last tensor that backward needs exists again. A Linear keeps its input, not its output, so a block
+    that ends in one does not repeat that product, nor the add after it.
+    """
+    if checkpointing == "none":
+        return ()
+    if checkpointing == "selective":
+        return tuple(module for module in block.modules if isinstance(module.work, Attention))
+    modules = list(block.modules)
+    if stops_early:
+        while modules and _keeps_nothing_of_its_own(modules[-1]):
+            modules.pop()
+        if modules and isinstance(modules[-1].work, Linear):
+            modules.pop()
+    return tuple(modules)
+
+
+def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """Passing bytes of a module's forward beyond `saved_bytes`: its output and its largest temporaries."""
+    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    if isinstance(work, Linear):
+        return tokens * work.out_features * e
+    if isinstance(work, Norm):
+        is_upcast = work.kind == "rms" and not options.compile
+        return tokens * work.width * (e + (4 if is_upcast else 0))
+    if isinstance(work, Attention):
+        rotary = 2 * query_elements(work) * e if work.rotary and not options.compile else 0
+        temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
+        return tokens * (output_elements(work) * e + rotary) + temporaries
+    if isinstance(work, Loss):
+        return 0 if e == 4 or options.compile else tokens * work.vocab_size * 4
+    return tokens * work.width * e if isinstance(work, Activation | Residual | Embedding) else 0
+
+
+def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """Passing bytes of a module's backward: gradients of its output and its input, and temporaries.
+
+    The gradient of the residual stream and the gradients of parameters are not in it.
+    """
+    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    if isinstance(work, Linear):
+        return tokens * (work.in_features + work.out_features) * e
+    if isinstance(work, Norm):
+        is_upcast = work.kind == "rms" and not options.compile
+        return tokens * work.width * (2 * e + (8 if is_upcast else 0))
+    if isinstance(work, Attention):
+        elements = query_elements(work) + key_value_elements(work) + output_elements(work)
+        if options.attention == "flash":
+            return tokens * (elements * e + query_elements(work) * 4)
+        upcast = 4 if work.upcasts_softmax and not options.compile else e
+        return tokens * elements * e + 2 * _score_bytes(work, shape, upcast)
+    if isinstance(work, Activation):
+        return tokens * work.width * e * (3 if work.gated else 2)
+    if isinstance(work, Loss):
+        return tokens * work.vocab_size * (e if options.compile else 8)
+    return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
+
+
+def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
+    work = module.work
+    if isinstance(work, Norm):
+        return work.kind == "layer" or options.compile
+    return isinstance(work, Linear)
+
+
+def _keeps_nothing_of_its_own(module: Module) -> bool:
+    return isinstance(module.work, Residual) and not module.work.dropout
+
+
+def _score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
+    return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
+
+
+def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
+    """Its input."""
+    return shape.tokens * work.in_features * options.activation_bytes
+
+
+def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
+    cost = norm_cost(work.kind, options.activation_bytes, is_fused=options.compile)
+    return shape.tokens * work.width * cost.saved_bytes
+
+
+def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
+    """Flash: q, k, v, log-sum-exp. Math: q, and k and v of all heads, the softmax's output, with dropout its
+    mask and what it let through; eager with an fp32 softmax also the probabilities cast back."""
+    e, inputs = options.activation_bytes, query_elements(work) + key_value_elements(work)
+    if options.attention == "flash":
+        return shape.tokens * (inputs * e + work.num_heads * LOGSUMEXP_BYTES)
+    repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
+    upcasts = work.upcasts_softmax and not options.compile and e < 4
+    softmax = 4 if upcasts else e
+    if work.dropout:
+        softmax += 1 + e
+    elif upcasts:
+        softmax += e
+    return shape.tokens * repeated * e + _score_bytes(work, shape, softmax)
+
+
+def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:
+    cost = activation_cost(work.name, is_gated=work.gated, is_fused=options.compile)
+    return shape.tokens * work.width * cost.saved * options.activation_bytes
+
+
+def _residual_saved(work: Residual, shape: BatchShape, options: WorkOptions) -> int:
+    """The dropout mask; an add keeps nothing."""
+    return shape.tokens * work.width if work.dropout else 0
+
+
+def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -> int:
+    """The token indices."""
+    return shape.tokens * INDEX_BYTES
+
+
+def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
+    """The logits, and unless compiled the fp32 log-probabilities."""
+    kept = options.activation_bytes + (0 if options.compile else 4)
+    return shape.tokens * work.vocab_size * kept
+
+
+def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:
+    raise NotSimulatedError("routed experts are counted, not simulated yet")
+
+
+_SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
+    Linear: _linear_saved,
+    Norm: _norm_saved,
+    Attention: _attention_saved,
+    Activation: _activation_saved,
+    Residual: _residual_saved,
+    Embedding: _embedding_saved,
+    Loss: _loss_saved,
+    Experts: _experts_saved,
+}
