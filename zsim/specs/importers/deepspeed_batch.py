@@ -1,0 +1,56 @@
+"""The batch-size triangle: two of three numbers give the third."""
+
+from __future__ import annotations
+
+from zsim.errors import InputError
+from zsim.specs.importers.deepspeed_values import BatchSizes
+
+_TRAIN = "train_batch_size"
+_MICRO = "train_micro_batch_size_per_gpu"
+_STEPS = "gradient_accumulation_steps"
+
+
+def resolve_batch(
+    where: str,
+    *,
+    world_size: int,
+    train_batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+) -> BatchSizes:
+    """`train_batch_size = micro_batch_size x gradient_accumulation_steps x world_size`, in sequences.
+
+    What is missing follows DeepSpeed: two numbers give the third, one alone means one accumulation step.
+    Raises InputError for a value below 1, for none of the first two, and where the product does not hold;
+    `where` begins the message.
+    """
+    assert world_size >= 1
+    train, micro, steps = train_batch_size, micro_batch_size, gradient_accumulation_steps
+    for key, value in ((_TRAIN, train), (_MICRO, micro), (_STEPS, steps)):
+        if value is not None and value < 1:
+            raise InputError(f"{where}: {key}: found {value}, expected at least 1")
+    if train is None and micro is None:
+        raise InputError(
+            f"{where}: {_MICRO}: missing; give it, or {_TRAIN}, here or as [training] micro_batch_size"
+        )
+    if train is None:
+        assert micro is not None
+        steps = steps or 1
+        return BatchSizes(micro * steps * world_size, micro, steps)
+    if micro is None:
+        steps = steps or 1
+        micro = train // (world_size * steps)
+    elif steps is None:
+        steps = train // (micro * world_size)
+    if train != micro * steps * world_size:
+        raise InputError(f"{where}: {_TRAIN}: found {train}; {_mismatch(train, micro, steps, world_size)}")
+    return BatchSizes(train, micro, steps)
+
+
+def _mismatch(train: int, micro: int, steps: int, world_size: int) -> str:
+    product = micro * steps * world_size
+    return (
+        f"expected {_MICRO} {micro} x {_STEPS} {steps} x {world_size} GPUs = {product}"
+        if product
+        else f"expected at least one sequence for each of {world_size} GPUs ({_MICRO} x {_STEPS} x GPUs)"
+    )
