@@ -82,3 +82,94 @@ def make_trace() -> Callable[..., Trace]:
 @pytest.fixture
 def make_memory() -> Callable[..., MemoryEvents]:
     return build_memory
+
+
+def build_sharded_step(num_blocks: int = 4, world_size: int = 16, rank: int = 0) -> Trace:
+    """A step in FSDP2's shape: gathers on their own stream one block ahead, reduce-scatters behind backward.
+
+    Forward 2 ms and backward 4 ms per block, gather 1 ms, reduce-scatter 2 ms, optimizer 3 ms; the host needs
+    0.1 ms per op. A block is 1 GB of gathered bf16 parameters and 3 GB of activations.
+    """
+    millisecond = 1e-3
+    group = {"group": "shard", "group_size": world_size, "dtype": "bf16", "bytes": 10**9}
+    spans: list[dict[str, Any]] = []
+    free = {"compute": 0.0, "all_gather": 0.0, "reduce_scatter": 0.0}
+    host = 0.0
+    memory: list[tuple[Any, ...]] = [
+        (rank, 0.0, "gpu", "framework", 2 * 10**9, "context"),
+        (rank, 0.0, "gpu", "parameters", num_blocks * 10**9 // world_size, "shards"),
+        (rank, 0.0, "gpu", "optimizer_states", num_blocks * 6 * 10**9 // world_size, "shards"),
+    ]
+
+    def run(stream: str, seconds: float, after: float = 0.0, **fields: Any) -> float:
+        nonlocal host
+        host += 0.1 * millisecond
+        start = max(free[stream], after, host)
+        free[stream] = start + seconds
+        span = {"stream": stream, "issue": host, "start": start, "end": free[stream], "rank": rank, **fields}
+        spans.append(span)
+        return free[stream]
+
+    def change(category: str, num_bytes: int, name: str) -> None:
+        memory.append((rank, free["compute"], "gpu", category, num_bytes, name))
+
+    def gather(block: int, phase: str) -> float:
+        change("buffers", 10**9, f"all_gather blocks.{block}")
+        name = f"all_gather blocks.{block}"
+        return run("all_gather", millisecond, kind="all_gather", name=name, phase=phase, **group)
+
+    gathered = gather(0, "forward")
+    for block in range(num_blocks):
+        own, module = gathered, f"blocks.{block}"
+        gathered = gather(block + 1, "forward") if block + 1 < num_blocks else own
+        run(
+            "compute",
+            2 * millisecond,
+            own,
+            name=f"{module} forward",
+            module=module,
+            phase="forward",
+            flops=1e12,
+        )
+        change("activations", 3 * 10**9, f"{module} forward")
+        change("buffers", -(10**9), f"{module} reshard")
+    gathered = gather(num_blocks - 1, "backward")
+    for block in reversed(range(num_blocks)):
+        own, module = gathered, f"blocks.{block}"
+        gathered = gather(block - 1, "backward") if block else own
+        done = run(
+            "compute",
+            4 * millisecond,
+            own,
+            name=f"{module} backward",
+            module=module,
+            phase="backward",
+            flops=2e12,
+        )
+        change("activations", -3 * 10**9, f"{module} backward")
+        name = f"reduce_scatter {module}"
+        run(
+            "reduce_scatter",
+            2 * millisecond,
+            done,
+            kind="reduce_scatter",
+            name=name,
+            phase="backward",
+            **group,
+        )
+        change("gradients", 10**9 // world_size, name)
+        change("buffers", -(10**9), f"{module} reshard")
+    done = free["reduce_scatter"]
+    run("compute", 3 * millisecond, done, kind="optimizer", name="adamw", phase="optimizer")
+    change("gradients", -num_blocks * (10**9 // world_size), "zero_grad")
+    return build_trace(
+        spans,
+        world_size=world_size,
+        memory=memory,
+        metadata={"model": "synthetic", "framework": "fsdp2", "gpus_per_node": 8, "backend": "nccl"},
+    )
+
+
+@pytest.fixture
+def make_sharded_step() -> Callable[..., Trace]:
+    return build_sharded_step

@@ -88,6 +88,7 @@ def test_a_collective_on_the_compute_stream_is_exposed(make_trace):
     """DeepSpeed without overlap: the all-gather runs on the compute stream, 2 s of it."""
     trace = make_trace([kernel(0, 2), gather(2, 4, stream="compute"), kernel(4, 5)])
     assert seconds(trace) == {"compute": 3.0, "exposed_communication": 2.0}
+    assert [trace.infos[wait.info].name for wait in step_breakdown(trace).waits] == ["gather"]
 
 
 def test_kernels_of_the_optimizer_phase_are_optimizer(make_trace):
@@ -151,8 +152,13 @@ def test_waits_name_what_was_waited_for(make_trace):
 
 
 def test_spans_that_last_nothing_and_host_marks_are_no_time(make_trace):
-    """A zero-byte collective and a host-only op inside a gap leave it host-bound."""
-    spans = [kernel(0, 1), gather(2, 2), kernel(1, 3, kind="host", name="hook"), kernel(3, 4, issue=3)]
+    """A collective over one rank and a host-only op inside a gap are no reason to wait."""
+    spans = [
+        kernel(0, 1),
+        gather(2, 2, issue=1),
+        kernel(1, 3, kind="host", name="hook"),
+        kernel(3, 4, issue=1),
+    ]
     assert seconds(make_trace(spans)) == {"compute": 2.0, "host_bound": 2.0}
 
 

@@ -49,7 +49,8 @@ class MemoryEvents:
     """Changes of memory in the order they happened: bytes of `category` on `device` of a rank.
 
     `host_seconds` is when the host did it (what the allocator sees); `stream_seconds` when the compute
-    stream reached that point of the program (what a timeline shows).
+    stream reached that point of the program (what a timeline shows). `names` is the op that did it, one per
+    event; empty where that is not known.
     """
 
     ranks: Ints
@@ -80,7 +81,9 @@ class Trace:
     world_size: int
     step_seconds: float
     memory: MemoryEvents | None = None
-    host_blocks: tuple[tuple[int, float, float, int], ...] = ()  # rank, start, end, info of what it waited for
+    host_blocks: tuple[
+        tuple[int, float, float, int], ...
+    ] = ()  # rank, start, end, info of what it waited for
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
