@@ -139,6 +139,12 @@ def test_the_step_and_its_phases_are_annotated(make_sharded_step):
     assert names == ["## forward ##", "## backward ##", "## optimizer ##"]
 
 
+def test_recomputation_is_part_of_the_backward_pass(make_trace):
+    spans = [{"start": i, "end": i + 1, "phase": phase} for i, phase in enumerate(["recompute", "backward"])]
+    (backward,) = events_of(chrome_trace(make_trace(spans)), cat="gpu_user_annotation")
+    assert (backward["name"], backward["dur"]) == ("## backward ##", 2e6)
+
+
 def test_complete_events_of_a_thread_nest_and_never_cross(make_sharded_step):
     """In whole nanoseconds, as viewers read them."""
     rows = defaultdict(list)
@@ -161,6 +167,7 @@ def test_the_same_trace_gives_the_same_bytes_and_gz_is_the_same_json(make_sharde
     assert first.read_bytes() == second.read_bytes()
     text = write_chrome_trace(make_sharded_step(), tmp_path / "a.json").read_bytes()
     assert gzip.decompress(first.read_bytes()) == text
+    assert first.read_bytes()[4:8] == bytes(4), "the time of writing is not in the file"
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -185,7 +192,9 @@ def test_each_rank_gets_a_file(make_trace, tmp_path):
     trace = make_trace([{"start": 0, "end": 1, "rank": 2}, {"start": 0, "end": 2, "rank": 5}])
     paths = write_chrome_traces(trace, tmp_path / "traces")
     assert [path.name for path in paths] == ["rank2.json.gz", "rank5.json.gz"]
-    assert json.loads(gzip.decompress(paths[1].read_bytes()))["distributedInfo"]["rank"] == 5
+    document = json.loads(gzip.decompress(paths[1].read_bytes()))
+    assert document["distributedInfo"]["rank"] == 5
+    assert [event["dur"] for event in events_of(document, cat="kernel")] == [2e6]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hta") is None, reason="traceinsight is not installed")
