@@ -22,7 +22,8 @@ def gemm_fraction(
 
     F: `max_fraction` of the type; K: `k_half`, the inner dimension where the pipeline's fill and drain cost
     as much as its work; S: SMs; b: `batch`. A library picks the tile and may split the inner dimension: h
-    halvings of the tile t_m x t_n, each keeping c = `half_tile_fraction` of the rate, and s splits of k.
+    halvings (up to 3, of the longer side) of the tile t_m x t_n, each keeping c = `half_tile_fraction` of the
+    rate, and s = 1, 2, 4 ... splits of k as long as all tiles fit in two waves and k/s is not below K.
     w is the part of all SM-tiles of all waves that is real work: the last wave's idle SMs and the tiles'
     overhang beyond m and n lower it.
 

@@ -59,8 +59,8 @@ def host_seconds(overhead: str | None, launches: int, host: HostDevice, costs: H
 
         t = f o + L c
 
-    o: seconds of the framework event `overhead` on the reference CPU (0 for None); f: `overhead_factor` of this
-    host; L: kernels launched; c: `seconds_per_launch` of this host.
+    o: seconds of the framework event `overhead` on the reference CPU (0 for None); f: `overhead_factor` of
+    this host; L: kernels launched; c: `seconds_per_launch` of this host.
     """
     event = 0.0 if overhead is None else costs.seconds[overhead]
     return host.overhead_factor * event + launches * host.seconds_per_launch

@@ -98,19 +98,22 @@ def _merged_table(
     """`child` over `parent`, tables within them too; the sources of both where both have numbers."""
     changed = set(child) - _ORIGIN_KEYS
     if "source" in parent and changed and not set(child) >= _ORIGIN_KEYS:
-        key = min(changed)
         raise InputError(
-            f"{file}: {table}: changes '{key}' of {parent_name} without saying where the number comes from; "
-            "add 'source' and 'evidence' to the table"
+            f"{file}: {table}: changes '{min(changed)}' of {parent_name} without saying where the number "
+            "comes from; add 'source' and 'evidence' to the table"
         )
-    merged = {**parent, **child}
-    for key, value in child.items():
-        if isinstance(value, dict) and isinstance(parent.get(key), dict):
-            merged[key] = {**parent[key], **value}
-    kept = set(parent) - set(child)
-    if "source" in parent and changed and kept:
+    merged = _merged_keys(child, parent)
+    if "source" in parent and changed and set(parent) - set(child):
         merged["source"] = f"{child['source']}; the rest as in {parent_name}: {parent['source']}"
         grades = [grade for grade in (child["evidence"], parent["evidence"]) if grade in EVIDENCE_ORDER]
-        if len(grades) == 2:
-            merged["evidence"] = max(grades, key=EVIDENCE_ORDER.index)
+        merged["evidence"] = max(grades, key=EVIDENCE_ORDER.index) if len(grades) == 2 else child["evidence"]
+    return merged
+
+
+def _merged_keys(child: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(parent)
+    for key, value in child.items():
+        if isinstance(value, dict) and isinstance(parent.get(key), dict):
+            value = _merged_keys(value, parent[key])
+        merged[key] = value
     return merged

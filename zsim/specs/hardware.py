@@ -31,7 +31,7 @@ class PeakRates(Table):
     """Dense peak arithmetic rates, without sparsity; None where the GPU lacks the type."""
 
     bf16: FlopsPerSecond | None = None
-    fp16: FlopsPerSecond
+    fp16: FlopsPerSecond | None = None
     tf32: FlopsPerSecond | None = None
     fp32: FlopsPerSecond
     fp8: FlopsPerSecond | None = None

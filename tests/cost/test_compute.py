@@ -1,0 +1,163 @@
+"""Kernel times: a roofline whose numbers are easy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.cost.compute import KernelPricer, kernel_seconds, require_dtype
+from zsim.cost.kernels import Kernel
+from zsim.errors import InputError
+from zsim.specs.cluster_files import load_gpu
+from zsim.specs.hardware import Gpu
+
+_ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    """100 TFLOP/s bf16 and 10 TFLOP/s fp32 on 100 SMs, 1 TB/s, no ramps, 1 us per launch."""
+    return Gpu.model_validate(
+        {
+            "schema": 1,
+            "name": "easy",
+            "description": "numbers that are easy",
+            "vendor": "nvidia",
+            "sm_count": 100,
+            "supports_flash_attention": True,
+            "peak": {**_ORIGIN, "bf16": "100 TFLOP/s", "fp16": "100 TFLOP/s", "fp32": "10 TFLOP/s"},
+            "memory": {**_ORIGIN, "capacity": "80 GB", "bandwidth": "1 TB/s"},
+            "gemm": {**_ORIGIN, "max_fraction": 0.5, "k_half": 0, "tile_m": 128, "tile_n": 256},
+            "attention": {
+                **_ORIGIN,
+                "forward_fraction": 0.4,
+                "backward_fraction": 0.2,
+                "sequence_half": 0,
+            },
+            "memory_bound": {
+                **_ORIGIN,
+                "elementwise_fraction": 0.8,
+                "optimizer_fraction": 0.5,
+                "copy_fraction": 0.4,
+                "bytes_half": "0 B",
+            },
+            "launch": {**_ORIGIN, "seconds_per_kernel": "1 us"},
+            "interference": {**_ORIGIN, "compute_slowdown": 1.0},
+        }
+    )
+
+
+def test_a_large_product_is_bound_by_arithmetic(gpu: Gpu) -> None:
+    """1280 x 2560 x 10,000: 6.5536e10 FLOPs at 0.5 x 100e12 is 1.31072 ms, HBM far less; one launch 1 us."""
+    flops = 2.0 * 1280 * 2560 * 10_000
+    kernel = Kernel("gemm", flops, 1e6, "bf16", (1280, 2560, 10_000))
+    assert kernel_seconds(kernel, gpu) == pytest.approx(1.31072e-3 + 1e-6)
+
+
+def test_a_thin_product_is_bound_by_memory(gpu: Gpu) -> None:
+    """800 MB at 0.8 x 1 TB/s is 1 ms, its arithmetic less."""
+    kernel = Kernel("gemm", 2.0 * 1280 * 2560 * 10, 8e8, "bf16", (1280, 2560, 10))
+    assert kernel_seconds(kernel, gpu) == pytest.approx(1e-3 + 1e-6)
+
+
+def test_a_kernel_of_many_products_counts_them_as_a_batch(gpu: Gpu) -> None:
+    """100 products of one tile each (128 x 256 x 1000) are a full wave: 6.5536e9 FLOPs at half of 100e12."""
+    flops = 100 * 2.0 * 128 * 256 * 1000
+    kernel = Kernel("gemm", flops, 0, "bf16", (128, 256, 1000))
+    assert kernel_seconds(kernel, gpu) == pytest.approx(flops / 50e12 + 1e-6)
+
+
+def test_launches_share_the_work_and_add_their_starts(gpu: Gpu) -> None:
+    """Four launches of the same total work cost three more microseconds."""
+    one = Kernel("elementwise", 0, 8e8)
+    four = Kernel("elementwise", 0, 8e8, launches=4)
+    assert kernel_seconds(four, gpu) - kernel_seconds(one, gpu) == pytest.approx(3e-6)
+
+
+def test_small_launches_ramp_up_each_on_its_own(gpu: Gpu) -> None:
+    """bytes_half = 1 MB; 4 MB in four launches reach half of the fraction, in one launch 4/5 of it."""
+    changed = gpu.memory_bound.model_copy(update={"bytes_half": 1_000_000})
+    ramped = gpu.model_copy(update={"memory_bound": changed})
+    four = Kernel("elementwise", 0, 4e6, launches=4)
+    one = Kernel("elementwise", 0, 4e6)
+    assert kernel_seconds(four, ramped) == pytest.approx(4e6 / (1e12 * 0.8 * 0.5) + 4e-6)
+    assert kernel_seconds(one, ramped) == pytest.approx(4e6 / (1e12 * 0.8 * 0.8) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        ("elementwise", 1e9 / 0.8e12),
+        ("embedding", 1e9 / 0.8e12),
+        ("loss", 1e9 / 0.8e12),
+        ("optimizer", 1e9 / 0.5e12),
+        ("copy", 1e9 / 0.4e12),
+    ],
+)
+def test_memory_bound_kinds_have_their_own_fraction(gpu: Gpu, kind: Any, seconds: float) -> None:
+    assert kernel_seconds(Kernel(kind, 0, 1e9), gpu) == pytest.approx(seconds + 1e-6)
+
+
+def test_attention_has_a_fraction_forward_and_one_backward(gpu: Gpu) -> None:
+    """4e12 FLOPs at 0.4 x 100e12 is 0.1 s forward, at 0.2 0.2 s backward."""
+    forward = Kernel("attention_forward", 4e12, 0, "bf16", (32, 8192, 8192, 128))
+    backward = Kernel("attention_backward", 4e12, 0, "bf16", (32, 8192, 8192, 128))
+    assert kernel_seconds(forward, gpu) == pytest.approx(0.1 + 1e-6)
+    assert kernel_seconds(backward, gpu) == pytest.approx(0.2 + 1e-6)
+
+
+def test_elementwise_arithmetic_runs_at_fp32_peak(gpu: Gpu) -> None:
+    """1e12 FLOPs at 10e12 per second, whatever type is stored."""
+    assert kernel_seconds(Kernel("elementwise", 1e12, 8, "bf16"), gpu) == pytest.approx(0.1 + 1e-6)
+
+
+def test_a_kernel_without_work_costs_its_launch(gpu: Gpu) -> None:
+    assert kernel_seconds(Kernel("elementwise", 0, 0), gpu) == pytest.approx(1e-6)
+
+
+def test_a_pricer_gives_the_same_times_and_prices_each_kernel_once(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(kernel: Kernel, on: Gpu) -> float:
+        calls.append(kernel)
+        return kernel_seconds(kernel, on)
+
+    monkeypatch.setattr("zsim.cost.compute.kernel_seconds", counted)
+    pricer = KernelPricer(gpu)
+    first = pricer.seconds(Kernel("copy", 0, 1e9))
+    assert pricer.seconds(Kernel("copy", 0, 1e9)) == first == kernel_seconds(Kernel("copy", 0, 1e9), gpu)
+    assert len(calls) == 1
+
+
+def test_a_type_the_gpu_lacks_is_refused_with_those_it_has(gpu: Gpu) -> None:
+    with pytest.raises(InputError) as caught:
+        require_dtype(load_gpu("v100-sxm3-32gb"), "bf16")
+    assert str(caught.value) == "GPU 'v100-sxm3-32gb' has no bf16 arithmetic; it has fp16, fp32"
+    with pytest.raises(InputError, match="'a100-sxm-80gb' has no fp8 arithmetic"):
+        require_dtype(load_gpu("a100-sxm-80gb"), "fp8")
+    with pytest.raises(InputError, match="'easy' has no fp8 arithmetic"):
+        kernel_seconds(Kernel("gemm", 2.0, 8, "fp8", (1, 1, 1)), gpu)
+    require_dtype(load_gpu("h100-sxm-80gb"), "fp8")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "measured"),
+    [
+        ("a100-sxm-80gb", (1024, 10240, 5120), 271.2e12),  # mb-00573, the best of all shapes
+        ("a100-sxm-80gb", (8192, 8192, 8192), 230e12),  # mb-00592
+        ("h100-sxm-80gb", (2048, 2048, 13312), 794.5e12),  # mb-00576, the best of all shapes
+        ("v100-sxm3-32gb", (8192, 8192, 8192), 95e12),  # mb-00593
+    ],
+)
+def test_products_come_near_their_microbenchmarks(
+    name: str, shape: tuple[int, int, int], measured: float
+) -> None:
+    """Within a quarter: the curves are calibrated on training steps, where boards run hotter and nobody
+    searches for the best shape."""
+    m, n, k = shape
+    board = load_gpu(name)
+    kernel = Kernel("gemm", 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n), "fp16", shape)
+    assert 2.0 * m * n * k / kernel_seconds(kernel, board) == pytest.approx(measured, rel=0.25)

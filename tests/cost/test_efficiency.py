@@ -1,0 +1,109 @@
+"""The efficiency curves against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.cost.efficiency import attention_fraction, gemm_fraction, hbm_fraction
+from zsim.specs.hardware import AttentionEfficiency, GemmEfficiency
+
+_ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
+
+
+def gemm(**changes: Any) -> GemmEfficiency:
+    values = {"max_fraction": 0.8, "k_half": 0.0, "tile_m": 128, "tile_n": 256, "half_tile_fraction": 0.5}
+    return GemmEfficiency.model_validate({**_ORIGIN, **values, **changes})
+
+
+def fraction(m: int, n: int, k: int, curve: GemmEfficiency, *, batch: int = 1, sm_count: int = 100) -> float:
+    return gemm_fraction(m, n, k, batch, "bf16", curve, sm_count)
+
+
+def test_whole_waves_of_whole_tiles_reach_the_maximum() -> None:
+    """1280 x 2560 is 10 x 10 tiles of 128 x 256: one full wave on 100 SMs, so f = F = 0.8."""
+    assert fraction(1280, 2560, 4096, gemm()) == pytest.approx(0.8)
+
+
+def test_a_last_wave_with_few_tiles_wastes_the_rest_of_it() -> None:
+    """1408 x 2560 is 11 x 10 = 110 tiles: two waves, 110 of 200 slots, f = 0.8 x 0.55. Half the tile fills 220
+    of 300 slots but at half the rate; splitting k in two would need more than two waves."""
+    assert fraction(1408, 2560, 4096, gemm()) == pytest.approx(0.44)
+
+
+def test_tiles_that_hang_over_the_edge_are_wasted_work() -> None:
+    """m = 64 fills half of a tile 128 high: w = 1/2. A tile 64 high keeps 0.5^3 of the rate and does not win."""
+    assert fraction(64, 25600, 4096, gemm()) == pytest.approx(0.8 * 0.5)
+
+
+def test_a_cheap_smaller_tile_is_taken() -> None:
+    """m = 64, c = 0.99: the tile is halved to 128 x 128, 128 x 64 and 64 x 64, where nothing hangs over:
+    400 tiles in four waves, f = 0.8 x 0.99^3."""
+    assert fraction(64, 25600, 4096, gemm(half_tile_fraction=0.99)) == pytest.approx(0.8 * 0.99**3)
+
+
+def test_half_of_the_maximum_at_k_half() -> None:
+    """f = F k / (k + K) = 0.8 x 256 / 512. Splitting k would lose more."""
+    assert fraction(1280, 2560, 256, gemm(k_half=256)) == pytest.approx(0.4)
+
+
+def test_few_tiles_with_a_long_inner_dimension_are_split_along_it() -> None:
+    """10 tiles on 100 SMs, k = 65536: 16 splits give 160 slots of 200 in two waves, w = 0.8; 8 splits 80 of
+    100, the same. K = 0, so f = 0.8 x 0.8."""
+    assert fraction(1280, 256, 65536, gemm()) == pytest.approx(0.64)
+
+
+def test_a_batch_of_products_fills_the_waves_together() -> None:
+    """100 products of one tile each: one full wave."""
+    assert fraction(128, 256, 4096, gemm(), batch=100) == pytest.approx(0.8)
+
+
+def test_a_type_of_its_own_replaces_the_maximum() -> None:
+    curve = gemm(by_dtype={"fp8": 0.6})
+    assert gemm_fraction(1280, 2560, 4096, 1, "fp8", curve, 100) == pytest.approx(0.6)
+    assert gemm_fraction(1280, 2560, 4096, 1, "bf16", curve, 100) == pytest.approx(0.8)
+
+
+@given(
+    m=st.integers(1, 20_000),
+    n=st.integers(1, 20_000),
+    k=st.integers(1, 20_000),
+    batch=st.integers(1, 64),
+    k_half=st.floats(0, 1000),
+)
+def test_the_fraction_is_above_zero_and_never_above_the_maximum(
+    m: int, n: int, k: int, batch: int, k_half: float
+) -> None:
+    value = fraction(m, n, k, gemm(k_half=k_half), batch=batch, sm_count=132)
+    assert 0 < value <= 0.8 * (1 + 1e-12)
+
+
+def test_attention_saturates_with_length_and_width() -> None:
+    """f = F s/(s+H) d/(d+D): 0.7 x 512/(512+512) x 64/(64+64) = 0.175 forward; backward has F = 0.6."""
+    curve = AttentionEfficiency.model_validate(
+        {
+            **_ORIGIN,
+            "forward_fraction": 0.7,
+            "backward_fraction": 0.6,
+            "sequence_half": 512,
+            "head_dim_half": 64,
+        }
+    )
+    assert attention_fraction(512, 64, curve, is_backward=False) == pytest.approx(0.175)
+    assert attention_fraction(512, 64, curve, is_backward=True) == pytest.approx(0.15)
+
+
+def test_attention_without_half_lengths_is_constant() -> None:
+    curve = AttentionEfficiency.model_validate(
+        {**_ORIGIN, "forward_fraction": 0.7, "backward_fraction": 0.6, "sequence_half": 0}
+    )
+    assert attention_fraction(16, 8, curve, is_backward=False) == pytest.approx(0.7)
+
+
+def test_hbm_reaches_half_of_its_fraction_at_bytes_half() -> None:
+    """f = F b/(b+B): 0.9 x 2/(2+2)."""
+    assert hbm_fraction(2e6, 0.9, 2e6) == pytest.approx(0.45)
+    assert hbm_fraction(2e6, 0.9, 0) == pytest.approx(0.9)

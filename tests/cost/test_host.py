@@ -1,0 +1,69 @@
+"""Host costs: every event a plan may name has one, with its origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.cost.host import host_seconds, load_host_costs
+from zsim.errors import InputError
+from zsim.specs.hardware import HostDevice
+
+_EVENTS = {
+    "module_call",
+    "autograd_node",
+    "collective_call",
+    "ddp_bucket",
+    "fsdp1_unshard",
+    "fsdp1_reduce",
+    "fsdp2_unshard",
+    "fsdp2_reduce",
+    "deepspeed_fetch",
+    "deepspeed_release",
+    "deepspeed_gradient_hook",
+    "deepspeed_reduce",
+    "optimizer_step",
+    "step",
+}
+
+
+def host(factor: float = 1.0) -> HostDevice:
+    return HostDevice.model_validate(
+        {
+            "source": "made up for this test",
+            "evidence": "assumed",
+            "cores": 8,
+            "memory": "64 GB",
+            "memory_bandwidth": "100 GB/s",
+            "seconds_per_launch": "5 us",
+            "overhead_factor": factor,
+        }
+    )
+
+
+def test_every_event_that_plans_name_has_a_cost_a_source_and_a_grade() -> None:
+    costs = load_host_costs()
+    assert set(costs.seconds) >= _EVENTS
+    for event in costs.seconds:
+        assert costs.seconds[event] > 0
+        assert len(costs.sources[event]) > 20
+        assert costs.evidence[event] in ("measured", "calibrated", "data sheet", "assumed")
+
+
+def test_an_op_costs_its_event_times_the_factor_plus_its_launches() -> None:
+    """fsdp2_unshard at 1.5 times the reference CPU and 4 launches of 5 us, which are not scaled."""
+    costs = load_host_costs()
+    expected = 1.5 * costs.seconds["fsdp2_unshard"] + 20e-6
+    assert host_seconds("fsdp2_unshard", 4, host(1.5), costs) == pytest.approx(expected)
+
+
+def test_an_op_without_an_event_costs_its_launches() -> None:
+    assert host_seconds(None, 3, host(), load_host_costs()) == pytest.approx(15e-6)
+
+
+def test_a_wrong_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('schema = 1\n[step]\nseconds = 3\nsource = "no idea at all"\nevidence = "assumed"\n')
+    with pytest.raises(InputError, match=r"^mine.toml: events.step.seconds: '3' has no unit"):
+        load_host_costs(path)

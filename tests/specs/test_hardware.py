@@ -1,0 +1,59 @@
+"""The schema of hardware tables: what must be there and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from zsim.specs.hardware import EVIDENCE_ORDER, DeviceMemory, GemmEfficiency, NodeLink, PeakRates
+
+_ORIGIN: dict[str, Any] = {"source": "a data sheet, table 1", "evidence": "data sheet"}
+
+
+def test_a_number_without_a_source_is_refused() -> None:
+    with pytest.raises(ValidationError, match="source"):
+        DeviceMemory.model_validate({"capacity": "80 GB", "bandwidth": "2 TB/s", "evidence": "measured"})
+
+
+def test_a_source_of_a_word_is_not_one() -> None:
+    with pytest.raises(ValidationError, match="at least 10 characters"):
+        DeviceMemory.model_validate(
+            {"capacity": "80 GB", "bandwidth": "2 TB/s", "source": "web", "evidence": "measured"}
+        )
+
+
+def test_an_evidence_grade_is_one_of_four() -> None:
+    assert EVIDENCE_ORDER == ("measured", "calibrated", "data sheet", "assumed")
+    with pytest.raises(ValidationError, match="'measured', 'calibrated', 'data sheet' or 'assumed'"):
+        NodeLink.model_validate({"kind": "none", "source": "a data sheet, table 1", "evidence": "guessed"})
+
+
+@pytest.mark.parametrize("value", [0.0, 1.2, -0.5, float("nan"), float("inf")])
+def test_a_fraction_lies_above_zero_and_up_to_one(value: float) -> None:
+    with pytest.raises(ValidationError, match="max_fraction"):
+        GemmEfficiency.model_validate(
+            {**_ORIGIN, "max_fraction": value, "k_half": 128, "tile_m": 128, "tile_n": 256}
+        )
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_length_of_half_rate_is_finite_and_not_negative(value: float) -> None:
+    with pytest.raises(ValidationError, match="k_half"):
+        GemmEfficiency.model_validate(
+            {**_ORIGIN, "max_fraction": 0.8, "k_half": value, "tile_m": 128, "tile_n": 256}
+        )
+
+
+def test_a_type_the_gpu_lacks_is_none_and_not_zero() -> None:
+    peak = PeakRates.model_validate({**_ORIGIN, "fp16": "125 TFLOP/s", "fp32": "15.7 TFLOP/s"})
+    assert peak.fp16 == 125e12
+    assert peak.bf16 is None
+    assert peak.fp8 is None
+
+
+def test_hardware_cannot_be_changed_after_loading() -> None:
+    link = NodeLink.model_validate({**_ORIGIN, "kind": "switch", "bandwidth": "450 GB/s"})
+    with pytest.raises(ValidationError, match="frozen"):
+        link.bandwidth = 1.0  # type: ignore[misc]
