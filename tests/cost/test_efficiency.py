@@ -29,13 +29,13 @@ def test_whole_waves_of_whole_tiles_reach_the_maximum() -> None:
 
 
 def test_a_last_wave_with_few_tiles_wastes_the_rest_of_it() -> None:
-    """1408 x 2560 is 11 x 10 = 110 tiles: two waves, 110 of 200 slots, f = 0.8 x 0.55. Half the tile fills 220
-    of 300 slots but at half the rate; splitting k in two would need more than two waves."""
+    """1408 x 2560 is 11 x 10 = 110 tiles: two waves, 110 of 200 slots, f = 0.8 x 0.55. Half the tile fills
+    220 of 300 slots but at half the rate; splitting k in two would need more than two waves."""
     assert fraction(1408, 2560, 4096, gemm()) == pytest.approx(0.44)
 
 
 def test_tiles_that_hang_over_the_edge_are_wasted_work() -> None:
-    """m = 64 fills half of a tile 128 high: w = 1/2. A tile 64 high keeps 0.5^3 of the rate and does not win."""
+    """m = 64 fills half of a tile 128 high: w = 1/2. A tile 64 high keeps 0.5^3 of the rate: no gain."""
     assert fraction(64, 25600, 4096, gemm()) == pytest.approx(0.8 * 0.5)
 
 
