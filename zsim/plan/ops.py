@@ -5,16 +5,17 @@ Ops stand in host issue order. The host spends a little on each, may first block
 the ops in `after` have ended. A plan holds no seconds and no hardware.
 
 # [Note: memory follows the host]
-The caching allocator hands out and takes back memory when the *host* gets there, not when the stream does;
-`allocates` and `frees` therefore happen at issue, in that order, and the peak follows from the order of ops
-alone. `frees_when_done` is for blocks that `record_stream` keeps until the op ends on its stream.
+The caching allocator hands out and takes back memory when the *host* gets there, not when the stream does.
+So memory is a list of changes in the order in which the host makes them, each tied to the op it issues
+next, and the peak follows from the order alone. The exception are blocks that `record_stream` keeps until
+an op ends on its stream (`when_done`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zsim.cost.kernels import Kernel
 
@@ -70,6 +71,17 @@ class Memory:
     device: Device = "gpu"
 
 
+class MemoryChange(NamedTuple):
+    """`bytes` more (or, negative, less) of a category, just before the host issues op number `op`; with
+    `when_done`, when that op ends."""
+
+    op: int
+    category: Category
+    bytes: int
+    device: Device = "gpu"
+    when_done: bool = False
+
+
 Work = Kernels | Collective | Copy
 
 
@@ -86,9 +98,6 @@ class Op:
     overhead: str | None = None
     phase: Phase = "forward"
     module: str = ""
-    allocates: tuple[Memory, ...] = ()
-    frees: tuple[Memory, ...] = ()
-    frees_when_done: tuple[Memory, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +127,6 @@ class Plan:
     ops: tuple[Op, ...]
     groups: Mapping[str, Group]
     resident: tuple[Memory, ...]
+    memory: tuple[MemoryChange, ...] = ()
     notes: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)

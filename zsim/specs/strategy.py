@@ -29,3 +29,44 @@ class Training:
     @property
     def micro_batch_tokens(self) -> int:
         return self.sequence_length * self.micro_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Ddp:
+    """torch DistributedDataParallel; caps in bytes."""
+
+    bucket_cap_bytes: int = 25 * 2**20
+    first_bucket_cap_bytes: int = 2**20
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    no_sync: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp2:
+    """torch `fully_shard`. `replicate` > 1 is HSDP; `reshard_after_forward` None is the default of the
+    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch."""
+
+    reshard_after_forward: bool | int | None
+    replicate: int
+    wrapping: str
+    param_dtype: str
+    reduce_dtype: str
+    no_sync: bool
+    reduce_scatter_max_input_buffers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp1:
+    """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be
+    `size:N`, N in elements."""
+
+    sharding_strategy: str
+    replicate: int
+    wrapping: str
+    backward_prefetch: str
+    forward_prefetch: bool
+    limit_all_gathers: bool
+    param_dtype: str
+    reduce_dtype: str
+    no_sync: bool

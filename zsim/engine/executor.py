@@ -1,0 +1,215 @@
+"""Running a program on simulated ranks.
+
+A lane is one simulated rank (or the representative of a class of equal ranks). Its host walks the ops in
+order, ahead of the GPU, until it must block; an op starts when it is issued and everything it waits for
+has ended. Nothing here decides policy: the plan did.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+import simpy
+
+from zsim.devices.gpu import Gpu
+from zsim.engine.program import Program
+from zsim.errors import StuckError
+from zsim.fabric.fabric import Fabric
+from zsim.plan.ops import Collective, Copy, Kernels
+
+_START, _WAKE = 0, 1
+
+
+class Lane:
+    """One simulated rank: where its host is, and when each op was issued, started and ended."""
+
+    __slots__ = (
+        "blocked_on", "ended", "gpu", "host_blocks", "host_time", "is_issued", "issue", "next_op", "number",
+        "pending", "rank", "start",
+    )  # fmt: skip
+
+    def __init__(self, number: int, rank: int, program: Program) -> None:
+        self.number = number
+        self.rank = rank
+        self.pending = list(program.pending)
+        nan = array("d", [math.nan]) * program.num_ops
+        self.issue, self.start, self.ended = nan[:], nan[:], nan[:]
+        self.next_op = 0
+        self.host_time = 0.0
+        self.blocked_on = -1
+        self.host_blocks: list[tuple[float, float, int]] = []
+        self.gpu: Gpu
+
+
+class Executor:
+    """Runs one step of `program` on `ranks` (all of them, or one per class)."""
+
+    def __init__(
+        self, env: simpy.Environment, program: Program, fabric: Fabric, ranks: Sequence[int], slowdown: float
+    ) -> None:
+        self.env = env
+        self.program = program
+        self.fabric = fabric
+        self.num_events = 0
+        self._ops = program.plan.ops
+        self._works = [op.work for op in self._ops]
+        self._waits = [op.host_waits for op in self._ops]
+        self._waited_for = {wait for waits in self._waits for wait in waits}
+        self._agenda: dict[float, list[tuple[int, Lane, int]]] = {}
+        self._arrived: dict[tuple[int, int], list[Lane]] = {}
+        self.lanes = [Lane(number, rank, program) for number, rank in enumerate(ranks)]
+        for lane in self.lanes:
+            lane.gpu = self._make_gpu(lane, slowdown)
+        self._members: dict[tuple[str, int], int] = {}
+        for name in fabric.groups:
+            for lane in self.lanes:
+                key = (name, fabric.instance_of(name, lane.rank))
+                self._members[key] = self._members.get(key, 0) + 1
+
+    def _make_gpu(self, lane: Lane, slowdown: float) -> Gpu:
+        def wake(seconds: float, generation: int) -> None:
+            self._at(seconds, (_WAKE, lane, generation))
+
+        def on_end(op: int) -> None:
+            self._end(lane, op)
+
+        return Gpu(slowdown, wake, on_end)
+
+    def run(self) -> float:
+        """Seconds until every op of every lane has ended.
+
+        Raises StuckError when the clock stops with work left.
+        """
+        for lane in self.lanes:
+            self._advance_host(lane)
+        self.env.run()
+        last = 0.0
+        for lane in self.lanes:
+            if lane.next_op < self.program.num_ops or any(map(math.isnan, lane.ended)):
+                raise StuckError(self._who_waits(lane))
+            last = max(last, lane.host_time, max(lane.ended, default=0.0))
+        return last
+
+    # -- the host -----------------------------------------------------------------------------------
+
+    def _advance_host(self, lane: Lane) -> None:
+        """Issue ops until the host must block on one that has not ended."""
+        host_seconds, waits, pending = self.program.host_seconds, self._waits, lane.pending
+        ended, issue = lane.ended, lane.issue
+        time = lane.host_time
+        op, num_ops = lane.next_op, self.program.num_ops
+        while op < num_ops:
+            for wait in waits[op]:
+                end = ended[wait]
+                if end != end:  # not ended yet
+                    lane.next_op, lane.host_time, lane.blocked_on = op, time, wait
+                    return
+                if end > time:
+                    lane.host_blocks.append((time, end, wait))
+                    time = end
+            time += host_seconds[op]
+            issue[op] = time
+            if pending[op] == 0:
+                self._start_when_issued(lane, op)
+            op += 1
+        lane.next_op, lane.host_time = op, time
+
+    def _start_when_issued(self, lane: Lane, op: int) -> None:
+        delay = lane.issue[op] - self.env.now
+        if delay > 0:
+            self._at(delay, (_START, lane, op))
+        else:
+            self._start(lane, op)
+
+    # -- the agenda: one simpy event for all that happens at one instant ------------------------------
+
+    def _at(self, delay: float, entry: tuple[int, Lane, int]) -> None:
+        time = self.env.now + delay
+        entries = self._agenda.get(time)
+        if entries is None:
+            self._agenda[time] = [entry]
+            event = simpy.Timeout(self.env, delay)
+            event.callbacks = [self._fire]
+        else:
+            entries.append(entry)
+
+    def _fire(self, _event: simpy.Event) -> None:
+        now = self.env.now
+        entries = self._agenda.pop(now)
+        self.num_events += len(entries)
+        for action, lane, number in entries:
+            if action == _WAKE:
+                lane.gpu.on_wake(now, number)
+            else:
+                self._start(lane, number)
+
+    # -- ops ----------------------------------------------------------------------------------------
+
+    def _start(self, lane: Lane, op: int) -> None:
+        now = self.env.now
+        lane.start[op] = now
+        work = self._works[op]
+        if isinstance(work, Kernels):
+            seconds = self.program.kernel_seconds[op]
+            assert seconds is not None
+            lane.gpu.start(now, op, seconds)
+        elif isinstance(work, Collective):
+            self._arrive(lane, op, work)
+        elif isinstance(work, Copy):
+            transfer = self.fabric.copy(work, 0 if self.fabric.is_folded else lane.rank)
+            self.fabric.run(transfer, lambda: self._end(lane, op))
+        else:
+            self._end(lane, op)
+
+    def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
+        """A collective starts when every simulated member of its group has reached it."""
+        instance = self.fabric.instance_of(work.group, lane.rank)
+        arrived = self._arrived.setdefault((op, instance), [])
+        arrived.append(lane)
+        if len(arrived) < self._members[work.group, instance]:
+            return
+        del self._arrived[op, instance]
+        transfer = self.fabric.transfer(work, instance)
+        now = self.env.now
+        for member in arrived:
+            member.gpu.collective_started(now)
+        self.fabric.run(transfer, lambda: self._end_collective(arrived, op))
+
+    def _end_collective(self, members: list[Lane], op: int) -> None:
+        self.num_events += len(members)
+        now = self.env.now
+        for lane in members:
+            lane.gpu.collective_ended(now)
+        for lane in members:
+            self._end(lane, op)
+
+    def _end(self, lane: Lane, op: int) -> None:
+        lane.ended[op] = self.env.now
+        pending, issue = lane.pending, lane.issue
+        for successor in self.program.successors[op]:
+            left = pending[successor] - 1
+            pending[successor] = left
+            if left == 0 and issue[successor] == issue[successor]:  # issued already
+                self._start_when_issued(lane, successor)
+        if lane.blocked_on == op:
+            lane.host_blocks.append((lane.host_time, max(self.env.now, lane.host_time), op))
+            lane.host_time = max(lane.host_time, self.env.now)
+            lane.blocked_on = -1
+            self._advance_host(lane)
+
+    # -- what went wrong ----------------------------------------------------------------------------
+
+    def _who_waits(self, lane: Lane) -> str:
+        ops = self._ops
+        if lane.blocked_on >= 0:
+            return (
+                f"rank {lane.rank}: the host waits for '{ops[lane.blocked_on].name}' before it can issue "
+                f"'{ops[lane.next_op].name}', and nothing is left that could end it"
+            )
+        for number, op in enumerate(ops):
+            if math.isnan(lane.ended[number]):
+                state = "never ends" if not math.isnan(lane.start[number]) else "never starts"
+                return f"rank {lane.rank}: '{op.name}' on stream {op.stream} {state}"
+        return f"rank {lane.rank}: stopped before the end of its program"

@@ -1,0 +1,115 @@
+"""What the executor saw, as a Trace."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zsim.engine.executor import Executor
+from zsim.engine.program import Program
+from zsim.plan.ops import Collective, Copy, Kernels, Op, Plan
+from zsim.specs.job import Job
+from zsim.trace.spans import Floats, MemoryEvents, SpanInfo, Trace
+
+
+def make_trace(job: Job, plan: Plan, program: Program, executor: Executor, step_seconds: float) -> Trace:
+    """Spans of every simulated rank; memory of the first, which holds the largest shards."""
+    numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
+    infos = tuple(_info(plan.ops[number], plan) for number in numbers)
+    lanes = executor.lanes
+    index = np.array(numbers, dtype=np.int64)
+    return Trace(
+        source="simulated",
+        infos=infos,
+        ranks=np.repeat(np.array([lane.rank for lane in lanes], dtype=np.int64), len(numbers)),
+        info_indices=np.tile(np.arange(len(numbers), dtype=np.int64), len(lanes)),
+        issue_seconds=np.concatenate([np.asarray(lane.issue)[index] for lane in lanes]),
+        start_seconds=np.concatenate([np.asarray(lane.start)[index] for lane in lanes]),
+        end_seconds=np.concatenate([np.asarray(lane.ended)[index] for lane in lanes]),
+        world_size=job.world_size,
+        step_seconds=step_seconds,
+        memory=_memory(plan, executor, step_seconds),
+        host_blocks=_host_blocks(plan, numbers, executor),
+        metadata={
+            "model": job.model.name,
+            "cluster": job.cluster.name,
+            "framework": plan.framework,
+            "nodes": job.num_nodes,
+            "gpus_per_node": job.gpus_per_node,
+            "gpu": job.cluster.gpu.name,
+            "backend": job.cluster.collectives.backend,
+        },
+    )
+
+
+def _info(op: Op, plan: Plan) -> SpanInfo:
+    work = op.work
+    if isinstance(work, Collective):
+        return SpanInfo(
+            op.name, work.kind, op.stream, work.bytes, work.dtype, work.group, plan.groups[work.group].size,
+            op.phase, op.module,
+        )  # fmt: skip
+    if isinstance(work, Copy):
+        return SpanInfo(op.name, work.direction, op.stream, work.bytes, phase=op.phase, module=op.module)
+    assert isinstance(work, Kernels)
+    kinds = {kernel.kind for kernel in work.kernels}
+    is_copy = kinds == {"copy"}
+    kind = "copy" if is_copy else "optimizer" if op.phase == "optimizer" else "compute"
+    return SpanInfo(
+        op.name,
+        kind,
+        op.stream,
+        dtype=work.kernels[0].dtype if work.kernels else "",
+        phase=op.phase,
+        module=op.module,
+        flops=sum(kernel.flops for kernel in work.kernels),
+        hbm_bytes=sum(kernel.hbm_bytes for kernel in work.kernels),
+    )
+
+
+def _host_blocks(plan: Plan, numbers: list[int], executor: Executor) -> tuple[tuple[int, float, float, int], ...]:
+    position = {number: place for place, number in enumerate(numbers)}
+    return tuple(
+        (lane.rank, start, end, position[op])
+        for lane in executor.lanes
+        for start, end, op in lane.host_blocks
+        if end > start and op in position
+    )
+
+
+def _memory(plan: Plan, executor: Executor, step_seconds: float) -> MemoryEvents:
+    """Memory changes of the first lane, in the order they happen; see [Note: memory follows the host]."""
+    lane = executor.lanes[0]
+    issue, ended = np.asarray(lane.issue), np.asarray(lane.ended)
+    num_ops = len(plan.ops)
+    reached = _reached(plan, np.asarray(lane.start), step_seconds)
+    resident, changes = plan.resident, plan.memory
+    ops = np.array([change.op for change in changes], dtype=np.int64)
+    is_late = np.array([change.when_done for change in changes], dtype=bool)
+    # The host makes a change once the op before is issued; op 0's come first of all.
+    host = np.where(ops > 0, issue[np.clip(ops, 1, num_ops) - 1], 0.0)
+    stream = np.where(ops < num_ops, reached[np.clip(ops, 0, num_ops - 1)], step_seconds)
+    if is_late.any():
+        host = np.where(is_late, np.maximum(ended[np.clip(ops, 0, num_ops - 1)], host), host)
+        stream = np.where(is_late, host, stream)
+        order = np.lexsort((np.arange(len(host)), host))
+    else:
+        order = np.arange(len(host))
+    zeros = np.zeros(len(resident))
+    first = len(resident)
+    return MemoryEvents(
+        ranks=np.full(first + len(changes), lane.rank, dtype=np.int64),
+        host_seconds=np.concatenate([zeros, host[order]]),
+        stream_seconds=np.concatenate([zeros, stream[order]]),
+        devices=(*(m.device for m in resident), *(changes[i].device for i in order)),
+        categories=(*(m.category for m in resident), *(changes[i].category for i in order)),
+        deltas=np.array([*(m.bytes for m in resident), *(changes[i].bytes for i in order)], dtype=np.int64),
+        names=(*("start" for _ in resident), *(plan.ops[min(changes[i].op, num_ops - 1)].name for i in order)),
+    )
+
+
+def _reached(plan: Plan, start: Floats, step_seconds: float) -> Floats:
+    """Per op, when the compute stream begins the next kernel that the host issues from there on."""
+    is_compute = np.array([op.stream == "compute" and op.work is not None for op in plan.ops])
+    times = np.where(is_compute, start, np.inf)
+    reached = np.minimum.accumulate(times[::-1])[::-1]
+    return np.where(np.isinf(reached), step_seconds, reached)

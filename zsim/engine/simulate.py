@@ -1,0 +1,66 @@
+"""A job in, a trace and a report out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import simpy
+
+from zsim.cost.compute import KernelPricer
+from zsim.cost.host import host_seconds, load_host_costs
+from zsim.engine.executor import Executor
+from zsim.engine.program import make_program
+from zsim.engine.record import make_trace
+from zsim.fabric.fabric import Fabric
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Collective, Copy, Plan
+from zsim.specs.job import Job
+from zsim.specs.topology import Topology
+from zsim.trace.spans import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationStats:
+    """What the simulation itself took: seconds of this process, events of the clock, ranks simulated."""
+
+    wall_seconds: float
+    events: int
+    rank_classes: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One simulated step."""
+
+    job: Job
+    plan: Plan
+    topology: Topology
+    trace: Trace
+    stats: SimulationStats
+    traffic: dict[str, float]
+
+
+def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
+    """Run one steady step.
+
+    All ranks run the same program on equal hardware at symmetric places, so one lane stands for all of
+    them; `unfold` simulates every rank instead.
+    """
+    began = time.perf_counter()
+    plan = plan or make_plan(job)
+    topology = Topology(job.cluster, job.num_nodes, job.gpus_per_node)
+    env = simpy.Environment()
+    has_copies = any(isinstance(op.work, Copy) for op in plan.ops)
+    fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, copies=has_copies)
+    pricer, costs = KernelPricer(job.cluster.gpu), load_host_costs()
+    host = job.cluster.host
+    program = make_program(plan, pricer.seconds, lambda event, launches: host_seconds(event, launches, host, costs))
+    ranks = range(job.world_size) if unfold else [0]
+    executor = Executor(env, program, fabric, ranks, job.cluster.gpu.interference.compute_slowdown)
+    step_seconds = executor.run()
+    trace = make_trace(job, plan, program, executor, step_seconds)
+    traffic = fabric.traffic(op.work for op in plan.ops if isinstance(op.work, Collective))
+    events = executor.num_events + fabric.num_transfers
+    stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
+    return Outcome(job, plan, topology, trace, stats, traffic)

@@ -1,0 +1,150 @@
+"""Writing down a host program: ops in issue order, CUDA's stream and event semantics, memory as it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.kernels import Kernel
+from zsim.plan.ops import (
+    Category,
+    Collective,
+    CollectiveKind,
+    Copy,
+    Group,
+    Kernels,
+    Memory,
+    MemoryChange,
+    Op,
+    Phase,
+    Plan,
+    Work,
+)
+
+COMPUTE = "compute"
+
+
+def moves(read_bytes: float, written_bytes: float, launches: int = 1) -> tuple[Kernel, ...]:
+    """Copies, casts and additions on the GPU: `launches` kernels that read and write so much in all."""
+    return (Kernel("copy", 0.0, float(read_bytes + written_bytes), launches=launches),)
+
+
+class PlanBuilder:
+    """Collects ops; one method per thing a host does.
+
+    Events are op numbers: `record(stream)` is cudaEventRecord, `stream_wait` cudaStreamWaitEvent,
+    `host_wait` cudaEventSynchronize.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = {group.name: group for group in groups}
+        self.ops: list[Op] = []
+        self.memory: list[MemoryChange] = []
+        self.notes: list[str] = []
+        self.phase: Phase = "forward"
+        self._last: dict[str, int] = {}
+        self._waits: dict[str, list[int]] = {}
+        self._host_waits: list[int] = []
+
+    # -- streams and events ---------------------------------------------------------------------------
+
+    def record(self, stream: str) -> int | None:
+        """The event of all work issued to a stream so far; None when there is none yet."""
+        return self._last.get(stream)
+
+    def stream_wait(self, stream: str, event: int | None) -> None:
+        """What is issued to `stream` from now on starts after `event`."""
+        if event is not None:
+            self._waits.setdefault(stream, []).append(event)
+
+    def wait_stream(self, stream: str, other: str) -> None:
+        """`stream.wait_stream(other)`."""
+        if stream != other:
+            self.stream_wait(stream, self.record(other))
+
+    def host_wait(self, event: int | None) -> None:
+        """The host blocks on `event` before it issues the next op."""
+        if event is not None:
+            self._host_waits.append(event)
+
+    # -- ops --------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        stream: str,
+        work: Work | None,
+        *,
+        launches: int = 1,
+        overhead: str | None = None,
+        module: str = "",
+    ) -> int:
+        """Issue one op; returns its number, which is also its event."""
+        number = len(self.ops)
+        after: tuple[int, ...] = ()
+        if work is not None:
+            waits = self._waits.pop(stream, None)
+            if waits:
+                after = tuple(dict.fromkeys(waits))
+            self._last[stream] = number
+        host_waits = tuple(dict.fromkeys(self._host_waits)) if self._host_waits else ()
+        if host_waits:
+            self._host_waits = []
+        self.ops.append(
+            Op(name, stream, work, after, host_waits, launches, overhead, self.phase, module)
+        )
+        return number
+
+    def kernels(
+        self, name: str, kernels: Sequence[Kernel], *, stream: str = COMPUTE, overhead: str | None = None, module: str = ""
+    ) -> int:
+        """Kernels that run back to back on one stream."""
+        launches = sum(kernel.launches for kernel in kernels)
+        work = Kernels(tuple(kernels))
+        return self.add(name, stream, work, launches=launches, overhead=overhead, module=module)
+
+    def collective(
+        self, kind: CollectiveKind, full_bytes: int, dtype: str, group: str, *, stream: str, name: str = "", module: str = ""
+    ) -> int:
+        """One collective call; `full_bytes` as in `Collective.bytes`."""
+        work = Collective(kind, full_bytes, dtype, group)
+        return self.add(name or kind, stream, work, overhead="collective_call", module=module)
+
+    def copy(self, name: str, copy: Copy, *, stream: str, module: str = "") -> int:
+        return self.add(name, stream, copy, module=module)
+
+    def host(self, name: str, overhead: str | None = None, *, module: str = "") -> int:
+        """A host-only op: a hook, or just somewhere to wait."""
+        return self.add(name, "host", None, launches=0, overhead=overhead, module=module)
+
+    # -- memory -----------------------------------------------------------------------------------------
+
+    def allocate(self, category: Category, count: int) -> None:
+        """Take `count` bytes now (before the next op is issued)."""
+        if count:
+            self.memory.append(MemoryChange(len(self.ops), category, count))
+
+    def free(self, category: Category, count: int) -> None:
+        """Give back `count` bytes now."""
+        if count:
+            self.memory.append(MemoryChange(len(self.ops), category, -count))
+
+    def free_when_done(self, category: Category, count: int, op: int) -> None:
+        """Give back `count` bytes when `op` has ended on its stream."""
+        if count:
+            self.memory.append(MemoryChange(op, category, -count, "gpu", True))
+
+    def finish(
+        self, framework: str, world_size: int, resident: Sequence[Memory], labels: dict[str, str] | None = None
+    ) -> Plan:
+        if self._host_waits:
+            self.host("end of step")
+        return Plan(
+            framework=framework,
+            world_size=world_size,
+            ops=tuple(self.ops),
+            groups=self.groups,
+            resident=tuple(resident),
+            memory=tuple(self.memory),
+            notes=tuple(self.notes),
+            labels=labels or {},
+        )

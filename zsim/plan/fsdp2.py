@@ -1,0 +1,380 @@
+"""PyTorch FSDP2 (`fully_shard`) and HSDP, as torch 2.13 runs them.
+
+Transcribed from `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `_fsdp_collectives.py` and
+`_fsdp_state.py`; method names follow theirs. One group of parameters (`Unit`) is all-gathered, and its
+gradients reduce-scattered, as a whole; every parameter is sharded on dim 0 and padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.optimizer import clip_gradients, update
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.units import Unit, make_units
+from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.specs.strategy import DTYPE_BYTES, Fsdp2, Training
+
+COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = (
+    "all_gather_copy_in",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+)
+
+
+@dataclass
+class _State:
+    """What FSDPParamGroup remembers of one unit."""
+
+    is_unsharded: bool = False
+    is_sharded_post_forward: bool = False
+    all_gather: int | None = None  # its event, while a result is pending
+    all_gather_bytes: int = 0
+    reshard_event: int | None = None
+    post_reduce_event: int | None = None
+    all_reduce_bytes: int = 0
+    gradient_bytes: int = 0  # unsharded gradients that autograd made
+    has_sharded_gradient: bool = False
+    accumulated_bytes: int = 0
+
+
+class Fsdp2Schedule(Hooks):
+    """FSDPParamGroup's hooks for all units of a model."""
+
+    def __init__(
+        self, builder: PlanBuilder, workload: Workload, strategy: Fsdp2, training: Training, world_size: int
+    ) -> None:
+        super().__init__(builder)
+        self.strategy = strategy
+        self.training = training
+        self.workload = workload
+        self.shard_size = world_size // strategy.replicate
+        self.is_hybrid = strategy.replicate > 1
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
+        self.units = make_units(workload, strategy, self.shard_size)
+        self.states = {unit.name: _State() for unit in self.units}
+        self._root = next((unit for unit in self.units if unit.is_root), None)
+        self._by_segment: dict[str, Unit] = {
+            segment: unit for unit in self.units for segment in unit.segments
+        }
+        self._post_forward_order: list[Unit] = []
+        self._post_forward_index: dict[str, int] = {}
+        self._pending_copy_out: tuple[Unit, int, int] | None = None  # unit, all-gather bytes, copy-out event
+        self._reduce_scatter_inputs: list[tuple[int, int]] = []  # (bytes, event), at most one before the next
+        self._last_post_reduce: dict[str, int] = {}
+        self._is_last_micro_batch = True
+        self._in_forward = True
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    def resident(self) -> list[Memory]:
+        """fp32 shards of parameters and of both Adam moments on rank 0, which holds the largest."""
+        shard = sum(unit.shard_numel for unit in self.units)
+        states = self.workload.optimizer_state_bytes * shard
+        return [Memory("parameters", 4 * shard), Memory("optimizer_states", states)]
+
+    # -- all-gather ---------------------------------------------------------------------------------------
+
+    def _unshard(self, unit: Unit) -> None:
+        """FSDPParamGroup.unshard with foreach_all_gather."""
+        state, builder = self.states[unit.name], self.builder
+        if state.all_gather is not None or state.is_unsharded:
+            return
+        if state.reshard_event is not None:
+            self._gather_streams_wait(state.reshard_event)
+            state.reshard_event = None
+        if state.is_sharded_post_forward:
+            ranks, group = unit.post_forward_size, "post_forward"
+        else:
+            ranks, group = self.shard_size, "shard"
+        if ranks == 1:
+            state.all_gather = -1
+            state.all_gather_bytes = 0
+            return
+        full = unit.padded_numel(ranks) * self.param_bytes
+        cast = full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
+        builder.allocate("buffers", cast + full)
+        shard = full // ranks
+        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a flat tensor of its own
+        kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
+        builder.kernels(
+            f"all_gather_copy_in {unit.name}", kernels, stream=COPY_IN, overhead="fsdp2_unshard", module=unit.name
+        )
+        builder.free("buffers", cast)
+        builder.wait_stream(ALL_GATHER, COPY_IN)
+        state.all_gather = builder.collective(
+            "all_gather", full, self.strategy.param_dtype, group, stream=ALL_GATHER, name=f"all_gather {unit.name}",
+            module=unit.name,
+        )  # fmt: skip
+        state.all_gather_bytes = full
+
+    def _wait_for_unshard(self, unit: Unit) -> None:
+        """Copy the gathered tensor out into the parameters, on the compute stream."""
+        state, builder = self.states[unit.name], self.builder
+        if state.all_gather is None:
+            return
+        if self._in_forward:
+            self._release_previous_gather()
+        builder.allocate("buffers", unit.unsharded_numel * self.param_bytes)
+        if state.all_gather >= 0:
+            builder.stream_wait(COMPUTE, state.all_gather)
+        size = unit.unsharded_numel * self.param_bytes
+        copy_out = builder.kernels(
+            f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name
+        )
+        if self._in_forward and state.all_gather >= 0:
+            self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
+        else:
+            self._gather_streams_wait(copy_out)
+            builder.free("buffers", state.all_gather_bytes)
+        state.all_gather = None
+        state.is_unsharded, state.is_sharded_post_forward = True, False
+
+    def _release_previous_gather(self) -> None:
+        if self._pending_copy_out is not None:
+            _unit, size, event = self._pending_copy_out
+            self._gather_streams_wait(event)
+            self.builder.free("buffers", size)
+            self._pending_copy_out = None
+
+    def _gather_streams_wait(self, event: int | None) -> None:
+        self.builder.stream_wait(COPY_IN, event)
+        self.builder.stream_wait(ALL_GATHER, event)
+
+    def _reshard(self, unit: Unit, *, after_forward: bool) -> None:
+        state, builder = self.states[unit.name], self.builder
+        if after_forward and not unit.reshards_after_forward:
+            return
+        if not state.is_unsharded:
+            return
+        if after_forward and unit.post_forward_size > 1:
+            # keep a shard of the smaller group, copied out of the whole parameter
+            shard = unit.padded_numel(unit.post_forward_size) // unit.post_forward_size * self.param_bytes
+            builder.allocate("buffers", shard)
+            state.is_sharded_post_forward = True
+            state.reshard_event = builder.kernels(
+                f"reshard {unit.name}", moves(shard, shard), module=unit.name
+            )
+        builder.free("buffers", unit.unsharded_numel * self.param_bytes)
+        state.is_unsharded = False
+
+    # -- hooks ------------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._is_last_micro_batch = is_last
+        self._in_forward = True
+        self.builder.wait_stream(COPY_IN, COMPUTE)
+        self.builder.wait_stream(ALL_GATHER, COMPUTE)
+        self._post_forward_order, self._post_forward_index = [], {}
+        if self._root is not None:
+            self._pre_forward(self._root)
+
+    def before_forward(self, segment: Segment) -> None:
+        unit = self._by_segment.get(segment.name)
+        if unit is not None and not unit.is_root and segment.name == unit.segments[0]:
+            self._pre_forward(unit)
+
+    def _pre_forward(self, unit: Unit) -> None:
+        self._unshard(unit)
+        self._wait_for_unshard(unit)
+        for target in unit.forward_prefetch:
+            self._unshard(target)
+
+    def after_forward(self, segment: Segment) -> None:
+        unit = self._by_segment.get(segment.name)
+        if unit is not None and not unit.is_root and segment.name == unit.segments[-1]:
+            self._post_forward(unit)
+
+    def _post_forward(self, unit: Unit) -> None:
+        self.builder.host(f"post_forward {unit.name}", module=unit.name)
+        self._reshard(unit, after_forward=True)
+        self._post_forward_index[unit.name] = len(self._post_forward_order)
+        self._post_forward_order.append(unit)
+
+    def end_forward(self) -> None:
+        if self._root is not None:
+            self._post_forward(self._root)
+        self._release_previous_gather()
+        self._in_forward = False
+
+    def begin_backward(self) -> None:
+        if self._root is not None:
+            self._pre_backward(self._root)
+
+    def before_backward(self, segment: Segment) -> None:
+        unit = self._by_segment.get(segment.name)
+        if unit is not None and not unit.is_root and segment.name == unit.segments[-1]:
+            self._pre_backward(unit)
+
+    def _pre_backward(self, unit: Unit) -> None:
+        self._unshard(unit)
+        self._wait_for_unshard(unit)
+        index = self._post_forward_index[unit.name]
+        if index > 0:
+            self._unshard(self._post_forward_order[index - 1])
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """Autograd makes the unsharded gradients in the parameters' dtype."""
+        unit = self._by_segment[call.segment]
+        if call.numel:
+            size = call.numel * self.param_bytes
+            self.builder.allocate("buffers", size)
+            self.states[unit.name].gradient_bytes += size
+
+    def after_backward(self, segment: Segment) -> None:
+        """The hook on a unit's inputs; units whose inputs need no gradient are finished at the end."""
+        unit = self._by_segment[segment.name]
+        if not unit.is_root and unit.has_differentiable_input and segment.name == unit.segments[0]:
+            self._post_backward(unit)
+
+    def end_backward(self) -> None:
+        """The final callback: units without a hook on their inputs, then wait for all reductions."""
+        for unit in self.units:
+            if unit.is_root or not unit.has_differentiable_input:
+                self._post_backward(unit)
+        if not self._is_last_micro_batch and self.strategy.no_sync:
+            return
+        for event in self._last_post_reduce.values():
+            self.builder.stream_wait(COMPUTE, event)
+        self._last_post_reduce = {}
+        for state in self.states.values():
+            state.post_reduce_event = None
+            self.builder.free("buffers", state.all_reduce_bytes)
+            state.all_reduce_bytes = 0
+        for size, _event in self._reduce_scatter_inputs:
+            self.builder.free("buffers", size)
+        self._reduce_scatter_inputs = []
+
+    # -- reduce-scatter ---------------------------------------------------------------------------------
+
+    def _post_backward(self, unit: Unit) -> None:
+        state, builder = self.states[unit.name], self.builder
+        if state.accumulated_bytes or (self.strategy.no_sync and not self._is_last_micro_batch):
+            self._accumulate_unsharded(unit, state)
+        self._reshard(unit, after_forward=False)
+        if self.strategy.no_sync and not self._is_last_micro_batch:
+            return
+        while len(self._reduce_scatter_inputs) >= self.strategy.reduce_scatter_max_input_buffers:
+            size, event = self._reduce_scatter_inputs.pop(0)
+            builder.stream_wait(COMPUTE, event)
+            builder.free("buffers", size)
+        builder.stream_wait(COMPUTE, state.post_reduce_event)
+        builder.free("buffers", state.all_reduce_bytes)
+        state.all_reduce_bytes = 0
+        self._reduce(unit, state)
+
+    def _accumulate_unsharded(self, unit: Unit, state: _State) -> None:
+        """`requires_gradient_sync=False`: unsharded gradients add up in the reduce dtype."""
+        size = unit.numel * self.reduce_bytes
+        if not state.accumulated_bytes:
+            self.builder.allocate("buffers", size)
+        self.builder.kernels(
+            f"accumulate gradients {unit.name}",
+            moves(state.gradient_bytes + state.accumulated_bytes, size, launches=len(unit.parameters)),
+            module=unit.name,
+        )
+        state.accumulated_bytes = size
+        self.builder.free("buffers", state.gradient_bytes)
+        state.gradient_bytes = 0
+
+    def _reduce(self, unit: Unit, state: _State) -> None:
+        """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
+        builder, strategy = self.builder, self.strategy
+        full = unit.padded_numel(self.shard_size) * self.reduce_bytes
+        shard = full // self.shard_size
+        builder.allocate("buffers", full)
+        builder.kernels(
+            f"reduce_scatter_copy_in {unit.name}",
+            moves(state.gradient_bytes + state.accumulated_bytes, full),
+            overhead="fsdp2_reduce",
+            module=unit.name,
+        )
+        builder.free("buffers", state.gradient_bytes + state.accumulated_bytes)
+        state.gradient_bytes = state.accumulated_bytes = 0
+        builder.wait_stream(REDUCE_SCATTER, COMPUTE)
+        self._allocate_sharded_gradient(state, shard)
+        stream = REDUCE_SCATTER
+        if self.shard_size > 1:
+            event = builder.collective(
+                "reduce_scatter", full, strategy.reduce_dtype, "shard", stream=REDUCE_SCATTER,
+                name=f"reduce_scatter {unit.name}", module=unit.name,
+            )  # fmt: skip
+        else:
+            event = builder.kernels(
+                f"copy gradients {unit.name}", moves(full, full), stream=REDUCE_SCATTER, module=unit.name
+            )
+        if self.is_hybrid:
+            builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
+            builder.collective(
+                "all_reduce", shard, strategy.reduce_dtype, "replicate", stream=ALL_REDUCE,
+                name=f"all_reduce {unit.name}", module=unit.name,
+            )  # fmt: skip
+            stream = ALL_REDUCE
+        self._reduce_scatter_inputs.append((full, event))
+        state.post_reduce_event = self._finish_gradient(unit, state, shard, stream)
+        self._last_post_reduce[stream] = state.post_reduce_event
+
+    def _allocate_sharded_gradient(self, state: _State, shard: int) -> None:
+        """The reduced shard: the rank's gradient itself when it is fp32 and the first, else a buffer."""
+        is_gradient = self.strategy.reduce_dtype == "fp32" and not state.has_sharded_gradient
+        self.builder.allocate("gradients" if is_gradient else "buffers", shard)
+
+    def _finish_gradient(self, unit: Unit, state: _State, shard: int, stream: str) -> int:
+        """Cast to fp32 and accumulate, on the stream of the last reduction."""
+        builder = self.builder
+        needs_cast = self.strategy.reduce_dtype != "fp32"
+        fp32 = shard // self.reduce_bytes * 4
+        if needs_cast and not state.has_sharded_gradient:
+            builder.allocate("gradients", fp32)
+        elif needs_cast:
+            builder.allocate("buffers", fp32)
+        if needs_cast or state.has_sharded_gradient:
+            event = builder.kernels(
+                f"accumulate gradient shard {unit.name}",
+                moves(shard + (fp32 if state.has_sharded_gradient else 0), fp32, launches=len(unit.parameters)),
+                stream=stream,
+                module=unit.name,
+            )
+            if self.is_hybrid:
+                state.all_reduce_bytes = shard  # kept until the unit's next reduction, or the end
+            else:
+                builder.free("buffers", shard)
+            if needs_cast and state.has_sharded_gradient:
+                builder.free("buffers", fp32)
+        else:
+            last = builder.record(stream)
+            assert last is not None
+            event = last
+        state.has_sharded_gradient = True
+        return event
+
+    # -- optimizer ------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        numels = [shard for unit in self.units for shard in unit.parameter_shards]
+        clip_gradients(self.builder, self.training, numels, "shard")
+        update(self.builder, self.training, numels)
+        self.builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units))
+
+
+def fsdp2_groups(strategy: Fsdp2, world_size: int) -> list[Group]:
+    """Ranks that shard together are neighbours; replicas are `shard size` apart."""
+    shard = world_size // strategy.replicate
+    groups = [Group("shard", shard)]
+    if strategy.replicate > 1:
+        groups.append(Group("replicate", strategy.replicate, shard))
+    if isinstance(strategy.reshard_after_forward, int) and not isinstance(strategy.reshard_after_forward, bool):
+        groups.append(Group("post_forward", strategy.reshard_after_forward))
+    return groups
+
+
+def fsdp2_plan(workload: Workload, strategy: Fsdp2, training: Training, world_size: int) -> Plan:
+    """One step of FSDP2 or HSDP."""
+    builder = PlanBuilder(fsdp2_groups(strategy, world_size))
+    schedule = Fsdp2Schedule(builder, workload, strategy, training, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("fsdp2", world_size, schedule.resident())

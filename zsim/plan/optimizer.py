@@ -1,0 +1,46 @@
+"""Gradient clipping and the optimizer's kernels, as every framework's step ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost import work
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.specs.strategy import Training
+
+
+def clip_gradients(
+    builder: PlanBuilder, training: Training, numels: Sequence[int], group: str, *, dtype: str = "fp32"
+) -> None:
+    """`clip_grad_norm_` of this rank's elements of each tensor: read all gradients, sum the squares over the
+    ranks of `group`, scale the gradients."""
+    if training.gradient_clipping <= 0:
+        return
+    numel, num_tensors = sum(numels), len(numels)
+    builder.kernels("gradient norm", work.norm_kernels(numel, dtype, num_tensors))
+    if group and builder.groups[group].size > 1:
+        builder.collective("all_reduce", 4, "fp32", group, stream=COMPUTE, name="all_reduce gradient norm")
+    builder.kernels("clip gradients", work.scale_kernels(numel, dtype, num_tensors))
+
+
+def update(
+    builder: PlanBuilder,
+    training: Training,
+    numels: Sequence[int],
+    *,
+    gradient_dtype: str = "fp32",
+    state_dtype: str = "fp32",
+    low_precision_copy: bool = False,
+    name: str = "optimizer step",
+    overhead: str | None = "optimizer_step",
+) -> None:
+    """The update of this rank's elements of each tensor."""
+    kernels = work.optimizer_kernels(
+        sum(numels),
+        training.optimizer,
+        num_tensors=len(numels),
+        gradient_dtype=gradient_dtype,
+        state_dtype=state_dtype,
+        low_precision_copy=low_precision_copy,
+    )
+    builder.kernels(name, kernels, overhead=overhead)

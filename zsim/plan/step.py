@@ -1,0 +1,139 @@
+"""The walk through one training step that every framework shares.
+
+Forward over the segments, backward in reverse, once per micro-batch; then the optimizer. What differs
+between frameworks happens in the hooks of a `Schedule`, which are called where PyTorch calls theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.workload import ModuleCall, Segment, Workload
+
+
+class Schedule(Protocol):
+    """What a framework does around the computation. Every method may issue ops; most frameworks need few."""
+
+    builder: PlanBuilder
+
+    def begin_step(self) -> None: ...
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None: ...
+    def before_forward(self, segment: Segment) -> None: ...
+    def after_forward(self, segment: Segment) -> None: ...
+    def end_forward(self) -> None: ...
+    def begin_backward(self) -> None: ...
+    def before_backward(self, segment: Segment) -> None: ...
+    def after_backward(self, segment: Segment) -> None: ...
+    def before_module(self, call: ModuleCall) -> None: ...
+    def after_module(self, call: ModuleCall) -> None: ...
+    def gradient_ready(self, call: ModuleCall) -> None: ...
+    def end_backward(self) -> None: ...
+    def optimizer_step(self) -> None: ...
+
+
+class Hooks:
+    """A schedule that does nothing: the base that frameworks override."""
+
+    def __init__(self, builder: PlanBuilder) -> None:
+        self.builder = builder
+
+    def begin_step(self) -> None: ...
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None: ...
+    def before_forward(self, segment: Segment) -> None: ...
+    def after_forward(self, segment: Segment) -> None: ...
+    def end_forward(self) -> None: ...
+    def begin_backward(self) -> None: ...
+    def before_backward(self, segment: Segment) -> None: ...
+    def after_backward(self, segment: Segment) -> None: ...
+    def before_module(self, call: ModuleCall) -> None: ...
+    def after_module(self, call: ModuleCall) -> None: ...
+    def gradient_ready(self, call: ModuleCall) -> None: ...
+    def end_backward(self) -> None: ...
+    def optimizer_step(self) -> None: ...
+
+
+def walk_step(schedule: Schedule, workload: Workload, num_micro_batches: int) -> None:
+    """Issue a whole step to `schedule.builder`."""
+    builder = schedule.builder
+    builder.phase = "forward"
+    builder.host("begin step", overhead="step")
+    schedule.begin_step()
+    for number in range(num_micro_batches):
+        schedule.begin_micro_batch(number, is_last=number == num_micro_batches - 1)
+        _forward(schedule, workload)
+        _backward(schedule, workload)
+    builder.phase = "optimizer"
+    schedule.optimizer_step()
+
+
+def _forward(schedule: Schedule, workload: Workload) -> None:
+    builder = schedule.builder
+    builder.phase = "forward"
+    for segment in workload.segments:
+        schedule.before_forward(segment)
+        builder.allocate("activations", segment.checkpoint_bytes)
+        for call in segment.calls:
+            _forward_module(schedule, call, keeps=not segment.is_checkpointed)
+        schedule.after_forward(segment)
+    schedule.end_forward()
+
+
+def _forward_module(schedule: Schedule, call: ModuleCall, *, keeps: bool) -> None:
+    """One module forward; what it saves for backward stays allocated when `keeps`."""
+    builder, work = schedule.builder, call.work
+    schedule.before_module(call)
+    builder.allocate("activations", work.saved_bytes if keeps else work.working_bytes)
+    builder.allocate("activations", work.forward_extra_bytes)
+    builder.add(
+        call.name, "compute", work.forward, launches=work.forward_launches, overhead="module_call", module=call.name
+    )
+    builder.free("activations", work.forward_extra_bytes)
+    if not keeps:
+        builder.free("activations", work.working_bytes)
+    schedule.after_module(call)
+
+
+def _backward(schedule: Schedule, workload: Workload) -> None:
+    builder = schedule.builder
+    builder.phase = "backward"
+    builder.allocate("activations", workload.residual_bytes)
+    schedule.begin_backward()
+    for segment in reversed(workload.segments):
+        schedule.before_backward(segment)
+        if segment.is_checkpointed:
+            builder.phase = "recompute"
+            for call in segment.recomputed:
+                _forward_module(schedule, call, keeps=True)
+            if segment.stops_at is not None:
+                schedule.before_module(segment.stops_at)
+                builder.allocate("activations", segment.stops_at.work.saved_bytes)
+            builder.phase = "backward"
+        for call in reversed(segment.calls):
+            _backward_module(schedule, call)
+        builder.free("activations", segment.checkpoint_bytes)
+        schedule.after_backward(segment)
+    builder.free("activations", workload.residual_bytes)
+    schedule.end_backward()
+
+
+def _backward_module(schedule: Schedule, call: ModuleCall) -> None:
+    builder, work = schedule.builder, call.work
+    schedule.before_module(call)
+    if work.recompute is not None:  # selective checkpointing
+        builder.phase = "recompute"
+        builder.allocate("activations", work.recomputed_bytes)
+        builder.add(f"{call.name} recompute", "compute", work.recompute, launches=work.recompute_launches, module=call.name)
+        builder.phase = "backward"
+    builder.allocate("activations", work.backward_extra_bytes)
+    builder.add(
+        f"{call.name} backward",
+        "compute",
+        work.backward,
+        launches=work.backward_launches,
+        overhead="autograd_node",
+        module=call.name,
+    )
+    schedule.gradient_ready(call)
+    builder.free("activations", work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes)
+    schedule.after_module(call)

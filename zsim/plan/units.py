@@ -1,0 +1,100 @@
+"""Which parameters are gathered together: the wrapping presets of FSDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from zsim.errors import InputError, did_you_mean
+from zsim.plan.workload import Workload
+from zsim.specs.model import Parameter
+from zsim.specs.strategy import Fsdp2
+
+WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface")
+
+
+@dataclass
+class Unit:
+    """One group of parameters that is unsharded and reduced as a whole.
+
+    `segments` are the stretches of the model that need it, in forward order. Every parameter is cut on dim
+    0 into `shard_size` chunks of ceil(dim0 / shard_size) rows, the last ones padded.
+    """
+
+    name: str
+    segments: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    shard_size: int
+    is_root: bool = False
+    reshards_after_forward: bool = True
+    post_forward_size: int = 0
+    has_differentiable_input: bool = True
+    forward_prefetch: list[Unit] = field(default_factory=list)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @cached_property
+    def unsharded_numel(self) -> int:
+        """Elements of the gathered parameters, padding included: that is how they are allocated."""
+        return self.padded_numel(self.shard_size)
+
+    @cached_property
+    def parameter_shards(self) -> tuple[int, ...]:
+        """Elements of rank 0's shard of each parameter."""
+        return tuple(_padded(parameter, self.shard_size) // self.shard_size for parameter in self.parameters)
+
+    @cached_property
+    def shard_numel(self) -> int:
+        return sum(self.parameter_shards)
+
+    def padded_numel(self, num_ranks: int) -> int:
+        """Elements that an all-gather over `num_ranks` produces."""
+        return sum(_padded(parameter, num_ranks) for parameter in self.parameters)
+
+
+def _padded(parameter: Parameter, num_ranks: int) -> int:
+    rows = parameter.shape[0] if parameter.shape else 1
+    return -(-rows // num_ranks) * num_ranks * (parameter.numel // rows)
+
+
+def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Unit]:
+    """FSDP2 units in forward order, by preset.
+
+    torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
+    head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
+    tied weights make one unit of all three. huggingface: each block resharded; the root holds the rest.
+    Source: torchtitan models/llama3/infra/parallelize.py (0.1) and distributed/fsdp.py (0.3.0), accelerate
+    1.15.0 utils/fsdp_utils.py.
+    """
+    if strategy.wrapping not in WRAPPINGS:
+        raise InputError(
+            f"strategy.wrapping: unknown preset '{strategy.wrapping}'{did_you_mean(strategy.wrapping, WRAPPINGS)}; "
+            f"known: {', '.join(WRAPPINGS)}"
+        )
+    before, *blocks, after = workload.segments
+    reshard = strategy.reshard_after_forward
+    group = reshard if isinstance(reshard, int) and not isinstance(reshard, bool) else 0
+    reshards = True if reshard is None else bool(reshard)
+    units = [
+        Unit(
+            segment.name, (segment.name,), segment.parameters, shard_size,
+            reshards_after_forward=reshards, post_forward_size=group,
+        )
+        for segment in blocks
+    ]  # fmt: skip
+    if strategy.wrapping == "torchtitan" and not workload.model.is_tied:
+        embedding = Unit(
+            "tok_embeddings", (before.name,), before.parameters, shard_size,
+            reshards_after_forward=reshards, post_forward_size=group, has_differentiable_input=False,
+        )  # fmt: skip
+        head = Unit("norm, output", (after.name,), after.parameters, shard_size, reshards_after_forward=False)
+        return [embedding, *units, head]
+    if strategy.wrapping == "torchtitan-0.1" and reshard in (None, True):
+        units[-1].reshards_after_forward = False
+    root = Unit(
+        "root", (before.name, after.name), (*before.parameters, *after.parameters), shard_size,
+        is_root=True, reshards_after_forward=False,
+    )  # fmt: skip
+    return [root, *units]

@@ -1,0 +1,172 @@
+"""What one rank computes in a step: segments of module calls with their kernels and their memory.
+
+A `Segment` is what runs before the blocks, one block, or what runs after them. Work is derived once per
+distinct module shape; a thousand layers of one shape share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from zsim.cost import footprint, work
+from zsim.plan.ops import Kernels
+from zsim.specs.model import Attention, Block, ModelSpec, Module, Parameter
+from zsim.specs.strategy import Training
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleWork:
+    """One module's kernels and activation bytes.
+
+    `saved_bytes` stay from forward to backward; `working_bytes` are what the same tensors take while they
+    exist when nothing is kept (checkpointing); the extras live only during one op.
+    """
+
+    forward: Kernels
+    backward: Kernels
+    forward_launches: int
+    backward_launches: int
+    saved_bytes: int
+    working_bytes: int
+    forward_extra_bytes: int
+    backward_extra_bytes: int
+    recompute: Kernels | None = None
+    recompute_launches: int = 0
+    recomputed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """A module at its place in the model."""
+
+    name: str
+    segment: str
+    module: Module
+    work: ModuleWork
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.module.parameters
+
+    @property
+    def numel(self) -> int:
+        return self.module.numel
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Modules that run back to back: `kind` is "before", "block" or "after".
+
+    Under full checkpointing `recomputed` run again before backward; recomputation enters `stops_at` (its
+    hooks run) but stops before its kernels, because everything that backward needs exists by then.
+    """
+
+    name: str
+    kind: str
+    calls: tuple[ModuleCall, ...]
+    is_checkpointed: bool
+    checkpoint_bytes: int
+    recomputed: tuple[ModuleCall, ...] = ()
+    stops_at: ModuleCall | None = None
+    registration: tuple[str, ...] | None = None
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(parameter for call in self.calls for parameter in call.parameters)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(call.numel for call in self.calls)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive during
+    the whole backward; `optimizer_state_bytes` per parameter, fp32 master weights not included."""
+
+    model: ModelSpec
+    training: Training
+    segments: tuple[Segment, ...]
+    residual_bytes: int
+    optimizer_state_bytes: int
+
+    @cached_property
+    def numel(self) -> int:
+        return self.model.numel
+
+
+def make_workload(model: ModelSpec, training: Training) -> Workload:
+    """Derive the work of every module once per shape."""
+    shape = work.BatchShape.of(training)
+    options = work.WorkOptions.of(training)
+    deriver = _Deriver(shape, options, training)
+    full = training.activation_checkpointing == "full"
+    checkpoint = footprint.checkpoint_bytes(model.hidden_size, shape, options) if full else 0
+    segments = [deriver.segment("before", "before", "", model.before, None)]
+    for number, block in enumerate(model.blocks):
+        name = f"{model.block_prefix}.{number}"
+        segments.append(deriver.segment(name, "block", name + ".", block, checkpoint if full else None))
+    segments.append(deriver.segment("after", "after", "", model.after, None))
+    residual = training.micro_batch_tokens * model.hidden_size * options.activation_bytes
+    return Workload(model, training, tuple(segments), residual, work.optimizer_state_bytes(training.optimizer))
+
+
+class _Deriver:
+    """Caches the work of modules and the calls of blocks."""
+
+    def __init__(self, shape: work.BatchShape, options: work.WorkOptions, training: Training) -> None:
+        self._shape = shape
+        self._options = options
+        self._training = training
+        self._works: dict[int, ModuleWork] = {}
+
+    def segment(
+        self, name: str, kind: str, prefix: str, modules: Block | tuple[Module, ...], checkpoint: int | None
+    ) -> Segment:
+        block = modules if isinstance(modules, Block) else None
+        registration = block.registration if block else None
+        modules = block.modules if block else modules
+        calls = tuple(
+            ModuleCall(prefix + module.name, name, module, self._work(module, kind, checkpoint is not None))
+            for module in modules
+        )
+        recomputed: tuple[ModuleCall, ...] = ()
+        stops_at = None
+        if block is not None and checkpoint is not None:
+            count = len(footprint.recomputed_modules(block, "full"))
+            recomputed = calls[:count]
+            stops_at = calls[count] if count < len(calls) and calls[count].numel else None
+        return Segment(
+            name, kind, calls, checkpoint is not None, checkpoint or 0, recomputed, stops_at, registration
+        )
+
+    def _work(self, module: Module, kind: str, is_checkpointed: bool) -> ModuleWork:
+        known = self._works.get(id(module))
+        if known is not None:
+            return known
+        selective = (
+            self._training.activation_checkpointing == "selective"
+            and kind == "block"
+            and isinstance(module.work, Attention)
+        )
+        shape, options = self._shape, self._options
+        forward = work.forward_kernels(module, shape, options)
+        backward = work.backward_kernels(module, shape, options)
+        saved = footprint.saved_bytes(module, shape, options)
+        kept = footprint.saved_bytes_selective(module, shape, options) if selective else saved
+        result = ModuleWork(
+            forward=Kernels(forward),
+            backward=Kernels(backward),
+            forward_launches=sum(kernel.launches for kernel in forward),
+            backward_launches=sum(kernel.launches for kernel in backward),
+            saved_bytes=kept,
+            working_bytes=saved,
+            forward_extra_bytes=footprint.forward_extra_bytes(module, shape, options),
+            backward_extra_bytes=footprint.backward_extra_bytes(module, shape, options),
+            recompute=Kernels(forward) if selective else None,
+            recompute_launches=sum(kernel.launches for kernel in forward) if selective else 0,
+            recomputed_bytes=saved - kept if selective else 0,
+        )
+        self._works[id(module)] = result
+        return result

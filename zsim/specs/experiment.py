@@ -1,0 +1,210 @@
+"""The question: which model, on which cluster, trained how.
+
+`Experiment` has the shape of the file that people write; `resolve` (zsim.specs.job) looks every name up and
+fills every default in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.cluster_files import read_toml
+from zsim.specs.strategy import AttentionKind, Checkpointing, Precision
+from zsim.specs.validation import raise_input_error
+
+Count = Annotated[int, Field(gt=0, strict=True)]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainingTable(_Table):
+    """`[training]`. What is left out: `sequence_length` the model's longest up to 4096; `precision` bf16
+    where the GPU has it; `attention` the best the GPU supports; `gradient_clipping` off, or as DeepSpeed's
+    version has it."""
+
+    sequence_length: Count | None = None
+    micro_batch_size: Count | None = None
+    gradient_accumulation_steps: Count | None = None
+    precision: Precision | None = None
+    activation_checkpointing: Checkpointing = "none"
+    attention: AttentionKind | None = None
+    compile: bool = False
+    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
+    gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+
+class DdpTable(_Table):
+    """`kind = "ddp"`: torch DistributedDataParallel."""
+
+    kind: Literal["ddp"]
+    bucket_cap_mb: float = Field(default=25.0, gt=0, allow_inf_nan=False)
+    gradient_as_bucket_view: bool = False
+    no_sync: bool = True
+
+
+class DeepSpeedTable(_Table):
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file."""
+
+    kind: Literal["deepspeed"]
+    stage: Literal[0, 1, 2, 3] | None = None
+    config: str | dict[str, Any] | None = None
+    version: str = "0.19.8"
+
+
+class _FsdpTable(_Table):
+    wrapping: str = "torchtitan"
+    param_dtype: Dtype | None = None
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    replicate: Count | None = None
+    no_sync: bool = False
+    cpu_offload: bool = False
+
+
+class Fsdp1Table(_FsdpTable):
+    """`kind = "fsdp1"`: torch FullyShardedDataParallel."""
+
+    kind: Literal["fsdp1"]
+    wrapping: str = "huggingface"
+    sharding_strategy: Literal[
+        "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
+    ] = "FULL_SHARD"
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
+    forward_prefetch: bool = False
+    limit_all_gathers: bool = True
+
+
+class Fsdp2Table(_FsdpTable):
+    """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP."""
+
+    kind: Literal["fsdp2"]
+    reshard_after_forward: bool | Count | None = None
+
+    @field_validator("reshard_after_forward", mode="before")
+    @classmethod
+    def _group_or_flag(cls, value: object) -> object:
+        if value is not None and not isinstance(value, bool | int):
+            raise ValueError(f"expected true, false or a group size, found {value!r}")
+        return value
+
+
+STRATEGIES: dict[str, type[_Table]] = {
+    "ddp": DdpTable,
+    "deepspeed": DeepSpeedTable,
+    "fsdp1": Fsdp1Table,
+    "fsdp2": Fsdp2Table,
+}
+StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table
+
+
+class _ExperimentFile(_Table):
+    """An experiment as its file has it."""
+
+    model: str | dict[str, Any] = Field(description="preset, or path to a Hugging Face config.json")
+    cluster: str = Field(description="preset, or path to a topology TOML")
+    nodes: Count | None = None
+    gpus: Count | None = None
+    training: TrainingTable = TrainingTable()
+    strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
+
+
+class Experiment(_ExperimentFile):
+    """What to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
+
+    Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.
+    """
+
+    def __init__(self, *, origin: str = "experiment", **data: Any) -> None:
+        data = _with_strategy_kind(data, origin)
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise_input_error(error, origin, type(self))
+
+
+def _with_strategy_kind(data: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Check the keys of `[strategy]` against its kind, which may be left out where the keys tell it."""
+    table = data.get("strategy")
+    if not isinstance(table, Mapping):
+        return data
+    keys = set(table) - {"kind"}
+    fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
+    kind = table.get("kind")
+    if kind is None:
+        kind = "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None
+    if kind is not None and kind not in STRATEGIES:
+        raise InputError(
+            f"{origin}: strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
+            f"{did_you_mean(str(kind), STRATEGIES)}"
+        )
+    known = set(STRATEGIES[kind].model_fields) if kind else set()
+    for key in sorted(keys - known):
+        owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
+        if kind and owners:
+            raise InputError(
+                f"{origin}: strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
+            )
+        options = known or {name for model in STRATEGIES.values() for name in model.model_fields}
+        if not owners:
+            raise InputError(f"{origin}: strategy: unknown key '{key}'{did_you_mean(key, options)}")
+    if kind is None:
+        raise InputError(f"{origin}: strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
+    return {**data, "strategy": {**table, "kind": kind}}
+
+
+def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that win over it.
+
+    Paths in the file are relative to the file, paths in overrides to the working directory.
+    """
+    path = Path(path)
+    data = read_toml(path)
+    for keys in (("model",), ("cluster",), ("strategy", "config")):
+        _make_relative(data, keys, path.parent)
+    return experiment_from(data, overrides or {}, origin=path.name)
+
+
+def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:
+    """An experiment from file-shaped data and dotted overrides.
+
+    An override of `strategy.kind` drops the keys of the old kind; of `nodes`, the file's `gpus`, and so on.
+    """
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    new_kind = overrides.get("strategy.kind")
+    if new_kind in STRATEGIES and isinstance(data.get("strategy"), dict):
+        allowed = STRATEGIES[str(new_kind)].model_fields
+        data["strategy"] = {key: value for key, value in data["strategy"].items() if key in allowed}
+    if "strategy.config" in overrides and isinstance(data.get("strategy"), dict):
+        if data["strategy"].get("kind", "deepspeed") != "deepspeed":
+            data["strategy"] = {}
+        data["strategy"].pop("stage", None)
+        data["strategy"].setdefault("kind", "deepspeed")
+    for one, other in (("nodes", "gpus"), ("gpus", "nodes")):
+        if one in overrides and other not in overrides:
+            data.pop(other, None)
+    for dotted, value in overrides.items():
+        table = data
+        *parents, key = dotted.split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise InputError(f"--set {dotted}: '{parent}' is not a table")
+        table[key] = value
+    return Experiment(origin=origin, **data)
+
+
+def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:
+    table: Any = data
+    for key in keys[:-1]:
+        table = table.get(key) if isinstance(table, dict) else None
+    if isinstance(table, dict) and isinstance(table.get(keys[-1]), str):
+        candidate = folder / table[keys[-1]]
+        if candidate.exists():
+            table[keys[-1]] = str(candidate)

@@ -1,0 +1,242 @@
+"""An experiment with every name looked up and every default filled in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.experiment import DdpTable, DeepSpeedTable, Experiment, Fsdp1Table, Fsdp2Table
+from zsim.specs.hardware import Cluster
+from zsim.specs.importers.deepspeed import (
+    DeepSpeedConfig,
+    TrainingValues,
+    load_deepspeed_config,
+    refuse_what_is_not_simulated,
+)
+from zsim.specs.importers.huggingface import load_model, model_from_config
+from zsim.specs.model import Embedding, ModelSpec
+from zsim.specs.strategy import AttentionKind, Ddp, Fsdp1, Fsdp2, Precision, Training
+
+Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2
+_DEFAULT_SEQUENCE = 4096
+
+
+@dataclass(frozen=True)
+class Job:
+    """What will be simulated. `gpus_per_node` is how many of each node's GPUs the job uses."""
+
+    experiment: Experiment
+    model: ModelSpec
+    cluster: Cluster
+    num_nodes: int
+    gpus_per_node: int
+    training: Training
+    strategy: Strategy
+    notes: tuple[str, ...]
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def kind(self) -> str:
+        return self.experiment.strategy.kind
+
+
+def resolve(experiment: Experiment) -> Job:
+    """Look up model and cluster, fill in defaults, check everything against everything.
+
+    Raises InputError for what contradicts itself, NotSimulatedError for what zsim cannot do yet.
+    """
+    model = _model(experiment.model)
+    cluster = load_cluster(experiment.cluster)
+    if model.not_simulated:
+        raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
+    num_nodes, gpus_per_node = _shape(experiment, cluster)
+    world_size = num_nodes * gpus_per_node
+    notes: list[str] = []
+    table = experiment.strategy
+    deepspeed: DeepSpeedConfig | None = None
+    if isinstance(table, DeepSpeedTable):
+        deepspeed = _deepspeed(table, experiment, model, cluster, world_size)
+        notes += deepspeed.notes
+    training = _training(experiment, model, cluster, deepspeed, notes)
+    strategy: Strategy
+    if deepspeed is not None:
+        strategy = deepspeed
+    elif isinstance(table, DdpTable):
+        strategy = Ddp(
+            bucket_cap_bytes=round(table.bucket_cap_mb * 2**20),
+            first_bucket_cap_bytes=2**20 if table.bucket_cap_mb == 25 else round(table.bucket_cap_mb * 2**20),
+            gradient_as_bucket_view=table.gradient_as_bucket_view,
+            no_sync=table.no_sync,
+        )
+    elif isinstance(table, Fsdp2Table):
+        strategy = _fsdp2(table, training, world_size, cluster)
+    else:
+        assert isinstance(table, Fsdp1Table)
+        strategy = _fsdp1(table, training, world_size, num_nodes)
+    return Job(experiment, model, cluster, num_nodes, gpus_per_node, training, strategy, tuple(notes))
+
+
+def _model(model: str | dict[str, Any]) -> ModelSpec:
+    if isinstance(model, dict):
+        return model_from_config(model, "model", "experiment")
+    return load_model(model)
+
+
+def _shape(experiment: Experiment, cluster: Cluster) -> tuple[int, int]:
+    """(nodes, GPUs used per node)."""
+    per_node, nodes, gpus = cluster.gpus_per_node, experiment.nodes, experiment.gpus
+    if gpus is None:
+        return nodes or 1, per_node
+    if nodes is not None:
+        if gpus % nodes or gpus // nodes > per_node:
+            raise InputError(
+                f"gpus: found {gpus} on {nodes} nodes of '{cluster.name}' with {per_node} GPUs each; expected "
+                f"{nodes * per_node}, or fewer that divide evenly"
+            )
+        return nodes, gpus // nodes
+    if gpus <= per_node:
+        return 1, gpus
+    if gpus % per_node:
+        raise InputError(
+            f"gpus: found {gpus}, expected a multiple of the {per_node} GPUs of a '{cluster.name}' node "
+            f"({gpus // per_node * per_node} or {(gpus // per_node + 1) * per_node}); uneven nodes are not simulated yet"
+        )
+    return gpus // per_node, per_node
+
+
+def _training(
+    experiment: Experiment, model: ModelSpec, cluster: Cluster, deepspeed: DeepSpeedConfig | None, notes: list[str]
+) -> Training:
+    table, gpu = experiment.training, cluster.gpu
+    precision = deepspeed.precision if deepspeed else table.precision or _default_precision(cluster)
+    if getattr(gpu.peak, precision) is None:
+        offered = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
+        raise InputError(
+            f"training.precision: GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}"
+        )
+    attention: AttentionKind = table.attention or ("flash" if gpu.supports_flash_attention else "math")
+    if attention == "flash" and not gpu.supports_flash_attention:
+        raise InputError(f"training.attention: GPU '{gpu.name}' does not support 'flash'; expected 'math'")
+    if attention == "flash" and precision == "fp32" and gpu.vendor != "cpu":
+        if table.attention == "flash":
+            raise InputError("training.attention: 'flash' needs bf16 or fp16; expected 'math' with precision fp32")
+        attention = "math"
+    longest = model.max_positions
+    length = table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
+    if longest and length > longest:
+        if sum(isinstance(module.work, Embedding) for module in model.before) > 1:
+            raise InputError(
+                f"training.sequence_length: found {length}, but '{model.name}' has {longest} learned positions"
+            )
+        notes.append(f"sequence_length {length} is beyond the {longest} positions that '{model.name}' states")
+    clipping = deepspeed.gradient_clipping if deepspeed else table.gradient_clipping
+    return Training(
+        sequence_length=length,
+        micro_batch_size=deepspeed.batch.micro_batch_size if deepspeed else table.micro_batch_size or 1,
+        gradient_accumulation_steps=(
+            deepspeed.batch.gradient_accumulation_steps if deepspeed else table.gradient_accumulation_steps or 1
+        ),
+        precision=precision,
+        activation_checkpointing=table.activation_checkpointing,
+        attention=attention,
+        compile=table.compile,
+        optimizer=table.optimizer,
+        gradient_clipping=clipping or 0.0,
+    )
+
+
+def _default_precision(cluster: Cluster) -> Precision:
+    return "bf16" if cluster.gpu.peak.bf16 is not None else "fp16"
+
+
+def _deepspeed(
+    table: DeepSpeedTable, experiment: Experiment, model: ModelSpec, cluster: Cluster, world_size: int
+) -> DeepSpeedConfig:
+    """The user's JSON, or a stage with defaults; both may say the same stage."""
+    config: str | Path | dict[str, Any]
+    if table.config is None:
+        if table.stage is None:
+            raise InputError("strategy: deepspeed needs 'stage' or 'config'")
+        config = {"zero_optimization": {"stage": table.stage}}
+    else:
+        config = table.config
+    training = experiment.training
+    precision, micro_batch_size = training.precision, training.micro_batch_size
+    if table.config is None:
+        precision, micro_batch_size = precision or _default_precision(cluster), micro_batch_size or 1
+    values = TrainingValues(
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        precision=precision,
+        gradient_clipping=training.gradient_clipping,
+    )
+    resolved = load_deepspeed_config(
+        config,
+        version=table.version,
+        world_size=world_size,
+        hidden_size=model.hidden_size,
+        training=values,
+    )
+    if table.config is not None and table.stage is not None and table.stage != resolved.zero.stage:
+        raise InputError(
+            f"strategy.stage: found {table.stage}, but {resolved.name} says zero_optimization.stage {resolved.zero.stage}"
+        )
+    refuse_what_is_not_simulated(resolved)
+    return resolved
+
+
+def _fsdp_dtypes(table: Fsdp1Table | Fsdp2Table, training: Training) -> tuple[str, str]:
+    low = "bf16" if training.precision == "fp8" else training.precision
+    return table.param_dtype or low, table.reduce_dtype or "fp32"
+
+
+def _check_replicate(replicate: int, world_size: int) -> None:
+    if world_size % replicate:
+        raise InputError(f"strategy.replicate: found {replicate}, expected a divisor of {world_size} GPUs")
+
+
+def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Cluster) -> Fsdp2:
+    if table.cpu_offload:
+        raise NotSimulatedError("strategy.cpu_offload: FSDP's CPU offload is not simulated yet")
+    replicate = table.replicate or 1
+    _check_replicate(replicate, world_size)
+    shard = world_size // replicate
+    reshard = table.reshard_after_forward
+    if reshard is not None and not isinstance(reshard, bool):
+        if shard % reshard or not 1 < reshard < shard:
+            raise InputError(
+                f"strategy.reshard_after_forward: found group size {reshard}, expected a divisor of the {shard} "
+                f"ranks that shard, larger than 1 and smaller than {shard}, or true or false"
+            )
+    param, reduce = _fsdp_dtypes(table, training)
+    return Fsdp2(reshard, replicate, table.wrapping, param, reduce, table.no_sync)
+
+
+def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: int) -> Fsdp1:
+    if table.cpu_offload:
+        raise NotSimulatedError("strategy.cpu_offload: FSDP's CPU offload is not simulated yet")
+    is_hybrid = "HYBRID" in table.sharding_strategy
+    replicate = table.replicate or (num_nodes if is_hybrid else 1)
+    if replicate > 1 and not is_hybrid:
+        raise InputError(
+            f"strategy.replicate: {table.sharding_strategy} has no replicas; expected HYBRID_SHARD or _HYBRID_SHARD_ZERO2"
+        )
+    _check_replicate(replicate, world_size)
+    param, reduce = _fsdp_dtypes(table, training)
+    return Fsdp1(
+        table.sharding_strategy,
+        replicate,
+        table.wrapping,
+        table.backward_prefetch,
+        table.forward_prefetch,
+        table.limit_all_gathers,
+        param,
+        reduce,
+        table.no_sync,
+    )
