@@ -44,6 +44,8 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     "quick_gelu": ActivationCost(Passes(7, 3), Passes(14, 5), saved=2),
     # BLOOM's own autograd function keeps its input only and recomputes.
     "gelu_bloom": ActivationCost(Passes(21, 9), Passes(44, 18), saved=1),
+    # Gemma 2's logits: divide, tanh, multiply.
+    "softcap": ActivationCost(Passes(6, 3), Passes(7, 3), saved=1),
     # Keeps its output, which the next Linear keeps as its input already.
     "relu": ActivationCost(Passes(2, 1), Passes(3, 1), saved=0),
 }

@@ -157,9 +157,10 @@ class ModelSpec:
 
     `before` (embeddings) and `after` (final norm, head, loss) run once around the blocks. A tied head is a
     `Linear` module without parameters of its own. `block_prefix` is what stands before the block's number
-    (`model.layers` in `model.layers.0.self_attn.q_proj.weight`). `registered_before_blocks` names modules
-    of `after` that `named_parameters()` lists before the blocks (OPT's final norm). `not_simulated` says why
-    zsim only counts this family.
+    (`model.layers` in `model.layers.0.self_attn.q_proj.weight`). `registered_before_blocks` names the
+    modules that `named_parameters()` lists before the blocks, in order, where they are not just `before` (OPT
+    registers its final norm there); None when they are. `not_simulated` says why zsim only counts this
+    family.
     """
 
     name: str
@@ -174,7 +175,7 @@ class ModelSpec:
     is_tied: bool
     source: str
     not_simulated: str | None = None
-    registered_before_blocks: tuple[str, ...] = ()
+    registered_before_blocks: tuple[str, ...] | None = None
 
     @cached_property
     def numel(self) -> int:
@@ -188,15 +189,19 @@ class ModelSpec:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """(full name, parameter) in the order of torch's `named_parameters()`, tied weights once."""
-        early = [module for module in self.after if module.name in self.registered_before_blocks]
-        late = [module for module in self.after if module.name not in self.registered_before_blocks]
-        for module in (*self.before, *early):
+        early = list(self.before)
+        if self.registered_before_blocks is not None:
+            by_name = {module.name: module for module in (*self.before, *self.after)}
+            early = [by_name[name] for name in self.registered_before_blocks]
+        for module in early:
             yield from _named(module.name, module)
         for index, block in enumerate(self.blocks):
             for module in block.registered_modules:
                 yield from _named(f"{self.block_prefix}.{index}.{module.name}", module)
-        for module in late:
-            yield from _named(module.name, module)
+        listed = {module.name for module in early}
+        for module in self.after:
+            if module.name not in listed:
+                yield from _named(module.name, module)
 
 
 def _named(name: str, module: Module) -> Iterator[tuple[str, Parameter]]:

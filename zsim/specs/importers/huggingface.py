@@ -14,8 +14,11 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs import presets
+from zsim.specs.importers import huggingface_classic as classic
 from zsim.specs.importers import huggingface_gpt as gpt
 from zsim.specs.importers import huggingface_llama as llama
+from zsim.specs.importers import huggingface_llama_kin as kin
+from zsim.specs.importers import huggingface_moe as moe
 from zsim.specs.importers.huggingface_config import ConfigReader
 from zsim.specs.model import ModelSpec
 
@@ -34,11 +37,50 @@ _N_NAMES = {
     "n_head": ("num_attention_heads", "num_heads"),
     "n_positions": ("max_position_embeddings", "n_ctx"),
 }
+_MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_experts",)}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama.llama),
     "mistral": Family(llama.mistral),
+    "mixtral": Family(moe.mixtral, _MOE_NAMES),
+    "qwen2": Family(kin.qwen2),
+    "qwen3": Family(kin.qwen3),
+    "qwen2_moe": Family(moe.qwen2_moe, _MOE_NAMES),
+    "qwen3_moe": Family(moe.qwen3_moe, _MOE_NAMES),
+    "deepseek_v3": Family(moe.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
+    "gemma2": Family(kin.gemma2),
+    "phi3": Family(kin.phi3),
     "gpt2": Family(gpt.gpt2, _N_NAMES),
+    "gptj": Family(gpt.gptj, _N_NAMES),
+    "gpt_neo": Family(
+        gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}
+    ),
+    "gpt_neox": Family(gpt.gpt_neox),
+    "falcon": Family(
+        classic.falcon,
+        {
+            "num_hidden_layers": ("n_layer",),
+            "num_attention_heads": ("n_head",),
+            "num_kv_heads": ("n_head_kv",),
+        },
+    ),
+    "mpt": Family(
+        classic.mpt,
+        {
+            "d_model": ("hidden_size",),
+            "n_heads": ("num_attention_heads",),
+            "n_layers": ("num_hidden_layers",),
+        },
+    ),
+    "bloom": Family(
+        classic.bloom,
+        {
+            "hidden_size": ("n_embed",),
+            "n_layer": ("num_hidden_layers",),
+            "n_head": ("num_attention_heads",),
+        },
+    ),
+    "opt": Family(classic.opt),
 }
 
 

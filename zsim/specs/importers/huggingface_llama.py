@@ -1,13 +1,12 @@
-"""Decoders of the Llama kind: RMSNorm, rotary positions, gated MLP, no biases to speak of.
+"""Decoders of the Llama kind: RMSNorm, rotary positions, gated MLP. Llama, Mistral, and what others reuse.
 
 Modules stand in the order they run; names, shapes and defaults as in transformers 5.23
-(`modeling_llama.py`, `modeling_mistral.py`, `modeling_qwen2.py`, `modeling_qwen3.py`, `modeling_gemma2.py`,
-`modeling_phi3.py` and the `configuration_*.py` beside them).
+(`modeling_llama.py`, `modeling_mistral.py` and the `configuration_*.py` beside them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zsim.specs.importers.huggingface_config import ConfigReader
@@ -57,7 +56,9 @@ class Shape:
     ) -> Shape:
         """`kv_default` and `head_dim` are the family's defaults; None derives them from the heads."""
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-        kv_heads = config.integer("num_key_value_heads", heads if kv_default is None else kv_default)
+        is_null = "num_key_value_heads" in config.values  # an explicit null means: as many as heads
+        default = heads if is_null or kv_default is None else kv_default
+        kv_heads = config.integer("num_key_value_heads", default)
         config.check_kv_heads(heads, kv_heads)
         explicit = config.optional_integer("head_dim") or head_dim
         return cls(
@@ -108,17 +109,44 @@ def gated_mlp(name: str, hidden: int, ffn: int, act: str, *, bias: bool = False)
     ]
 
 
-def pre_norm_block(kind: str, shape: Shape, core: Sequence[Module], mlp: Sequence[Module]) -> Block:
+def pre_norm_block(
+    kind: str,
+    shape: Shape,
+    core: Sequence[Module],
+    mlp: Sequence[Module],
+    *,
+    dropout: float = 0.0,
+    registration: Sequence[str] = REGISTRATION,
+) -> Block:
     """norm, attention, add; norm, MLP, add."""
     modules = (
         rms_norm("input_layernorm", shape.hidden),
         *core,
-        residual("self_attn.residual", shape.hidden),
+        residual("self_attn.residual", shape.hidden, dropout),
         rms_norm("post_attention_layernorm", shape.hidden),
         *mlp,
-        residual("mlp.residual", shape.hidden),
+        residual("mlp.residual", shape.hidden, dropout),
     )
-    return register(Block(kind, modules), *REGISTRATION)
+    return register(Block(kind, modules), *registration)
+
+
+def layer_windows(
+    config: ConfigReader, layers: int, window: int | None, is_local: Sequence[bool]
+) -> list[int | None]:
+    """The attention window of each layer: `layer_types` where the file has it, else `is_local`."""
+    types = config.strings("layer_types")
+    if types and len(types) != layers:
+        raise config.error(
+            f"'layer_types' names {len(types)} layers; expected {layers}, the number of layers"
+        )
+    local = [kind == "sliding_attention" for kind in types] if types else is_local
+    return [window if here else None for here in local]
+
+
+def one_block_per_window(windows: Sequence[int | None], build: Callable[[int | None], Block]) -> list[Block]:
+    """The layers' blocks; layers with the same window share one `Block`."""
+    built = {window: build(window) for window in dict.fromkeys(windows)}
+    return [built[window] for window in windows]
 
 
 def decoder(
@@ -128,10 +156,12 @@ def decoder(
     *,
     is_tied: bool,
     max_positions: int,
+    softcaps_logits: bool = False,
     not_simulated: str | None = None,
 ) -> ModelSpec:
     """Token embedding, blocks, final norm, head."""
-    head = Head(rms_norm("model.norm", shape.hidden), shape.hidden, shape.vocab, is_tied)
+    norm = rms_norm("model.norm", shape.hidden)
+    head = Head(norm, shape.hidden, shape.vocab, is_tied, softcaps=softcaps_logits)
     return ModelSpec(
         name=config.name,
         family=config.family,

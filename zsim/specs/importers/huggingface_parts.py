@@ -85,25 +85,31 @@ def attention(
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every causal language model ends with: final norm, output projection, loss."""
+    """What every causal language model ends with: final norm, output projection, loss.
 
-    norm: Module
+    `softcaps` squeezes the logits through tanh (Gemma 2).
+    """
+
+    norm: Module | None
     hidden_size: int
     vocab_size: int
     is_tied: bool
     bias: bool = False
+    softcaps: bool = False
 
     def modules(self) -> tuple[Module, ...]:
         """A tied head computes with the embedding's weight and owns at most a bias."""
-        whole = linear("lm_head", self.hidden_size, self.vocab_size, bias=self.bias)
+        head = linear("lm_head", self.hidden_size, self.vocab_size, bias=self.bias)
         if self.is_tied:
-            own = tuple(parameter for parameter in whole.parameters if parameter.name != "weight")
-            whole = Module(whole.name, whole.work, own)
-        return (self.norm, whole, Module("loss", Loss(self.vocab_size)))
+            own = tuple(parameter for parameter in head.parameters if parameter.name != "weight")
+            head = Module(head.name, head.work, own)
+        before = () if self.norm is None else (self.norm,)
+        cap = (activation("logit_softcap", self.vocab_size, "softcap"),) if self.softcaps else ()
+        return (*before, head, *cap, Module("loss", Loss(self.vocab_size)))
 
 
 def register(block: Block, *order: str) -> Block:
     """The same block, with the order in which its modules stand in `named_parameters()`."""
     owners = {module.name for module in block.modules if module.parameters}
     assert set(order) >= owners, (block.kind, owners - set(order))
-    return Block(block.kind, block.modules, tuple(name for name in order if name in owners))
+    return Block(block.kind, block.modules, tuple(name for name in dict.fromkeys(order) if name in owners))
