@@ -95,7 +95,8 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool) -> NormCost:
 
     Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward; weight 6e, casts 2(e + 4), fp32 passes
     68 backward. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts are
-    no-ops. Statistics (4 or 8 bytes per token) are neglected.
+    no-ops. Gemma multiplies by its weight in fp32 too, and keeps both fp32 tensors.
+    Statistics (4 or 8 bytes per token) are neglected.
     """
     e = element_bytes
     if is_fused:
@@ -103,6 +104,8 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool) -> NormCost:
     if kind == "layer":
         return NormCost(2 * e, 1, 5 * e, 2, e)
     casts, cast_launches = (2 * (e + 4), 2) if e < 4 else (0, 0)
+    if kind == "gemma_rms":
+        return NormCost(casts + 28, 8 + cast_launches, casts + 92, 15 + cast_launches, 8)
     return NormCost(
         forward_bytes=casts + 20 + 2 * e,
         forward_launches=6 + cast_launches,

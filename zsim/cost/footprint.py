@@ -113,7 +113,7 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     if isinstance(work, Linear):
         return tokens * work.out_features * e
     if isinstance(work, Norm):
-        is_upcast = work.kind == "rms" and not options.compile
+        is_upcast = work.kind != "layer" and not options.compile
         return tokens * work.width * (e + (4 if is_upcast else 0))
     if isinstance(work, Attention):
         rotary = 2 * query_elements(work) * e if work.rotary and not options.compile else 0
@@ -133,7 +133,7 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Linear):
         return tokens * (work.in_features + work.out_features) * e
     if isinstance(work, Norm):
-        is_upcast = work.kind == "rms" and not options.compile
+        is_upcast = work.kind != "layer" and not options.compile
         return tokens * work.width * (2 * e + (8 if is_upcast else 0))
     if isinstance(work, Attention):
         elements = query_elements(work) + key_value_elements(work) + output_elements(work)
@@ -178,7 +178,10 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
     mask and what it let through; eager with an fp32 softmax also the probabilities cast back."""
     e, inputs = options.activation_bytes, query_elements(work) + key_value_elements(work)
     if options.attention == "flash":
-        return shape.tokens * (inputs * e + work.num_heads * LOGSUMEXP_BYTES)
+        # Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive.
+        is_doubled = work.rotary and work.splits_fused_qkv and not options.compile
+        rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
+        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES)
     repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
     upcasts = work.upcasts_softmax and not options.compile and e < 4
     softmax = 4 if upcasts else e

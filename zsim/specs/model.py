@@ -46,7 +46,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """LayerNorm or RMSNorm over `width`."""
+    """Normalisation over `width`: `layer`, `rms`, or `gemma_rms` (multiplies by its weight in fp32)."""
 
     width: int
     kind: str = "rms"
@@ -56,7 +56,8 @@ class Norm:
 class Attention:
     """The core of attention: scores, softmax, values; rotary embedding included where there is one.
 
-    `upcasts_softmax`: written-out attention computes its softmax in fp32 (all families but GPT-2).
+    `upcasts_softmax`: written-out attention computes its softmax in fp32 (most families).
+    `splits_fused_qkv`: q, k and v are slices of one projection's output.
     """
 
     num_heads: int
@@ -67,6 +68,7 @@ class Attention:
     dropout: float = 0.0
     window: int | None = None
     upcasts_softmax: bool = True
+    splits_fused_qkv: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,14 @@ def falcon(config: ConfigReader) -> ModelSpec:
     attend = [
         linear("self_attention.query_key_value", hidden, (heads + 2 * kv_heads) * head_dim, bias=has_bias),
         attention(
-            "self_attention.core", heads, kv_heads, head_dim, rotary=is_rotary, dropout=attention_dropout
+            "self_attention.core",
+            heads,
+            kv_heads,
+            head_dim,
+            rotary=is_rotary,
+            dropout=attention_dropout,
+            upcasts_softmax=False,
+            splits_fused_qkv=True,
         ),
         linear("self_attention.dense", hidden, hidden, bias=has_bias),
     ]
@@ -175,13 +182,13 @@ def opt(config: ConfigReader) -> ModelSpec:
     has_final_norm = is_before and not config.boolean("_remove_final_layer_norm", False)
     is_affine = config.boolean("layer_norm_elementwise_affine", True)
     root = "model.decoder"
-    before = [embedding(f"{root}.embed_tokens", vocab, width)]
+    before = [
+        embedding(f"{root}.embed_tokens", vocab, width),
+        embedding(f"{root}.embed_positions", positions + 2, hidden),
+    ]
     if width != hidden:
         before.append(linear(f"{root}.project_in", width, hidden))
-    before += [
-        embedding(f"{root}.embed_positions", positions + 2, hidden),
-        residual(f"{root}.add_positions", hidden),
-    ]
+    before.append(residual(f"{root}.add_positions", hidden))
     is_tied = config.boolean("tie_word_embeddings", True)
     after = list(Head(None, width, vocab, is_tied).modules())
     if width != hidden:

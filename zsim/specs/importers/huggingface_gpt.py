@@ -197,7 +197,12 @@ def gpt_neox(config: ConfigReader) -> ModelSpec:
         layer_norm("input_layernorm", hidden),
         linear("attention.query_key_value", hidden, 3 * hidden, bias=has_bias),
         attention(
-            "attention.core", heads, heads, head_dim, dropout=config.fraction("attention_dropout", 0.0)
+            "attention.core",
+            heads,
+            heads,
+            head_dim,
+            dropout=config.fraction("attention_dropout", 0.0),
+            splits_fused_qkv=True,
         ),
         linear("attention.dense", hidden, hidden, bias=has_bias),
         residual("post_attention_dropout", hidden, dropout),

@@ -157,11 +157,12 @@ def decoder(
     is_tied: bool,
     max_positions: int,
     softcaps_logits: bool = False,
+    norm: str = "rms",
     not_simulated: str | None = None,
 ) -> ModelSpec:
     """Token embedding, blocks, final norm, head."""
-    norm = rms_norm("model.norm", shape.hidden)
-    head = Head(norm, shape.hidden, shape.vocab, is_tied, softcaps=softcaps_logits)
+    final = rms_norm("model.norm", shape.hidden, kind=norm)
+    head = Head(final, shape.hidden, shape.vocab, is_tied, softcaps=softcaps_logits)
     return ModelSpec(
         name=config.name,
         family=config.family,

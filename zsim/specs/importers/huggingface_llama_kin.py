@@ -73,6 +73,7 @@ def phi3(config: ConfigReader) -> ModelSpec:
             shape.head_dim,
             dropout=shape.dropout,
             window=window,
+            splits_fused_qkv=True,
         ),
         linear("self_attn.o_proj", queries, shape.hidden),
     ]
@@ -103,13 +104,13 @@ def gemma2(config: ConfigReader) -> ModelSpec:
     def block(window: int | None) -> Block:
         core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, window=window)
         modules = (
-            rms_norm("input_layernorm", shape.hidden),
+            rms_norm("input_layernorm", shape.hidden, kind="gemma_rms"),
             *core,
-            rms_norm("post_attention_layernorm", shape.hidden),
+            rms_norm("post_attention_layernorm", shape.hidden, kind="gemma_rms"),
             residual("self_attn.residual", shape.hidden),
-            rms_norm("pre_feedforward_layernorm", shape.hidden),
+            rms_norm("pre_feedforward_layernorm", shape.hidden, kind="gemma_rms"),
             *gated_mlp("mlp", shape.hidden, shape.ffn, act),
-            rms_norm("post_feedforward_layernorm", shape.hidden),
+            rms_norm("post_feedforward_layernorm", shape.hidden, kind="gemma_rms"),
             residual("mlp.residual", shape.hidden),
         )
         return register(Block("Gemma2DecoderLayer", modules), *REGISTRATION)
@@ -125,4 +126,5 @@ def gemma2(config: ConfigReader) -> ModelSpec:
         is_tied=config.boolean("tie_word_embeddings", True),
         max_positions=8192,
         softcaps_logits=has_cap,
+        norm="gemma_rms",
     )

@@ -52,9 +52,9 @@ def layer_norm(
     return Module(name, Norm(width, "layer"), parameters, shares_input)
 
 
-def rms_norm(name: str, width: int, *, rows_per_token: int = 1) -> Module:
+def rms_norm(name: str, width: int, *, rows_per_token: int = 1, kind: str = "rms") -> Module:
     """The families' own RMSNorm; `rows_per_token` > 1 normalises each head."""
-    return Module(name, Norm(width * rows_per_token, "rms"), (Parameter("weight", (width,)),))
+    return Module(name, Norm(width * rows_per_token, kind), (Parameter("weight", (width,)),))
 
 
 def residual(name: str, width: int, dropout: float = 0.0) -> Module:
@@ -77,9 +77,20 @@ def attention(
     dropout: float = 0.0,
     window: int | None = None,
     upcasts_softmax: bool = True,
+    splits_fused_qkv: bool = False,
 ) -> Module:
     """Scores, softmax and values."""
-    work = Attention(num_heads, num_kv_heads, head_dim, head_dim, rotary, dropout, window, upcasts_softmax)
+    work = Attention(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        qk_head_dim=head_dim,
+        v_head_dim=head_dim,
+        rotary=rotary,
+        dropout=dropout,
+        window=window,
+        upcasts_softmax=upcasts_softmax,
+        splits_fused_qkv=splits_fused_qkv,
+    )
     return Module(name, work)
 
 

@@ -1,0 +1,113 @@
+"""FLOPs of a model, counted in the conventions that people quote.
+
+Module level (`forward_flops`): matrix products only, 2 m n k each, attention over all pairs, causal or not,
+which is what torch's `FlopCounterMode` counts.
+
+Formula: fwd FLOPs/token = 2 (P - P_emb - P_pos) + 4 S A L. P is every parameter, biases and norms included,
+tied weights once, of routed experts the active ones; P_emb the token embedding where it is not tied (a tied
+one is the head's matrix); P_pos the learned positions; S the sequence length; A = heads * head_dim; L the
+layers. It is above the sum over modules by biases and norms: 4e-5 for Llama, 1e-3 for GPT-2.
+
+MFU convention (PaLM, Chowdhery et al. 2022, appendix B; MosaicML, torchtitan): 6 N + 12 L d S per token, N
+with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add what is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from zsim.specs.model import Attention, Block, Embedding, Experts, Linear, ModelSpec, Module
+from zsim.specs.strategy import Checkpointing
+
+FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
+
+
+def forward_flops(module: Module, sequence_length: int) -> float:
+    """Matrix-product FLOPs of one module, per token."""
+    work = module.work
+    if isinstance(work, Linear):
+        return 2.0 * work.in_features * work.out_features
+    if isinstance(work, Attention):
+        return 2.0 * sequence_length * work.num_heads * (work.qk_head_dim + work.v_head_dim)
+    if isinstance(work, Experts):
+        return 2.0 * work.top_k * 3 * work.in_features * work.expert_features
+    return 0.0
+
+
+def block_forward_flops(block: Block, sequence_length: int) -> float:
+    """Matrix-product FLOPs of one block, per token."""
+    return sum(forward_flops(module, sequence_length) for module in block.modules)
+
+
+def forward_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
+    """Sum over all modules; backward is twice that."""
+    outside = sum(forward_flops(module, sequence_length) for module in (*model.before, *model.after))
+    return outside + _sum_over_blocks(model, lambda block: block_forward_flops(block, sequence_length))
+
+
+def formula_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
+    """2 (P - P_emb [if untied] - P_pos) + 4 S A L, with active experts only."""
+    tables = [module for module in model.before if isinstance(module.work, Embedding)]
+    token_table, positions = tables[0], tables[1:]
+    uncounted = sum(module.numel for module in positions)
+    if not model.is_tied:
+        uncounted += token_table.numel
+    return 2.0 * (active_numel(model) - uncounted) + attention_flops_per_token(model, sequence_length)
+
+
+def attention_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
+    """4 S A L: scores and values of all layers, forward, over all pairs."""
+    return _sum_over_blocks(model, lambda block: _core_flops(block, sequence_length))
+
+
+def active_numel(model: ModelSpec) -> int:
+    """Parameters that one token meets: all but the experts it is not routed to."""
+    return model.numel - round(_sum_over_blocks(model, _idle_experts))
+
+
+def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
+    """6 N + 12 L d S: forward and backward, nothing recomputed."""
+    return 6.0 * active_numel(model) + 3.0 * attention_flops_per_token(model, sequence_length)
+
+
+def hardware_flops_per_token(
+    model: ModelSpec, sequence_length: int, checkpointing: Checkpointing = "none"
+) -> float:
+    """As `model_flops_per_token`, plus the recomputation: full adds 2 N_blocks + 4 L d S, selective 4 L d S.
+
+    By convention (Korthikanti et al. 2022, appendix A) full recomputation counts as one whole forward of the
+    blocks, although torch stops it before a last product whose result nothing needs.
+    """
+    flops = model_flops_per_token(model, sequence_length)
+    if checkpointing == "none":
+        return flops
+    flops += attention_flops_per_token(model, sequence_length)
+    if checkpointing == "full":
+        flops += 2.0 * _sum_over_blocks(model, lambda block: block.numel - _idle_experts(block))
+    return flops
+
+
+def _core_flops(block: Block, sequence_length: int) -> float:
+    cores = (module for module in block.modules if isinstance(module.work, Attention))
+    return sum(forward_flops(module, sequence_length) for module in cores)
+
+
+def _idle_experts(block: Block) -> float:
+    """Parameters of a block's experts that a token does not meet."""
+    idle = 0.0
+    for module in block.modules:
+        if isinstance(module.work, Experts):
+            idle += module.numel * (1 - module.work.top_k / module.work.num_experts)
+    return idle
+
+
+def _sum_over_blocks(model: ModelSpec, measure: Callable[[Block], float]) -> float:
+    """Blocks of one shape are measured once."""
+    return sum(count * measure(block) for block, count in _distinct(model.blocks))
+
+
+def _distinct(blocks: Iterable[Block]) -> list[tuple[Block, int]]:
+    counts: dict[int, tuple[Block, int]] = {}
+    for block in blocks:
+        counts[id(block)] = (block, counts.get(id(block), (block, 0))[1] + 1)
+    return list(counts.values())
