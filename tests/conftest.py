@@ -116,7 +116,15 @@ def build_sharded_step(num_blocks: int = 4, world_size: int = 16, rank: int = 0)
     def gather(block: int, phase: str) -> float:
         change("buffers", 10**9, f"all_gather blocks.{block}")
         name = f"all_gather blocks.{block}"
-        return run("all_gather", millisecond, kind="all_gather", name=name, phase=phase, **group)
+        return run(
+            "all_gather",
+            millisecond,
+            kind="all_gather",
+            name=name,
+            module=f"blocks.{block}",
+            phase=phase,
+            **group,
+        )
 
     gathered = gather(0, "forward")
     for block in range(num_blocks):

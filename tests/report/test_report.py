@@ -118,7 +118,7 @@ def test_a_step_without_duration_is_refused(make_trace):
 def test_the_sentence_says_what_limits_the_step_and_what_it_waits_for(trace):
     """6 of 8 s compute, 1 s waiting for the one all-gather, 1 s optimizer."""
     assert report_of(trace).limit == (
-        "Compute-bound: 75 % compute; exposed communication 12 %, mostly all-gather embed in forward; "
+        "Compute-bound: 75 % compute; exposed communication 12 %, mostly the all-gather of embed; "
         "optimizer 12 %."
     )
 

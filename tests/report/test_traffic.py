@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zsim.report.breakdown import step_breakdown
 from zsim.report.traffic import bus_factor, collective_rows, overlap_fraction
 
 
@@ -33,6 +34,20 @@ def test_calls_of_the_same_kind_group_dtype_and_bytes_are_one_row_in_order_of_fi
 def test_only_the_collectives_of_one_rank_are_counted(make_trace):
     trace = make_trace([call("all_gather", 0, 1, 9), call("all_gather", 0, 1, 9, rank=1)])
     assert [row.count for row in collective_rows(trace)] == [1]
+
+
+def test_each_row_says_how_long_the_compute_stream_waited_for_it(make_trace):
+    """Computing until 2; the gather ends at 5 (3 s exposed), the reduce-scatter 5-7 is hidden."""
+    trace = make_trace(
+        [
+            {"start": 0, "end": 2, "issue": 0},
+            call("all_gather", 1, 5, 100, issue=0),
+            {"start": 5, "end": 8, "issue": 0},
+            call("reduce_scatter", 5, 7, 100),
+        ]
+    )
+    rows = collective_rows(trace, waits=step_breakdown(trace).waits)
+    assert [(row.kind, row.exposed_seconds) for row in rows] == [("all_gather", 3.0), ("reduce_scatter", 0.0)]
 
 
 def test_bandwidths_are_those_of_nccl_tests(make_trace):

@@ -153,7 +153,7 @@ def make_report(
         peaks=memory_peaks(trace.memory, gpus_per_node, nodes),
         breakdown=breakdown,
         limit=limiting_sentence(trace, breakdown),
-        collectives=collective_rows(trace, rank),
+        collectives=collective_rows(trace, rank, breakdown.waits),
         overlap_fraction=overlap_fraction(trace, rank),
         traffic=tuple(traffic),
         evidence=dict(evidence),
@@ -191,4 +191,5 @@ def _collective(row: CollectiveRow) -> dict[str, Any]:
         "group_size": row.group_size,
         "algorithm_bytes_per_second": row.algorithm_bytes_per_second,
         "bus_bytes_per_second": row.bus_bytes_per_second,
+        "exposed_seconds": row.exposed_seconds,
     }

@@ -35,24 +35,22 @@ def limiting_sentence(trace: Trace, breakdown: Breakdown) -> str:
 
 
 def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
-    """What most of the waits with this cause were for."""
-    if cause not in ("exposed_communication", "offload_stall"):
-        return ""
+    """What most of the waits with this cause were for: one op, or else one kind."""
     by_kind: dict[str, float] = {}
     by_op: dict[tuple[str, str, str], float] = {}
     for wait in breakdown.waits:
         if wait.cause == cause and wait.info is not None:
             info = trace.infos[wait.info]
+            op = (info.kind, info.module or info.name, info.phase)
             by_kind[info.kind] = by_kind.get(info.kind, 0.0) + wait.seconds
-            op = (info.kind, info.name, wait.phase)
             by_op[op] = by_op.get(op, 0.0) + wait.seconds
     if not by_kind:
         return ""
-    kind = max(by_kind, key=lambda name: by_kind[name])
-    op = max(by_op, key=lambda key: by_op[key])
+    kind, name, phase = max(by_op, key=lambda key: by_op[key])
     of_cause = breakdown.seconds[cause]
-    if by_op[op] > of_cause / 2:
-        return f", mostly {span_meaning(op[0]).label} {op[1]} in {op[2] or 'the step'}"
+    if by_op[kind, name, phase] > of_cause / 2:
+        return f", mostly the {span_meaning(kind).label} of {name}" + (f" in {phase}" if phase else "")
+    kind = max(by_kind, key=lambda key: by_kind[key])
     if by_kind[kind] > of_cause / 2:
         return f", mostly {span_meaning(kind).label} ({by_kind[kind] / of_cause:.0%} of it)"
     return ""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from zsim.report.breakdown import Wait
 from zsim.report.meanings import COMPUTE_KINDS
-from zsim.trace.spans import COLLECTIVES, Floats, Trace
+from zsim.trace.spans import COLLECTIVES, Floats, SpanInfo, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """All calls of one (kind, group, dtype, bytes) of one rank in one step; `bytes` is one full tensor."""
+    """All calls of one (kind, group, dtype, bytes) of one rank in one step; `bytes` is one full tensor.
+
+    `exposed_seconds` is how long the compute stream waited for them (other ranks' delay included).
+    """
 
     kind: str
     group: str
@@ -21,6 +26,7 @@ class CollectiveRow:
     bytes: int
     dtype: str
     busy_seconds: float
+    exposed_seconds: float = 0.0
 
     @property
     def algorithm_bytes_per_second(self) -> float | None:
@@ -53,25 +59,38 @@ def bus_factor(kind: str, group_size: int) -> float:
     return 1.0
 
 
-def collective_rows(trace: Trace, rank: int | None = None) -> tuple[CollectiveRow, ...]:
-    """The collectives of `rank` (else the first rank) in the order of their first call."""
+def collective_rows(
+    trace: Trace, rank: int | None = None, waits: Sequence[Wait] = ()
+) -> tuple[CollectiveRow, ...]:
+    """The collectives of `rank` (else the first rank) in the order of their first call; `waits` are those
+    of its breakdown."""
     own = _of(trace, rank)
     spans = _indices(own, COLLECTIVES)
     called = np.where(np.isnan(own.issue_seconds), own.start_seconds, own.issue_seconds)[spans]
     spans = spans[np.argsort(called, kind="stable")]
     seconds = (own.end_seconds - own.start_seconds)[spans].tolist()
-    counts: dict[tuple[str, str, int, int, str], int] = {}
-    busy: dict[tuple[str, str, int, int, str], float] = {}
+    counts: dict[_Key, int] = {}
+    busy: dict[_Key, float] = {}
     for index, lasted in zip(own.info_indices[spans].tolist(), seconds, strict=True):
-        info = own.infos[index]
-        key = (info.kind, info.group, info.group_size, info.bytes, info.dtype)
+        key = _key(own.infos[index])
         counts[key] = counts.get(key, 0) + 1
         busy[key] = busy.get(key, 0.0) + lasted
+    exposed = dict.fromkeys(counts, 0.0)
+    for wait in waits:
+        if wait.info is not None and _key(own.infos[wait.info]) in exposed:
+            exposed[_key(own.infos[wait.info])] += wait.seconds
     return tuple(
-        CollectiveRow(kind, group, size, counts[key], num_bytes, dtype, busy[key])
+        CollectiveRow(kind, group, size, counts[key], num_bytes, dtype, busy[key], exposed[key])
         for key in counts
         for kind, group, size, num_bytes, dtype in [key]
     )
+
+
+_Key = tuple[str, str, int, int, str]
+
+
+def _key(info: SpanInfo) -> _Key:
+    return (info.kind, info.group, info.group_size, info.bytes, info.dtype)
 
 
 def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:

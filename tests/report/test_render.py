@@ -1,0 +1,120 @@
+"""The terminal report: readable at 80 columns, without colour, without Unicode."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from zsim.report.render import print_report
+from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report
+
+
+@pytest.fixture
+def report(make_sharded_step):
+    """4 blocks over 16 ranks; the trace's peak: 2 of framework, 0.25 + 1.5 of shards, 12 of activations and
+    2 of gathered parameters: 17.75 GB."""
+
+    def build(**changes):
+        values = {
+            "zsim_version": "0.1.0",
+            "experiment": {},
+            "work": StepWork(8192, 6e12, 8e12, 989e12, "6N per token"),
+            "capacity_bytes": {"gpu": 80 * 10**9, "host": None, "nvme": None},
+            "evidence": {"compute": "calibrated", "network": "data sheet"},
+            "simulation": SimulationStats(0.05, 1000, 1, 16),
+            "labels": {"model": "llama-3-70b", "cluster": "2 x dgx-h100", "strategy": "FSDP2"},
+            **changes,
+        }
+        return make_report(make_sharded_step(), **values)
+
+    return build
+
+
+def printed(report, width=80, encoding="utf-8", files=None, **console):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    print_report(report, Console(file=stream, width=width, highlight=False, **console), files)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def test_it_says_what_was_simulated_and_that_it_fits(report):
+    text = printed(report())
+    assert text.startswith("llama-3-70b | FSDP2 | 2 x dgx-h100 | 16 GPUs\n")
+    assert "FITS  17.75 GB of 80.00 GB (22.2 %) on the fullest GPU" in text
+
+
+def test_it_names_the_op_that_does_not_fit_and_what_would_do(report):
+    """Capacity 12 GB: context, shards and two gathered blocks are 5.75 GB. A block adds 3 of activations,
+    then frees 1 of parameters, then one more is gathered: 8.75 after block 0, 11.75 after block 1, 14.75
+    with block 2's activations. At the peak it is 17.75."""
+    text = " ".join(printed(report(capacity_bytes={"gpu": 12 * 10**9}, least_gpus=64)).split())
+    assert "DOES NOT FIT GPU memory: 'blocks.2 forward'" in text
+    assert "is the first over 12.00 GB, 2.75 GB too many; 5.75 GB at the peak. 64 GPUs would do." in text
+
+
+def test_no_line_is_wider_than_the_terminal(report):
+    rows = [TrafficRow("InfiniBand", 4.1e9, 0.82), TrafficRow("NVLink", 4.1e9, None)]
+    text = printed(report(traffic=rows, notes=["a note " * 30]), width=80)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+    assert "82.0 %" in text
+
+
+def test_every_part_of_the_step_has_its_time_and_share(report):
+    """4 blocks: 24 ms computing of 30.1; 2.8 ms exposed, 3 ms optimizer, 0.3 ms before the first launch."""
+    lines = {line[:22].strip(): line.split() for line in printed(report()).splitlines()}
+    assert lines["compute"][1:5] == ["24.00", "ms", "79.7", "%"]
+    assert lines["exposed communication"][2:6] == ["2.80", "ms", "9.3", "%"]
+    assert lines["optimizer"][1:5] == ["3.00", "ms", "10.0", "%"]
+    assert lines["host-bound"][1:5] == ["300.0", "us", "1.0", "%"]
+
+
+def test_collectives_show_calls_sizes_and_bus_bandwidth(report):
+    """8 gathers of 1 GB in 1 ms each on 16 ranks: 1000 GB/s * 15/16."""
+    (line,) = [line for line in printed(report()).splitlines() if line.startswith("all-gather (shard, 16)")]
+    assert line.split()[3:] == ["8", "1.00", "GB", "bf16", "8.00", "ms", "937.50", "GB/s"]
+
+
+def test_a_long_list_of_collectives_is_cut_to_the_busiest(make_trace, report):
+    spans = [
+        {
+            "kind": "all_gather",
+            "stream": "s",
+            "start": i,
+            "end": i + 1 + i / 100,
+            "bytes": i,
+            "group": "shard",
+        }
+        for i in range(20)
+    ]
+    text = printed(
+        make_report(
+            make_trace(spans),
+            zsim_version="0",
+            experiment={},
+            work=StepWork(1, 1.0, 1.0, None, ""),
+            capacity_bytes={},
+            evidence={},
+            simulation=SimulationStats(0.0, 1, 1, 1),
+        )
+    )
+    assert "8 more kinds and sizes" in text
+    assert " 19 B " in text
+    assert " 7 B " not in text
+
+
+def test_piped_output_has_no_escape_codes_and_a_narrow_encoding_gets_plain_bars(report):
+    text = printed(report(), encoding="ascii")
+    assert "\x1b" not in text
+    assert "######" in text
+    assert "\x1b[" in printed(report(), force_terminal=True, color_system="standard", legacy_windows=False)
+
+
+def test_notes_and_files_are_listed_last_and_paths_stay_whole(report):
+    path = "out/" + "a" * 90 + "/report.html"
+    text = printed(report(notes=["compute is slowed by 4 %"]), files={"report": path})
+    assert "note: compute is slowed by 4 %" in text
+    assert text.splitlines()[-1] == f"report  {path}"

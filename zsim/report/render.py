@@ -1,0 +1,208 @@
+"""The report on a terminal: right at 80 columns, in colour or piped into a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
+from zsim.report.report import Report
+from zsim.report.words import headline, missing_memory
+from zsim.units import format_bytes, format_flops, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_BAR_CELLS = 28
+_MOST_COLLECTIVE_ROWS = 12
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def print_report(
+    report: Report, console: Console | None = None, files: Mapping[str, str | Path] | None = None
+) -> None:
+    """Print `report`; `files` are the paths of what was written beside it, by what they are."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console(highlight=False)
+    is_plain = not (console.encoding or "ascii").lower().startswith("utf")
+    for part in _parts(report, is_plain):
+        console.print(part)
+        console.print()
+    for note in report.notes:
+        console.print(Text.assemble(("note: ", "yellow"), note))
+    if report.notes:
+        console.print()
+    for what, path in (files or {}).items():
+        console.print(Text.assemble((f"{what:<8}", "bold"), str(path)), soft_wrap=True)
+
+
+def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    yield Text(headline(report), style="bold")
+    yield _fit(report)
+    yield _speed(report)
+    yield Text(report.limit)
+    yield _breakdown(report, is_plain)
+    for device in report.peaks:
+        if report.peaks[device].total > 0:
+            yield _memory(report, device, is_plain)
+    if report.collectives:
+        yield _collectives(report)
+    if report.traffic:
+        yield _traffic(report, is_plain)
+    yield _evidence(report)
+
+
+def _fit(report: Report) -> Text:
+    from rich.text import Text
+
+    finding = report.out_of_memory
+    if finding is not None:
+        return Text.assemble(("DOES NOT FIT  ", "bold red"), missing_memory(finding))
+    peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
+    text = f"{format_bytes(peak)} on the fullest GPU"
+    if capacity:
+        share = _percent(peak / capacity)
+        text = f"{format_bytes(peak)} of {format_bytes(capacity)} ({share}) on the fullest GPU"
+    return Text.assemble(("FITS  ", "bold green"), text)
+
+
+def _speed(report: Report) -> Table:
+    tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
+    table = _grid()
+    table.add_row("step", format_seconds(report.step_seconds), "MFU", _percent(report.mfu_fraction))
+    table.add_row(
+        "tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", _percent(report.hfu_fraction)
+    )
+    table.add_row(
+        "model FLOP/s/GPU",
+        "-" if flops is None else format_flops(flops),
+        "overlap",
+        _percent(report.overlap_fraction),
+    )
+    return table
+
+
+def _breakdown(report: Report, is_plain: bool) -> Table:
+    table = _table("Where the step goes", "", "time", "share", "")
+    for name, meaning in BREAKDOWN.items():
+        seconds = report.breakdown.seconds[name]
+        share = seconds / report.step_seconds
+        bar = _bar(share, meaning.terminal, is_plain)
+        table.add_row(meaning.label, format_seconds(seconds), _percent(share), bar)
+    return table
+
+
+def _memory(report: Report, device: str, is_plain: bool) -> Table:
+    peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
+    place = {"gpu": "GPU memory, fullest rank", "host": "Host memory, fullest node"}.get(
+        device, "NVMe, fullest node"
+    )
+    table = _table(place, "", "own peak", "at the peak", "")
+    scale = max(capacity or 0, peak.total)
+    for category, highest in peak.by_category.items():
+        if highest:
+            meaning = MEMORY.get(category)
+            held = peak.at_total[category]
+            bar = _bar(held / scale, meaning.terminal if meaning else "white", is_plain)
+            label = meaning.label if meaning else category
+            table.add_row(label, format_bytes(highest), format_bytes(held), bar)
+    is_over = capacity is not None and peak.total > capacity
+    bar = _bar(peak.total / scale, "red" if is_over else "default", is_plain)
+    table.add_row("total", format_bytes(peak.total), format_bytes(peak.total), bar, style="bold")
+    if capacity:
+        bar = _bar(capacity / scale, "default", is_plain)
+        table.add_row("capacity", "", format_bytes(capacity), bar, style="dim")
+    return table
+
+
+def _collectives(report: Report) -> Table:
+    table = _table("Collectives per rank and step", "", "calls", "tensor", "dtype", "busy", "bus bandwidth")
+    rows = report.collectives
+    if len(rows) > _MOST_COLLECTIVE_ROWS:
+        busiest = sorted(rows, key=lambda row: -row.busy_seconds)[:_MOST_COLLECTIVE_ROWS]
+        rows = tuple(row for row in rows if row in busiest)
+    for row in rows:
+        rate = row.bus_bytes_per_second
+        table.add_row(
+            f"{span_meaning(row.kind).label} ({row.group or 'world'}, {row.group_size})",
+            f"{row.count:,}",
+            format_bytes(row.bytes),
+            row.dtype,
+            format_seconds(row.busy_seconds),
+            "-" if rate is None else format_rate(rate),
+        )
+    left = report.collectives[len(rows) :]
+    if left:
+        busy = sum(row.busy_seconds for row in report.collectives) - sum(row.busy_seconds for row in rows)
+        table.add_row(f"{len(left)} more kinds and sizes", "", "", "", format_seconds(busy), "", style="dim")
+    return table
+
+
+def _traffic(report: Report, is_plain: bool) -> Table:
+    table = _table("Traffic per GPU and step", "", "bytes", "utilisation", "")
+    for row in report.traffic:
+        used = row.utilisation_fraction
+        bar = "" if used is None else _bar(used, "red", is_plain)
+        table.add_row(row.link_class, format_bytes(row.bytes_per_gpu), _percent(used), bar)
+    return table
+
+
+def _evidence(report: Report) -> Text:
+    from rich.text import Text
+
+    text = Text("evidence: ")
+    for index, (floor, grade) in enumerate(report.evidence.items()):
+        style = EVIDENCE[grade].terminal if grade in EVIDENCE else ""
+        text.append(", " if index else "").append(f"{floor} ").append(grade, style=style)
+    stats = report.simulation
+    text.append(
+        f"\nsimulated {stats.world_size:,} ranks as {stats.rank_classes:,}, {stats.events:,} events in "
+        f"{format_seconds(stats.wall_seconds)}",
+        style="dim",
+    )
+    return text
+
+
+def _bar(fraction: float, style: str, is_plain: bool) -> Text:
+    from rich.text import Text
+
+    fraction = min(max(fraction, 0.0), 1.0)
+    if is_plain:
+        return Text("#" * round(fraction * _BAR_CELLS))
+    eighths = round(fraction * _BAR_CELLS * 8)
+    return Text("█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip(), style=style)
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f} %"
+
+
+def _table(title: str, *headers: str) -> Table:
+    """A table without lines: the first column is text, the last one a bar, the rest are numbers."""
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for index, header in enumerate(headers):
+        is_text = index == 0 or header == ""
+        table.add_column(
+            header, justify="left" if is_text else "right", no_wrap=index > 0, header_style="dim"
+        )
+    return table
+
+
+def _grid() -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 4, 0, 0))
+    for style in ("dim", "bold", "dim", "bold"):
+        table.add_column(style=style, no_wrap=True)
+    return table

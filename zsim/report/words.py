@@ -1,0 +1,32 @@
+"""Sentences that the terminal and the page both show."""
+
+from __future__ import annotations
+
+from zsim.report.memory import OutOfMemory
+from zsim.report.report import Report
+from zsim.units import format_bytes, format_seconds
+
+_POOLS = {"gpu": "GPU memory", "host": "host memory of a node", "nvme": "NVMe of a node"}
+
+
+def headline(report: Report) -> str:
+    """Model, strategy, cluster and world size, as far as the labels know them."""
+    labels = report.labels
+    words = [labels.get("model"), labels.get("strategy") or labels.get("framework"), labels.get("cluster")]
+    world = report.simulation.world_size
+    words.append(f"{world:,} GPU{'s' if world != 1 else ''}")
+    return " | ".join(word for word in words if word)
+
+
+def missing_memory(finding: OutOfMemory) -> str:
+    """Which op is the first that does not fit, when, by how much, and what would do."""
+    op = f"'{finding.op}'" if finding.op else "an op"
+    missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
+    pool, when = _POOLS.get(finding.pool, finding.pool), format_seconds(finding.seconds)
+    text = (
+        f"{pool}: {op} at {when} is the first over {format_bytes(finding.capacity_bytes)}, "
+        f"{missing} too many; {at_peak} at the peak"
+    )
+    if finding.least_gpus is not None:
+        text += f". {finding.least_gpus:,} GPUs would do"
+    return text + "."
