@@ -16,7 +16,7 @@ from zsim.specs.importers import deepspeed_checks as checks
 from zsim.specs.importers import deepspeed_effects as effects
 from zsim.specs.importers import deepspeed_resolve as resolve
 from zsim.specs.importers.deepspeed_batch import resolve_batch
-from zsim.specs.importers.deepspeed_reader import Reading, read_deepspeed_file
+from zsim.specs.importers.deepspeed_reader import Reading, json_key, read_deepspeed_file
 from zsim.specs.importers.deepspeed_schema import Bf16Block, DataTypesBlock, Fp16Block
 from zsim.specs.importers.deepspeed_unsimulated import (
     find_unsimulated,
@@ -71,8 +71,7 @@ def load_deepspeed_config(
     if world_size < 1 or hidden_size < 1:
         raise InputError(f"world size {world_size}, hidden size {hidden_size}: expected at least 1")
     training = training or TrainingValues()
-    where = name or (str(source) if not isinstance(source, Mapping) else "DeepSpeed config")
-    release = parse_release(version, where)
+    release = parse_release(version, "[strategy] version")
     reading = read_deepspeed_file(
         source, name=name, release=release, hidden_size=hidden_size, lenient=lenient
     )
@@ -100,19 +99,29 @@ class _Resolver:
         bf16, fp16 = file.bf16 or Bf16Block(), file.fp16 or Fp16Block()
         zero = resolve.resolve_zero(reading.zero, release)
         checks.check_zero(reading, zero, self.world_size, release)
-        precision, explicit_precision, origin = resolve.resolve_precision(reading, self.training.precision)
+        precision, explicit_precision, origin = resolve.resolve_precision(reading, self.training)
         self.origins["precision"] = origin if origin != "default" else f"default {release}"
         param: Dtype = "bf16" if precision == "fp8" else precision
         checks.check_precision_blocks(reading, zero, param)
         accumulate = resolve.resolve_grad_accum_dtype(
             file.data_types or DataTypesBlock(), zero.stage, param, release
         )
-        wrapper = resolve.resolve_wrapper(zero.stage, param, accumulate, zero, release, where)
+        offload = reading.zero.offload_optimizer
+        wrapper = resolve.resolve_wrapper(
+            zero.stage,
+            param,
+            accumulate,
+            release,
+            is_cpu_offloaded=offload is not None and offload.device == "cpu",
+            where=where,
+        )
         checks.check_optimizer(reading, zero, release)
         optimizer = resolve.resolve_optimizer(file.optimizer, zero)
         clipping = self._gradient_clipping()
         checks.check_gradient_norm(reading, zero, clipping, wrapper)
         batch = self._batch()
+        for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+            self.origins.setdefault(key, "worked out")
         self._trace_origins()
         master, states = resolve.resolve_state_dtypes(bf16, fp16)
         notes = [
@@ -203,9 +212,9 @@ class _Resolver:
         for bare in effects.ZERO_EFFECTS:
             path = f"zero_optimization.{bare}"
             if path in reading.filled:
-                self.origins[f"zero_optimization.{effects.json_key(bare)}"] = "auto"
+                self.origins[f"zero_optimization.{json_key(bare)}"] = "auto"
             elif reading.says(path):
-                self.origins[f"zero_optimization.{effects.json_key(bare)}"] = "file"
+                self.origins[f"zero_optimization.{json_key(bare)}"] = "file"
         for key in (
             "communication_data_type",
             "data_types.grad_accum_dtype",
@@ -220,7 +229,7 @@ class _Resolver:
         reading = self.reading
         unfilled = sorted(
             key
-            for key in reading.autos - reading.filled
+            for key in reading.autos
             if key.startswith("zero_optimization.") and not key.endswith("load_from_fp32_weights")
         )
         if not unfilled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from zsim.errors import InputError
 from zsim.specs.importers.deepspeed_values import BatchSizes
 
@@ -37,20 +39,22 @@ def resolve_batch(
         assert micro is not None
         steps = steps or 1
         return BatchSizes(micro * steps * world_size, micro, steps)
+    known = [(key, value) for key, value in ((_MICRO, micro), (_STEPS, steps)) if value is not None]
     if micro is None:
         steps = steps or 1
         micro = train // (world_size * steps)
     elif steps is None:
         steps = train // (micro * world_size)
     if train != micro * steps * world_size:
-        raise InputError(f"{where}: {_TRAIN}: found {train}; {_mismatch(train, micro, steps, world_size)}")
+        raise InputError(f"{where}: {_TRAIN}: found {train}, {_expected(known, world_size)}")
     return BatchSizes(train, micro, steps)
 
 
-def _mismatch(train: int, micro: int, steps: int, world_size: int) -> str:
-    product = micro * steps * world_size
-    return (
-        f"expected {_MICRO} {micro} x {_STEPS} {steps} x {world_size} GPUs = {product}"
-        if product
-        else f"expected at least one sequence for each of {world_size} GPUs ({_MICRO} x {_STEPS} x GPUs)"
-    )
+def _expected(known: list[tuple[str, int]], world_size: int) -> str:
+    product = math.prod(value for _, value in known) * world_size
+    terms = " x ".join([f"{key} {value}" for key, value in known] + [f"{world_size} GPUs"])
+    if len(known) == 2:
+        return f"expected {terms} = {product}"
+    missing = [key for key in (_MICRO, _STEPS) if key not in dict(known)]
+    follows = f"{missing[0]} follows" if known else f"{_MICRO} follows, {_STEPS} is 1"
+    return f"expected a multiple of {terms} = {product} ({follows})"

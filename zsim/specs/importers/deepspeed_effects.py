@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.specs.importers.deepspeed_reader import Reading
-from zsim.specs.importers.deepspeed_schema import ZeroBlock
+from zsim.specs.importers.deepspeed_reader import Reading, json_key
 from zsim.specs.importers.deepspeed_values import DeepSpeedConfig, OptimizerWrapper, Setting, ZeroConfig
 from zsim.specs.importers.deepspeed_versions import Release
 
@@ -77,12 +76,6 @@ WITHOUT_EFFECT_ON_A_STEP = frozenset(
 )
 
 
-def json_key(bare: str) -> str:
-    """A key of `zero_optimization` as files usually spell it, `stage3_` in front where DeepSpeed has it."""
-    info = ZeroBlock.model_fields.get(bare)
-    return info.alias if info is not None and info.alias else bare
-
-
 def _acting_stage(stage: int, wrapper: OptimizerWrapper) -> int:
     """BF16_Optimizer and FP16_Optimizer reduce as if there were no ZeRO."""
     return stage if wrapper in ("zero12", "zero3") else 0
@@ -133,11 +126,9 @@ def _notes_overridden(reading: Reading, zero: ZeroConfig) -> list[str]:
         notes.append(f"{where}.contiguous_gradients: optimizer offload turns it on")
     if zero.prefetch_bucket_size == 1 and reading.zero.prefetch_bucket_size != 1:
         notes.append(f"{where}.stage3_prefetch_bucket_size: stage3_allgather_sequential makes it 1")
-    offload = zero.offload_optimizer
+    offload = reading.zero.offload_optimizer
     if offload is not None and offload.device == "nvme" and zero.stage in _ZERO12:
-        notes.append(
-            f"{where}.offload_optimizer.device: 'nvme' is 'cpu' at stage {zero.stage}; NVMe is for stage 3"
-        )
+        notes.append(f"{where}.offload_optimizer.device: 'nvme' means the CPU below stage 3")
     return notes
 
 
@@ -203,7 +194,7 @@ def describe(config: DeepSpeedConfig, release: Release) -> tuple[Setting, ...]:
     add("optimizer wrapper", config.optimizer_wrapper, "DeepSpeed's class that runs the step")
     for bare, effect in ZERO_EFFECTS.items():
         value = _zero_value(config.zero, bare)
-        if value is None:
+        if value is None or not release.knows_zero_key(bare):
             continue
         reason = _reason_without_effect(bare, config.zero, config.optimizer_wrapper, release)
         add(f"zero_optimization.{json_key(bare)}", value, reason or effect.text)

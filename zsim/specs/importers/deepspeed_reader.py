@@ -1,9 +1,7 @@
-"""From bytes to checked blocks: the JSON, "auto", old spellings, unknown keys, keys of other releases."""
+"""From a JSON object to checked blocks: "auto", old spellings, unknown keys, keys of other releases."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from pydantic import ValidationError
 
 from zsim.errors import InputError
 from zsim.specs.importers.deepspeed_schema import DeepSpeedFile, ZeroBlock
+from zsim.specs.importers.deepspeed_text import drop_comments, load_object
 from zsim.specs.importers.deepspeed_versions import (
     TOP_KEYS_UNTIL,
     ZERO_KEYS_SINCE,
@@ -35,7 +34,11 @@ _AUTO_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A checked file: `autos` are the dotted keys that said "auto", `filled` those Hugging Face fills."""
+    """A checked file.
+
+    `filled` are the dotted keys (bare names) that said "auto" and have their value from Hugging Face's rule,
+    `autos` the other ones that said "auto", as the file spells them.
+    """
 
     where: str
     file: DeepSpeedFile
@@ -67,9 +70,9 @@ def read_deepspeed_file(
     lenient: bool,
 ) -> Reading:
     """Raises InputError for text, keys and values that DeepSpeed of that release would refuse."""
-    where, data = _load(source, name)
+    where, data = load_object(source, name)
     notes: list[str] = []
-    _drop_comments(data, where, notes)
+    drop_comments(data, where, notes)
     _refuse_removed(data, where, release, notes, lenient)
     _rename_old_spellings(data, where, notes)
     _refuse_newer(data, where, release, notes, lenient)
@@ -77,64 +80,6 @@ def read_deepspeed_file(
     filled = _fill_autos(data, autos, hidden_size)
     file = _validate(data, where, notes, lenient)
     return Reading(where, file, frozenset(autos), frozenset(filled), notes)
-
-
-def _load(source: str | Path | Mapping[str, Any], name: str | None) -> tuple[str, dict[str, Any]]:
-    if isinstance(source, Mapping):
-        return name or "DeepSpeed config", _copy(source)
-    path, where = Path(source), name or str(source)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{where}: no such file; expected a DeepSpeed JSON") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot be read as text: {error}") from None
-    data = _parse(text, where)
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: expected a JSON object at the top, found {_kind(data)}")
-    return where, data
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _copy(entry) for key, entry in value.items()}
-    return value
-
-
-def _kind(value: Any) -> str:
-    return "a list" if isinstance(value, list) else json.dumps(value)[:40]
-
-
-def _parse(text: str, where: str) -> Any:
-    """JSON, forgiving comment lines and commas before a closing bracket (DeepSpeed reads Hjson)."""
-
-    def pairs(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
-        for key, value in entries:
-            if key in seen:
-                raise InputError(f"{where}: key '{key}' is there twice; expected it once")
-            seen[key] = value
-        return seen
-
-    try:
-        return json.loads(text, object_pairs_hook=pairs)
-    except json.JSONDecodeError as first:
-        # Comment lines are emptied, not removed, so that line numbers stay true.
-        relaxed = re.sub(r"(?m)^[ \t]*(//|#).*$", "", text)
-        relaxed = re.sub(r",(\s*[}\]])", r"\1", relaxed)
-        try:
-            return json.loads(relaxed, object_pairs_hook=pairs)
-        except json.JSONDecodeError:
-            at = f"line {first.lineno}, column {first.colno}"
-            raise InputError(f"{where}: is not valid JSON at {at}: {first.msg}") from None
-
-
-def _drop_comments(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:
-    comments = [key for key in data if key.startswith(("_", "//", "#")) or key in ("comment", "comments")]
-    for key in comments:
-        del data[key]
-    if comments:
-        notes.append(f"{where}: read as comments: {', '.join(comments)}")
 
 
 def _refuse_removed(
@@ -171,10 +116,8 @@ def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: lis
     if not isinstance(zero, dict):
         return
     for bare, info in ZeroBlock.model_fields.items():
-        if info.alias and info.alias in zero:
-            if bare in zero:
-                raise InputError(f"{where}: {_ZERO}: '{bare}' and '{info.alias}' are the same key; give one")
-            zero[bare] = zero.pop(info.alias)
+        if info.alias and info.alias in zero and bare in zero:
+            raise InputError(f"{where}: {_ZERO}: '{bare}' and '{info.alias}' are the same key; give one")
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
         if zero.get(old) is not None:
             _refuse_both(zero, old, new, where)
@@ -182,15 +125,26 @@ def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: lis
                 zero[new] = {"device": "cpu"}
             notes.append(f"{where}: {_ZERO}.{old}: deprecated, read as '{new}'")
         zero.pop(old, None)
-    old, new = "stage3_gather_fp16_weights_on_model_save", "gather_16bit_weights_on_model_save"
+    old, new = "stage3_gather_fp16_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save"
     if old in zero:
-        _refuse_both(zero, old, new, where)
+        _refuse_both(zero, old, _spelling(zero, "gather_16bit_weights_on_model_save"), where)
         zero[new] = zero.pop(old)
-        notes.append(f"{where}: {_ZERO}.{old}: deprecated, read as 'stage3_{new}'")
+        notes.append(f"{where}: {_ZERO}.{old}: deprecated, read as '{new}'")
     if zero.pop("cpu_offload_use_pin_memory", None) is not None:
         notes.append(
             f"{where}: {_ZERO}.cpu_offload_use_pin_memory: deprecated and read by nothing; no effect"
         )
+
+
+def json_key(bare: str) -> str:
+    """A key of `zero_optimization` as files usually spell it, `stage3_` in front where DeepSpeed has it."""
+    info = ZeroBlock.model_fields.get(bare)
+    return info.alias if info is not None and info.alias else bare
+
+
+def _spelling(zero: Mapping[str, Any], bare: str) -> str:
+    """The spelling of a key that this file uses; the usual one where it has neither."""
+    return bare if bare in zero else json_key(bare)
 
 
 def _refuse_both(zero: Mapping[str, Any], old: str, new: str, where: str) -> None:
@@ -237,10 +191,14 @@ def _fill_autos(data: MutableMapping[str, Any], autos: set[str], hidden_size: in
     if zero.get("stage") == 3:
         sizes["prefetch_bucket_size"] = int(0.9 * hidden_size * hidden_size)
         sizes["param_persistence_threshold"] = 10 * hidden_size
-    filled = {key for key in sizes if f"{_ZERO}.{key}" in autos}
-    for key in filled:
-        zero[key] = sizes[key]
-    return {f"{_ZERO}.{key}" for key in filled}
+    filled: set[str] = set()
+    for bare, size in sizes.items():
+        for spelling in (bare, json_key(bare)):
+            if f"{_ZERO}.{spelling}" in autos:
+                zero[spelling] = size
+                autos.discard(f"{_ZERO}.{spelling}")
+                filled.add(f"{_ZERO}.{bare}")
+    return filled
 
 
 def _validate(data: dict[str, Any], where: str, notes: list[str], lenient: bool) -> DeepSpeedFile:
@@ -269,10 +227,13 @@ def _refuse_newer(
     for key, since in ZERO_KEYS_SINCE.items():
         *parents, last = key.split(".")
         block = zero.get(parents[0]) if parents else zero
-        if release.number >= since or not isinstance(block, dict) or last not in block:
+        if release.number >= since or not isinstance(block, dict):
             continue
-        came = ".".join(str(part) for part in since)
-        message = f"{where}: {_ZERO}.{key}: DeepSpeed {release} does not know it; it came with {came}"
+        last = _spelling(block, last)
+        if last not in block:
+            continue
+        path, came = ".".join([*parents, last]), ".".join(str(part) for part in since)
+        message = f"{where}: {_ZERO}.{path}: DeepSpeed {release} does not know it; it came with {came}"
         if not lenient:
             raise InputError(message)
         notes.append(f"{message}; ignored")

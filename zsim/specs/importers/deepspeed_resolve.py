@@ -26,6 +26,7 @@ from zsim.specs.importers.deepspeed_values import (
     OptimizerOffload,
     OptimizerWrapper,
     ParameterOffload,
+    TrainingValues,
     ZeroConfig,
 )
 from zsim.specs.importers.deepspeed_versions import Release
@@ -42,8 +43,8 @@ DEFAULT_LEAF_CLASSES = (
 def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
     """Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded; one all-gather per
     parameter leaves nothing to prefetch but the next one (bucket size 1)."""
-    offload_param = _resolve_offload_param(zero.offload_param, release) if zero.stage == 3 else None
-    offload_optimizer = _resolve_offload_optimizer(zero.offload_optimizer, release) if zero.stage else None
+    offload_param = _resolve_offload_param(zero.offload_param, zero.stage, release)
+    offload_optimizer = _resolve_offload_optimizer(zero.offload_optimizer, zero.stage, release)
     multi_rank = zero.use_multi_rank_bucket_allreduce
     return ZeroConfig(
         stage=zero.stage,
@@ -88,8 +89,10 @@ def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
     )
 
 
-def _resolve_offload_param(block: OffloadParamBlock | None, release: Release) -> ParameterOffload | None:
-    if block is None or block.device == "none":
+def _resolve_offload_param(
+    block: OffloadParamBlock | None, stage: int, release: Release
+) -> ParameterOffload | None:
+    if block is None or block.device == "none" or stage != 3:
         return None
     return ParameterOffload(
         device=block.device,
@@ -102,12 +105,12 @@ def _resolve_offload_param(block: OffloadParamBlock | None, release: Release) ->
 
 
 def _resolve_offload_optimizer(
-    block: OffloadOptimizerBlock | None, release: Release
+    block: OffloadOptimizerBlock | None, stage: int, release: Release
 ) -> OptimizerOffload | None:
-    if block is None or block.device == "none":
+    if block is None or block.device == "none" or stage == 0:
         return None
     return OptimizerOffload(
-        device=block.device,
+        device=block.device if stage == 3 else "cpu",
         nvme_path=block.nvme_path,
         buffer_count=block.buffer_count,
         pin_memory=release.default_pin_memory if block.pin_memory is None else block.pin_memory,
@@ -128,14 +131,15 @@ def _resolve_leaf_modules(zero: ZeroBlock, release: Release) -> LeafModules:
     return LeafModules(classes, tuple(dict.fromkeys(block.names)), tuple(dict.fromkeys(block.name_suffixes)))
 
 
-def resolve_precision(reading: Reading, asked: Precision | None) -> tuple[Precision, Precision | None, str]:
+def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Precision, Precision | None, str]:
     """(the precision, what the file itself says or None, where the answer comes from).
 
-    The file says bf16 or fp16 by enabling it and fp32 by disabling both. `asked` is the experiment's choice;
-    fp8 is bf16 to DeepSpeed. Without any word DeepSpeed trains in fp32; for "auto" it is bf16 before fp16.
-    Raises InputError where both blocks are enabled and where file and experiment disagree.
+    The file says bf16 or fp16 by enabling it and fp32 by disabling both. fp8, which the experiment may ask
+    for, is bf16 to DeepSpeed. Without any word DeepSpeed trains in fp32; "auto" is `training.auto_precision`
+    where that block says so. Raises InputError where both blocks are enabled and where file and experiment
+    disagree.
     """
-    where = reading.where
+    where, asked = reading.where, training.precision
     bf16, fp16 = reading.file.bf16 or Bf16Block(), reading.file.fp16 or Fp16Block()
     if bf16.enabled and fp16.enabled:
         raise InputError(f"{where}: bf16.enabled: bf16 and fp16 are both enabled; expected one of them")
@@ -149,7 +153,8 @@ def resolve_precision(reading: Reading, asked: Precision | None) -> tuple[Precis
     if asked is None:
         if explicit is not None:
             return explicit, explicit, "file"
-        for precision in ("bf16", "fp16"):
+        choices: tuple[Precision, ...] = (training.auto_precision, "bf16", "fp16")
+        for precision in choices:
             if f"{precision}.enabled" in reading.autos:
                 return precision, None, "auto"
         return "fp32", None, "default"
@@ -169,15 +174,14 @@ def resolve_precision(reading: Reading, asked: Precision | None) -> tuple[Precis
 
 
 def resolve_wrapper(
-    stage: int, param: Dtype, accumulate: Dtype, zero: ZeroConfig, release: Release, where: str
+    stage: int, param: Dtype, accumulate: Dtype, release: Release, *, is_cpu_offloaded: bool, where: str
 ) -> OptimizerWrapper:
     """Which of DeepSpeed's optimizer classes runs the step.
 
     bf16 with fp32 accumulation at stage 1 is BF16_Optimizer, unless offloaded to the CPU; without ZeRO bf16
     and fp16 are FP16_Optimizer, which shards nothing, and other mixtures are refused.
     """
-    is_offloaded = zero.offload_optimizer is not None and zero.offload_optimizer.device == "cpu"
-    if stage == 1 and (param, accumulate) == ("bf16", "fp32") and not is_offloaded:
+    if stage == 1 and (param, accumulate) == ("bf16", "fp32") and not is_cpu_offloaded:
         return "fp16_optimizer" if release.mistakes_bf16_wrapper else "bf16_optimizer"
     if stage > 0:
         return "zero3" if stage == 3 else "zero12"

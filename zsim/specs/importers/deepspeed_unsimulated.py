@@ -76,7 +76,7 @@ def find_unsimulated(
     if file.fp16 is not None and file.fp16.fp16_master_weights_and_grads:
         found.append(Unsimulated("fp16.fp16_master_weights_and_grads", "master weights in fp16"))
     if optimizer.name is not None and optimizer.name not in SIMULATED_OPTIMIZERS:
-        found.append(Unsimulated("optimizer.type", f"the optimizer '{optimizer.name}'; Adam and AdamW are"))
+        found.append(Unsimulated("optimizer.type", f"the optimizer '{optimizer.name}', only Adam and AdamW,"))
     return tuple(found)
 
 

@@ -160,12 +160,16 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class TrainingValues:
-    """What the experiment's [training] table says by itself; None where it leaves the JSON the choice."""
+    """What the experiment's [training] table says by itself; None where it leaves the JSON the choice.
+
+    `auto_precision` is for a JSON that says "auto" where the experiment says nothing: what the GPU does best.
+    """
 
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     precision: Precision | None = None
     gradient_clipping: float | None = None
+    auto_precision: Precision = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,10 @@ class Unsimulated:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the resolved settings: `origin` is "file", "auto", "experiment" or "default VERSION"."""
+    """One row of the resolved settings.
+
+    `origin` is "file", "auto" (Hugging Face's filling), "experiment", "worked out" or "default X.Y.Z".
+    """
 
     key: str
     value: str

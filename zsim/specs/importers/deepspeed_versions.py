@@ -68,6 +68,11 @@ class Release:
     def __str__(self) -> str:
         return ".".join(str(part) for part in self.number)
 
+    def knows_zero_key(self, bare: str) -> bool:
+        """Whether `zero_optimization` has this key (bare name) in this release."""
+        until = ZERO_KEYS_UNTIL.get(bare)
+        return self.number >= ZERO_KEYS_SINCE.get(bare, (0, 0, 0)) and (until is None or self.number < until)
+
     @property
     def default_gradient_clipping(self) -> float:
         """1.0 since 0.19.3 (#8068), none before."""

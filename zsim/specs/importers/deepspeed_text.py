@@ -1,0 +1,71 @@
+"""A DeepSpeed JSON as text: reading it, with what DeepSpeed's own reader (Hjson) forgives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+
+
+def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tuple[str, dict[str, Any]]:
+    """(the name for messages, the object itself), from a path or an object; raises InputError."""
+    if isinstance(source, Mapping):
+        return name or "DeepSpeed config", _copy(source)
+    path, where = Path(source), name or str(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{where}: no such file; expected a DeepSpeed JSON") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{where}: cannot be read as text: {error}") from None
+    data = _parse(text, where)
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: expected a JSON object at the top, found {_kind(data)}")
+    return where, data
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _copy(entry) for key, entry in value.items()}
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list) else json.dumps(value)[:40]
+
+
+def _parse(text: str, where: str) -> Any:
+    """JSON, forgiving comment lines and commas before a closing bracket (DeepSpeed reads Hjson)."""
+
+    def pairs(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in entries:
+            if key in seen:
+                raise InputError(f"{where}: key '{key}' is there twice; expected it once")
+            seen[key] = value
+        return seen
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as first:
+        # Comment lines are emptied, not removed, so that line numbers stay true.
+        relaxed = re.sub(r"(?m)^[ \t]*(//|#).*$", "", text)
+        relaxed = re.sub(r",(\s*[}\]])", r"\1", relaxed)
+        try:
+            return json.loads(relaxed, object_pairs_hook=pairs)
+        except json.JSONDecodeError:
+            at = f"line {first.lineno}, column {first.colno}"
+            raise InputError(f"{where}: is not valid JSON at {at}: {first.msg}") from None
+
+
+def drop_comments(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:
+    """Takes out the keys that people write comments in; DeepSpeed reads past any key it does not know."""
+    comments = [key for key in data if key.startswith(("_", "//", "#")) or key in ("comment", "comments")]
+    for key in comments:
+        del data[key]
+    if comments:
+        notes.append(f"{where}: read as comments: {', '.join(comments)}")
