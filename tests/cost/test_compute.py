@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.compute import KernelPricer, kernel_seconds, require_dtype
+from zsim.cost.compute import KernelPricer, kernel_seconds, require_dtype, with_attention_variant
 from zsim.cost.kernels import Kernel
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_gpu
@@ -161,3 +161,39 @@ def test_products_come_near_their_microbenchmarks(
     board = load_gpu(name)
     kernel = Kernel("gemm", 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n), "fp16", shape)
     assert 2.0 * m * n * k / kernel_seconds(kernel, board) == pytest.approx(measured, rel=0.25)
+
+
+def test_another_generation_of_attention_replaces_the_curve_and_nothing_else(gpu: Gpu) -> None:
+    h100 = load_gpu("h100-sxm-80gb")
+    older = with_attention_variant(h100, "flash1")
+    assert older.attention.forward_fraction == h100.attention.variants["flash1"].forward_fraction
+    assert older.attention.source == h100.attention.source
+    assert older.gemm == h100.gemm
+    with pytest.raises(
+        InputError, match=r"no attention variant 'flash_1'; did you mean 'flash1'\?; it has flash1"
+    ):
+        with_attention_variant(h100, "flash_1")
+    with pytest.raises(InputError, match="'easy' has no attention variant 'flash1'; it has none"):
+        with_attention_variant(gpu, "flash1")
+
+
+@pytest.mark.parametrize(
+    ("variant", "length", "head_dim", "measured"),
+    [
+        (None, 1024, 128, 260e12),
+        (None, 16384, 128, 335e12),
+        (None, 16384, 64, 299e12),
+        ("flash3", 1024, 128, 423e12),
+        ("flash3", 16384, 128, 616e12),
+        ("flash3", 16384, 64, 473e12),
+    ],
+)
+def test_attention_on_h100_comes_near_the_published_curves(
+    variant: str | None, length: int, head_dim: int, measured: float
+) -> None:
+    """FlashAttention-3 (arXiv 2407.08608), figure 5, causal forward on H100; within 8 %."""
+    board = load_gpu("h100-sxm-80gb")
+    board = with_attention_variant(board, variant) if variant else board
+    flops = 1e13
+    kernel = Kernel("attention_forward", flops, 0, "bf16", (64, length, length, head_dim))
+    assert flops / kernel_seconds(kernel, board) == pytest.approx(measured, rel=0.08)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from zsim.specs.hardware import AttentionEfficiency, GemmEfficiency
+from zsim.specs.hardware import AttentionCurve, GemmEfficiency
 
 _MAX_SPLITS = 32
 
@@ -51,9 +51,7 @@ def gemm_fraction(
     return gemm.by_dtype.get(dtype, gemm.max_fraction) * best
 
 
-def attention_fraction(
-    keys: int, head_dim: int, attention: AttentionEfficiency, *, is_backward: bool
-) -> float:
+def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, is_backward: bool) -> float:
     """Fraction of peak of fused attention.
 
         f = F * s / (s + H) * d / (d + D)

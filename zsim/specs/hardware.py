@@ -59,14 +59,26 @@ class GemmEfficiency(Table):
     by_dtype: dict[str, Fraction] = Field(default_factory=dict)
 
 
-class AttentionEfficiency(Table):
-    """Fused attention: fraction of peak forward and backward on long sequences and wide heads, and the
-    sequence length and head width at which half of it is reached."""
+class AttentionCurve(BaseModel):
+    """Fraction of peak forward and backward on long sequences and wide heads, and the sequence length and
+    head width at which half of it is reached."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     forward_fraction: Fraction
     backward_fraction: Fraction
     sequence_half: float = Field(ge=0)
     head_dim_half: float = Field(default=0.0, ge=0)
+
+
+class AttentionEfficiency(Table, AttentionCurve):
+    """Fused attention: see `zsim.cost.efficiency.attention_fraction` for the equation.
+
+    `variants`: the curves of other generations of the kernel by name ("flash1", "flash3"), for
+    `zsim.cost.compute.with_attention_variant`.
+    """
+
+    variants: dict[str, AttentionCurve] = Field(default_factory=dict)
 
 
 class MemoryEfficiency(Table):
