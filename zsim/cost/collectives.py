@@ -19,6 +19,7 @@ nInterSteps of the ring algorithm):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, log2
 
 from zsim.errors import NotSimulatedError
 
@@ -61,6 +62,12 @@ def ring_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:
         raise NotSimulatedError(f"{kind} is not simulated on a ring yet")
     inter = min(inter, total)
     return Rounds(total - inter, inter)
+
+
+def tree_rounds(num_ranks: int, num_nodes: int) -> Rounds:
+    """Latency steps of an all-reduce on NCCL's double binary tree: up and down a chain inside each node and a
+    binary tree across nodes, 2 (n/k - 1) and 2 ceil(log2 k) (NCCL 2.21 src/graph/tuning.cc)."""
+    return Rounds(2 * (num_ranks // num_nodes - 1), 2 * ceil(log2(num_nodes)))
 
 
 def hierarchical_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:

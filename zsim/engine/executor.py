@@ -97,6 +97,7 @@ class Executor:
     def _advance_host(self, lane: Lane) -> None:
         """Issue ops until the host must block on one that has not ended."""
         host_seconds, waits, pending = self.program.host_seconds, self._waits, lane.pending
+        works, successors = self._works, self.program.successors
         ended, issue = lane.ended, lane.issue
         time = lane.host_time
         op, num_ops = lane.next_op, self.program.num_ops
@@ -112,7 +113,12 @@ class Executor:
             time += host_seconds[op]
             issue[op] = time
             if pending[op] == 0:
-                self._start_when_issued(lane, op)
+                if works[op] is None:  # over as soon as the host is past it; what follows is issued later
+                    lane.start[op] = ended[op] = time
+                    for successor in successors[op]:
+                        pending[successor] -= 1
+                else:
+                    self._start_when_issued(lane, op)
             op += 1
         lane.next_op, lane.host_time = op, time
 

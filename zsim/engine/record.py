@@ -79,31 +79,24 @@ def _host_blocks(plan: Plan, numbers: list[int], executor: Executor) -> tuple[tu
 def _memory(plan: Plan, executor: Executor, step_seconds: float) -> MemoryEvents:
     """Memory changes of the first lane, in the order they happen; see [Note: memory follows the host]."""
     lane = executor.lanes[0]
-    issue, ended = np.asarray(lane.issue), np.asarray(lane.ended)
+    issue = np.asarray(lane.issue)
     num_ops = len(plan.ops)
     reached = _reached(plan, np.asarray(lane.start), step_seconds)
     resident, changes = plan.resident, plan.memory
     ops = np.array([change.op for change in changes], dtype=np.int64)
-    is_late = np.array([change.when_done for change in changes], dtype=bool)
     # The host makes a change once the op before is issued; op 0's come first of all.
     host = np.where(ops > 0, issue[np.clip(ops, 1, num_ops) - 1], 0.0)
     stream = np.where(ops < num_ops, reached[np.clip(ops, 0, num_ops - 1)], step_seconds)
-    if is_late.any():
-        host = np.where(is_late, np.maximum(ended[np.clip(ops, 0, num_ops - 1)], host), host)
-        stream = np.where(is_late, host, stream)
-        order = np.lexsort((np.arange(len(host)), host))
-    else:
-        order = np.arange(len(host))
-    zeros = np.zeros(len(resident))
     first = len(resident)
+    zeros = np.zeros(first)
     return MemoryEvents(
         ranks=np.full(first + len(changes), lane.rank, dtype=np.int64),
-        host_seconds=np.concatenate([zeros, host[order]]),
-        stream_seconds=np.concatenate([zeros, stream[order]]),
-        devices=(*(m.device for m in resident), *(changes[i].device for i in order)),
-        categories=(*(m.category for m in resident), *(changes[i].category for i in order)),
-        deltas=np.array([*(m.bytes for m in resident), *(changes[i].bytes for i in order)], dtype=np.int64),
-        names=(*("start" for _ in resident), *(plan.ops[min(changes[i].op, num_ops - 1)].name for i in order)),
+        host_seconds=np.concatenate([zeros, host]),
+        stream_seconds=np.concatenate([zeros, stream]),
+        devices=(*(m.device for m in resident), *(change.device for change in changes)),
+        categories=(*(m.category for m in resident), *(change.category for change in changes)),
+        deltas=np.array([*(m.bytes for m in resident), *(change.bytes for change in changes)], dtype=np.int64),
+        names=(*("start" for _ in resident), *(plan.ops[min(c.op, num_ops - 1)].name for c in changes)),
     )
 
 

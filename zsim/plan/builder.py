@@ -129,9 +129,9 @@ class PlanBuilder:
             self.memory.append(MemoryChange(len(self.ops), category, -count))
 
     def free_when_done(self, category: Category, count: int, op: int) -> None:
-        """Give back `count` bytes when `op` has ended on its stream."""
+        """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""
         if count:
-            self.memory.append(MemoryChange(op, category, -count, "gpu", True))
+            self.memory.append(MemoryChange(len(self.ops), category, -count, "gpu", op))
 
     def finish(
         self, framework: str, world_size: int, resident: Sequence[Memory], labels: dict[str, str] | None = None

@@ -5,9 +5,21 @@ from __future__ import annotations
 from zsim.plan.fsdp2 import fsdp2_plan
 from zsim.plan.ops import Plan
 from zsim.plan.workload import make_workload
+from zsim.plan.zero0 import zero0_plan
+from zsim.plan.zero3 import zero3_plan
+from zsim.plan.zero12 import zero12_plan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
 from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2
+
+
+_DEEPSPEED = {
+    "none": zero0_plan,
+    "fp16_optimizer": zero0_plan,
+    "bf16_optimizer": zero0_plan,
+    "zero12": zero12_plan,
+    "zero3": zero3_plan,
+}
 
 
 def make_plan(job: Job) -> Plan:
@@ -16,4 +28,7 @@ def make_plan(job: Job) -> Plan:
     strategy = job.strategy
     if isinstance(strategy, Fsdp2):
         return fsdp2_plan(workload, strategy, job.training, job.world_size)
+    if isinstance(strategy, DeepSpeedConfig):
+        make = _DEEPSPEED[strategy.optimizer_wrapper]
+        return make(workload, strategy, job.training, job.world_size)
     raise AssertionError(f"no plan for {strategy!r}")

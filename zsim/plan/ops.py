@@ -7,8 +7,9 @@ the ops in `after` have ended. A plan holds no seconds and no hardware.
 # [Note: memory follows the host]
 The caching allocator hands out and takes back memory when the *host* gets there, not when the stream does.
 So memory is a list of changes in the order in which the host makes them, each tied to the op it issues
-next, and the peak follows from the order alone. The exception are blocks that `record_stream` keeps until
-an op ends on its stream (`when_done`).
+next, and the peak of what is allocated follows from the order alone. A block that `record_stream` protects
+(`until`) counts as free from then on too, as in `torch.cuda.max_memory_allocated`: the allocator cannot
+hand it out before op `until` has ended, but when it runs short it waits for that and does not fail.
 """
 
 from __future__ import annotations
@@ -72,14 +73,14 @@ class Memory:
 
 
 class MemoryChange(NamedTuple):
-    """`bytes` more (or, negative, less) of a category, just before the host issues op number `op`; with
-    `when_done`, when that op ends."""
+    """`bytes` more (or, negative, less) of a category, just before the host issues op number `op`;
+    `until` is the op that must end before the block can be used again (-1: stream order takes care)."""
 
     op: int
     category: Category
     bytes: int
     device: Device = "gpu"
-    when_done: bool = False
+    until: int = -1
 
 
 Work = Kernels | Collective | Copy

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from zsim.cost import footprint, work
 from zsim.plan.ops import Kernels
-from zsim.specs.model import Attention, Block, ModelSpec, Module, Parameter
+from zsim.specs.model import Attention, Block, Linear, ModelSpec, Module, Parameter
 from zsim.specs.strategy import Training
 
 
@@ -52,6 +52,14 @@ class ModuleCall:
     @property
     def numel(self) -> int:
         return self.module.numel
+
+    @property
+    def borrowed_numel(self) -> int:
+        """Elements of the weight of another module that it multiplies with (a tied head), else 0."""
+        layer = self.module.work
+        if not isinstance(layer, Linear) or any(parameter.name == "weight" for parameter in self.parameters):
+            return 0
+        return layer.in_features * layer.out_features
 
 
 @dataclass(frozen=True)

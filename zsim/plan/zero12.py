@@ -1,0 +1,243 @@
+"""DeepSpeed ZeRO stages 1 and 2: whole parameters, sharded optimizer states, sharded gradients in stage 2.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`. With its default settings a bucket is
+all-reduced (`use_multi_rank_bucket_allreduce`), not reduce-scattered, so these stages send 3 times the
+parameters per step, where the ZeRO paper says 2.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.update_work import accumulate_kernels, cast_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.optimizer import update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload import ModuleCall, Workload
+from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.model import Parameter
+from zsim.specs.strategy import DTYPE_BYTES, Training
+
+_ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
+
+
+class Zero12Schedule(Hooks):
+    """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+
+    def __init__(
+        self, builder: PlanBuilder, workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int
+    ) -> None:
+        super().__init__(builder)
+        self.config, self.zero, self.training = config, config.zero, training
+        self.workload, self.world_size = workload, world_size
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
+        alignment = _ALIGNMENT * world_size
+        self.padded_numel = -(-workload.numel // alignment) * alignment
+        self.shard_numel = self.padded_numel // world_size
+        self.num_tensors = sum(len(segment.parameters) for segment in workload.segments)
+        self.partitions_gradients = config.stage == 2
+        self.reduce_stream = "reduce" if self.zero.overlap_comm else COMPUTE
+        self._is_boundary = True
+        self._micro_batch = 0
+        self._elements = 0  # in the bucket
+        self._tensors: list[int] = []
+        self._loose_bytes = 0
+        self._first_element = 0  # of the bucket in the flat order, for `reduce` to owners
+        self._kept_numels: list[tuple[str, Parameter]] = []
+        self._late_free: tuple[int, int] | None = None
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    def resident(self) -> list[Memory]:
+        """Whole parameters; fp32 masters and both moments of the own partition."""
+        config = self.config
+        master = 0 if config.precision == "fp32" else DTYPE_BYTES[config.master_weights_dtype]
+        moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
+        states = self.shard_numel * (master + moments)
+        return [
+            Memory("parameters", self.padded_numel * self.param_bytes),
+            Memory("optimizer_states", states),
+        ]
+
+    @property
+    def _num_buffers(self) -> int:
+        return (2 if self.zero.overlap_comm else 1) if self.zero.contiguous_gradients else 0
+
+    @property
+    def _reduces_in_backward(self) -> bool:
+        """Stage 2 in every micro-batch; stage 1 at the boundary, in backward only with overlap_comm."""
+        return self.partitions_gradients or (self._is_boundary and self.zero.overlap_comm)
+
+    # -- hooks ------------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._micro_batch, self._is_boundary = number, is_last
+
+    def begin_backward(self) -> None:
+        if self._reduces_in_backward:
+            self._take_buffers()
+
+    def _take_buffers(self) -> None:
+        self.builder.allocate("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        for parameter in reversed(call.parameters):
+            size = parameter.numel * self.param_bytes
+            if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
+                self.builder.allocate("buffers" if self.partitions_gradients else "gradients", size)
+                self._add_gradient(parameter.numel, call.name, size)
+            else:
+                self._keep_gradient(call.name, parameter, size)
+
+    def _keep_gradient(self, name: str, parameter: Parameter, size: int) -> None:
+        """Stage 1 leaves gradients in `.grad`, where micro-batches add up."""
+        if self._micro_batch == 0:
+            self.builder.allocate("gradients", size)
+        else:
+            self.builder.allocate("buffers", size)
+            self.builder.kernels(
+                f"accumulate {name}",
+                accumulate_kernels(parameter.numel, self.config.param_dtype, self.config.param_dtype),
+                module=name,
+            )
+            self.builder.free("buffers", size)
+        if self._reduces_in_backward:
+            self._add_gradient(parameter.numel, name, size)
+        elif self._is_boundary:
+            self._kept_numels.append((name, parameter))
+
+    def _add_gradient(self, numel: int, name: str, size: int) -> None:
+        """Copy a gradient into the bucket, reducing the bucket first when it would overflow."""
+        builder, zero = self.builder, self.zero
+        category = "buffers" if self.partitions_gradients else "gradients"
+        if self._elements + numel > zero.reduce_bucket_size:
+            self._reduce()
+        builder.host(f"gradient of {name}", overhead="deepspeed_gradient_hook", module=name)
+        if zero.contiguous_gradients and numel <= zero.reduce_bucket_size:
+            builder.kernels(f"bucket {name}", moves(size, size), module=name)
+            builder.free("buffers" if category == "buffers" else "gradients", size)
+        else:
+            self._loose_bytes += size
+        self._elements += numel
+        self._tensors.append(numel)
+
+    def _reduce(self) -> None:
+        """reduce_ipg_grads and average_tensor; see the module's docstring."""
+        if not self._elements:
+            return
+        builder, zero, stream = self.builder, self.zero, self.reduce_stream
+        builder.host("reduce bucket", overhead="deepspeed_reduce")
+        if stream != COMPUTE:
+            previous = builder.record(stream)
+            builder.wait_stream(stream, COMPUTE)
+            builder.stream_wait(COMPUTE, previous)  # one reduction in flight: compute waits for the last
+        size = self._elements * self.reduce_bytes
+        flat = 0
+        if self.world_size > 1:
+            if zero.reduce_scatter and not zero.use_multi_rank_bucket_allreduce:
+                self._reduce_to_owners(stream)
+            else:
+                if zero.reduce_scatter or self.config.communication_dtype != self.config.param_dtype:
+                    flat = size
+                    builder.allocate("buffers", flat)
+                    builder.kernels(
+                        "flatten bucket",
+                        moves(self._elements * self.param_bytes, size, launches=len(self._tensors)),
+                        stream=stream,
+                    )
+                builder.collective("all_reduce", size, self.config.communication_dtype, "world", stream=stream)
+        owned = self._elements // self.world_size
+        done = builder.kernels(
+            "copy own slice", moves(owned * self.reduce_bytes, owned * self.param_bytes), stream=stream
+        )
+        builder.free_when_done("buffers", flat, done)
+        self._free_loose(done)
+        self._elements, self._tensors = 0, []
+
+    def _reduce_to_owners(self, stream: str) -> None:
+        """One `dist.reduce` per owner of a slice of the bucket; gradients come in reverse flat order, so a
+        bucket of e elements spans about e / (elements per rank) owners."""
+        left, per_rank = self._elements, self.shard_numel
+        while left > 0:
+            part = min(left, per_rank)
+            self.builder.collective(
+                "reduce", part * self.reduce_bytes, self.config.communication_dtype, "world", stream=stream
+            )
+            left -= part
+
+    def _free_loose(self, done: int) -> None:
+        """Gradients outside the buffer: freed after their reduction (with overlap, at the next one)."""
+        category = "buffers" if self.partitions_gradients else "gradients"
+        if self._loose_bytes:
+            self.builder.free_when_done(
+                "buffers" if category == "buffers" else "gradients", self._loose_bytes, done
+            )
+            self._loose_bytes = 0
+
+    def end_backward(self) -> None:
+        builder = self.builder
+        if not self._reduces_in_backward and self._is_boundary:
+            self._take_buffers()
+            for name, parameter in self._kept_numels:
+                self._add_gradient(parameter.numel, name, parameter.numel * self.param_bytes)
+            self._kept_numels = []
+        if not self._reduces_in_backward and not self._is_boundary:
+            return
+        self._reduce()
+        if self.zero.overlap_comm:
+            builder.host_wait(builder.record(self.reduce_stream))
+            builder.host_wait(builder.record(COMPUTE))
+            builder.host("end of backward")
+        self._own_gradients()
+        builder.free("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
+
+    def _own_gradients(self) -> None:
+        """averaged_gradients: the own partition in the accumulation type, added up over micro-batches."""
+        config = self.config
+        size = self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype]
+        if self._micro_batch == 0 or not self.partitions_gradients:
+            self.builder.allocate("gradients", size)
+            self.builder.kernels("own gradients", moves(self.shard_numel * self.param_bytes, size))
+        else:
+            kernels = accumulate_kernels(self.shard_numel, config.grad_accum_dtype, config.param_dtype)
+            self.builder.kernels("accumulate own gradients", kernels)
+
+    # -- step -------------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        builder, config = self.builder, self.config
+        check_overflow(builder, config, [self.shard_numel])
+        norm_and_sync(builder, config, [self.shard_numel])
+        needs_cast = config.grad_accum_dtype != config.master_weights_dtype
+        cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
+        builder.allocate("buffers", cast)
+        if cast:
+            kernels = cast_kernels(self.shard_numel, config.grad_accum_dtype, config.master_weights_dtype)
+            builder.kernels("cast gradients", kernels)
+            builder.free("gradients", self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype])
+        update(
+            builder,
+            self.training,
+            [self.shard_numel],
+            gradient_dtype=config.master_weights_dtype,
+            state_dtype=config.optimizer_states_dtype,
+            low_precision_copy=config.precision != "fp32",
+        )
+        if cast:
+            builder.free("buffers", cast)
+        else:
+            builder.free("gradients", self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype])
+        if self.world_size > 1:
+            builder.collective(
+                "all_gather", self.padded_numel * self.param_bytes, config.param_dtype, "world", stream=COMPUTE,
+                name="all_gather parameters",
+            )  # fmt: skip
+
+
+def zero12_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
+    """One step of ZeRO stage 1 or 2."""
+    builder = PlanBuilder([Group("world", world_size)])
+    schedule = Zero12Schedule(builder, workload, config, training, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("deepspeed", world_size, schedule.resident())

@@ -1,0 +1,298 @@
+"""DeepSpeed ZeRO stage 3: parameters fetched module by module.
+
+Transcribed from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `partition_parameters.py`); the fetch order is
+`zsim.plan.zero3_fetch`. This is the steady step: the first two, which only record the trace and fetch
+nothing ahead, are not it.
+
+# [Note: record_stream]
+Gathered parameters and gradients are made on one stream and used on another; DeepSpeed tells the allocator
+so with `record_stream`, and the block is not handed out again before that use has ended on the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.cost.update_work import accumulate_kernels, cast_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.optimizer import update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload import ModuleCall, Workload
+from zsim.plan.zero3_fetch import Coordinator, Fetch, trace_of
+from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.strategy import DTYPE_BYTES, Training
+
+_MAX_EVENTS = 2  # fetches and reductions that may be under way before the host blocks
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Gradients collected for the next reduction: padded shards, elements, and loose gradients' bytes."""
+
+    elements: int = 0
+    shard_elements: int = 0
+    loose_bytes: int = 0
+    num_tensors: int = 0
+
+
+class Zero3Schedule(Hooks):
+    """DeepSpeedZeRoOffload's module hooks and DeepSpeedZeroOptimizer_Stage3's gradient hooks."""
+
+    def __init__(
+        self, builder: PlanBuilder, workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int
+    ) -> None:
+        super().__init__(builder)
+        self.config, self.zero, self.training = config, config.zero, training
+        self.workload, self.world_size = workload, world_size
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
+        self.trace = trace_of(workload, config.zero, world_size)
+        self.coordinator = Coordinator(self.trace, config.zero)
+        is_overlapped = self.zero.overlap_comm
+        self.gather_stream = "all_gather" if is_overlapped else COMPUTE
+        self.reduce_stream = "reduce_scatter" if is_overlapped else COMPUTE
+        self._in_flight: dict[int, Fetch] = {}
+        self._gather_ops: dict[int, int] = {}  # id of a fetch -> its collective
+        self._fetch_events: list[int] = []
+        self._reduce_events: list[int] = []
+        self._bucket = _Bucket()
+        self._micro_batch = 0
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    @property
+    def shard_numel(self) -> int:
+        return sum(parameter.shard_numel for parameter in self.trace.parameters)
+
+    def resident(self) -> list[Memory]:
+        """Shards, kept gathered parameters, fp32 masters and moments, gradient shards, the bucket."""
+        shard, config = self.shard_numel, self.config
+        persistent = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
+        master = DTYPE_BYTES[config.master_weights_dtype]
+        if self.config.precision == "fp32":
+            master = 0  # the fp32 shard is the model's own
+        moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
+        bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
+        gathered = persistent * self.param_bytes if self.world_size > 1 else 0
+        return [
+            Memory("parameters", shard * self.param_bytes),
+            Memory("gradients", shard * DTYPE_BYTES[config.grad_accum_dtype]),
+            Memory("optimizer_states", shard * (master + moments)),
+            Memory("buffers", gathered),
+            Memory("buffers", bucket),
+        ]
+
+    # -- fetch ------------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._micro_batch = number
+        self.coordinator.reset_step()
+        if number == 0 and self.gather_stream != COMPUTE:
+            self.builder.wait_stream(self.gather_stream, COMPUTE)
+
+    def before_module(self, call: ModuleCall) -> None:
+        """PartitionedParameterCoordinator.fetch_sub_module."""
+        if not self.coordinator.owns_parameters(call):
+            return
+        builder = self.builder
+        builder.host(f"fetch {call.name}", overhead="deepspeed_fetch", module=call.name)
+        fetch = self.coordinator.fetch_needed(call)
+        self._gather(fetch)
+        for number in self.coordinator.parameters_of(call):
+            self._wait_for(number)
+        if self.gather_stream != COMPUTE:
+            builder.wait_stream(COMPUTE, self.gather_stream)
+        self._gather(self.coordinator.prefetch(call))
+
+    def _gather(self, fetch: Fetch | None) -> None:
+        """One all-gather per fetch, or one per parameter; the tensors are allocated now."""
+        if fetch is None:
+            return
+        if self.world_size == 1:
+            for number in fetch.parameters:
+                self.builder.allocate("buffers", self.trace.parameters[number].numel * self.param_bytes)
+            return
+        is_single = self.zero.allgather_sequential or len(fetch.parameters) == 1
+        parts = [Fetch((number,)) for number in fetch.parameters] if is_single else [fetch]
+        for part in parts:
+            numel = sum(self.trace.parameters[number].padded_numel for number in part.parameters)
+            self.builder.allocate("buffers", numel * self.param_bytes)
+            name = self.trace.parameters[part.parameters[0]].name
+            more = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
+            kind = "all_reduce" if self.zero.use_all_reduce_for_fetch_params else "all_gather"
+            self._gather_ops[id(part)] = self.builder.collective(
+                "all_reduce" if kind == "all_reduce" else "all_gather",
+                numel * self.param_bytes,
+                self.config.param_dtype,
+                "world",
+                stream=self.gather_stream,
+                name=f"{kind} {name}{more}",
+                module=name,
+            )
+            for number in part.parameters:
+                self._in_flight[number] = part
+
+    def _wait_for(self, number: int) -> None:
+        """AllGatherHandle.wait: throttle the host, and cut a shared tensor into its parameters."""
+        part = self._in_flight.get(number)
+        if part is None:
+            return
+        if len(self._fetch_events) > _MAX_EVENTS:
+            self.builder.host_wait(self._fetch_events.pop(0))
+        for other in part.parameters:
+            del self._in_flight[other]
+        event = self._gather_ops.pop(id(part))
+        if len(part.parameters) > 1:
+            size = sum(self.trace.parameters[other].padded_numel for other in part.parameters) * self.param_bytes
+            self.builder.allocate("buffers", size)
+            event = self.builder.kernels(
+                f"cut {self.trace.parameters[number].name}",
+                moves(size, size, launches=len(part.parameters)),
+                stream=self.gather_stream,
+            )
+            self.builder.free_when_done("buffers", size, event)
+        self._fetch_events.append(event)
+
+    def after_module(self, call: ModuleCall) -> None:
+        """PartitionedParameterCoordinator.release_sub_module; see [Note: record_stream]."""
+        if not self.coordinator.owns_parameters(call):
+            return
+        builder = self.builder
+        builder.host(f"release {call.name}", overhead="deepspeed_release", module=call.name)
+        last = builder.record(COMPUTE)
+        for number in self.coordinator.release(call):
+            parameter = self.trace.parameters[number]
+            numel = parameter.padded_numel if self.world_size > 1 else parameter.numel
+            assert last is not None
+            builder.free_when_done("buffers", numel * self.param_bytes, last)
+
+    # -- gradients --------------------------------------------------------------------------------------
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        for parameter in reversed(call.parameters):
+            self._add_gradient(parameter.numel, call.name)
+
+    def _add_gradient(self, numel: int, name: str) -> None:
+        """reduce_independent_p_g_buckets_and_remove_grads and __add_grad_to_ipg_bucket."""
+        builder, bucket, zero = self.builder, self._bucket, self.zero
+        size = numel * self.param_bytes
+        builder.allocate("buffers", size)
+        if bucket.elements and bucket.elements + numel > zero.reduce_bucket_size:
+            self._reduce()
+            bucket = self._bucket
+        builder.host(f"gradient of {name}", overhead="deepspeed_gradient_hook", module=name)
+        if self.reduce_stream != COMPUTE:
+            builder.wait_stream(self.reduce_stream, COMPUTE)
+        if zero.contiguous_gradients and bucket.elements + numel <= zero.reduce_bucket_size:
+            copied = builder.kernels(
+                f"bucket {name}", moves(size, numel * self.reduce_bytes), stream=self.reduce_stream, module=name
+            )
+            builder.free_when_done("buffers", size, copied)
+        else:
+            bucket.loose_bytes += size
+        bucket.elements += numel
+        bucket.shard_elements += -(-numel // self.world_size)
+        bucket.num_tensors += 1
+
+    def _reduce(self) -> None:
+        """__reduce_and_partition_ipg_grads: reduce-scatter the bucket, add the shard to the gradients."""
+        builder, bucket, config, stream = self.builder, self._bucket, self.config, self.reduce_stream
+        if not bucket.elements:
+            return
+        if len(self._reduce_events) > _MAX_EVENTS:
+            builder.host_wait(self._reduce_events.pop(0))
+        builder.host("reduce bucket", overhead="deepspeed_reduce")
+        whole = bucket.shard_elements * self.world_size * self.reduce_bytes
+        keeps_buffer = (
+            self.zero.contiguous_gradients
+            and bucket.elements <= self.zero.reduce_bucket_size
+            and not self.zero.reduce_scatter
+        )
+        if self.world_size > 1 and keeps_buffer:
+            whole = 0
+            size = bucket.elements * self.reduce_bytes
+            builder.collective("all_reduce", size, config.communication_dtype, "world", stream=stream)
+        elif self.world_size > 1:
+            shard = whole // self.world_size
+            builder.allocate("buffers", whole)
+            builder.kernels("flatten bucket", moves(whole, whole, launches=bucket.num_tensors), stream=stream)
+            builder.collective("reduce_scatter", whole, config.communication_dtype, "world", stream=stream)
+            assert shard > 0
+        else:
+            whole = 0
+        if self._micro_batch == 0:
+            size = bucket.shard_elements * DTYPE_BYTES[config.grad_accum_dtype]
+            kernels = moves(bucket.shard_elements * self.reduce_bytes, size, launches=bucket.num_tensors)
+        else:
+            kernels = accumulate_kernels(
+                bucket.shard_elements, config.grad_accum_dtype, config.communication_dtype
+            )
+        done = builder.kernels("partition gradients", kernels, stream=stream)
+        builder.free_when_done("buffers", whole + bucket.loose_bytes, done)
+        self._reduce_events.append(done)
+        self._bucket = _Bucket()
+
+    def end_backward(self) -> None:
+        """independent_gradient_partition_epilogue: the last bucket, then the host waits for it."""
+        self._reduce()
+        self.builder.host_wait(self.builder.record(self.reduce_stream))
+        self.builder.host("end of backward")
+        self._reduce_events = []
+
+    # -- step -------------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        builder, config = self.builder, self.config
+        shards = [parameter.shard_numel for parameter in self.trace.parameters]
+        check_overflow(builder, config, shards)
+        norm_and_sync(builder, config, shards)
+        for number, group in enumerate(self._sub_groups()):
+            numel = sum(group)
+            needs_cast = config.grad_accum_dtype != config.master_weights_dtype
+            cast = numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
+            builder.allocate("buffers", cast)
+            if cast:
+                kernels = cast_kernels(numel, config.grad_accum_dtype, config.master_weights_dtype)
+                builder.kernels(f"cast gradients of sub-group {number}", kernels)
+            update(
+                builder,
+                self.training,
+                [numel],
+                gradient_dtype=config.master_weights_dtype,
+                state_dtype=config.optimizer_states_dtype,
+                low_precision_copy=config.precision != "fp32",
+                name=f"optimizer step of sub-group {number}",
+            )
+            builder.free("buffers", cast)
+        self._gather_persistent()
+
+    def _sub_groups(self) -> list[list[int]]:
+        """Parameters in order, a new sub-group once the local elements reach `sub_group_size`."""
+        groups: list[list[int]] = [[]]
+        total = 0
+        for parameter in self.trace.parameters:
+            if total >= self.zero.sub_group_size:
+                groups.append([])
+                total = 0
+            groups[-1].append(parameter.shard_numel)
+            total += parameter.shard_numel
+        return groups
+
+    def _gather_persistent(self) -> None:
+        """_post_step: one all-gather of everything that stays gathered."""
+        numel = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
+        if numel and self.world_size > 1:
+            self.builder.collective(
+                "all_gather", numel * self.param_bytes, self.config.param_dtype, "world", stream=COMPUTE,
+                name="all_gather persistent parameters",
+            )  # fmt: skip
+
+
+def zero3_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
+    """One steady step of ZeRO stage 3."""
+    builder = PlanBuilder([Group("world", world_size)])
+    schedule = Zero3Schedule(builder, workload, config, training, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("deepspeed", world_size, schedule.resident())

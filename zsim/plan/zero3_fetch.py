@@ -1,0 +1,179 @@
+"""Which parameters ZeRO-3 fetches when, and which it lets go.
+
+The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, on a trace that is known to be complete:
+the recorded order of modules of one forward and backward. Sizes are elements of whole parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.specs.importers.deepspeed_values import ZeroConfig
+from zsim.specs.model import Embedding, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroParameter:
+    """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last ones padded."""
+
+    name: str
+    numel: int
+    shard_numel: int
+    padded_numel: int
+    is_persistent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """`steps[i]` are the parameters of the module fetched at step i, `traversed[i]` the elements of all
+    modules before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none)."""
+
+    parameters: tuple[ZeroParameter, ...]
+    by_module: dict[str, tuple[int, ...]]
+    steps: tuple[tuple[int, ...], ...]
+    traversed: tuple[int, ...]
+    next_use: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Parameters gathered by one call, in registration order."""
+
+    parameters: tuple[int, ...]
+
+
+def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
+    """The trace that DeepSpeed records: modules in the order their hooks fire."""
+    parameters: list[ZeroParameter] = []
+    by_module: dict[str, tuple[int, ...]] = {}
+    persistent_left = zero.model_persistence_threshold
+    embedding: tuple[int, ...] = ()
+    for segment in workload.segments:
+        for call in segment.calls:
+            numbers = []
+            for parameter in call.parameters:
+                numel = parameter.numel
+                persists = numel <= zero.param_persistence_threshold and numel <= persistent_left
+                persistent_left -= numel if persists else 0
+                shard = -(-numel // world_size)
+                numbers.append(len(parameters))
+                parameters.append(
+                    ZeroParameter(f"{call.name}.{parameter.name}", numel, shard, shard * world_size, persists)
+                )
+            by_module[call.name] = tuple(numbers)
+            if isinstance(call.module.work, Embedding) and not embedding:
+                embedding = tuple(numbers)
+            elif isinstance(call.module.work, Linear) and not call.parameters and segment.kind == "after":
+                by_module[call.name] = embedding  # a tied head uses the embedding's weight
+    steps = tuple(by_module[call.name] for call in _hook_order(workload) if by_module[call.name])
+    traversed, next_use = _distances(parameters, steps)
+    return Trace(tuple(parameters), by_module, steps, traversed, next_use)
+
+
+def _hook_order(workload: Workload) -> list[ModuleCall]:
+    calls = [call for segment in workload.segments for call in segment.calls]
+    for segment in reversed(workload.segments):
+        calls += _backward_order(segment)
+    return calls
+
+
+def _backward_order(segment: Segment) -> list[ModuleCall]:
+    stop = [segment.stops_at] if segment.stops_at is not None else []
+    return [*segment.recomputed, *stop, *reversed(segment.calls)]
+
+
+def _distances(
+    parameters: Sequence[ZeroParameter], steps: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    traversed = [0]
+    for step in steps:
+        traversed.append(traversed[-1] + sum(parameters[number].numel for number in step))
+    following: dict[int, int] = {}
+    next_use: list[tuple[int, ...]] = []
+    never = len(steps)
+    for index in range(len(steps) - 1, -1, -1):
+        next_use.append(tuple(following.get(number, never) for number in steps[index]))
+        for number in steps[index]:
+            following[number] = index
+    return tuple(traversed), tuple(reversed(next_use))
+
+
+class Coordinator:
+    """State of one micro-batch: what is available, what the fetch queue has left."""
+
+    def __init__(self, trace: Trace, zero: ZeroConfig) -> None:
+        self.trace = trace
+        self._prefetch_bucket = 1 if zero.allgather_sequential else zero.prefetch_bucket_size
+        self._max_live = zero.max_live_parameters
+        self._reuse_distance = zero.max_reuse_distance
+        self._is_available = [parameter.is_persistent for parameter in trace.parameters]
+        self._queue = [(number, step) for step, numbers in enumerate(trace.steps) for number in numbers]
+        self.reset_step()
+
+    def reset_step(self) -> None:
+        """A new forward begins: the queue is full again."""
+        self._position = 0
+        self._step = 0
+        self._live_numel = 0
+        self._fetched_for: dict[int, int] = {}
+
+    def owns_parameters(self, call: ModuleCall) -> bool:
+        return bool(self.trace.by_module[call.name])
+
+    def parameters_of(self, call: ModuleCall) -> tuple[int, ...]:
+        return self.trace.by_module[call.name]
+
+    def fetch_needed(self, call: ModuleCall) -> Fetch | None:
+        """What the module needs and nobody fetched."""
+        return self._take(self.parameters_of(call))
+
+    def _take(self, numbers: Sequence[int]) -> Fetch | None:
+        missing = tuple(number for number in sorted(numbers) if not self._is_available[number])
+        for number in missing:
+            self._is_available[number] = True
+            self._live_numel += self.trace.parameters[number].numel
+        return Fetch(missing) if missing else None
+
+    def prefetch(self, call: ModuleCall) -> Fetch | None:
+        """Pop what the module itself uses, then parameters of coming modules while the budget lasts; the
+        last one may overshoot. Ends the module's fetch: the next one is a new step."""
+        wanted = {n for n in self.parameters_of(call) if self._fetched_for.get(n, -1) < self._step}
+        popped: set[int] = set()
+        while self._position < len(self._queue) and len(popped) < len(wanted):
+            number, used_at = self._queue[self._position]
+            self._position += 1
+            self._fetched_for[number] = used_at
+            popped.add(number)
+        assert popped == wanted, f"step {self._step}: the trace has {popped}, the module needs {wanted}"
+        ahead: list[int] = []
+        if self._prefetch_bucket > 0:
+            budget = min(self._max_live - self._live_numel, self._prefetch_bucket)
+            numel = 0
+            while self._position < len(self._queue) and numel < budget:
+                number, used_at = self._queue[self._position]
+                self._position += 1
+                self._fetched_for[number] = max(self._fetched_for.get(number, -1), used_at)
+                if not self._is_available[number] and number not in ahead:
+                    ahead.append(number)
+                    numel += self.trace.parameters[number].numel
+        self._step += 1
+        return self._take(ahead)
+
+    def release(self, call: ModuleCall) -> list[int]:
+        """Parameters of the module to free now: not persistent, not fetched for a later step already, not
+        used again within the reuse distance."""
+        trace, step = self.trace, self._step
+        released = []
+        for place, number in enumerate(trace.steps[step - 1]):
+            if trace.parameters[number].is_persistent or self._fetched_for.get(number, -1) > step:
+                continue
+            again = trace.next_use[step - 1][place]
+            if again < len(trace.steps) and trace.traversed[again] - trace.traversed[step] < self._reuse_distance:
+                continue
+            if self._is_available[number]:
+                self._is_available[number] = False
+                self._live_numel -= trace.parameters[number].numel
+                released.append(number)
+        return released
