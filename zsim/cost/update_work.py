@@ -24,7 +24,7 @@ OPTIMIZER_STATES: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_moment
 # (state-typed passes, gradient-typed readings, launches per 21M elements) of the foreach variants, counted
 # in torch 2.13's `_multi_tensor_adamw` and `_multi_tensor_sgd`:
 # AdamW: mul p (2), lerp m (2+g), mul v (2), addcmul v (2+2g), sqrt (2), div (2), add (2), addcdiv (4).
-_FOREACH = {"adamw": (18, 3, 8), "adam": (16, 3, 7), "sgd": (2, 1, 1), "sgd_momentum": (6, 1, 3)}
+_FOREACH = {"adamw": (18, 3, 8), "adam": (16, 3, 7), "sgd": (2, 1, 1), "sgd_momentum": (7, 1, 3)}
 
 
 def optimizer_state_bytes(optimizer: str, state_dtype: str = "fp32") -> int:

@@ -1,0 +1,87 @@
+"""FLOPs in the conventions that people quote."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.cost.flops import (
+    active_numel,
+    formula_flops_per_token,
+    forward_flops_per_token,
+    hardware_flops_per_token,
+    model_flops_per_token,
+)
+from zsim.specs.importers.huggingface import load_model, model_from_config
+
+
+def test_the_sum_over_modules_is_what_flop_counter_mode_counts() -> None:
+    """GPT-2 at S = 1024, products only: blocks 12 * 2 * 12 * 768^2 + head 2 * 768 * 50257 + attention
+    12 * 4 * 1024 * 768 = 169,869,312 + 77,194,752 + 37,748,736. torch's FlopCounterMode says the same."""
+    assert forward_flops_per_token(load_model("gpt2"), 1024) == 169_869_312 + 77_194_752 + 37_748_736
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "tolerance"),
+    [("llama-2-7b", 2048, 1e-4), ("llama-3-8b", 8192, 1e-4), ("gpt2", 1024, 1e-2), ("opt-6.7b", 2048, 1e-3)],
+)
+def test_the_formula_agrees_with_the_sum_but_for_biases_and_norms(
+    name: str, length: int, tolerance: float
+) -> None:
+    """Measured against FlopCounterMode: 4e-5 for Llama, below 1e-2 for GPT-2."""
+    model = load_model(name)
+    ratio = formula_flops_per_token(model, length) / forward_flops_per_token(model, length)
+    assert 0 < ratio - 1 < tolerance
+
+
+def test_the_formula_is_two_parameters_plus_attention() -> None:
+    """Llama-2-7B at S = 2048: 2 (6,738,415,616 - 131,072,000) + 4 * 2048 * 4096 * 32."""
+    expected = 2 * (6_738_415_616 - 131_072_000) + 4 * 2048 * 4096 * 32
+    assert formula_flops_per_token(load_model("llama-2-7b"), 2048) == expected
+
+
+def test_a_tied_embedding_is_counted_as_the_head_and_positions_are_not() -> None:
+    """GPT-2 at S = 1024: 2 (124,439,808 - 1024 * 768) + 4 * 1024 * 768 * 12."""
+    expected = 2 * (124_439_808 - 1024 * 768) + 4 * 1024 * 768 * 12
+    assert formula_flops_per_token(load_model("gpt2"), 1024) == expected
+
+
+def test_model_flops_follow_the_mfu_convention() -> None:
+    """Llama-3-70B at S = 8192: 6 * 70,553,706,496 + 12 * 80 * 8192 * 8192."""
+    expected = 6 * 70_553_706_496 + 12 * 80 * 8192 * 8192
+    assert model_flops_per_token(load_model("llama-3-70b"), 8192) == expected
+
+
+def test_heads_need_not_add_up_to_the_hidden_size() -> None:
+    """d is heads * head_dim: 4 heads of 32 on hidden 64 give attention 4 * S * 128 per layer."""
+    config = {
+        "model_type": "llama", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 32,
+    }  # fmt: skip
+    model = model_from_config(config, "tiny", "tiny.json")
+    assert formula_flops_per_token(model, 10) - formula_flops_per_token(model, 0) == 4 * 10 * 128
+
+
+def test_recomputation_adds_to_the_hardware_flops_only() -> None:
+    """GPT-3 175B at S = 2048: full adds 2 * 96 * 1,812,099,072 + 4 * 96 * 12288 * 2048, selective only
+    the latter."""
+    model = load_model("gpt-3-175b")
+    attention = 4 * 96 * 12288 * 2048
+    base = model_flops_per_token(model, 2048)
+    assert hardware_flops_per_token(model, 2048) == base
+    assert hardware_flops_per_token(model, 2048, "selective") == base + attention
+    assert hardware_flops_per_token(model, 2048, "full") == base + attention + 2 * 96 * 1_812_099_072
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        # 2 of 8 experts of 3 * 4096 * 14336 in 32 layers
+        ("mixtral-8x7b", 46_702_792_704 - 32 * 6 * 3 * 4096 * 14336),
+        # 8 of 128 experts of 3 * 2048 * 768 in 48 layers
+        ("qwen3-30b-a3b", 30_532_122_624 - 48 * 120 * 3 * 2048 * 768),
+        ("llama-2-7b", 6_738_415_616),
+    ],
+)
+def test_only_active_experts_compute(name: str, active: int) -> None:
+    """Total less the experts a token is not routed to."""
+    assert active_numel(load_model(name)) == active

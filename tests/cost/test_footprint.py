@@ -1,0 +1,176 @@
+"""Activation bytes, against the published formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.cost.footprint import (
+    backward_extra_bytes,
+    block_saved_bytes,
+    checkpoint_bytes,
+    forward_extra_bytes,
+    recomputed_modules,
+    saved_bytes,
+    saved_bytes_selective,
+)
+from zsim.cost.shapes import BatchShape, WorkOptions
+from zsim.errors import NotSimulatedError
+from zsim.specs.importers.huggingface import load_model, model_from_config
+from zsim.specs.model import Attention, Block, Module
+
+SHAPE = BatchShape(sequences=2, sequence_length=2048)
+TOKENS = 4096
+
+
+def kept(block: Block, options: WorkOptions, checkpointing: Any = "none", hidden: int = 12288) -> int:
+    return block_saved_bytes(block, SHAPE, options, checkpointing, hidden)
+
+
+def test_a_gpt3_block_keeps_what_korthikanti_says() -> None:
+    """s b h (34 + 5 a s / h) with s b = 4096, h = 12288, a = 96, s = 2048: 34 + 80 = 114 bytes."""
+    block = load_model("gpt-3-175b").blocks[0]
+    assert kept(block, WorkOptions("bf16", "math", compile=True)) == TOKENS * 12288 * 114
+
+
+def test_flash_attention_keeps_no_scores() -> None:
+    """34 sbh, and 4 bytes of log-sum-exp for each of 96 heads."""
+    block = load_model("gpt-3-175b").blocks[0]
+    assert kept(block, WorkOptions("bf16", "flash", compile=True)) == TOKENS * (12288 * 34 + 96 * 4)
+
+
+def test_selective_recomputation_drops_the_core_of_attention() -> None:
+    """34 sbh, with written-out attention and with flash (Korthikanti et al. 2022, section 5)."""
+    block = load_model("gpt-3-175b").blocks[0]
+    for attention in ("math", "flash"):
+        options = WorkOptions("bf16", attention, compile=True)  # type: ignore[arg-type]
+        assert kept(block, options, "selective") == TOKENS * 12288 * 34
+
+
+def test_full_recomputation_keeps_the_blocks_input() -> None:
+    """2 sbh."""
+    block = load_model("gpt-3-175b").blocks[0]
+    assert kept(block, WorkOptions(), "full") == TOKENS * 12288 * 2
+    assert checkpoint_bytes(12288, SHAPE, WorkOptions("fp32")) == TOKENS * 12288 * 4
+
+
+def test_gpt2s_activation_written_in_python_keeps_four_tensors() -> None:
+    """Eager `NewGELUActivation` keeps x, x/2, tanh and 1 + tanh: 4 * 8h instead of 8h: 58, not 34."""
+    block = load_model("gpt-3-175b").blocks[0]
+    assert kept(block, WorkOptions("bf16", "flash")) == TOKENS * (12288 * 58 + 96 * 4)
+
+
+def test_a_llama_block_keeps_what_its_operators_need() -> None:
+    """Llama-3-8B, eager, per token: h = 4096, k and v 1024 each, f = 14336. Two norms of (4 + 2) h; inputs of
+    q and of gate 2 * 2h; q, k, v 2 (h + 2 * 1024); log-sum-exp 4 * 32; input of o 2h; gate, silu(gate), up
+    and their product 4 * 2f. 49,152 + 16,384 + 12,288 + 128 + 8,192 + 114,688 = 200,832.
+    (autograd's own list of saved tensors has these and 8 bytes of norm statistics.)"""
+    block = load_model("llama-3-8b").blocks[0]
+    assert kept(block, WorkOptions("bf16", "flash")) == TOKENS * 200_832
+
+
+def test_a_fused_llama_block_keeps_inputs_only() -> None:
+    """As above with norms of 2h each and without silu(gate): 16,384 + 16,384 + 12,288 + 128 + 8,192 +
+    3 * 2f = 86,016: 139,392."""
+    block = load_model("llama-3-8b").blocks[0]
+    assert kept(block, WorkOptions("bf16", "flash", compile=True)) == TOKENS * 139_392
+
+
+def test_written_out_attention_repeats_keys_and_casts_probabilities() -> None:
+    """Llama-3-8B: k and v of all 32 heads (4096 each) and, per head and score, 4 bytes of fp32 softmax and
+    2 of its bf16 copy."""
+    core = next(m for m in load_model("llama-3-8b").blocks[0].modules if isinstance(m.work, Attention))
+    options = WorkOptions("bf16", "math")
+    assert saved_bytes(core, SHAPE, options) == TOKENS * 3 * 4096 * 2 + 2 * 32 * 2048**2 * 6
+    assert saved_bytes_selective(core, SHAPE, options) == TOKENS * (4096 + 2048) * 2
+
+
+def test_a_slice_of_a_fused_projection_keeps_all_of_it_alive() -> None:
+    """Phi 3: q, k (rotated, new) and the 3 * 3072 wide output that v is a slice of: 2 (2 + 3) 3072, and
+    4 * 32 of log-sum-exp; Llama 2 with its own v: 2 * 3 * 4096 + 4 * 32."""
+    phi = next(m for m in load_model("phi3-mini").blocks[0].modules if isinstance(m.work, Attention))
+    llama = next(m for m in load_model("llama-2-7b").blocks[0].modules if isinstance(m.work, Attention))
+    assert saved_bytes(phi, SHAPE, WorkOptions()) == TOKENS * (2 * 5 * 3072 + 128)
+    assert saved_bytes(llama, SHAPE, WorkOptions()) == TOKENS * (2 * 3 * 4096 + 128)
+
+
+def test_inputs_read_twice_are_kept_once() -> None:
+    """k_proj and v_proj read what q_proj keeps."""
+    modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
+    assert saved_bytes(modules["self_attn.q_proj"], SHAPE, WorkOptions()) == TOKENS * 2 * 4096
+    assert saved_bytes(modules["self_attn.k_proj"], SHAPE, WorkOptions()) == 0
+    assert saved_bytes(modules["mlp.up_proj"], SHAPE, WorkOptions()) == 0
+
+
+def test_relu_keeps_nothing_beyond_the_next_products_input() -> None:
+    """OPT: autograd keeps relu's output, which fc2 keeps as its input already."""
+    modules = {module.name: module for module in load_model("opt-6.7b").blocks[0].modules}
+    assert saved_bytes(modules["activation_fn"], SHAPE, WorkOptions()) == 0
+    assert saved_bytes(modules["fc2"], SHAPE, WorkOptions()) == TOKENS * 4 * 4096 * 2
+
+
+def test_dropout_keeps_a_byte_per_element_where_there_is_dropout() -> None:
+    """GPT-2 drops at 0.1, Llama does not."""
+    gpt2 = {module.name: module for module in load_model("gpt2").blocks[0].modules}
+    llama = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
+    assert saved_bytes(gpt2["attn.resid_dropout"], SHAPE, WorkOptions()) == TOKENS * 768
+    assert saved_bytes(llama["mlp.residual"], SHAPE, WorkOptions()) == 0
+
+
+def test_the_loss_keeps_logits_and_log_probabilities() -> None:
+    """transformers: bf16 logits (2) and fp32 log-probabilities (4) stay; the fp32 copy passes in forward (4),
+    two fp32 gradients in backward (8). V = 128,256."""
+    loss = load_model("llama-3-8b").after[-1]
+    logits = TOKENS * 128_256
+    assert saved_bytes(loss, SHAPE, WorkOptions()) == 6 * logits
+    assert forward_extra_bytes(loss, SHAPE, WorkOptions()) == 4 * logits
+    assert backward_extra_bytes(loss, SHAPE, WorkOptions()) == 8 * logits
+    assert saved_bytes(loss, SHAPE, WorkOptions(compile=True)) == 2 * logits
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2", "falcon-7b", "gemma2-9b", "bloom-7b1"])
+@pytest.mark.parametrize("attention", ["flash", "math"])
+def test_bytes_grow_with_the_number_of_sequences(name: str, attention: Any) -> None:
+    """Twice the sequences, twice everything."""
+    model, options = load_model(name), WorkOptions("bf16", attention)
+    one, two = BatchShape(1, 512), BatchShape(2, 512)
+    for module in (*model.before, *model.blocks[0].modules, *model.after):
+        for rule in (saved_bytes, forward_extra_bytes, backward_extra_bytes):
+            assert rule(module, two, options) == 2 * rule(module, one, options)
+
+
+def names(modules: tuple[Module, ...]) -> list[str]:
+    return [module.name for module in modules]
+
+
+def test_recomputation_stops_before_a_product_that_nothing_needs() -> None:
+    """torch's non-reentrant checkpoint: Llama's down_proj keeps its input, so its output is not computed
+    again; GPT-2's dropout needs c_proj's output for its mask."""
+    llama, gpt2 = load_model("llama-3-8b").blocks[0], load_model("gpt2").blocks[0]
+    assert names(recomputed_modules(llama, "full"))[-1] == "mlp.act_fn"
+    assert names(recomputed_modules(gpt2, "full"))[-2:] == ["mlp.c_proj", "mlp.dropout"]
+    assert recomputed_modules(llama, "full", stops_early=False) == llama.modules
+    assert names(recomputed_modules(llama, "selective")) == ["self_attn.core"]
+    assert recomputed_modules(llama, "none") == ()
+
+
+def test_routed_experts_are_refused() -> None:
+    """Counted, not simulated."""
+    experts = next(m for m in load_model("mixtral-8x7b").blocks[0].modules if m.name == "mlp.experts")
+    with pytest.raises(NotSimulatedError):
+        saved_bytes(experts, SHAPE, WorkOptions())
+
+
+def test_two_norms_on_one_input_keep_it_once() -> None:
+    """GPT-NeoX with its parallel residual; without, each norm has an input of its own."""
+    config = {
+        "model_type": "gpt_neox", "vocab_size": 8, "hidden_size": 64, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 4,
+    }  # fmt: skip
+    sizes = []
+    for is_parallel in (True, False):
+        model = model_from_config({**config, "use_parallel_residual": is_parallel}, "tiny", "tiny.json")
+        norm = next(m for m in model.blocks[0].modules if m.name == "post_attention_layernorm")
+        sizes.append(saved_bytes(norm, SHAPE, WorkOptions()))
+    assert sizes == [0, TOKENS * 64 * 2]

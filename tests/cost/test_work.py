@@ -1,0 +1,337 @@
+"""Modules become kernels whose FLOPs and bytes can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.cost.kernels import Kernel
+from zsim.cost.work import (
+    BatchShape,
+    WorkOptions,
+    accumulate_kernels,
+    backward_kernels,
+    cast_kernels,
+    copy_kernels,
+    fill_kernels,
+    forward_kernels,
+    norm_kernels,
+    optimizer_kernels,
+    optimizer_state_bytes,
+    scale_kernels,
+    total_flops,
+)
+from zsim.errors import NotSimulatedError
+from zsim.specs.importers.huggingface import load_model
+from zsim.specs.model import (
+    Activation,
+    Attention,
+    Embedding,
+    Linear,
+    Loss,
+    Module,
+    Norm,
+    Parameter,
+    Residual,
+)
+
+SHAPE = BatchShape(sequences=2, sequence_length=100)  # 200 tokens
+EAGER = WorkOptions()
+FUSED = WorkOptions(compile=True)
+
+
+def weight(*shape: int) -> tuple[Parameter, ...]:
+    return (Parameter("weight", shape),)
+
+
+def linear(*, bias: bool = False, shares_input: bool = False) -> Module:
+    parameters = (*weight(30, 10), *((Parameter("bias", (30,)),) if bias else ()))
+    return Module("m", Linear(10, 30), parameters, shares_input)
+
+
+def total_bytes(kernels: tuple[Kernel, ...]) -> float:
+    return sum(kernel.hbm_bytes for kernel in kernels)
+
+
+def total_launches(kernels: tuple[Kernel, ...]) -> int:
+    return sum(kernel.launches for kernel in kernels)
+
+
+def test_a_linear_is_one_product_forward_and_two_backward() -> None:
+    """200 x 10 by 10 x 30: 120,000 FLOPs, (2000 + 300 + 6000) * 2 bytes; backward the same twice."""
+    forward, backward = forward_kernels(linear(), SHAPE, EAGER), backward_kernels(linear(), SHAPE, EAGER)
+    assert forward == (Kernel("gemm", 120_000.0, 16_600.0, "bf16", (200, 30, 10)),)
+    assert backward == (
+        Kernel("gemm", 120_000.0, 16_600.0, "bf16", (200, 10, 30)),
+        Kernel("gemm", 120_000.0, 16_600.0, "bf16", (30, 10, 200)),
+    )
+
+
+def test_a_bias_adds_a_sum_over_tokens_and_a_shared_input_an_add() -> None:
+    """Bias: reads 6000 gradients, writes 30; shared input: reads two and writes one of 2000 elements."""
+    bias = backward_kernels(linear(bias=True), SHAPE, EAGER)
+    shared = backward_kernels(linear(shares_input=True), SHAPE, EAGER)
+    assert bias[2:] == (Kernel("elementwise", 0.0, 12_060.0),)
+    assert shared[2:] == (Kernel("elementwise", 0.0, 12_000.0),)
+    assert total_launches(forward_kernels(linear(bias=True), SHAPE, EAGER)) == 1
+
+
+def test_fp32_moves_twice_the_bytes() -> None:
+    """Four bytes per element, and the products run in fp32."""
+    (kernel,) = forward_kernels(linear(), SHAPE, WorkOptions("fp32"))
+    assert (kernel.hbm_bytes, kernel.dtype) == (33_200.0, "fp32")
+
+
+def test_fp8_casts_both_operands_and_leaves_the_head_alone() -> None:
+    """x of 200 * 32 and w of 32 * 48 elements: 5 bytes each; the product reads 1-byte operands, writes 2-byte
+    results. Backward casts the gradient, the weight and the input again."""
+    module = Module("m", Linear(32, 48), weight(48, 32))
+    options = WorkOptions("fp8")
+    forward = forward_kernels(module, SHAPE, options)
+    assert [kernel.hbm_bytes for kernel in forward] == [
+        5.0 * 200 * 32,
+        5.0 * 32 * 48,
+        200 * 32 + 32 * 48 + 2.0 * 200 * 48,
+    ]
+    assert [kernel.dtype for kernel in forward] == ["bf16", "bf16", "fp8"]
+    assert [kernel.dtype for kernel in backward_kernels(module, SHAPE, options)][-2:] == ["fp8", "fp8"]
+    head = Module("lm_head", Linear(32, 48), weight(48, 32))
+    assert forward_kernels(head, SHAPE, options) == forward_kernels(head, SHAPE, EAGER)
+    odd = linear()
+    assert forward_kernels(odd, SHAPE, options) == forward_kernels(odd, SHAPE, EAGER)
+
+
+def test_a_tied_head_adds_its_gradient_to_the_embeddings() -> None:
+    """Reads two and writes one of 300 elements beyond the two products."""
+    tied = Module("lm_head", Linear(10, 30))
+    assert backward_kernels(tied, SHAPE, EAGER)[2:] == (Kernel("elementwise", 0.0, 1800.0),)
+
+
+def test_flash_attention_skips_the_masked_half() -> None:
+    """2 sequences, 4 heads of 8, s = 100: full 2 * 2 * 4 * 100^2 * 16 FLOPs, causal half of it; backward 2.5
+    times. Forward moves q (32), k and v (2 of 4 heads: 32), output (32) and log-sum-exp."""
+    module = Module("core", Attention(4, 2, 8, 8, rotary=False))
+    (forward,) = forward_kernels(module, SHAPE, EAGER)
+    (backward,) = backward_kernels(module, SHAPE, EAGER)
+    assert forward.kind == "attention_forward"
+    assert forward.shape == (8, 100, 100, 8)
+    assert forward.flops == 2 * 2 * 4 * 100**2 * 16 / 2
+    assert forward.hbm_bytes == 200 * (96 * 2 + 4 * 4)
+    assert backward.kind == "attention_backward"
+    assert backward.flops == 2.5 * forward.flops
+
+
+def test_a_window_leaves_fewer_pairs() -> None:
+    """s = 100, w = 20: 20 * 100 - 200 = 1800 pairs instead of 5000; a window beyond s changes nothing."""
+    whole = forward_kernels(Module("core", Attention(4, 4, 8, 8, rotary=False)), SHAPE, EAGER)
+    narrow = Attention(4, 4, 8, 8, rotary=False, window=20)
+    wide = Attention(4, 4, 8, 8, rotary=False, window=200)
+    assert total_flops(forward_kernels(Module("core", narrow), SHAPE, EAGER)) == total_flops(whole) * 0.36
+    assert forward_kernels(Module("core", wide), SHAPE, EAGER) == whole
+
+
+def test_written_out_attention_computes_every_pair() -> None:
+    """Two products of 2 * 2 * 4 * 100^2 * 8 FLOPs forward, four backward, and the scores go through HBM."""
+    module = Module("core", Attention(4, 4, 8, 8, rotary=False))
+    options = WorkOptions("bf16", "math")
+    product = 2 * 2 * 4 * 100**2 * 8
+    assert total_flops(forward_kernels(module, SHAPE, options)) == 2 * product
+    assert total_flops(backward_kernels(module, SHAPE, options)) == 4 * product
+    softmax = next(k for k in forward_kernels(module, SHAPE, options) if k.kind == "elementwise")
+    # scale 4, mask 4, softmax to fp32 6, cast back 6 bytes for each of 80,000 scores
+    assert (softmax.hbm_bytes, softmax.launches) == (20 * 80_000, 4)
+
+
+def test_rotary_is_many_kernels_in_eager_and_one_when_fused() -> None:
+    """200 tokens, 4 + 2 heads of 8: 9600 elements, 10 passes of 2 bytes forward, 15 backward."""
+    module = Module("core", Attention(4, 2, 8, 8))
+    forward, backward = forward_kernels(module, SHAPE, EAGER), backward_kernels(module, SHAPE, EAGER)
+    assert (forward[0].hbm_bytes, forward[0].launches) == (10 * 9600 * 2, 10)
+    assert (backward[-1].hbm_bytes, backward[-1].launches) == (15 * 9600 * 2, 18)
+    assert forward_kernels(module, SHAPE, FUSED)[0] == Kernel("elementwise", 0.0, 2 * 9600 * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "forward", "backward"),
+    [
+        ("rms", EAGER, (36, 8), (92, 16)),
+        ("gemma_rms", EAGER, (40, 10), (104, 17)),
+        ("layer", EAGER, (4, 1), (10, 2)),
+        ("rms", WorkOptions("fp32"), (28, 6), (92, 14)),
+        ("rms", FUSED, (8, 1), (12, 2)),
+    ],
+)
+def test_norms_move_the_bytes_of_their_operators(
+    kind: str, options: WorkOptions, forward: tuple[int, int], backward: tuple[int, int]
+) -> None:
+    """(bytes per element, launches), counted from the operators that transformers dispatches."""
+    module = Module("norm", Norm(10, kind), weight(10))
+    for kernels, (per_element, launches) in (
+        (forward_kernels(module, SHAPE, options), forward),
+        (backward_kernels(module, SHAPE, options), backward),
+    ):
+        assert (total_bytes(kernels), total_launches(kernels)) == (per_element * 2000, launches)
+
+
+@pytest.mark.parametrize(
+    ("name", "gated", "options", "forward", "backward"),
+    [
+        ("silu", True, EAGER, (5, 2), (9, 3)),
+        ("silu", True, FUSED, (3, 1), (5, 1)),
+        ("gelu", False, EAGER, (2, 1), (3, 1)),
+        ("gelu_new", False, EAGER, (18, 8), (28, 11)),
+        ("gelu_new", False, FUSED, (2, 1), (3, 1)),
+    ],
+)
+def test_activations_move_the_tensors_of_their_operators(
+    name: str, gated: bool, options: WorkOptions, forward: tuple[int, int], backward: tuple[int, int]
+) -> None:
+    """(tensors of 2 bytes per element, launches)."""
+    module = Module("act", Activation(10, gated, name))
+    for kernels, (tensors, launches) in (
+        (forward_kernels(module, SHAPE, options), forward),
+        (backward_kernels(module, SHAPE, options), backward),
+    ):
+        assert (total_bytes(kernels), total_launches(kernels)) == (tensors * 2000 * 2, launches)
+
+
+def test_residuals_add_and_drop_out() -> None:
+    """An add reads two and writes one; dropout reads and writes one and writes a byte of mask; compiled, the
+    next norm adds."""
+    plain, dropped = Module("r", Residual(10)), Module("r", Residual(10, 0.1))
+    assert total_bytes(forward_kernels(plain, SHAPE, EAGER)) == 6 * 2000
+    assert total_bytes(forward_kernels(dropped, SHAPE, EAGER)) == 11 * 2000
+    assert forward_kernels(plain, SHAPE, FUSED) == ()
+
+
+def test_an_embedding_gathers_rows_and_zeroes_the_whole_gradient() -> None:
+    """200 rows of 10: read and written, and 8-byte indices; backward writes all 1000 rows first."""
+    module = Module("embed", Embedding(1000, 10), weight(1000, 10))
+    (forward,) = forward_kernels(module, SHAPE, EAGER)
+    (backward,) = backward_kernels(module, SHAPE, EAGER)
+    assert (forward.kind, forward.hbm_bytes) == ("embedding", 200 * (2 * 10 * 2 + 8))
+    assert backward.hbm_bytes == 1000 * 10 * 2 + 200 * (3 * 10 * 2 + 32)
+
+
+def test_the_loss_upcasts_in_eager_and_reads_twice_when_fused() -> None:
+    """20,000 logits: cast 6, log-softmax 8 bytes; backward fill 4, log-softmax 12, cast 6. Fused 4 and 4."""
+    module = Module("loss", Loss(100))
+    assert total_bytes(forward_kernels(module, SHAPE, EAGER)) == 14 * 20_000
+    assert total_bytes(backward_kernels(module, SHAPE, EAGER)) == 22 * 20_000
+    assert total_bytes(forward_kernels(module, SHAPE, FUSED)) == 4 * 20_000
+    assert total_bytes(backward_kernels(module, SHAPE, FUSED)) == 4 * 20_000
+    assert total_bytes(forward_kernels(module, SHAPE, WorkOptions("fp32"))) == 8 * 20_000
+
+
+def test_fused_adamw_moves_28_bytes_per_parameter() -> None:
+    """Parameter and two moments read and written, gradient read, all fp32; bf16 gradients save 2."""
+    (update,) = optimizer_kernels(1000)
+    assert (update.kind, update.hbm_bytes, update.launches) == ("optimizer", 28_000.0, 1)
+    assert optimizer_kernels(1000, gradient_dtype="bf16")[0].hbm_bytes == 26_000.0
+
+
+def test_a_low_precision_copy_is_cast_after_the_update() -> None:
+    """Reads fp32, writes bf16."""
+    update, cast = optimizer_kernels(1000, low_precision_copy=True)
+    assert update == optimizer_kernels(1000)[0]
+    assert (cast.kind, cast.hbm_bytes) == ("copy", 6000.0)
+
+
+def test_foreach_adamw_makes_a_pass_per_operation() -> None:
+    """18 passes over states and 3 over the gradient of 4 bytes: 84 bytes, 8 launches per 21M elements."""
+    (update,) = optimizer_kernels(1000, implementation="foreach")
+    assert (update.hbm_bytes, update.launches) == (84_000.0, 8)
+    (loop,) = optimizer_kernels(1000, implementation="for_loop", num_tensors=5)
+    assert loop.launches == 40
+
+
+def test_sgd_with_momentum_reads_and_writes_one_state() -> None:
+    """Fused: parameter and momentum read and written, gradient read: 20 bytes. foreach: mul buffer 2, add
+    gradient 2 + 1, add to parameter 3 passes: 32 bytes, 3 launches."""
+    (fused,) = optimizer_kernels(1000, "sgd_momentum")
+    (foreach,) = optimizer_kernels(1000, "sgd_momentum", "foreach")
+    assert (fused.hbm_bytes, fused.launches) == (20_000.0, 1)
+    assert (foreach.hbm_bytes, foreach.launches) == (32_000.0, 3)
+
+
+@pytest.mark.parametrize(("numel", "launches"), [(1, 1), (320 * 65536, 1), (320 * 65536 + 1, 2)])
+def test_big_updates_take_more_launches(numel: int, launches: int) -> None:
+    """320 chunks of 65,536 elements per launch."""
+    assert optimizer_kernels(numel)[0].launches == launches
+
+
+def test_optimizer_states_are_counted_without_the_master() -> None:
+    """Adam keeps two fp32 moments, plain SGD nothing; an unknown optimizer is refused with the nearest."""
+    assert optimizer_state_bytes("adamw") == 8
+    assert optimizer_state_bytes("adamw", "bf16") == 4
+    assert optimizer_state_bytes("sgd") == 0
+    with pytest.raises(NotSimulatedError, match="did you mean 'adamw'"):
+        optimizer_kernels(1000, "adamww")
+
+
+def test_nothing_to_update_is_no_kernel() -> None:
+    """A rank without elements launches nothing."""
+    assert optimizer_kernels(0) == ()
+    assert norm_kernels(0) == scale_kernels(0) == accumulate_kernels(0, "fp32", "bf16") == ()
+    assert copy_kernels(0) == cast_kernels(0, "fp32", "bf16") == fill_kernels(0) == ()
+
+
+def test_copies_read_and_write() -> None:
+    """A copy moves twice its bytes; reading twice as much (an add in place) three times; a fill once."""
+    assert copy_kernels(100)[0].hbm_bytes == 200.0
+    assert copy_kernels(100, launches=3, read_factor=2.0)[0] == Kernel("copy", 0.0, 300.0, launches=3)
+    assert fill_kernels(100)[0].hbm_bytes == 100.0
+    assert cast_kernels(100, "bf16", "fp32")[0].hbm_bytes == 600.0
+    assert accumulate_kernels(100, "fp32", "bf16")[0].hbm_bytes == 1000.0
+
+
+def test_the_gradient_norm_reads_and_clipping_reads_and_writes() -> None:
+    """1000 fp32 gradients of one tensor: 4000 bytes and its norm written and read; clipping 8000."""
+    assert norm_kernels(1000)[0].hbm_bytes == 4008.0
+    assert scale_kernels(1000)[0].hbm_bytes == 8000.0
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3-8b", "gpt2", "gptj-6b", "gpt-neo-2.7b", "gpt-neox-20b", "falcon-7b", "mpt-7b",
+             "bloom-7b1", "opt-6.7b", "gemma2-9b", "phi3-mini", "qwen2-7b", "qwen3-8b", "mistral-7b"],
+)  # fmt: skip
+@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_backward_products_are_twice_the_forward_ones(name: str, attention: Any, compiled: bool) -> None:
+    """For every dense family; flash attention has its own factor of 2.5."""
+    model, options = load_model(name), WorkOptions("bf16", attention, compiled)
+    for module in (*model.before, *model.blocks[0].modules, *model.after):
+        forward, backward = forward_kernels(module, SHAPE, options), backward_kernels(module, SHAPE, options)
+        is_flash = attention == "flash" and isinstance(module.work, Attention)
+        assert total_flops(backward) == (2.5 if is_flash else 2.0) * total_flops(forward)
+        assert all(kernel.hbm_bytes > 0 and kernel.launches >= 1 for kernel in (*forward, *backward))
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2", "mpt-7b"])
+def test_compiling_never_moves_more_or_launches_more(name: str) -> None:
+    """Per block, forward and backward."""
+    block = load_model(name).blocks[0]
+    for kernels_of in (forward_kernels, backward_kernels):
+        eager = tuple(k for m in block.modules for k in kernels_of(m, SHAPE, EAGER))
+        fused = tuple(k for m in block.modules for k in kernels_of(m, SHAPE, FUSED))
+        assert total_bytes(fused) <= total_bytes(eager)
+        assert total_launches(fused) <= total_launches(eager)
+
+
+def test_kernels_are_hashable_and_the_same_every_time() -> None:
+    """So that plans can price each distinct one once."""
+    block = load_model("llama-3-8b").blocks[0]
+    first = [forward_kernels(module, SHAPE, EAGER) for module in block.modules]
+    again = [forward_kernels(module, SHAPE, EAGER) for module in block.modules]
+    assert first == again
+    assert len({kernel for kernels in first for kernel in kernels}) < sum(len(kernels) for kernels in first)
+
+
+def test_routed_experts_are_refused() -> None:
+    """Counted, not simulated."""
+    experts = next(m for m in load_model("mixtral-8x7b").blocks[0].modules if m.name == "mlp.experts")
+    with pytest.raises(NotSimulatedError):
+        forward_kernels(experts, SHAPE, EAGER)
+    with pytest.raises(NotSimulatedError):
+        backward_kernels(experts, SHAPE, EAGER)

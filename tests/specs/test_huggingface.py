@@ -1,0 +1,327 @@
+"""Hugging Face configs become models whose parameters are exact to the unit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.specs.importers.huggingface import FAMILIES, load_model, model_from_config
+from zsim.specs.model import Block, Embedding, Linear
+
+# name: (total, layers, distinct block sizes, outside the blocks, tied, entries of named_parameters()).
+# Counted by transformers 5.23 on the meta device.
+GOLDEN: dict[str, tuple[int, int, list[int], int, bool, int]] = {
+    "llama-2-7b": (6738415616, 32, [202383360], 262148096, False, 291),
+    "llama-2-70b": (68976648192, 80, [855654400], 524296192, False, 723),
+    "llama-3-8b": (8030261248, 32, [218112000], 1050677248, False, 291),
+    "llama-3-70b": (70553706496, 80, [855654400], 2101354496, False, 723),
+    "llama-3.1-405b": (405853388800, 126, [3187703808], 4202708992, False, 1137),
+    "gpt2": (124439808, 12, [7087872], 39385344, True, 148),
+    "gpt2-xl": (1557611200, 48, [30740800], 82052800, True, 580),
+    "gpt-neox-20b": (20554567680, 44, [453064704], 619720704, False, 532),
+    "mistral-7b": (7241732096, 32, [218112000], 262148096, False, 291),
+    "mixtral-8x7b": (46702792704, 32, [1451270144], 262148096, False, 291),
+    "qwen2-7b": (7615616512, 28, [233057792], 1089998336, False, 339),
+    "qwen3-8b": (8190735360, 36, [192946432], 1244663808, False, 399),
+    "qwen3-30b-a3b": (30532122624, 48, [623120640], 622331904, False, 531),
+    "falcon-7b": (6921720704, 32, [207070080], 295478144, True, 195),
+    "falcon-40b": (41303293952, 60, [679510016], 532692992, True, 483),
+    "mpt-7b": (6649286656, 32, [201334784], 206573568, True, 194),
+    "mpt-30b": (29957200896, 48, [616577024], 361503744, True, 290),
+    "bloom-7b1": (7069016064, 30, [201379840], 1027620864, True, 365),
+    "bloom-176b": (176247271424, 70, [2466437120], 3596673024, True, 845),
+    "opt-6.7b": (6658473984, 32, [201379840], 214319104, True, 516),
+    "opt-175b": (174604468224, 96, [1812099072], 642957312, True, 1540),
+    "gemma2-9b": (9241705984, 42, [198195200], 917507584, True, 464),
+    "phi3-mini": (3821079552, 32, [113252352], 197004288, False, 195),
+    "deepseek-v3": (671026404352, 61, [583483392, 11507286016], 1853365248, False, 909),
+}
+
+# The smallest configs that build.
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 96, "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 8}
+
+
+def build(config: dict[str, Any], **changes: Any) -> Any:
+    return model_from_config({**config, **changes}, "tiny", "tiny.json")
+
+
+def names(block: Block) -> list[str]:
+    return [module.name for module in block.modules]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_parameter_counts_equal_those_of_transformers(name: str) -> None:
+    """Total, distinct blocks, rest and the number of parameter tensors of each model of the table."""
+    total, layers, blocks, rest, is_tied, tensors = GOLDEN[name]
+    model = load_model(name)
+    assert model.numel == total
+    assert len(model.blocks) == layers
+    assert sorted({block.numel for block in model.blocks}) == blocks
+    assert model.rest_numel == rest
+    assert model.is_tied is is_tied
+    listed = list(model.named_parameters())
+    assert len(listed) == tensors
+    assert sum(parameter.numel for _, parameter in listed) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        # h = 12288, L = 96: L (12 h^2 + 13 h) + (50257 + 2048) h + 2 h
+        ("gpt-3-175b", 96 * (12 * 12288**2 + 13 * 12288) + (50257 + 2048 + 2) * 12288),
+        # h = 1024, L = 24 and h = 1280, L = 36, with 1024 positions
+        ("gpt2-medium", 24 * (12 * 1024**2 + 13 * 1024) + (50257 + 1024 + 2) * 1024),
+        ("gpt2-large", 36 * (12 * 1280**2 + 13 * 1280) + (50257 + 1024 + 2) * 1280),
+        # h = 5120, f = 13824, L = 40, V = 32000: L (4 h^2 + 3 h f + 2 h) + 2 V h + h
+        ("llama-2-13b", 40 * (4 * 5120**2 + 3 * 5120 * 13824 + 2 * 5120) + (2 * 32000 + 1) * 5120),
+    ],
+)
+def test_other_presets_have_the_parameters_of_their_shape(name: str, total: int) -> None:
+    """Totals worked out from the shapes of the papers."""
+    assert load_model(name).numel == total
+
+
+def test_a_llama_block_lists_its_leaf_modules_in_the_order_they_run() -> None:
+    """As `LlamaDecoderLayer.forward` calls them; core, activation and adds have no module of their own."""
+    assert names(build(LLAMA).blocks[0]) == [
+        "input_layernorm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.core",
+        "self_attn.o_proj",
+        "self_attn.residual",
+        "post_attention_layernorm",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.act_fn",
+        "mlp.down_proj",
+        "mlp.residual",
+    ]
+
+
+def test_named_parameters_stand_in_registration_order() -> None:
+    """Llama registers attention, MLP, then the norms; weights are [out, in]; 2 key/value heads of 8 make
+    k and v 16 wide."""
+    listed = [(name, p.shape) for name, p in build(LLAMA, num_key_value_heads=2).named_parameters()]
+    assert listed[:11] == [
+        ("model.embed_tokens.weight", (96, 64)),
+        ("model.layers.0.self_attn.q_proj.weight", (64, 64)),
+        ("model.layers.0.self_attn.k_proj.weight", (16, 64)),
+        ("model.layers.0.self_attn.v_proj.weight", (16, 64)),
+        ("model.layers.0.self_attn.o_proj.weight", (64, 64)),
+        ("model.layers.0.mlp.gate_proj.weight", (80, 64)),
+        ("model.layers.0.mlp.up_proj.weight", (80, 64)),
+        ("model.layers.0.mlp.down_proj.weight", (64, 80)),
+        ("model.layers.0.input_layernorm.weight", (64,)),
+        ("model.layers.0.post_attention_layernorm.weight", (64,)),
+        ("model.layers.1.self_attn.q_proj.weight", (64, 64)),
+    ]
+    assert listed[-2:] == [("model.norm.weight", (64,)), ("lm_head.weight", (96, 64))]
+
+
+def test_gpt2_weights_are_transposed_and_its_head_is_tied() -> None:
+    """Conv1D keeps [in, out]; the head computes 64 -> 96 without a parameter of its own."""
+    model = build(GPT2)
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    assert shapes["transformer.h.0.attn.c_attn.weight"] == (64, 192)
+    assert shapes["transformer.h.0.attn.c_attn.bias"] == (192,)
+    assert "lm_head.weight" not in shapes
+    head = model.after[1]
+    assert (head.name, head.work, head.parameters) == ("lm_head", Linear(64, 96), ())
+
+
+def test_opt_registers_its_final_norm_before_the_blocks() -> None:
+    """`OPTDecoder.__init__` makes embed_tokens, embed_positions, final_layer_norm, then the layers."""
+    listed = [name for name, _ in load_model("opt-6.7b").named_parameters()]
+    assert listed[:5] == [
+        "model.decoder.embed_tokens.weight",
+        "model.decoder.embed_positions.weight",
+        "model.decoder.final_layer_norm.weight",
+        "model.decoder.final_layer_norm.bias",
+        "model.decoder.layers.0.self_attn.k_proj.weight",
+    ]
+
+
+def test_learned_positions_of_opt_have_two_spare_rows() -> None:
+    """2048 positions are stored as 2050 rows."""
+    assert load_model("opt-6.7b").before[1].work == Embedding(2050, 4096)
+
+
+def test_blocks_of_one_shape_are_one_object() -> None:
+    """Work is derived once per shape; Gemma 2 alternates two shapes (with and without window)."""
+    assert len({id(block) for block in load_model("llama-3-70b").blocks}) == 1
+    assert len({id(block) for block in load_model("gemma2-9b").blocks}) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"n_embd": 64, "n_layer": 2, "n_head": 8}, {"hidden_size": 64, "num_layers": 2, "num_heads": 8}),
+        ({"n_embd": 64, "n_layer": 2}, {"n_embed": 64, "num_hidden_layers": 2}),
+        ({"n_positions": 32}, {"max_position_embeddings": 32}),
+    ],
+)
+def test_old_spellings_of_keys_are_read(old: dict[str, int], new: dict[str, int]) -> None:
+    """GPT-2's `attribute_map` and the spellings of older files."""
+    renamed = {key: value for key, value in GPT2.items() if key not in old}
+    assert build({**renamed, **new}).numel == build(GPT2).numel
+
+
+def test_both_spellings_of_rotary_and_type_are_read_past() -> None:
+    """`rope_parameters` and `dtype` (v5), `rope_theta`, `rope_scaling` and `torch_dtype` (before)."""
+    new = build(LLAMA, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, dtype="bfloat16")
+    old = build(LLAMA, rope_theta=5e5, rope_scaling=None, torch_dtype="bfloat16")
+    assert new.numel == old.numel == build(LLAMA).numel
+
+
+def test_the_language_model_of_a_multimodal_file_is_read() -> None:
+    """Llava keeps it under `text_config`."""
+    model = build({"model_type": "llava", "vision_config": {"hidden_size": 32}, "text_config": LLAMA})
+    assert model.numel == build(LLAMA).numel
+    assert "text_config" in model.source
+
+
+def test_an_explicit_head_dim_frees_the_hidden_size() -> None:
+    """72 is no multiple of 16 heads; with head_dim 8 the queries are 128 wide."""
+    model = build(LLAMA, hidden_size=72, num_attention_heads=16, head_dim=8)
+    assert model.blocks[0].modules[1].work == Linear(72, 128)
+
+
+def test_a_window_of_null_is_no_window() -> None:
+    """Mistral's default is 4096; its later files say null."""
+    mistral = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2}
+    assert build(mistral).blocks[0].modules[4].work.window == 4096
+    assert build(mistral, sliding_window=None).blocks[0].modules[4].work.window is None
+
+
+def test_mistral_has_eight_key_value_heads_unless_the_file_says_null() -> None:
+    """An absent key takes the family's default of 8; null means as many as heads."""
+    mistral = {**LLAMA, "model_type": "mistral", "num_attention_heads": 16}
+    assert build(mistral).blocks[0].modules[4].work.num_kv_heads == 8
+    assert build(mistral, num_key_value_heads=None).blocks[0].modules[4].work.num_kv_heads == 16
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b", "deepseek-v3"])
+def test_mixture_of_experts_models_say_that_they_are_only_counted(name: str) -> None:
+    """One sentence; dense models have none."""
+    reason = load_model(name).not_simulated
+    assert reason is not None
+    assert "not simulated yet" in reason
+    assert load_model("qwen3-8b").not_simulated is None
+
+
+def test_a_folder_or_a_file_is_loaded_under_its_own_name(tmp_path: Path) -> None:
+    """`my-model/config.json` is my-model; `shape.json` is shape."""
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "shape.json").write_text(json.dumps(GPT2))
+    assert load_model(folder).name == "my-model"
+    assert load_model(folder / "config.json").name == "my-model"
+    assert load_model(str(tmp_path / "shape.json")).name == "shape"
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (LLAMA, {"model_type": None}, "tiny.json: no 'model_type'"),
+        (LLAMA, {"model_type": "resnet"}, "'resnet' is not a transformer that zsim knows"),
+        (LLAMA, {"model_type": "lama"}, "did you mean 'llama'?"),
+        (LLAMA, {"hidden_size": None}, "tiny.json: no 'hidden_size', which a llama model needs"),
+        (LLAMA, {"hidden_size": 0}, "tiny.json: 'hidden_size' is 0; expected a whole number of at least 1"),
+        (LLAMA, {"hidden_size": -64}, "'hidden_size' is -64"),
+        (LLAMA, {"hidden_size": float("nan")}, "'hidden_size' is nan"),
+        (LLAMA, {"hidden_size": 64.0}, "'hidden_size' is 64.0; expected a whole number"),
+        (LLAMA, {"hidden_size": True}, "'hidden_size' is True"),
+        (LLAMA, {"num_hidden_layers": "3"}, "'num_hidden_layers' is '3'"),
+        (LLAMA, {"hidden_size": 68}, "hidden size 68 is not divisible by 8 attention heads"),
+        (LLAMA, {"num_key_value_heads": 3}, "8 attention heads are not divisible by 3 key/value heads"),
+        (LLAMA, {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' is 'yes'; expected true or false"),
+        (LLAMA, {"attention_dropout": 1.5}, "'attention_dropout' is 1.5"),
+        (GPT2, {"hidden_size": 128}, "'n_embd' is 64 and 'hidden_size' is 128"),
+        (GPT2, {"n_head": None}, "no 'n_head' or 'num_attention_heads' or 'num_heads'"),
+        (
+            {**LLAMA, "model_type": "gemma2"},
+            {"layer_types": ["full_attention"]},
+            "names 1 layers; expected 3",
+        ),
+        (
+            {**LLAMA, "model_type": "mixtral"},
+            {"num_local_experts": 4, "num_experts_per_tok": 5},
+            "expected at most the number of experts, 4",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_one_sentence(
+    config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    """The file, the key, what was found, what was expected."""
+    with pytest.raises(InputError) as refused:
+        build(config, **changes)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith("tiny.json: ")
+
+
+def test_a_missing_key_names_a_misspelled_one() -> None:
+    """`hiden_size` is close to `hidden_size`."""
+    config = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+    with pytest.raises(InputError, match="did you mean 'hiden_size'"):
+        build(config, hiden_size=64)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model_type": "llama", "hidden', "not valid JSON"),
+        ("[1, 2]", "holds a list; expected a JSON object"),
+        ("", "not valid JSON"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """Truncated, not an object, empty."""
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        load_model(path)
+    assert str(path) in str(refused.value)
+    assert message in str(refused.value)
+
+
+def test_a_missing_file_and_an_unknown_name_are_refused(tmp_path: Path) -> None:
+    """A path that is not there; a name that is no preset gets the nearest one."""
+    with pytest.raises(InputError, match="no such file"):
+        load_model(tmp_path / "config.json")
+    with pytest.raises(InputError, match="no such file"):
+        load_model(tmp_path)
+    with pytest.raises(InputError, match="did you mean 'llama-3-70b'"):
+        load_model("lama-3-70b")
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    """Not UTF-8 text."""
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(InputError, match="cannot be read as text"):
+        load_model(path)
+
+
+def test_every_family_of_the_table_is_known() -> None:
+    """The 18 families of transformers that zsim promises."""
+    assert sorted(FAMILIES) == [
+        "bloom", "deepseek_v3", "falcon", "gemma2", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral",
+        "mixtral", "mpt", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    ]  # fmt: skip

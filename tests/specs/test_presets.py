@@ -1,0 +1,68 @@
+"""The shipped models and topologies are found by name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.specs.importers.huggingface import FAMILIES, load_model
+from zsim.specs.presets import (
+    gpu_preset_path,
+    model_preset_names,
+    model_preset_path,
+    topology_preset_names,
+    topology_preset_path,
+)
+
+
+def test_the_promised_models_are_there() -> None:
+    """Names that people will type."""
+    promised = {
+        "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-8b",
+        "llama-3.1-405b", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt-3-175b", "gpt-neox-20b",
+        "mistral-7b", "mixtral-8x7b", "qwen2-7b", "qwen3-8b", "qwen3-30b-a3b", "falcon-7b", "falcon-40b",
+        "mpt-7b", "mpt-30b", "bloom-7b1", "bloom-176b", "opt-6.7b", "opt-175b", "gemma2-9b", "phi3-mini",
+        "deepseek-v3",
+    }  # fmt: skip
+    assert promised <= set(model_preset_names())
+
+
+@pytest.mark.parametrize("name", model_preset_names())
+def test_every_preset_loads_and_names_its_source(name: str) -> None:
+    """A model of a known family, with a sentence about where the numbers come from."""
+    assert len(json.loads(model_preset_path(name).read_text())["_source"]) > 20
+    model = load_model(name)
+    assert model.name == name
+    assert model.numel > 0
+
+
+def test_every_family_has_a_preset() -> None:
+    """So that each is exercised by name."""
+    assert {load_model(name).family for name in model_preset_names()} == set(FAMILIES)
+
+
+def test_an_unknown_model_gets_the_nearest_name_and_a_short_list() -> None:
+    """`llama3-70b` is a slip of `llama-3-70b`."""
+    with pytest.raises(InputError) as refused:
+        model_preset_path("llama3-70b")
+    assert "unknown model 'llama3-70b'; did you mean 'llama-3-70b'?" in str(refused.value)
+    assert "a path to a config.json" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["../models/gpt2", "", "models/gpt2", ".."])
+def test_a_path_is_not_a_preset_name(name: str) -> None:
+    """Names stay inside the folder."""
+    with pytest.raises(InputError):
+        model_preset_path(name)
+
+
+def test_topologies_and_gpus_are_found_by_name() -> None:
+    """The cluster of the README, and its GPU's file."""
+    assert "dgx-h100" in topology_preset_names()
+    assert topology_preset_path("dgx-h100").suffix == ".toml"
+    with pytest.raises(InputError, match="unknown cluster 'dgx-h10'; did you mean 'dgx-h100'"):
+        topology_preset_path("dgx-h10")
+    with pytest.raises(InputError, match="unknown GPU 'no-such-gpu'"):
+        gpu_preset_path("no-such-gpu")
