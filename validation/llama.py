@@ -1,0 +1,221 @@
+"""Llama in plain torch, with the module names of Hugging Face's `LlamaForCausalLM`.
+
+Small enough to read, real enough to shard: grouped-query attention, rotary embedding, RMSNorm, SwiGLU,
+optional tied head, checkpointing per block. `model(tokens, labels)` gives the loss and the logits.
+
+Two people's code for the same numbers, because they keep different tensors for the backward pass:
+
+- `transformers` (5.23): RMSNorm written out in fp32; the logits stay alive in the model's output;
+- `torchtitan`: RMSNorm as the one fused kernel that it is on a GPU; nobody keeps the logits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from validation import fused
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """The sizes of a Llama, named as in Hugging Face's config.json."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    tie_word_embeddings: bool = False
+    rope_theta: float = 500_000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def from_config(cls, path: Path) -> LlamaShape:
+        """The shape in a Hugging Face config.json of a Llama."""
+        config = json.loads(path.read_text())
+        if config.get("model_type") != "llama":
+            raise ValueError(f"{path}: model_type is {config.get('model_type')!r}; expected 'llama'")
+        return cls(
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_hidden_layers=config["num_hidden_layers"],
+            num_attention_heads=config["num_attention_heads"],
+            num_key_value_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+            vocab_size=config["vocab_size"],
+            tie_word_embeddings=config.get("tie_word_embeddings", False),
+        )
+
+
+# Sizes from the config.json of each model on Hugging Face.
+SHAPES = {
+    "llama-2-7b": LlamaShape(4096, 11008, 32, 32, 32, 32000),
+    "llama-2-70b": LlamaShape(8192, 28672, 80, 64, 8, 32000),
+    "llama-3-8b": LlamaShape(4096, 14336, 32, 32, 8, 128256),
+    "llama-3-70b": LlamaShape(8192, 28672, 80, 64, 8, 128256),
+    "llama-3.1-405b": LlamaShape(16384, 53248, 126, 128, 8, 128256),
+    "llama-3.2-1b": LlamaShape(2048, 8192, 16, 32, 8, 128256, tie_word_embeddings=True),
+    "llama-tiny": LlamaShape(64, 160, 4, 4, 2, 128),  # for tests; no such model was released
+}
+
+
+Code = Literal["transformers", "torchtitan"]
+
+
+def find_shape(name: str) -> LlamaShape:
+    """A shape by name, `name@4` for its first four blocks only, or the path of a config.json."""
+    base, _, layers = name.partition("@")
+    if base in SHAPES:
+        shape = SHAPES[base]
+    elif Path(base).is_file():
+        shape = LlamaShape.from_config(Path(base))
+    else:
+        raise ValueError(f"no Llama named '{base}'; expected one of {', '.join(SHAPES)} or a config.json")
+    return replace(shape, num_hidden_layers=int(layers)) if layers else shape
+
+
+class Output(NamedTuple):
+    """What a language model returns."""
+
+    loss: Tensor
+    logits: Tensor
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, each operation in the order of `LlamaRMSNorm`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return self.weight * wide.to(x.dtype)
+
+
+class FusedRMSNorm(RMSNorm):
+    """[Note: one kernel where the GPU has one kernel]"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = fused.rms_norm(x, self.weight, 1e-5)[0]
+        return normed
+
+
+NORMS: dict[Code, type[RMSNorm]] = {"transformers": RMSNorm, "torchtitan": FusedRMSNorm}
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding: the two halves of each head as real and imaginary parts."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        kv_width = shape.num_key_value_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+
+        def heads(projected: Tensor) -> Tensor:
+            return projected.view(batch, length, -1, self.head_dim).transpose(1, 2)
+
+        q = rotate(heads(self.q_proj(x)), cos, sin)
+        k = rotate(heads(self.k_proj(x)), cos, sin)
+        mixed = F.scaled_dot_product_attention(q, k, heads(self.v_proj(x)), is_causal=True, enable_gqa=True)
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """One block. With `checkpointing` only its input is kept, and backward runs it forward again."""
+
+    def __init__(self, shape: LlamaShape, checkpointing: bool, code: Code) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(shape)
+        self.input_layernorm = NORMS[code](shape.hidden_size)
+        self.post_attention_layernorm = NORMS[code](shape.hidden_size)
+        self.checkpointing = checkpointing
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            out: Tensor = checkpoint(self.compute, x, cos, sin, use_reentrant=False, preserve_rng_state=False)
+            return out
+        return self.compute(x, cos, sin)
+
+    def compute(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm; the attribute names are Hugging Face's."""
+
+    def __init__(self, shape: LlamaShape, checkpointing: bool, code: Code) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(shape, checkpointing, code) for _ in range(shape.num_hidden_layers)
+        )
+        self.norm = NORMS[code](shape.hidden_size)
+
+
+class Llama(nn.Module):
+    """`loss, logits = model(tokens, labels)`, both of shape (batch, length); label i is for token i."""
+
+    def __init__(
+        self, shape: LlamaShape, *, checkpointing: bool = False, code: Code = "transformers"
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Decoder(shape, checkpointing, code)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if shape.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of each position and half-head coordinate, twice side by side."""
+        exponents = torch.arange(0, self.shape.head_dim, 2, device=like.device) / self.shape.head_dim
+        angles = torch.outer(
+            torch.arange(length, device=like.device).float(), self.shape.rope_theta**-exponents
+        )
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Output:
+        x = self.model.embed_tokens(tokens)
+        cos, sin = self.rotary(tokens.shape[1], x)
+        for layer in self.model.layers:
+            x = layer(x, cos, sin)
+        logits = self.lm_head(self.model.norm(x))
+        return Output(F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()), logits)

@@ -1,0 +1,59 @@
+"""Where a recorded file comes from: command, versions, machine class, date."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+
+def provenance(command: str, **more: Any) -> dict[str, Any]:
+    """What a reader needs to make the file again. The machine is described by class, not by name."""
+    return {
+        "command": command,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": f"{os.cpu_count()} x {_cpu_model()}, {platform.system()} {_kernel()}",
+        **more,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("torch", "deepspeed"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _kernel() -> str:
+    return ".".join(platform.release().split(".")[:2])
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def write_checksums(folder: Path) -> None:
+    """`SHA256SUMS` of every file below `folder`, as `sha256sum -c` reads it."""
+    rows = [f"{digest}  {name}" for name, digest in checksums(folder).items()]
+    (folder / "SHA256SUMS").write_text("\n".join(rows) + "\n")
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Path below `folder` -> SHA-256, for all recorded files (not the README or the sums themselves)."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".gz"))
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
