@@ -1,3 +1,60 @@
-"""Simulate a training step of a real model on a real cluster, ZeRO 0-3, DDP, FSDP2 and HSDP."""
+"""Simulate a training step of a real model on a real cluster: ZeRO 0-3, DDP, FSDP, FSDP2 and HSDP.
 
-__version__ = "0.1.0"
+    experiment = zsim.load_experiment("experiment.toml")
+    result = zsim.simulate(experiment)
+    result.report.to_dict(), result.trace.to_frame()
+
+Names are loaded when they are first used, so that `import zsim` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from zsim.version import __version__
+
+if TYPE_CHECKING:
+    from zsim.api import Result, make_plan, simulate
+    from zsim.cost.sharing import max_min_fair_rates
+    from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
+    from zsim.fluid.flows import simulate_flows
+    from zsim.specs.experiment import Experiment, load_experiment
+
+_HOMES = {
+    "Result": "zsim.api",
+    "make_plan": "zsim.api",
+    "simulate": "zsim.api",
+    "max_min_fair_rates": "zsim.cost.sharing",
+    "InputError": "zsim.errors",
+    "NotSimulatedError": "zsim.errors",
+    "StuckError": "zsim.errors",
+    "ZsimError": "zsim.errors",
+    "simulate_flows": "zsim.fluid.flows",
+    "Experiment": "zsim.specs.experiment",
+    "load_experiment": "zsim.specs.experiment",
+}
+__all__ = [
+    "Experiment",
+    "InputError",
+    "NotSimulatedError",
+    "Result",
+    "StuckError",
+    "ZsimError",
+    "__version__",
+    "load_experiment",
+    "make_plan",
+    "max_min_fair_rates",
+    "simulate",
+    "simulate_flows",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'zsim' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

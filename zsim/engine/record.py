@@ -6,7 +6,7 @@ import numpy as np
 
 from zsim.engine.executor import Executor
 from zsim.engine.program import Program
-from zsim.plan.ops import Collective, Copy, Kernels, Op, Plan
+from zsim.plan.ops import Collective, Copy, Kernels, Memory, Op, Plan
 from zsim.specs.job import Job
 from zsim.trace.spans import Floats, MemoryEvents, SpanInfo, Trace
 
@@ -27,7 +27,7 @@ def make_trace(job: Job, plan: Plan, program: Program, executor: Executor, step_
         end_seconds=np.concatenate([np.asarray(lane.ended)[index] for lane in lanes]),
         world_size=job.world_size,
         step_seconds=step_seconds,
-        memory=_memory(plan, executor, step_seconds),
+        memory=_memory(job, plan, executor, step_seconds),
         host_blocks=_host_blocks(plan, numbers, executor),
         metadata={
             "model": job.model.name,
@@ -76,13 +76,13 @@ def _host_blocks(plan: Plan, numbers: list[int], executor: Executor) -> tuple[tu
     )
 
 
-def _memory(plan: Plan, executor: Executor, step_seconds: float) -> MemoryEvents:
+def _memory(job: Job, plan: Plan, executor: Executor, step_seconds: float) -> MemoryEvents:
     """Memory changes of the first lane, in the order they happen; see [Note: memory follows the host]."""
     lane = executor.lanes[0]
     issue = np.asarray(lane.issue)
     num_ops = len(plan.ops)
     reached = _reached(plan, np.asarray(lane.start), step_seconds)
-    resident, changes = plan.resident, plan.memory
+    resident, changes = [*plan.resident, framework_memory(job, plan)], plan.memory
     ops = np.array([change.op for change in changes], dtype=np.int64)
     # The host makes a change once the op before is issued; op 0's come first of all.
     host = np.where(ops > 0, issue[np.clip(ops, 1, num_ops) - 1], 0.0)
@@ -98,6 +98,13 @@ def _memory(plan: Plan, executor: Executor, step_seconds: float) -> MemoryEvents
         deltas=np.array([*(m.bytes for m in resident), *(change.bytes for change in changes)], dtype=np.int64),
         names=(*("start" for _ in resident), *(plan.ops[min(c.op, num_ops - 1)].name for c in changes)),
     )
+
+
+def framework_memory(job: Job, plan: Plan) -> Memory:
+    """The CUDA context, and the buffers of one communicator per process group."""
+    memory = job.cluster.framework_memory
+    communicators = sum(group.size > 1 for group in plan.groups.values())
+    return Memory("framework", memory.context + communicators * memory.communicator)
 
 
 def _reached(plan: Plan, start: Floats, step_seconds: float) -> Floats:

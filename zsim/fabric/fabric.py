@@ -256,4 +256,5 @@ class Fabric:
 
 def _latency(rounds: Rounds, costs: ProtocolCosts) -> float:
     """NCCL's ring latency: base + rounds inside the node + rounds between nodes."""
-    return costs.base + rounds.intra * costs.intra_round + rounds.inter * costs.inter_round
+    inter_round = costs.inter_round + costs.network_overhead
+    return costs.base + rounds.intra * costs.intra_round + rounds.inter * inter_round

@@ -1,0 +1,171 @@
+"""The Python face: experiments in, plans, traces and reports out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
+from zsim.engine.capacity import least_gpus, usable_bytes
+from zsim.engine.simulate import Outcome, simulate_job
+from zsim.plan import make
+from zsim.plan.ops import Plan
+from zsim.report.report import Report, SimulationStats, StepWork, make_report
+from zsim.report.traffic import TrafficRow
+from zsim.specs.experiment import Experiment
+from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
+from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
+from zsim.specs.job import Job, resolve
+from zsim.trace.spans import Trace
+from zsim.version import __version__
+
+FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One simulated step: what was asked, what the ranks did, what happened, what it means."""
+
+    job: Job
+    plan: Plan
+    trace: Trace
+    report: Report
+
+
+def make_plan(experiment: Experiment) -> Plan:
+    """What every rank will do in one steady step: ops, bytes, streams; no simulation."""
+    return make.make_plan(resolve(experiment))
+
+
+def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
+    """Simulate one steady step; `unfold` simulates every rank instead of one per class.
+
+    Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
+    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False.
+    """
+    began = time.perf_counter()
+    job = resolve(experiment)
+    outcome = simulate_job(job, unfold=unfold)
+    wall_seconds = time.perf_counter() - began
+    return Result(job, outcome.plan, outcome.trace, _report(outcome, wall_seconds))
+
+
+def _report(outcome: Outcome, wall_seconds: float) -> Report:
+    job = outcome.job
+    cluster = job.cluster
+    arguments: dict[str, Any] = {
+        "zsim_version": __version__,
+        "experiment": resolved_experiment(job),
+        "work": step_work(job),
+        "capacity_bytes": {
+            "gpu": usable_bytes(cluster),
+            "host": cluster.host.memory,
+            "nvme": cluster.nvme.drives * cluster.nvme.capacity if cluster.nvme else None,
+        },
+        "evidence": evidence(job),
+        "simulation": SimulationStats(
+            wall_seconds, outcome.stats.events, outcome.stats.rank_classes, job.world_size
+        ),
+        "labels": {"model": job.model.name, "cluster": cluster.name, "strategy": strategy_label(job)},
+        "gpus_per_node": job.gpus_per_node,
+        "traffic": _traffic(outcome),
+        "notes": _notes(job),
+    }
+    report = make_report(outcome.trace, **arguments)
+    if not report.fits:
+        arguments["least_gpus"] = least_gpus(job.experiment)
+        report = make_report(outcome.trace, **arguments)
+    return report
+
+
+def step_work(job: Job) -> StepWork:
+    """Tokens and FLOPs of one GPU's step."""
+    training = job.training
+    tokens = training.micro_batch_tokens * training.gradient_accumulation_steps
+    length = training.sequence_length
+    hardware = hardware_flops_per_token(job.model, length, training.activation_checkpointing)
+    peak: float | None = getattr(job.cluster.gpu.peak, training.precision)
+    return StepWork(
+        tokens, tokens * model_flops_per_token(job.model, length), tokens * hardware, peak, FLOPS_CONVENTION
+    )
+
+
+def strategy_label(job: Job) -> str:
+    """The strategy in a few words: "ZeRO-3", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
+    strategy = job.strategy
+    if isinstance(strategy, DeepSpeedConfig):
+        return f"ZeRO-{strategy.stage}"
+    if job.kind == "ddp":
+        return "DDP"
+    replicate = getattr(strategy, "replicate", 1)
+    if job.kind == "fsdp2":
+        return f"HSDP {replicate} x {job.world_size // replicate}" if replicate > 1 else "FSDP2"
+    return f"FSDP1 {getattr(strategy, 'sharding_strategy', '')}"
+
+
+def resolved_experiment(job: Job) -> dict[str, Any]:
+    """Every value that the simulation used, as plain data with sources."""
+    training = job.training
+    model = job.model
+    strategy: dict[str, Any] = {"kind": job.kind}
+    if isinstance(job.strategy, DeepSpeedConfig):
+        strategy |= {"stage": job.strategy.stage, "version": job.strategy.version, "file": job.strategy.name}
+        strategy["settings"] = {
+            row.key: f"{row.value} ({row.origin})" + (f": {row.effect}" if row.effect else "")
+            for row in describe(job.strategy)
+        }
+    else:
+        strategy |= {name: getattr(job.strategy, name) for name in job.strategy.__slots__}
+    return {
+        "model": {
+            "name": model.name,
+            "family": model.family,
+            "parameters": model.numel,
+            "layers": len(model.blocks),
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "source": model.source,
+        },
+        "nodes": job.num_nodes,
+        "gpus": job.world_size,
+        "training": {name: getattr(training, name) for name in training.__slots__},
+        "strategy": strategy,
+        "cluster": job.cluster.model_dump(by_alias=True),
+    }
+
+
+def evidence(job: Job) -> dict[str, Evidence]:
+    """The weakest grade among the numbers behind each part of the result."""
+    cluster, gpu = job.cluster, job.cluster.gpu
+    parts: Mapping[str, list[Evidence]] = {
+        "compute": [
+            gpu.peak.evidence, gpu.memory.evidence, gpu.gemm.evidence, gpu.attention.evidence,
+            gpu.memory_bound.evidence, gpu.launch.evidence, gpu.interference.evidence,
+        ],
+        "network": [cluster.node_link.evidence, cluster.nic.evidence, cluster.collectives.evidence],
+        "memory": [gpu.memory.evidence, cluster.framework_memory.evidence],
+        "host": [cluster.host.evidence],
+    }  # fmt: skip
+    return {part: max(grades, key=EVIDENCE_ORDER.index) for part, grades in parts.items()}
+
+
+def _traffic(outcome: Outcome) -> list[TrafficRow]:
+    """Per class of links: one GPU's share of the bytes, and how busy the fullest link is."""
+    seconds = outcome.trace.step_seconds
+    rows = []
+    for name, carried in outcome.traffic.items():
+        link_class = outcome.topology.classes[name]
+        if carried > 0:
+            per_gpu = carried * link_class.count / outcome.job.world_size
+            rows.append(TrafficRow(name, per_gpu, carried / (link_class.capacity * seconds)))
+    return rows
+
+
+def _notes(job: Job) -> list[str]:
+    notes = list(job.notes)
+    slowdown = job.cluster.gpu.interference.compute_slowdown
+    if slowdown > 1:
+        notes.append(f"kernels run {slowdown:g} times slower while a collective is under way (calibrated)")
+    return notes

@@ -1,0 +1,193 @@
+"""The command line. Exit codes: 0 done, 1 the job does not fit, 2 the input is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zsim.errors import InputError, ZsimError
+from zsim.version import __version__
+
+app = typer.Typer(
+    name="zsim",
+    help="Simulate a training step of a real model on a real cluster: will it fit, how fast, and why.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXAMPLE = Path(__file__).parent / "presets" / "experiments" / "llama-3-70b-zero3.toml"
+
+ExperimentFile = Annotated[
+    Path | None, typer.Argument(help="Experiment file; without it the README's example.", show_default=False)
+]
+Model = Annotated[str | None, typer.Option(help="Model preset, or path to a Hugging Face config.json.")]
+Cluster = Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")]
+Nodes = Annotated[int | None, typer.Option(help="Number of nodes.")]
+Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the experiment file, e.g. strategy.stage=2."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"zsim {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    experiment: ExperimentFile = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+    unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
+    json_: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON ('-': standard output).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write report.html, report.json and trace.json.gz there.")
+    ] = None,
+) -> None:
+    """Simulate one training step: memory, time and the reason for both."""
+    from zsim.api import simulate
+    from zsim.report.render import print_report
+
+    result = simulate(_experiment(experiment, model, cluster, nodes, gpus, set_), unfold=unfold)
+    files: dict[str, Path] = {}
+    if out is not None:
+        files |= _write_all(result, out)
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(result.report.to_dict(), indent=1))
+    else:
+        if json_ is not None:
+            files["json"] = _write_json(result.report.to_dict(), json_)
+        print_report(result.report, files=files)
+    if not result.report.fits:
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    experiment: ExperimentFile = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+    json_: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON ('-': standard output).")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="How many ops to list (0: all).")] = 60,
+) -> None:
+    """What a rank will do: ops, bytes, streams; no simulation."""
+    from zsim.api import make_plan
+    from zsim.report.plan import plan_to_dict, print_plan
+
+    made = make_plan(_experiment(experiment, model, cluster, nodes, gpus, set_))
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(plan_to_dict(made), indent=1))
+        return
+    files = {"json": _write_json(plan_to_dict(made), json_)} if json_ is not None else {}
+    print_plan(made, limit=limit, files=files)
+
+
+@app.command()
+def presets() -> None:
+    """The models and clusters that ship with zsim."""
+    from zsim.specs.presets import model_preset_names, topology_preset_names
+
+    print("models:   " + _wrapped(model_preset_names()))
+    print("clusters: " + _wrapped(topology_preset_names()))
+
+
+def _wrapped(names: list[str] | tuple[str, ...]) -> str:
+    import textwrap
+
+    return ("\n" + " " * 10).join(textwrap.wrap(", ".join(names), 68))
+
+
+def _experiment(
+    path: Path | None,
+    model: str | None,
+    cluster: str | None,
+    nodes: int | None,
+    gpus: int | None,
+    settings: list[str] | None,
+) -> Any:
+    """The experiment file with the command line's changes."""
+    from zsim.specs.experiment import load_experiment
+
+    overrides: dict[str, Any] = dict(_setting(text) for text in settings or [])
+    named = {"model": model, "cluster": cluster, "nodes": nodes, "gpus": gpus}
+    for key, value in named.items():
+        if value is None:
+            continue
+        if key in overrides and overrides[key] != value:
+            raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
+        overrides[key] = value
+    return load_experiment(path or _EXAMPLE, overrides)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`training.precision=bf16` -> a dotted key and a value: TOML where it is TOML, else a string."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()
+
+
+def _write_json(content: dict[str, Any], path: Path) -> Path:
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def _write_all(result: Any, folder: Path) -> dict[str, Path]:
+    from zsim.report.html import write_html_report
+    from zsim.trace.chrome import write_chrome_trace
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_html_report(result.report, result.trace, folder / "report.html")
+        write_chrome_trace(result.trace, folder / "trace.json.gz")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+    _write_json(result.report.to_dict(), folder / "report.json")
+    return {
+        "report": folder / "report.html",
+        "trace": folder / "trace.json.gz",
+        "json": folder / "report.json",
+    }
+
+
+def main() -> None:
+    """Run the command line; the user's mistakes are one paragraph on stderr and exit code 2."""
+    try:
+        app()
+    except ZsimError as error:
+        print(f"zsim: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

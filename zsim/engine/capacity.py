@@ -1,0 +1,55 @@
+"""Whether a job fits, from its plan alone: memory follows the order of the host program, not the clock."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from zsim.engine.record import framework_memory
+from zsim.errors import ZsimError
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Plan
+from zsim.specs.experiment import Experiment
+from zsim.specs.hardware import Cluster
+from zsim.specs.job import Job, resolve
+
+_MOST_GPUS = 65536
+
+
+def usable_bytes(cluster: Cluster) -> int:
+    """GPU memory that tensors and framework can have: what the driver reports, less the allocator's margin.
+
+    The allocator reserves (1 + margin) times what is allocated, so of the capacity C with F bytes of
+    framework (C - F) / (1 + margin) + F are usable; F is small, and C / (1 + margin) is taken.
+    """
+    return int(cluster.gpu.memory.capacity / (1 + cluster.framework_memory.allocator_margin))
+
+
+def peak_bytes(job: Job, plan: Plan) -> int:
+    """Highest GPU memory of rank 0 over a step."""
+    start = sum(m.bytes for m in (*plan.resident, framework_memory(job, plan)) if m.device == "gpu")
+    changes = (change.bytes for change in plan.memory if change.device == "gpu")
+    return max(accumulate(changes, initial=start))
+
+
+def least_gpus(experiment: Experiment) -> int | None:
+    """The fewest GPUs of the same cluster on which the job fits; None when none up to 65,536 do."""
+    job = resolve(experiment)
+    per_node = job.cluster.gpus_per_node
+    low, high = 0, 1
+    while not _fits(experiment, high * per_node):
+        low, high = high, high * 2
+        if high * per_node > _MOST_GPUS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _fits(experiment, middle * per_node) else (middle, high)
+    return high * per_node
+
+
+def _fits(experiment: Experiment, gpus: int) -> bool:
+    """Whether the job fits on so many GPUs; a count that the experiment does not allow does not."""
+    try:
+        job = resolve(experiment.model_copy(update={"gpus": gpus, "nodes": None}))
+        return peak_bytes(job, make_plan(job)) <= usable_bytes(job.cluster)
+    except ZsimError:
+        return False
