@@ -18,7 +18,7 @@ from zsim.cost.footprint import (
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.errors import NotSimulatedError
 from zsim.specs.importers.huggingface import load_model, model_from_config
-from zsim.specs.model import Attention, Block, Module
+from zsim.specs.model import Attention, Block, Module, Norm, Parameter
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 TOKENS = 4096
@@ -174,3 +174,10 @@ def test_two_norms_on_one_input_keep_it_once() -> None:
         norm = next(m for m in model.blocks[0].modules if m.name == "post_attention_layernorm")
         sizes.append(saved_bytes(norm, SHAPE, WorkOptions()))
     assert sizes == [0, TOKENS * 64 * 2]
+
+
+def test_an_rms_norm_in_python_shares_no_input() -> None:
+    """Eager, it keeps an fp32 copy and a normalised tensor of its own (6 bytes); fused, only the input."""
+    norm = Module("norm", Norm(64), (Parameter("weight", (64,)),), shares_input=True)
+    assert saved_bytes(norm, SHAPE, WorkOptions()) == TOKENS * 64 * 6
+    assert saved_bytes(norm, SHAPE, WorkOptions(compile=True)) == 0
