@@ -162,6 +162,7 @@ def build_sharded_step(num_blocks: int = 4, world_size: int = 16, rank: int = 0)
             done,
             kind="reduce_scatter",
             name=name,
+            module=module,
             phase="backward",
             **group,
         )

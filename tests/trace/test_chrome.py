@@ -103,8 +103,10 @@ def test_copies_and_cpu_work_are_where_a_profiler_puts_them(make_trace):
 
 
 def test_the_host_thread_works_between_issues_and_shows_its_blocks(make_trace):
-    """Issued at 1 and 6; from 2 to 5 the host was blocked on the first op: working 0-1 and 5-6."""
+    """Issued at 1 and 6; from 2 to 5 the host was blocked on the first op: working 0-1 and 5-6. Then a hook
+    took it until 8."""
     spans = [{"name": "a", "issue": 1, "start": 1, "end": 5}, {"name": "b", "issue": 6, "start": 6, "end": 7}]
+    spans.append({"kind": "host", "stream": "host", "name": "hook", "start": 8, "end": 8})
     document = chrome_trace(make_trace(spans, host_blocks=[(0, 2.0, 5.0, "a")]))
     ops = {
         event["name"]: (event["ts"] / 1e6, event["dur"] / 1e6) for event in events_of(document, cat="cpu_op")
@@ -112,6 +114,8 @@ def test_the_host_thread_works_between_issues_and_shows_its_blocks(make_trace):
     assert ops == {"a": (0.0, 1.0), "b": (5.0, 1.0)}
     (block,) = events_of(document, name="cudaStreamSynchronize")
     assert (block["ts"], block["dur"]) == (2e6, 3e6)
+    (hook,) = events_of(document, name="hook")
+    assert (hook["ts"], hook["dur"]) == (6e6, 2e6)
 
 
 def test_memory_is_a_counter_per_device_with_a_series_per_category(make_trace):

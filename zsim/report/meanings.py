@@ -33,22 +33,22 @@ MEMORY: dict[str, Meaning] = {
     "gradients": Meaning("gradients", "#E69F00", "yellow"),
     "optimizer_states": Meaning("optimizer states", "#12946C", "green"),
     "activations": Meaning("activations", "#56B4E9", "cyan"),
-    "buffers": Meaning("buffers", "#B58A5B", "magenta"),
+    "buffers": Meaning("buffers", "#B9A3E3", "magenta"),
     "framework": Meaning("framework", "#8A8F98", "bright_black"),
 }
 
-# Kinds of spans on the timeline. What computes is blue, what communicates is orange to brown, what moves
-# data to and from the host is pink to purple, as in the breakdown.
+# Kinds of spans on the timeline. What computes is blue, what communicates is orange to brown (the strong
+# orange is kept for waiting), what moves data to and from the host is pink to purple.
 SPANS: dict[str, Meaning] = {
     "compute": BREAKDOWN["compute"],
     "recompute": Meaning("recomputation", "#8DBFE6", "cyan"),
     "optimizer": BREAKDOWN["optimizer"],
     "copy": Meaning("copy on the GPU", "#9AA5B1", "white"),
-    "all_gather": Meaning("all-gather", "#D55E00", "red"),
-    "reduce_scatter": Meaning("reduce-scatter", "#F2A65A", "yellow"),
-    "all_reduce": Meaning("all-reduce", "#9C4A1A", "red"),
-    "all_to_all": Meaning("all-to-all", "#C7362B", "red"),
-    "broadcast": Meaning("broadcast", "#E8836B", "red"),
+    "all_gather": Meaning("all-gather", "#F2A65A", "red"),
+    "reduce_scatter": Meaning("reduce-scatter", "#9C5A2B", "yellow"),
+    "all_reduce": Meaning("all-reduce", "#6E3B1E", "red"),
+    "all_to_all": Meaning("all-to-all", "#E8836B", "red"),
+    "broadcast": Meaning("broadcast", "#D9B38C", "red"),
     "reduce": Meaning("reduce", "#C98B3C", "yellow"),
     "send": Meaning("send", "#E07B39", "red"),
     "recv": Meaning("receive", "#B86A2D", "red"),
@@ -59,6 +59,10 @@ SPANS: dict[str, Meaning] = {
     "nvme_write": Meaning("NVMe write", "#9A8FC7", "magenta"),
     "host": BREAKDOWN["host_bound"],
 }
+
+COMMUNICATION = Meaning("communication", "#E0873A", "yellow")
+CAPACITY = Meaning("capacity", "#C7362B", "red")
+TOTAL = Meaning("total", "#5C6B7A", "white")
 
 EVIDENCE: dict[str, Meaning] = {
     "measured": Meaning("measured", "#12946C", "green"),

@@ -39,9 +39,13 @@ class SimulationStats:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One step of one rank, explained. `labels` are the words of the headline: model, cluster, strategy."""
+    """One step of `rank`, explained. `labels` are the words of the headline: model, cluster, strategy;
+    `gpus_per_node` and `nodes` say what shares a node's memory, as in `make_report`."""
 
     zsim_version: str
+    rank: int
+    gpus_per_node: int
+    nodes: Sequence[Pool] | None
     labels: Mapping[str, str]
     experiment: Mapping[str, Any]
     step_seconds: float
@@ -139,11 +143,16 @@ def make_report(
     """
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
+    if rank is None:
+        rank = int(trace.ranks[0]) if len(trace) else 0
     breakdown = step_breakdown(trace, rank)
     out_of_memory = first_over_capacity(trace.memory, capacity_bytes, gpus_per_node, nodes, least_gpus)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
     return Report(
         zsim_version=zsim_version,
+        rank=rank,
+        gpus_per_node=gpus_per_node,
+        nodes=nodes,
         labels=words | dict(labels or {}),
         experiment=experiment,
         step_seconds=trace.step_seconds,

@@ -182,9 +182,10 @@ class RankEvents:
             if not math.isnan(issue[span]):
                 name = "cudaMemcpyAsync" if self._info(span).kind in _COPIES else "cudaLaunchKernel"
                 program.append((0, round(issue[span] * 1e9), span, name))
-        program += [
-            (self.starts[span], self.ends[span], None, self._info(span).name) for span in self.host_spans
-        ]
+        for span in self.host_spans:
+            known = not math.isnan(issue[span])
+            start, end = (0, round(issue[span] * 1e9)) if known else (self.starts[span], self.ends[span])
+            program.append((start, end, None, self._info(span).name))
         program += [
             (round(start * 1e9), round(end * 1e9), None, "cudaStreamSynchronize")
             for _, start, end, _info in self.trace.host_blocks

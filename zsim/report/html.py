@@ -1,0 +1,179 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no folder beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zsim.report import figures
+from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
+from zsim.report.memory import Ledger
+from zsim.report.report import Report
+from zsim.report.settings import sections
+from zsim.report.timeline import stream_timeline
+from zsim.report.traffic import CollectiveRow
+from zsim.report.words import headline, missing_memory
+from zsim.trace.spans import Trace
+from zsim.units import format_bytes, format_flops, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from plotly.graph_objects import Figure
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_URL = re.compile(r"https?://[^\s,;)\"'<>]+")
+_DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """One figure on the page; `json` is what plotly.js draws."""
+
+    id: str
+    caption: str
+    json: str
+
+
+def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
+    """Write the page to `path`; the same report and trace give the same bytes."""
+    path = Path(path)
+    path.write_text(html_report(report, trace), encoding="utf-8")
+    return path
+
+
+def html_report(report: Report, trace: Trace) -> str:
+    """The whole page, plotly.js included."""
+    import jinja2
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["linked"] = _linked
+    finding = report.out_of_memory
+    return environment.get_template("report.html.j2").render(
+        title=headline(report),
+        report=report,
+        verdict="" if finding is None else missing_memory(finding),
+        tiles=list(_tiles(report)),
+        step=_plot("step", _STEP_CAPTION, figures.step_breakdown(report)),
+        timeline=_plot("timeline", _TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
+        memory=list(_memory(report, trace)),
+        communication=list(_communication(report)),
+        breakdown_rows=[
+            (BREAKDOWN[name], format_seconds(seconds), _percent(seconds / report.step_seconds))
+            for name, seconds in report.breakdown.seconds.items()
+        ],
+        collective_rows=[_collective_row(row) for row in report.collectives],
+        experiment=sections(report.experiment),
+        grades={grade: meaning.color for grade, meaning in EVIDENCE.items()},
+        wall=format_seconds(report.simulation.wall_seconds),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+
+
+_STEP_CAPTION = "Every instant of the step belongs to one colour, seen from the compute stream of one GPU."
+_TIMELINE_CAPTION = (
+    "Drag over a stretch to zoom in, double-click to zoom out, hover for details, "
+    "click a legend entry to hide it."
+)
+
+
+def _tiles(report: Report) -> Iterator[tuple[str, str, str]]:
+    """(label, number, small print) of what people ask for first."""
+    tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
+    peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
+    yield "Step time", format_seconds(report.step_seconds), f"{report.work.tokens:,} tokens per GPU"
+    if tokens is not None:
+        yield "Tokens/s/GPU", f"{tokens:,.0f}", f"{tokens * report.simulation.world_size:,.0f} in all"
+    if report.mfu_fraction is not None:
+        yield "MFU", _percent(report.mfu_fraction), format_flops(flops or 0.0)
+        yield "HFU", _percent(report.hfu_fraction), "with recomputation"
+    of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
+    yield "GPU memory", format_bytes(peak), of
+    if report.overlap_fraction is not None:
+        yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"
+
+
+def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
+    ledger = Ledger.of(trace.memory)
+    for device, peak in report.peaks.items():
+        if not peak.total:
+            continue
+        held = ledger.fullest(device, report.gpus_per_node, report.nodes)
+        yield {
+            "title": _DEVICES[device],
+            "waterfall": _plot(
+                f"waterfall-{device}",
+                f"What is held at the peak, {format_seconds(peak.seconds)} into the step.",
+                figures.memory_waterfall(report, device),
+            ),
+            "timeline": _plot(
+                f"memory-{device}",
+                "Levels when the compute stream gets there.",
+                figures.memory_timeline(held, report, device),
+            ),
+            "rows": [
+                (MEMORY[name], format_bytes(highest), format_bytes(peak.at_total[name]))
+                for name, highest in peak.by_category.items()
+                if highest and name in MEMORY
+            ],
+            "total": format_bytes(peak.total),
+        }
+
+
+def _communication(report: Report) -> Iterator[_Plot]:
+    if report.collectives:
+        caption = "Full colour: the compute stream waited. Pale: hidden under computing."
+        yield _plot("collectives", caption, figures.collectives(report))
+    if report.traffic:
+        caption = "What one GPU sends over each class of links in a step."
+        yield _plot("links", caption, figures.link_traffic(report))
+
+
+def _collective_row(row: CollectiveRow) -> tuple[str, ...]:
+    algorithm, bus = row.algorithm_bytes_per_second, row.bus_bytes_per_second
+    return (
+        span_meaning(row.kind).label,
+        f"{row.group or 'world'} ({row.group_size:,})",
+        f"{row.count:,}",
+        format_bytes(row.bytes),
+        row.dtype,
+        format_seconds(row.busy_seconds),
+        format_seconds(row.exposed_seconds),
+        "-" if algorithm is None else format_rate(algorithm),
+        "-" if bus is None else format_rate(bus),
+    )
+
+
+def _plot(name: str, caption: str, figure: Figure) -> _Plot:
+    text = figure.to_json().replace("</", "<\\/")  # a string may not end the script element it stands in
+    return _Plot(name, caption, text)
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f} %"
+
+
+def _linked(text: str) -> Markup:
+    """`text` with its addresses as links."""
+    from markupsafe import Markup, escape
+
+    parts: list[str] = []
+    at = 0
+    for match in _URL.finditer(text):
+        url = match[0].rstrip(".")
+        parts += [
+            escape(text[at : match.start()]),
+            Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(url),
+        ]
+        at = match.start() + len(url)
+    return Markup("").join([*parts, escape(text[at:])])

@@ -1,0 +1,77 @@
+"""The resolved experiment as sections to read: values with their units, sources and evidence grades."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zsim.report.report import plain
+from zsim.units import format_bytes, format_flops, format_rate, format_seconds
+
+
+@dataclass
+class Section:
+    """A table of the experiment: `rows` are (label, value); a file's `source` and `evidence` stand apart."""
+
+    title: str
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    source: str = ""
+    evidence: str = ""
+    children: list[Section] = field(default_factory=list)
+
+
+# The unit of a number by the end of its key, the longest first; in hardware files the unit was in the value.
+_BY_KEY_END: dict[str, Callable[[float], str]] = {
+    "bytes_per_second": format_rate,
+    "flops_per_second": format_flops,
+    "_bytes": format_bytes,
+    "bytes_half": format_bytes,
+    "bandwidth": format_rate,
+    "capacity": format_bytes,
+    "memory": format_bytes,
+    "context": format_bytes,
+    "communicator": format_bytes,
+    "latency": format_seconds,
+    "_round": format_seconds,
+    "overhead": format_seconds,
+    "base": format_seconds,
+}
+_BY_TABLE: dict[str, Callable[[float], str]] = {"peak": format_flops, "power": lambda watts: f"{watts:g} W"}
+
+
+def sections(experiment: Mapping[str, Any], title: str = "experiment") -> Section:
+    """`experiment` as nested sections; what is not set is left out."""
+    section = Section(title.replace("_", " "))
+    for key, value in plain(experiment).items():
+        if value is None or value == {} or value == []:
+            continue
+        if key in ("source", "evidence") and isinstance(value, str):
+            setattr(section, key, value)
+        elif isinstance(value, Mapping):
+            section.children.append(sections(value, key))
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            named = (item if isinstance(item, Mapping) else {"value": item} for item in value)
+            section.children += [sections(item, f"{key} {number}") for number, item in enumerate(named, 1)]
+        else:
+            section.rows.append((key.replace("_", " "), _value(title, key, value)))
+    return section
+
+
+def _value(table: str, key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_value(table, key, item) for item in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float):
+        return str(value)
+    if table in _BY_TABLE:
+        return _BY_TABLE[table](value)
+    if key.endswith("_fraction") or key == "efficiency":
+        return f"{value * 100:.3g} %"
+    if "seconds" in key and not key.endswith("per_second"):
+        return format_seconds(value)
+    for end, words in _BY_KEY_END.items():
+        if key.endswith(end):
+            return words(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
