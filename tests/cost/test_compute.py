@@ -114,6 +114,7 @@ def test_elementwise_arithmetic_runs_at_fp32_peak(gpu: Gpu) -> None:
 
 def test_a_kernel_without_work_costs_its_launch(gpu: Gpu) -> None:
     assert kernel_seconds(Kernel("elementwise", 0, 0), gpu) == pytest.approx(1e-6)
+    assert kernel_seconds(Kernel("gemm", 0, 0, "bf16", (0, 64, 64)), gpu) == pytest.approx(1e-6)
 
 
 def test_a_pricer_gives_the_same_times_and_prices_each_kernel_once(

@@ -220,7 +220,12 @@ def test_a_truncated_preset_is_an_error_wherever_it_ends(tmp_path: Path) -> None
         ('gpu = "h100-sxm-80gb"', "gpu = 100", "mine.toml: gpu: expected the name of a GPU"),
         ('gpu = "h100-sxm-80gb"\n', "", "mine.toml: missing key 'gpu'"),
         ("schema = 1", "schema = 2", "mine.toml: schema: found 2, expected 1"),
-        ("inter_fraction = 1.0", "inter_frac = 1.0", "mine.toml: collectives.protocols.simple: unknown key"),
+        (
+            "inter_fraction = 1.0",
+            "inter_frac = 1.0",
+            "mine.toml: collectives.protocols.simple: unknown key 'inter_frac'; "
+            "did you mean 'inter_fraction'?",
+        ),
     ],
 )
 def test_one_wrong_thing_is_one_clear_sentence(tmp_path: Path, old: str, new: str, message: str) -> None:
