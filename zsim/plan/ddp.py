@@ -22,7 +22,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.ops import Collective, Group, Memory, Plan
 from zsim.plan.optimizer import clip_gradients, update
 from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.plan.workload import ModuleCall, Workload
 from zsim.specs.model import Linear, Parameter
 from zsim.specs.strategy import DTYPE_BYTES, Ddp, Training
 
@@ -36,9 +36,9 @@ def ddp_buckets(
 ) -> list[list[int]]:
     """Positions in `numels` that make up each bucket.
 
-    `numels` stand in the order in which gradients become ready, which is what torch buckets by from the second
-    iteration on. A bucket is closed once it holds its cap or more. Source: `compute_bucket_assignment_by_size`
-    in torch/csrc/distributed/c10d/reducer.cpp.
+    `numels` stand in the order in which gradients become ready, which is what torch buckets by from the
+    second iteration on. A bucket is closed once it holds its cap or more. Source:
+    `compute_bucket_assignment_by_size` in torch/csrc/distributed/c10d/reducer.cpp.
     """
     buckets: list[list[int]] = []
     bucket: list[int] = []
@@ -214,7 +214,9 @@ class DdpSchedule(Hooks):
         builder = self.builder
         builder.wait_stream(ALL_REDUCE, COMPUTE)
         work = Collective("all_reduce", bucket.numel * _FP32_BYTES, "fp32", WORLD)
-        bucket.reduced = builder.add(f"all_reduce bucket {bucket.number}", ALL_REDUCE, work, overhead="ddp_bucket")
+        bucket.reduced = builder.add(
+            f"all_reduce bucket {bucket.number}", ALL_REDUCE, work, overhead="ddp_bucket"
+        )
 
     def end_backward(self) -> None:
         """finalize_backward: wait for each bucket and copy it back."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zsim.plan.ddp import ddp_plan
+from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp2 import fsdp2_plan
 from zsim.plan.ops import Plan
 from zsim.plan.workload import make_workload
@@ -28,6 +30,10 @@ def make_plan(job: Job) -> Plan:
     strategy = job.strategy
     if isinstance(strategy, Fsdp2):
         return fsdp2_plan(workload, strategy, job.training, job.world_size)
+    if isinstance(strategy, Ddp):
+        return ddp_plan(workload, strategy, job.training, job.world_size)
+    if isinstance(strategy, Fsdp1):
+        return fsdp1_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, DeepSpeedConfig):
         make = _DEEPSPEED[strategy.optimizer_wrapper]
         return make(workload, strategy, job.training, job.world_size)

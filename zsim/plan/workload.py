@@ -117,7 +117,9 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
         segments.append(deriver.segment(name, "block", name + ".", block, checkpoint if full else None))
     segments.append(deriver.segment("after", "after", "", model.after, None))
     residual = training.micro_batch_tokens * model.hidden_size * options.activation_bytes
-    return Workload(model, training, tuple(segments), residual, work.optimizer_state_bytes(training.optimizer))
+    return Workload(
+        model, training, tuple(segments), residual, work.optimizer_state_bytes(training.optimizer)
+    )
 
 
 class _Deriver:
@@ -134,10 +136,9 @@ class _Deriver:
     ) -> Segment:
         block = modules if isinstance(modules, Block) else None
         registration = block.registration if block else None
-        modules = block.modules if block else modules
         calls = tuple(
             ModuleCall(prefix + module.name, name, module, self._work(module, kind, checkpoint is not None))
-            for module in modules
+            for module in (modules.modules if isinstance(modules, Block) else modules)
         )
         recomputed: tuple[ModuleCall, ...] = ()
         stops_at = None

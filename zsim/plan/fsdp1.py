@@ -1,0 +1,329 @@
+"""PyTorch FSDP1 (`FullyShardedDataParallel`), as torch 2.13 runs it.
+
+Transcribed from `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py`; method names follow theirs.
+Each wrapped module has one flat parameter, sharded evenly over the ranks; its gradient is a flat tensor too.
+
+# [Note: the rate limiter]
+With `limit_all_gathers` the host blocks before an all-gather when two or more freed flat parameters are
+queued, until the compute stream is done with the oldest. The queue outlives the step: a step starts with what
+the step before left in it, which has been done long since. So the queue is replayed after the step is written
+down, from the length at which it comes back to itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zsim.errors import InputError
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.fsdp1_reduce import GradientReducer, UnitGradient
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.optimizer import clip_gradients, update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.plan.wrapping import FlatUnit, make_flat_units
+from zsim.specs.strategy import DTYPE_BYTES, Fsdp1, Training
+
+PRE_UNSHARD, UNSHARD = "pre_unshard", "unshard"
+_MAX_INFLIGHT_ALL_GATHERS = 2  # torch/distributed/fsdp/_limiter_utils.py
+_RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
+
+
+@dataclass
+class _Handle:
+    """What FlatParamHandle remembers of one unit."""
+
+    is_unsharded: bool = False
+    is_prefetched: bool = False
+    needs_pre_forward_unshard: bool = False
+    needs_pre_backward_unshard: bool = False
+    is_in_backward: bool = False
+    post_forward_index: int = -1
+
+
+class Fsdp1Schedule(Hooks):
+    """FSDP1's hooks for all units of a model."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        strategy: Fsdp1,
+        training: Training,
+        shard_size: int,
+        world_size: int,
+    ) -> None:
+        super().__init__(builder)
+        self.workload = workload
+        self.strategy = strategy
+        self.training = training
+        self.is_sharded = shard_size > 1
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.units = make_flat_units(workload, strategy.wrapping, shard_size)
+        self.handles = {unit.path: _Handle() for unit in self.units}
+        self.reducer = GradientReducer(builder, strategy, shard_size, world_size)
+        self.gradients = {unit.path: UnitGradient() for unit in self.units}
+        self._root = next((unit for unit in self.units if unit.is_root), None)
+        self._owner = {call: unit for unit in self.units for call in unit.owners}
+        self._entered_at: dict[str, list[FlatUnit]] = {}
+        self._left_at: dict[str, list[FlatUnit]] = {}
+        for unit in self.units:
+            if not unit.is_root:
+                self._entered_at.setdefault(unit.first, []).append(unit)
+                self._left_at.setdefault(unit.last, []).append(unit)
+        self._next_forward = dict(zip((unit.path for unit in self.units), self.units[1:], strict=False))
+        self._post_forward_order: list[FlatUnit] = []
+        self._tied_bytes = 0
+        self._limiter: list[tuple[bool, int]] = []  # (is a free, its event) or (False, next op's number)
+        self._is_syncing = True
+
+    def resident(self) -> list[Memory]:
+        """fp32 shards of the flat parameters and of the optimizer's states."""
+        shard = sum(unit.shard_numel for unit in self.units)
+        return [
+            Memory("parameters", 4 * shard),
+            Memory("optimizer_states", self.workload.optimizer_state_bytes * shard),
+        ]
+
+    # -- unshard and reshard ----------------------------------------------------------------------------
+
+    def _unshard(self, unit: FlatUnit) -> None:
+        """_unshard: cast the shard, pass the rate limiter, all-gather; on two streams."""
+        handle, builder = self.handles[unit.path], self.builder
+        needs_unshard = self.is_sharded and not handle.is_unsharded
+        has_low_precision = self.strategy.param_dtype != "fp32"
+        low_shard = unit.shard_numel * self.param_bytes if has_low_precision else 0
+        if needs_unshard or not self.is_sharded:
+            builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
+            if low_shard:
+                builder.allocate("buffers", low_shard)
+                kernels = moves(4 * unit.shard_numel, low_shard)
+                builder.kernels(f"cast shard {unit.name}", kernels, stream=PRE_UNSHARD, module=unit.path)
+                builder.wait_stream(UNSHARD, PRE_UNSHARD)
+        if self.strategy.limit_all_gathers:
+            self._limiter.append((False, len(builder.ops)))
+        if needs_unshard:
+            full = unit.padded_numel * self.param_bytes
+            builder.allocate("buffers", full)
+            event = builder.collective(
+                "all_gather", full, self.strategy.param_dtype, "shard", stream=UNSHARD,
+                name=f"all_gather {unit.name}", module=unit.path,
+            )  # fmt: skip
+            builder.free_when_done("buffers", low_shard, event)
+            handle.is_unsharded = True
+
+    def _reshard(self, unit: FlatUnit, *, frees: bool) -> None:
+        """_reshard: the memory is free once the compute stream is done with it."""
+        handle, builder = self.handles[unit.path], self.builder
+        done = builder.record(COMPUTE)
+        assert done is not None
+        if frees and handle.is_unsharded:
+            builder.free_when_done("buffers", unit.padded_numel * self.param_bytes, done)
+            handle.is_unsharded = False
+        if frees and self.strategy.limit_all_gathers:
+            self._limiter.append((True, done))
+        if not self.is_sharded and self.strategy.param_dtype != "fp32":
+            builder.free_when_done("buffers", unit.shard_numel * self.param_bytes, done)
+        handle.is_prefetched = False
+
+    def _wait_for_unshard(self) -> None:
+        # Under NO_SHARD the unshard stream only passes on its wait for the cast.
+        self.builder.wait_stream(COMPUTE, UNSHARD if self.is_sharded else PRE_UNSHARD)
+
+    def _prefetch(self, unit: FlatUnit) -> None:
+        self._unshard(unit)
+        self.handles[unit.path].is_prefetched = True
+
+    # -- forward ----------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        """_root_pre_forward."""
+        self._is_syncing = is_last or not self.strategy.no_sync
+        for handle in self.handles.values():
+            handle.needs_pre_forward_unshard = self.strategy.forward_prefetch
+            handle.is_prefetched = False
+        for unit in self.units:
+            self.gradients[unit.path].begin_backward(unit.numel)
+        self.builder.wait_stream(UNSHARD, COMPUTE)
+        self.builder.wait_stream(PRE_UNSHARD, COMPUTE)
+        if self._root is not None:
+            self._pre_forward(self._root)
+
+    def before_module(self, call: ModuleCall) -> None:
+        """Hooks of the modules that are entered here, outer ones first; in backward, left backwards."""
+        if self.builder.phase == "backward":
+            for unit in self._left_at.get(call.name, ()):
+                self._pre_backward(unit)
+        else:
+            for unit in self._entered_at.get(call.name, ()):
+                self._pre_forward(unit)
+
+    def after_module(self, call: ModuleCall) -> None:
+        if self.builder.phase != "backward":
+            for unit in reversed(self._left_at.get(call.name, ())):
+                self._post_forward(unit)
+
+    def end_forward(self) -> None:
+        if self._root is not None:
+            self._post_forward(self._root)
+
+    def _pre_forward(self, unit: FlatUnit) -> None:
+        """_pre_forward with _pre_forward_unshard; skipped in a recomputation inside the unit."""
+        handle = self.handles[unit.path]
+        if handle.is_in_backward:
+            return
+        if not handle.is_prefetched:
+            self._unshard(unit)
+        handle.needs_pre_forward_unshard = False
+        self._wait_for_unshard()
+        if self.strategy.forward_prefetch:
+            target = self._next_forward.get(unit.path)
+            if target is not None:
+                ahead = self.handles[target.path]
+                if ahead.needs_pre_forward_unshard and not ahead.is_prefetched:
+                    self._prefetch(target)
+
+    def _post_forward(self, unit: FlatUnit) -> None:
+        handle = self.handles[unit.path]
+        if handle.is_in_backward:
+            return
+        if handle.post_forward_index < 0:
+            handle.post_forward_index = len(self._post_forward_order)
+        self._post_forward_order.append(unit)
+        frees = not unit.is_root and self.strategy.sharding_strategy in _RESHARDS_AFTER_FORWARD
+        self._reshard(unit, frees=frees and self.is_sharded)
+        handle.needs_pre_backward_unshard = True
+
+    # -- backward ---------------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        if self._root is not None:
+            self._pre_backward(self._root)
+
+    def before_backward(self, segment: Segment) -> None:
+        """A checkpointed block recomputes after the hooks on what it put out: those of units that end where
+        recomputation stops, or behind."""
+        if segment.is_checkpointed:
+            for call in reversed(segment.calls[len(segment.recomputed) :]):
+                for unit in self._left_at.get(call.name, ()):
+                    self._pre_backward(unit)
+
+    def _pre_backward(self, unit: FlatUnit) -> None:
+        """_pre_backward_hook, once per backward."""
+        handle = self.handles[unit.path]
+        if handle.is_in_backward:
+            return
+        handle.is_in_backward = True
+        if handle.needs_pre_backward_unshard:
+            if not handle.is_prefetched:
+                self._unshard(unit)
+            self._wait_for_unshard()
+        handle.needs_pre_backward_unshard = False
+        if self.strategy.backward_prefetch == "BACKWARD_PRE":
+            self._prefetch_backward(handle)
+
+    def _prefetch_backward(self, handle: _Handle) -> None:
+        """The unit whose forward ended just before this one's."""
+        if handle.post_forward_index > 0:
+            target = self._post_forward_order[handle.post_forward_index - 1]
+            ahead = self.handles[target.path]
+            if ahead.needs_pre_backward_unshard and not ahead.is_prefetched:
+                self._prefetch(target)
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """Autograd makes the gradients of the views into the flat parameter, in its dtype. A tied head's
+        waits for the embedding's."""
+        builder = self.builder
+        if call.borrowed_numel:
+            self._tied_bytes = call.borrowed_numel * self.param_bytes
+            builder.allocate("buffers", self._tied_bytes)
+        if not call.numel:
+            return
+        unit = self._owner[call.name]
+        size = call.numel * self.param_bytes
+        builder.allocate("buffers", size)
+        if size == self._tied_bytes:
+            builder.free("buffers", size)
+            self._tied_bytes = 0
+        if self.gradients[unit.path].add_part(call.numel):
+            self._post_backward(unit)
+
+    def _post_backward(self, unit: FlatUnit) -> None:
+        """_post_backward_hook."""
+        handle, gradient = self.handles[unit.path], self.gradients[unit.path]
+        self.reducer.flatten(unit, gradient)
+        is_heuristically_kept = (
+            not self._is_syncing and self.strategy.sharding_strategy not in _RESHARDS_AFTER_FORWARD
+        )
+        self._reshard(unit, frees=self.is_sharded and not is_heuristically_kept)
+        if self.strategy.backward_prefetch == "BACKWARD_POST":
+            self._prefetch_backward(handle)
+        if self._is_syncing:
+            self.reducer.reduce(unit, gradient)
+
+    def end_backward(self) -> None:
+        """_post_backward_final_callback."""
+        if self._is_syncing:
+            self.reducer.wait()
+        self._post_forward_order = []
+        for handle in self.handles.values():
+            handle.is_in_backward = handle.is_prefetched = handle.needs_pre_backward_unshard = False
+            handle.post_forward_index = -1
+
+    # -- the end of the step ----------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        numels = [unit.shard_numel for unit in self.units]
+        clip_gradients(self.builder, self.training, numels, "shard" if self.is_sharded else "")
+        update(self.builder, self.training, numels)
+        self.builder.free("gradients", 4 * sum(numels))
+        self._limit_all_gathers()
+
+    def _limit_all_gathers(self) -> None:
+        """Make the host wait where the free-event queue says; see [Note: the rate limiter]."""
+        length = _steady_length(self._limiter)
+        queue: list[int | None] = [None] * length
+        ops = self.builder.ops
+        for is_free, number in self._limiter:
+            if is_free:
+                queue.append(number)
+            elif len(queue) >= _MAX_INFLIGHT_ALL_GATHERS:
+                event = queue.pop(0)
+                if event is not None:
+                    ops[number] = replace(ops[number], host_waits=(*ops[number].host_waits, event))
+
+
+def _steady_length(limiter: list[tuple[bool, int]]) -> int:
+    """Entries in the free-event queue at the start of a step that leaves as many behind."""
+    length = 0
+    for _step in range(8):
+        before = length
+        for is_free, _number in limiter:
+            if is_free:
+                length += 1
+            elif length >= _MAX_INFLIGHT_ALL_GATHERS:
+                length -= 1
+        if length == before:
+            break
+    return length
+
+
+def fsdp1_plan(workload: Workload, strategy: Fsdp1, training: Training, world_size: int) -> Plan:
+    """One steady step of FSDP1.
+
+    Raises InputError for an unknown wrapping, and for hybrid sharding in groups of one rank.
+    """
+    shard_size = 1 if strategy.sharding_strategy == "NO_SHARD" else world_size // strategy.replicate
+    is_hybrid = "HYBRID" in strategy.sharding_strategy
+    if is_hybrid and shard_size == 1 and world_size > 1:
+        raise InputError(
+            f"strategy.replicate: found {strategy.replicate} on {world_size} GPUs, which leaves one rank to "
+            "a shard group, and FSDP1 then shares no gradients; expected fewer replicas, or NO_SHARD"
+        )
+    groups = [Group("shard", shard_size)] if shard_size > 1 else []
+    if is_hybrid or shard_size == 1:
+        groups.append(Group("replicate", world_size // shard_size, shard_size))
+    builder = PlanBuilder(groups)
+    schedule = Fsdp1Schedule(builder, workload, strategy, training, shard_size, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("fsdp1", world_size, schedule.resident())

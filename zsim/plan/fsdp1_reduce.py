@@ -1,0 +1,205 @@
+"""What FSDP1 does with a flat gradient: make it, cast it, reduce it, keep the shard.
+
+Transcribed from `_post_backward_hook`, `_reduce_grad` and `_reduce_grad_no_shard` of
+`torch/distributed/fsdp/_runtime_utils.py`, torch 2.13.
+
+# [Note: record_stream]
+A gradient is made on the compute stream and read on the post-backward stream; `record_stream` keeps its
+memory until that stream is past it, however far ahead the host is. What is allocated on the post-backward
+stream itself (casts, padding, shards) is free as soon as the host lets go of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.ops import Category
+from zsim.plan.wrapping import FlatUnit
+from zsim.specs.strategy import DTYPE_BYTES, Fsdp1
+
+POST_BACKWARD, ALL_REDUCE = "post_backward", "all_reduce"
+
+
+@dataclass
+class UnitGradient:
+    """The gradient of one flat parameter.
+
+    `missing_numel` elements of views have no gradient yet in this backward; `unsharded_bytes` is a flat
+    gradient that was not reduced yet; `is_saved`: a reduced fp32 gradient exists (the rank's shard, or all of
+    it under NO_SHARD).
+    """
+
+    missing_numel: int = 0
+    unsharded_bytes: int = 0
+    is_saved: bool = False
+
+    def begin_backward(self, numel: int) -> None:
+        self.missing_numel = numel
+
+    def add_part(self, numel: int) -> bool:
+        """Whether this was the last part."""
+        self.missing_numel -= numel
+        return self.missing_numel == 0
+
+
+class GradientReducer:
+    """Flattens and reduces the gradients of all units."""
+
+    def __init__(self, builder: PlanBuilder, strategy: Fsdp1, shard_size: int, world_size: int) -> None:
+        self.builder = builder
+        self.strategy = strategy
+        self.is_sharded = shard_size > 1
+        self.is_hybrid = self.is_sharded and "HYBRID" in strategy.sharding_strategy
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
+        self.predivide = predivide_factor(world_size)
+        self.postdivide = world_size / self.predivide
+
+    def flatten(self, unit: FlatUnit, gradient: UnitGradient) -> None:
+        """Concatenate the views' gradients (the backward of the split), and add to what `no_sync` left."""
+        builder, size = self.builder, unit.numel * self.param_bytes
+        builder.allocate("buffers", size)
+        builder.kernels(f"flatten gradients {unit.name}", moves(size, size), module=unit.path)
+        builder.free("buffers", size)  # the views' own gradients
+        kept = gradient.unsharded_bytes
+        if not self.is_sharded and gradient.is_saved:
+            kept = 4 * unit.numel
+        if kept:
+            builder.kernels(f"accumulate gradients {unit.name}", moves(kept + size, kept), module=unit.path)
+            builder.free("buffers", size)
+        else:
+            gradient.unsharded_bytes = size
+
+    def reduce(self, unit: FlatUnit, gradient: UnitGradient) -> None:
+        """The part of `_post_backward_hook` that runs on the post-backward stream."""
+        builder = self.builder
+        builder.host(f"reduce {unit.name}", overhead="fsdp1_reduce", module=unit.path)
+        builder.wait_stream(POST_BACKWARD, COMPUTE)
+        if self.is_sharded:
+            self._reduce_scatter(unit, gradient)
+        else:
+            self._all_reduce_unsharded(unit, gradient)
+
+    def wait(self) -> None:
+        """The compute stream waits for all reductions."""
+        self.builder.wait_stream(COMPUTE, POST_BACKWARD)
+        if self.is_hybrid:
+            self.builder.wait_stream(COMPUTE, ALL_REDUCE)
+
+    # -- sharded strategies -----------------------------------------------------------------------------
+
+    def _reduce_scatter(self, unit: FlatUnit, gradient: UnitGradient) -> None:
+        builder, strategy = self.builder, self.strategy
+        source, gradient.unsharded_bytes = gradient.unsharded_bytes, 0
+        owned = self._cast_pad_and_divide(unit, source)
+        full = unit.padded_numel * self.reduce_bytes
+        shard = unit.shard_numel * self.reduce_bytes
+        is_gradient = strategy.reduce_dtype == "fp32" and not gradient.is_saved
+        shard_category: Category = "gradients" if is_gradient else "buffers"
+        builder.allocate(shard_category, shard)
+        event = builder.collective(
+            "reduce_scatter", full, strategy.reduce_dtype, "shard", stream=POST_BACKWARD,
+            name=f"reduce_scatter {unit.name}", module=unit.path,
+        )  # fmt: skip
+        stream = POST_BACKWARD
+        if self.is_hybrid:
+            stream = ALL_REDUCE
+            builder.wait_stream(ALL_REDUCE, POST_BACKWARD)
+            builder.collective(
+                "all_reduce", shard, strategy.reduce_dtype, "replicate", stream=ALL_REDUCE,
+                name=f"all_reduce {unit.name}", module=unit.path,
+            )  # fmt: skip
+        self._divide(unit, shard, stream)
+        self._save_shard(unit, gradient, stream)
+        builder.free("buffers", owned)
+        builder.free_when_done("buffers", source, event)  # see [Note: record_stream]
+
+    def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
+        """Cast to the reduce dtype, pad, divide before the sum; returns the bytes it allocated."""
+        read = written = launches = owned = 0
+        size = unit.numel * self.reduce_bytes
+        full = unit.padded_numel * self.reduce_bytes
+        if size != source:
+            read, written, launches, owned = read + source, written + size, launches + 1, owned + size
+        if full != size:
+            read, written, launches, owned = read + size, written + full, launches + 1, owned + full
+        if self.predivide > 1:
+            read, written, launches = read + full, written + full, launches + 1
+        self.builder.allocate("buffers", owned)
+        if launches:
+            self.builder.kernels(
+                f"prepare gradients {unit.name}", moves(read, written, launches=launches),
+                stream=POST_BACKWARD, module=unit.path,
+            )  # fmt: skip
+        return owned
+
+    def _divide(self, unit: FlatUnit, size: int, stream: str) -> None:
+        if self.postdivide > 1:
+            self.builder.kernels(
+                f"divide gradients {unit.name}", moves(size, size), stream=stream, module=unit.path
+            )
+
+    def _save_shard(self, unit: FlatUnit, gradient: UnitGradient, stream: str) -> None:
+        """_accumulate_sharded_grad: cast to fp32, add to the earlier micro-batches' shard."""
+        builder = self.builder
+        shard, fp32 = unit.shard_numel * self.reduce_bytes, unit.shard_numel * 4
+        needs_cast = self.strategy.reduce_dtype != "fp32"
+        if needs_cast:
+            builder.allocate("buffers" if gradient.is_saved else "gradients", fp32)
+        read = (shard if needs_cast else 0) + (2 * fp32 if gradient.is_saved else 0)
+        launches = int(needs_cast) + int(gradient.is_saved)
+        if launches:
+            builder.kernels(
+                f"save gradients {unit.name}", moves(read, launches * fp32, launches=launches),
+                stream=stream, module=unit.path,
+            )  # fmt: skip
+        passing = (shard if needs_cast or gradient.is_saved else 0) + (
+            fp32 if needs_cast and gradient.is_saved else 0
+        )
+        done = builder.record(stream)
+        if self.is_hybrid and done is not None:
+            builder.free_when_done("buffers", passing, done)
+        else:
+            builder.free("buffers", passing)
+        gradient.is_saved = True
+
+    # -- NO_SHARD ---------------------------------------------------------------------------------------
+
+    def _all_reduce_unsharded(self, unit: FlatUnit, gradient: UnitGradient) -> None:
+        """_reduce_grad_no_shard: all-reduce the whole gradient, in the reduce dtype, then cast to fp32."""
+        builder = self.builder
+        size, fp32 = unit.numel * self.reduce_bytes, unit.numel * 4
+        source = fp32 if gradient.is_saved else gradient.unsharded_bytes
+        casted = self._cast_pad_and_divide(unit, source)
+        builder.collective(
+            "all_reduce", size, self.strategy.reduce_dtype, "replicate", stream=POST_BACKWARD,
+            name=f"all_reduce {unit.name}", module=unit.path,
+        )  # fmt: skip
+        self._divide(unit, size, POST_BACKWARD)
+        if not gradient.is_saved:
+            builder.allocate("gradients", fp32)
+        if self.strategy.reduce_dtype != "fp32":
+            builder.kernels(
+                f"save gradients {unit.name}", moves(size, fp32), stream=POST_BACKWARD, module=unit.path
+            )
+        builder.free("buffers", casted)
+        if not gradient.is_saved:
+            done = builder.record(POST_BACKWARD)
+            assert done is not None
+            if source == fp32 == size:
+                builder.free("buffers", source)  # the gradient itself, booked as such from here on
+            else:
+                builder.free_when_done("buffers", source, done)
+        gradient.unsharded_bytes, gradient.is_saved = 0, True
+
+
+def predivide_factor(world_size: int) -> int:
+    """Gradients are divided by this before the sum and by the rest after it, against overflow in fp16.
+
+    Source: `_get_gradient_predivide_factor` in torch/distributed/algorithms/_comm_hooks/default_hooks.py.
+    """
+    factor = 1
+    while world_size % factor == 0 and world_size / factor > factor:
+        factor *= 2
+    return factor
