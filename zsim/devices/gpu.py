@@ -11,83 +11,100 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Kernel:
-    """A kernel that runs: `remaining` seconds of work alone on the GPU."""
-
-    __slots__ = ("op", "remaining")
-
-    def __init__(self, op: int, remaining: float) -> None:
-        self.op = op
-        self.remaining = remaining
-
-
 class Gpu:
-    """The kernels that run now. `wake(seconds, generation)` asks to be called back (`on_wake`);
-    `on_end(op)` is called for each kernel that ends."""
+    """The kernels that run now, as (op, seconds of work left alone on the GPU).
 
-    __slots__ = ("_collectives", "_generation", "_last_change", "_running", "_slowdown", "on_end", "wake")
+    `call_at(delay, gpu, ticket)` must call `on_wake(now, ticket)` after `delay` seconds; `on_end(op, now)`
+    is called for each kernel that ends.
+
+    # [Note: late wake-ups]
+    When kernels get slower, the wake-up that is already planned comes too early; it is left as it is and
+    planned anew when it comes. Only when they get faster must a new one be planned at once.
+    """
+
+    __slots__ = (
+        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_ops", "_slowdown", "_ticket",
+    )  # fmt: skip
 
     def __init__(
         self,
         slowdown: float,
-        wake: Callable[[float, int], None],
-        on_end: Callable[[int], None],
+        call_at: Callable[[float, Gpu, int], None],
+        on_end: Callable[[int, float], None],
     ) -> None:
         self._slowdown = slowdown
-        self.wake = wake
-        self.on_end = on_end
-        self._running: list[Kernel] = []
+        self._call_at = call_at
+        self._on_end = on_end
+        self._ops: list[int] = []
+        self._left: list[float] = []
         self._collectives = 0
-        self._generation = 0
+        self._ticket = 0
+        self._is_early = False
         self._last_change = 0.0
 
     def start(self, now: float, op: int, seconds: float) -> None:
         """Start the kernels of an op that take `seconds` on an idle GPU."""
-        if self._running:
+        if self._ops:
             self._settle(now)
-        else:
-            self._last_change = now
-        self._running.append(Kernel(op, seconds))
-        self._plan_wake_up()
+            self._ops.append(op)
+            self._left.append(seconds)
+            self._plan_wake_up()
+            return
+        self._last_change = now
+        self._ops.append(op)
+        self._left.append(seconds)
+        self._is_early = False
+        self._ticket += 1
+        self._call_at(seconds * self._slowdown if self._collectives else seconds, self, self._ticket)
 
     def collective_started(self, now: float) -> None:
+        if self._collectives == 0 and self._ops and self._slowdown > 1.0:
+            self._settle(now)
+            self._is_early = True  # see [Note: late wake-ups]
         self._collectives += 1
-        if self._collectives == 1 and self._slowdown > 1.0 and self._running:
-            self._settle(now, was_slowed=False)
-            self._plan_wake_up()
 
     def collective_ended(self, now: float) -> None:
-        self._collectives -= 1
-        if self._collectives == 0 and self._slowdown > 1.0 and self._running:
-            self._settle(now, was_slowed=True)
-            self._plan_wake_up()
+        if self._collectives == 1 and self._ops and self._slowdown > 1.0:
+            self._settle(now)
+            self._collectives = 0
+            if not self._is_early:
+                self._plan_wake_up()
+        else:
+            self._collectives -= 1
 
-    def on_wake(self, now: float, generation: int) -> None:
-        """The kernels with the least work left end now, unless something changed since it was planned."""
-        if generation != self._generation:
+    def on_wake(self, now: float, ticket: int) -> None:
+        """The kernels with the least work left end now, unless the plan behind this wake-up is void."""
+        if ticket != self._ticket:
+            return
+        if self._is_early:
+            self._settle(now)
+            self._plan_wake_up()
+            return
+        if len(self._ops) == 1:
+            self._left.clear()
+            self._on_end(self._ops.pop(), now)
             return
         self._settle(now)
-        least = min(kernel.remaining for kernel in self._running)
-        ended = [kernel for kernel in self._running if kernel.remaining <= least]
-        self._running = [kernel for kernel in self._running if kernel.remaining > least]
-        if self._running:
+        least = min(self._left)
+        ended = [op for op, left in zip(self._ops, self._left, strict=True) if left <= least]
+        self._ops = [op for op, left in zip(self._ops, self._left, strict=True) if left > least]
+        self._left = [left for left in self._left if left > least]
+        if self._ops:
             self._plan_wake_up()
-        for kernel in ended:
-            self.on_end(kernel.op)
+        for op in ended:
+            self._on_end(op, now)
 
-    def _stretch(self, *, is_slowed: bool) -> float:
+    def _stretch(self) -> float:
         """Wall seconds per second of work."""
-        return len(self._running) * (self._slowdown if is_slowed else 1.0)
+        return len(self._ops) * (self._slowdown if self._collectives else 1.0)
 
-    def _settle(self, now: float, *, was_slowed: bool | None = None) -> None:
-        slowed = self._collectives > 0 if was_slowed is None else was_slowed
-        done = (now - self._last_change) / self._stretch(is_slowed=slowed)
+    def _settle(self, now: float) -> None:
+        """Bring the work left to now."""
+        done = (now - self._last_change) / self._stretch()
         self._last_change = now
-        for kernel in self._running:
-            kernel.remaining -= done
+        self._left = [left - done for left in self._left]
 
     def _plan_wake_up(self) -> None:
-        self._generation += 1
-        least = min(kernel.remaining for kernel in self._running)
-        stretch = self._stretch(is_slowed=self._collectives > 0)
-        self.wake(max(least, 0.0) * stretch, self._generation)
+        self._is_early = False
+        self._ticket += 1
+        self._call_at(max(min(self._left), 0.0) * self._stretch(), self, self._ticket)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import simpy
 
@@ -17,22 +18,20 @@ from zsim.devices.gpu import Gpu
 from zsim.engine.program import Program
 from zsim.errors import StuckError
 from zsim.fabric.fabric import Fabric
-from zsim.plan.ops import Collective, Copy, Kernels
-
-_START, _WAKE = 0, 1
+from zsim.plan.ops import Collective, Copy
 
 
 class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
 
     __slots__ = (
-        "blocked_on", "ended", "gpu", "host_blocks", "host_time", "is_issued", "issue", "next_op", "number",
-        "pending", "rank", "start",
+        "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue", "next_op", "pending",
+        "rank", "start",
     )  # fmt: skip
 
-    def __init__(self, number: int, rank: int, program: Program) -> None:
-        self.number = number
+    def __init__(self, rank: int, program: Program, instances: dict[str, int]) -> None:
         self.rank = rank
+        self.instances = instances  # which instance of each group it belongs to
         self.pending = list(program.pending)
         nan = array("d", [math.nan]) * program.num_ops
         self.issue, self.start, self.ended = nan[:], nan[:], nan[:]
@@ -55,27 +54,20 @@ class Executor:
         self.num_events = 0
         self._ops = program.plan.ops
         self._works = [op.work for op in self._ops]
+        self._successors = program.successors
+        self._kernel_seconds = program.kernel_seconds
         self._waits = [op.host_waits for op in self._ops]
-        self._waited_for = {wait for waits in self._waits for wait in waits}
-        self._agenda: dict[float, list[tuple[int, Lane, int]]] = {}
+        self._agenda: dict[float, list[tuple[Lane | Gpu, int]]] = {}
         self._arrived: dict[tuple[int, int], list[Lane]] = {}
-        self.lanes = [Lane(number, rank, program) for number, rank in enumerate(ranks)]
-        for lane in self.lanes:
-            lane.gpu = self._make_gpu(lane, slowdown)
+        self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
-        for name in fabric.groups:
-            for lane in self.lanes:
-                key = (name, fabric.instance_of(name, lane.rank))
+        for rank in ranks:
+            instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
+            lane = Lane(rank, program, instances)
+            lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane))
+            self.lanes.append(lane)
+            for key in instances.items():
                 self._members[key] = self._members.get(key, 0) + 1
-
-    def _make_gpu(self, lane: Lane, slowdown: float) -> Gpu:
-        def wake(seconds: float, generation: int) -> None:
-            self._at(seconds, (_WAKE, lane, generation))
-
-        def on_end(op: int) -> None:
-            self._end(lane, op)
-
-        return Gpu(slowdown, wake, on_end)
 
     def run(self) -> float:
         """Seconds until every op of every lane has ended.
@@ -97,7 +89,7 @@ class Executor:
     def _advance_host(self, lane: Lane) -> None:
         """Issue ops until the host must block on one that has not ended."""
         host_seconds, waits, pending = self.program.host_seconds, self._waits, lane.pending
-        works, successors = self._works, self.program.successors
+        works, successors = self._works, self._successors
         ended, issue = lane.ended, lane.issue
         time = lane.host_time
         op, num_ops = lane.next_op, self.program.num_ops
@@ -118,61 +110,61 @@ class Executor:
                     for successor in successors[op]:
                         pending[successor] -= 1
                 else:
-                    self._start_when_issued(lane, op)
+                    delay = time - self.env.now
+                    if delay > 0:
+                        self._call_at(delay, lane, op)
+                    else:
+                        self._start(lane, op)
             op += 1
         lane.next_op, lane.host_time = op, time
 
-    def _start_when_issued(self, lane: Lane, op: int) -> None:
-        delay = lane.issue[op] - self.env.now
-        if delay > 0:
-            self._at(delay, (_START, lane, op))
-        else:
-            self._start(lane, op)
-
     # -- the agenda: one simpy event for all that happens at one instant ------------------------------
 
-    def _at(self, delay: float, entry: tuple[int, Lane, int]) -> None:
+    def _call_at(self, delay: float, what: Lane | Gpu, number: int) -> None:
+        """After `delay`, start op `number` of a lane, or wake a GPU with ticket `number`."""
         time = self.env.now + delay
         entries = self._agenda.get(time)
         if entries is None:
-            self._agenda[time] = [entry]
+            self._agenda[time] = [(what, number)]
             event = simpy.Timeout(self.env, delay)
             event.callbacks = [self._fire]
         else:
-            entries.append(entry)
+            entries.append((what, number))
 
     def _fire(self, _event: simpy.Event) -> None:
         now = self.env.now
         entries = self._agenda.pop(now)
         self.num_events += len(entries)
-        for action, lane, number in entries:
-            if action == _WAKE:
-                lane.gpu.on_wake(now, number)
+        for what, number in entries:
+            if type(what) is Gpu:
+                what.on_wake(now, number)
             else:
-                self._start(lane, number)
+                self._start(what, number)  # type: ignore[arg-type]
 
     # -- ops ----------------------------------------------------------------------------------------
 
     def _start(self, lane: Lane, op: int) -> None:
         now = self.env.now
         lane.start[op] = now
-        work = self._works[op]
-        if isinstance(work, Kernels):
-            seconds = self.program.kernel_seconds[op]
-            assert seconds is not None
+        seconds = self._kernel_seconds[op]
+        if seconds is not None:
             lane.gpu.start(now, op, seconds)
-        elif isinstance(work, Collective):
+            return
+        work = self._works[op]
+        if isinstance(work, Collective):
             self._arrive(lane, op, work)
         elif isinstance(work, Copy):
             transfer = self.fabric.copy(work, 0 if self.fabric.is_folded else lane.rank)
-            self.fabric.run(transfer, lambda: self._end(lane, op))
+            self.fabric.run(transfer, lambda: self._end(lane, op, self.env.now))
         else:
-            self._end(lane, op)
+            self._end(lane, op, now)
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
         """A collective starts when every simulated member of its group has reached it."""
-        instance = self.fabric.instance_of(work.group, lane.rank)
-        arrived = self._arrived.setdefault((op, instance), [])
+        instance = lane.instances[work.group]
+        arrived = self._arrived.get((op, instance))
+        if arrived is None:
+            arrived = self._arrived[op, instance] = []
         arrived.append(lane)
         if len(arrived) < self._members[work.group, instance]:
             return
@@ -188,20 +180,27 @@ class Executor:
         now = self.env.now
         for lane in members:
             lane.gpu.collective_ended(now)
-        for lane in members:
-            self._end(lane, op)
+            self._end(lane, op, now)
 
-    def _end(self, lane: Lane, op: int) -> None:
-        lane.ended[op] = self.env.now
-        pending, issue = lane.pending, lane.issue
-        for successor in self.program.successors[op]:
+    def _end(self, lane: Lane, op: int, now: float) -> None:
+        lane.ended[op] = now
+        pending = lane.pending
+        for successor in self._successors[op]:
             left = pending[successor] - 1
             pending[successor] = left
-            if left == 0 and issue[successor] == issue[successor]:  # issued already
-                self._start_when_issued(lane, successor)
+            if left == 0 and successor < lane.next_op:  # issued already
+                delay = lane.issue[successor] - now
+                seconds = self._kernel_seconds[successor]
+                if delay > 0:
+                    self._call_at(delay, lane, successor)
+                elif seconds is not None:
+                    lane.start[successor] = now
+                    lane.gpu.start(now, successor, seconds)
+                else:
+                    self._start(lane, successor)
         if lane.blocked_on == op:
-            lane.host_blocks.append((lane.host_time, max(self.env.now, lane.host_time), op))
-            lane.host_time = max(lane.host_time, self.env.now)
+            lane.host_blocks.append((lane.host_time, max(now, lane.host_time), op))
+            lane.host_time = max(lane.host_time, now)
             lane.blocked_on = -1
             self._advance_host(lane)
 

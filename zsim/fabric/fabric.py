@@ -255,6 +255,7 @@ class Fabric:
 
 
 def _latency(rounds: Rounds, costs: ProtocolCosts) -> float:
-    """NCCL's ring latency: base + rounds inside the node + rounds between nodes."""
-    inter_round = costs.inter_round + costs.network_overhead
-    return costs.base + rounds.intra * costs.intra_round + rounds.inter * inter_round
+    """NCCL's ring latency: base + rounds inside nodes + rounds between nodes; once a group spans nodes, every
+    round waits at least for the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
+    intra_round = max(costs.intra_round, costs.network_overhead) if rounds.inter else costs.intra_round
+    return costs.base + rounds.intra * intra_round + rounds.inter * costs.inter_round
