@@ -57,10 +57,12 @@ def run(
     set_: Set = None,
     unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
     json_: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON ('-': standard output).")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the report as JSON ('-': standard output)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write report.html, report.json and trace.json.gz there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write report.html, report.json and trace.json.gz there."),
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
@@ -90,7 +92,8 @@ def plan(
     gpus: Gpus = None,
     set_: Set = None,
     json_: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the plan as JSON ('-': standard output).")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the plan as JSON ('-': standard output)."),
     ] = None,
     limit: Annotated[int, typer.Option(help="How many ops to list (0: all).")] = 60,
 ) -> None:

@@ -23,7 +23,8 @@ class Gpu:
     """
 
     __slots__ = (
-        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_ops", "_slowdown", "_ticket",
+        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_ops", "_slowdown",
+        "_ticket",
     )  # fmt: skip
 
     def __init__(

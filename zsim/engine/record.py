@@ -66,7 +66,9 @@ def _info(op: Op, plan: Plan) -> SpanInfo:
     )
 
 
-def _host_blocks(plan: Plan, numbers: list[int], executor: Executor) -> tuple[tuple[int, float, float, int], ...]:
+def _host_blocks(
+    plan: Plan, numbers: list[int], executor: Executor
+) -> tuple[tuple[int, float, float, int], ...]:
     position = {number: place for place, number in enumerate(numbers)}
     return tuple(
         (lane.rank, start, end, position[op])
@@ -95,7 +97,9 @@ def _memory(job: Job, plan: Plan, executor: Executor, step_seconds: float) -> Me
         stream_seconds=np.concatenate([zeros, stream]),
         devices=(*(m.device for m in resident), *(change.device for change in changes)),
         categories=(*(m.category for m in resident), *(change.category for change in changes)),
-        deltas=np.array([*(m.bytes for m in resident), *(change.bytes for change in changes)], dtype=np.int64),
+        deltas=np.array(
+            [*(m.bytes for m in resident), *(change.bytes for change in changes)], dtype=np.int64
+        ),
         names=(*("start" for _ in resident), *(plan.ops[min(c.op, num_ops - 1)].name for c in changes)),
     )
 

@@ -70,7 +70,9 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, copies=has_copies)
     pricer, costs = KernelPricer(job.cluster.gpu), load_host_costs()
     host = job.cluster.host
-    program = make_program(plan, pricer.seconds, lambda event, launches: host_seconds(event, launches, host, costs))
+    program = make_program(
+        plan, pricer.seconds, lambda event, launches: host_seconds(event, launches, host, costs)
+    )
     ranks = range(job.world_size) if unfold else [0]
     executor = Executor(env, program, fabric, ranks, job.cluster.gpu.interference.compute_slowdown)
     with _no_garbage_collection():

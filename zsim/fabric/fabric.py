@@ -194,9 +194,7 @@ class Fabric:
                 latency = _latency(rounds, choice.costs) if group.size > 1 else 0.0
                 seconds = latency + size / (choice.bandwidth * fraction)
                 if best is None or seconds < best.seconds_alone:
-                    best = Transfer(
-                        latency, size / fraction, choice.profile, algorithm, choice.name, seconds
-                    )
+                    best = Transfer(latency, size / fraction, choice.profile, algorithm, choice.name, seconds)
         assert best is not None
         self._transfers[work, instance] = best
         return best
@@ -228,7 +226,11 @@ class Fabric:
             self.pool.start(transfer.profile, transfer.size, on_end)
             return
         wait = simpy.Timeout(self.env, transfer.latency_seconds)
-        wait.callbacks = [lambda _event: self.pool.start(transfer.profile, transfer.size, on_end)]
+
+        def begin(_event: simpy.Event) -> None:
+            self.pool.start(transfer.profile, transfer.size, on_end)
+
+        wait.callbacks = [begin]
 
     # -- accounting ---------------------------------------------------------------------------------
 

@@ -29,14 +29,18 @@ def simulate_flows(links: Mapping[str, float], flows: Sequence[Mapping[str, Any]
     index = {name: position for position, name in enumerate(links)}
     for name, bandwidth in links.items():
         if not bandwidth >= 0:
-            raise InputError(f"link '{name}': bandwidth must be 0 or more bytes per second, found {bandwidth}")
+            raise InputError(
+                f"link '{name}': bandwidth must be 0 or more bytes per second, found {bandwidth}"
+            )
     pool = FluidPool(env, list(links.values()))
     finish = [math.nan] * len(flows)
     for number, flow in enumerate(flows):
         usage, size, issue, latency = _read_flow(number, flow, index)
         profile = pool.profile(usage)
 
-        def begin(_event: simpy.Event, number: int = number, profile: Any = profile, size: float = size) -> None:
+        def begin(
+            _event: simpy.Event, number: int = number, profile: Any = profile, size: float = size
+        ) -> None:
             def end() -> None:
                 finish[number] = env.now
 

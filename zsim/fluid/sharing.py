@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import simpy
+from simpy.events import EventPriority
 
 from zsim.cost.sharing import progressive_filling
 
-_END_OF_INSTANT = 2  # simpy runs priorities 0 (urgent) and 1 (normal) first
+# simpy runs priorities 0 (urgent) and 1 (normal) first
+_END_OF_INSTANT = EventPriority(2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,8 +127,7 @@ class FluidPool:
         ending = [
             activity
             for activity in self._active
-            if activity.remaining <= 0
-            or (activity.rate > 0 and activity.remaining / activity.rate <= limit)
+            if activity.remaining <= 0 or (activity.rate > 0 and activity.remaining / activity.rate <= limit)
         ]
         generation = self._generation
         wake_up = simpy.Timeout(self.env, soonest)

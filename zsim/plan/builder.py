@@ -1,4 +1,4 @@
-"""Writing down a host program: ops in issue order, CUDA's stream and event semantics, memory as it changes."""
+"""Writing down a host program: ops in issue order, CUDA's streams and events, memory as it changes."""
 
 from __future__ import annotations
 
@@ -89,13 +89,17 @@ class PlanBuilder:
         host_waits = tuple(dict.fromkeys(self._host_waits)) if self._host_waits else ()
         if host_waits:
             self._host_waits = []
-        self.ops.append(
-            Op(name, stream, work, after, host_waits, launches, overhead, self.phase, module)
-        )
+        self.ops.append(Op(name, stream, work, after, host_waits, launches, overhead, self.phase, module))
         return number
 
     def kernels(
-        self, name: str, kernels: Sequence[Kernel], *, stream: str = COMPUTE, overhead: str | None = None, module: str = ""
+        self,
+        name: str,
+        kernels: Sequence[Kernel],
+        *,
+        stream: str = COMPUTE,
+        overhead: str | None = None,
+        module: str = "",
     ) -> int:
         """Kernels that run back to back on one stream."""
         launches = sum(kernel.launches for kernel in kernels)
@@ -103,7 +107,15 @@ class PlanBuilder:
         return self.add(name, stream, work, launches=launches, overhead=overhead, module=module)
 
     def collective(
-        self, kind: CollectiveKind, full_bytes: int, dtype: str, group: str, *, stream: str, name: str = "", module: str = ""
+        self,
+        kind: CollectiveKind,
+        full_bytes: int,
+        dtype: str,
+        group: str,
+        *,
+        stream: str,
+        name: str = "",
+        module: str = "",
     ) -> int:
         """One collective call; `full_bytes` as in `Collective.bytes`."""
         work = Collective(kind, full_bytes, dtype, group)
@@ -134,7 +146,11 @@ class PlanBuilder:
             self.memory.append(MemoryChange(len(self.ops), category, -count, "gpu", op))
 
     def finish(
-        self, framework: str, world_size: int, resident: Sequence[Memory], labels: dict[str, str] | None = None
+        self,
+        framework: str,
+        world_size: int,
+        resident: Sequence[Memory],
+        labels: dict[str, str] | None = None,
     ) -> Plan:
         if self._host_waits:
             self.host("end of step")

@@ -1,4 +1,4 @@
-"""What every DeepSpeed optimizer does before it updates: look for infinities, take the norm, wait for both."""
+"""What every DeepSpeed optimizer does before it updates: look for infinities, take the norm, wait."""
 
 from __future__ import annotations
 

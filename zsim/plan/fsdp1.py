@@ -8,6 +8,12 @@ With `limit_all_gathers` the host blocks before an all-gather when two or more f
 queued, until the compute stream is done with the oldest. The queue outlives the step: a step starts with what
 the step before left in it, which has been done long since. So the queue is replayed after the step is written
 down, from the length at which it comes back to itself.
+
+# [Note: when a flat gradient is done]
+Unsharding in forward splits the flat parameter into views, and the flat gradient is what the backward of that
+split concatenates. Autograd runs the nodes made last first, so the split's turn comes when backward has passed
+the point in forward where it was made: the unit's entry, or, with `forward_prefetch`, the entry of the unit
+before. The root's comes last of all, even where its last parameter had its gradient long before.
 """
 
 from __future__ import annotations
@@ -67,6 +73,7 @@ class Fsdp1Schedule(Hooks):
         self._owner = {call: unit for unit in self.units for call in unit.owners}
         self._entered_at: dict[str, list[FlatUnit]] = {}
         self._left_at: dict[str, list[FlatUnit]] = {}
+        self._split_at: dict[str, list[FlatUnit]] = {}  # by the path of the unit that was entered
         for unit in self.units:
             if not unit.is_root:
                 self._entered_at.setdefault(unit.first, []).append(unit)
@@ -142,8 +149,7 @@ class Fsdp1Schedule(Hooks):
         for handle in self.handles.values():
             handle.needs_pre_forward_unshard = self.strategy.forward_prefetch
             handle.is_prefetched = False
-        for unit in self.units:
-            self.gradients[unit.path].begin_backward(unit.numel)
+        self._split_at = {}
         self.builder.wait_stream(UNSHARD, COMPUTE)
         self.builder.wait_stream(PRE_UNSHARD, COMPUTE)
         if self._root is not None:
@@ -159,7 +165,10 @@ class Fsdp1Schedule(Hooks):
                 self._pre_forward(unit)
 
     def after_module(self, call: ModuleCall) -> None:
-        if self.builder.phase != "backward":
+        if self.builder.phase == "backward":
+            for unit in reversed(self._entered_at.get(call.name, ())):
+                self._finish_gradients(unit)
+        else:
             for unit in reversed(self._left_at.get(call.name, ())):
                 self._post_forward(unit)
 
@@ -174,6 +183,7 @@ class Fsdp1Schedule(Hooks):
             return
         if not handle.is_prefetched:
             self._unshard(unit)
+            self._split_parameter(unit, unit)
         handle.needs_pre_forward_unshard = False
         self._wait_for_unshard()
         if self.strategy.forward_prefetch:
@@ -182,6 +192,11 @@ class Fsdp1Schedule(Hooks):
                 ahead = self.handles[target.path]
                 if ahead.needs_pre_forward_unshard and not ahead.is_prefetched:
                     self._prefetch(target)
+                    self._split_parameter(target, unit)
+
+    def _split_parameter(self, unit: FlatUnit, entered: FlatUnit) -> None:
+        if self.builder.phase == "forward":
+            self._split_at.setdefault(entered.path, []).append(unit)
 
     def _post_forward(self, unit: FlatUnit) -> None:
         handle = self.handles[unit.path]
@@ -239,13 +254,15 @@ class Fsdp1Schedule(Hooks):
             builder.allocate("buffers", self._tied_bytes)
         if not call.numel:
             return
-        unit = self._owner[call.name]
         size = call.numel * self.param_bytes
         builder.allocate("buffers", size)
         if size == self._tied_bytes:
             builder.free("buffers", size)
             self._tied_bytes = 0
-        if self.gradients[unit.path].add_part(call.numel):
+
+    def _finish_gradients(self, entered: FlatUnit) -> None:
+        """See [Note: when a flat gradient is done]."""
+        for unit in reversed(self._split_at.get(entered.path, ())):
             self._post_backward(unit)
 
     def _post_backward(self, unit: FlatUnit) -> None:
@@ -262,7 +279,9 @@ class Fsdp1Schedule(Hooks):
             self.reducer.reduce(unit, gradient)
 
     def end_backward(self) -> None:
-        """_post_backward_final_callback."""
+        """The root's own gradient, then _post_backward_final_callback."""
+        if self._root is not None:
+            self._finish_gradients(self._root)
         if self._is_syncing:
             self.reducer.wait()
         self._post_forward_order = []

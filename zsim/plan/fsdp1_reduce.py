@@ -25,22 +25,12 @@ POST_BACKWARD, ALL_REDUCE = "post_backward", "all_reduce"
 class UnitGradient:
     """The gradient of one flat parameter.
 
-    `missing_numel` elements of views have no gradient yet in this backward; `unsharded_bytes` is a flat
-    gradient that was not reduced yet; `is_saved`: a reduced fp32 gradient exists (the rank's shard, or all of
-    it under NO_SHARD).
+    `unsharded_bytes` is a flat gradient that was not reduced yet; `is_saved`: a reduced fp32 gradient exists
+    (the rank's shard, or all of it under NO_SHARD).
     """
 
-    missing_numel: int = 0
     unsharded_bytes: int = 0
     is_saved: bool = False
-
-    def begin_backward(self, numel: int) -> None:
-        self.missing_numel = numel
-
-    def add_part(self, numel: int) -> bool:
-        """Whether this was the last part."""
-        self.missing_numel -= numel
-        return self.missing_numel == 0
 
 
 class GradientReducer:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.optimizer import clip_gradients, update
 from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.optimizer import clip_gradients, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.units import Unit, make_units
 from zsim.plan.workload import ModuleCall, Segment, Workload
@@ -96,19 +96,25 @@ class Fsdp2Schedule(Hooks):
             state.all_gather_bytes = 0
             return
         full = unit.padded_numel(ranks) * self.param_bytes
-        cast = full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
+        cast = (
+            full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
+        )
         builder.allocate("buffers", cast + full)
         shard = full // ranks
         cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a flat tensor of its own
         kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
         builder.kernels(
-            f"all_gather_copy_in {unit.name}", kernels, stream=COPY_IN, overhead="fsdp2_unshard", module=unit.name
+            f"all_gather_copy_in {unit.name}",
+            kernels,
+            stream=COPY_IN,
+            overhead="fsdp2_unshard",
+            module=unit.name,
         )
         builder.free("buffers", cast)
         builder.wait_stream(ALL_GATHER, COPY_IN)
         state.all_gather = builder.collective(
-            "all_gather", full, self.strategy.param_dtype, group, stream=ALL_GATHER, name=f"all_gather {unit.name}",
-            module=unit.name,
+            "all_gather", full, self.strategy.param_dtype, group, stream=ALL_GATHER,
+            name=f"all_gather {unit.name}", module=unit.name,
         )  # fmt: skip
         state.all_gather_bytes = full
 
@@ -123,9 +129,7 @@ class Fsdp2Schedule(Hooks):
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
         size = unit.unsharded_numel * self.param_bytes
-        copy_out = builder.kernels(
-            f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name
-        )
+        copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name)
         if self._in_forward and state.all_gather >= 0:
             self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
         else:
@@ -335,7 +339,9 @@ class Fsdp2Schedule(Hooks):
         if needs_cast or state.has_sharded_gradient:
             event = builder.kernels(
                 f"accumulate gradient shard {unit.name}",
-                moves(shard + (fp32 if state.has_sharded_gradient else 0), fp32, launches=len(unit.parameters)),
+                moves(
+                    shard + (fp32 if state.has_sharded_gradient else 0), fp32, launches=len(unit.parameters)
+                ),
                 stream=stream,
                 module=unit.name,
             )
@@ -367,7 +373,9 @@ def fsdp2_groups(strategy: Fsdp2, world_size: int) -> list[Group]:
     groups = [Group("shard", shard)]
     if strategy.replicate > 1:
         groups.append(Group("replicate", strategy.replicate, shard))
-    if isinstance(strategy.reshard_after_forward, int) and not isinstance(strategy.reshard_after_forward, bool):
+    if isinstance(strategy.reshard_after_forward, int) and not isinstance(
+        strategy.reshard_after_forward, bool
+    ):
         groups.append(Group("post_forward", strategy.reshard_after_forward))
     return groups
 

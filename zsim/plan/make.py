@@ -14,7 +14,6 @@ from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
 from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2
 
-
 _DEEPSPEED = {
     "none": zero0_plan,
     "fp16_optimizer": zero0_plan,

@@ -86,7 +86,12 @@ def _forward_module(schedule: Schedule, call: ModuleCall, *, keeps: bool) -> Non
     builder.allocate("activations", work.saved_bytes if keeps else work.working_bytes)
     builder.allocate("activations", work.forward_extra_bytes)
     builder.add(
-        call.name, "compute", work.forward, launches=work.forward_launches, overhead="module_call", module=call.name
+        call.name,
+        "compute",
+        work.forward,
+        launches=work.forward_launches,
+        overhead="module_call",
+        module=call.name,
     )
     builder.free("activations", work.forward_extra_bytes)
     if not keeps:
@@ -123,7 +128,13 @@ def _backward_module(schedule: Schedule, call: ModuleCall) -> None:
     if work.recompute is not None:  # selective checkpointing
         builder.phase = "recompute"
         builder.allocate("activations", work.recomputed_bytes)
-        builder.add(f"{call.name} recompute", "compute", work.recompute, launches=work.recompute_launches, module=call.name)
+        builder.add(
+            f"{call.name} recompute",
+            "compute",
+            work.recompute,
+            launches=work.recompute_launches,
+            module=call.name,
+        )
         builder.phase = "backward"
     builder.allocate("activations", work.backward_extra_bytes)
     builder.add(

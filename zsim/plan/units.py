@@ -70,8 +70,8 @@ def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Uni
     """
     if strategy.wrapping not in WRAPPINGS:
         raise InputError(
-            f"strategy.wrapping: unknown preset '{strategy.wrapping}'{did_you_mean(strategy.wrapping, WRAPPINGS)}; "
-            f"known: {', '.join(WRAPPINGS)}"
+            f"strategy.wrapping: unknown preset '{strategy.wrapping}'"
+            f"{did_you_mean(strategy.wrapping, WRAPPINGS)}; known: {', '.join(WRAPPINGS)}"
         )
     before, *blocks, after = workload.segments
     reshard = strategy.reshard_after_forward

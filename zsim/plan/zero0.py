@@ -25,7 +25,12 @@ class Zero0Schedule(Hooks):
     """Plain data parallelism as DeepSpeed's engine does it."""
 
     def __init__(
-        self, builder: PlanBuilder, workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        config: DeepSpeedConfig,
+        training: Training,
+        world_size: int,
     ) -> None:
         super().__init__(builder)
         self.config, self.training = config, training
@@ -85,7 +90,9 @@ class Zero0Schedule(Hooks):
         held = sum(numels) * self.gradient_bytes
         size = sum(numels) * DTYPE_BYTES[config.communication_dtype]
         builder.allocate("buffers", size)
-        builder.kernels("flatten bucket", moves(held, size, launches=len(numels)), overhead="deepspeed_reduce")
+        builder.kernels(
+            "flatten bucket", moves(held, size, launches=len(numels)), overhead="deepspeed_reduce"
+        )
         builder.collective("all_reduce", size, config.communication_dtype, "world", stream=COMPUTE)
         builder.kernels("unflatten bucket", moves(size, held, launches=len(numels)))
         builder.free("buffers", size)

@@ -25,7 +25,12 @@ class Zero12Schedule(Hooks):
     """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`)."""
 
     def __init__(
-        self, builder: PlanBuilder, workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        config: DeepSpeedConfig,
+        training: Training,
+        world_size: int,
     ) -> None:
         super().__init__(builder)
         self.config, self.zero, self.training = config, config.zero, training
@@ -146,7 +151,9 @@ class Zero12Schedule(Hooks):
                         moves(self._elements * self.param_bytes, size, launches=len(self._tensors)),
                         stream=stream,
                     )
-                builder.collective("all_reduce", size, self.config.communication_dtype, "world", stream=stream)
+                builder.collective(
+                    "all_reduce", size, self.config.communication_dtype, "world", stream=stream
+                )
         owned = self._elements // self.world_size
         done = builder.kernels(
             "copy own slice", moves(owned * self.reduce_bytes, owned * self.param_bytes), stream=stream
@@ -230,8 +237,8 @@ class Zero12Schedule(Hooks):
             builder.free("gradients", self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype])
         if self.world_size > 1:
             builder.collective(
-                "all_gather", self.padded_numel * self.param_bytes, config.param_dtype, "world", stream=COMPUTE,
-                name="all_gather parameters",
+                "all_gather", self.padded_numel * self.param_bytes, config.param_dtype, "world",
+                stream=COMPUTE, name="all_gather parameters",
             )  # fmt: skip
 
 

@@ -41,7 +41,12 @@ class Zero3Schedule(Hooks):
     """DeepSpeedZeRoOffload's module hooks and DeepSpeedZeroOptimizer_Stage3's gradient hooks."""
 
     def __init__(
-        self, builder: PlanBuilder, workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        config: DeepSpeedConfig,
+        training: Training,
+        world_size: int,
     ) -> None:
         super().__init__(builder)
         self.config, self.zero, self.training = config, config.zero, training
@@ -145,7 +150,9 @@ class Zero3Schedule(Hooks):
             del self._in_flight[other]
         event = self._gather_ops.pop(id(part))
         if len(part.parameters) > 1:
-            size = sum(self.trace.parameters[other].padded_numel for other in part.parameters) * self.param_bytes
+            size = (
+                sum(self.trace.parameters[other].padded_numel for other in part.parameters) * self.param_bytes
+            )
             self.builder.allocate("buffers", size)
             event = self.builder.kernels(
                 f"cut {self.trace.parameters[number].name}",
@@ -187,7 +194,10 @@ class Zero3Schedule(Hooks):
             builder.wait_stream(self.reduce_stream, COMPUTE)
         if zero.contiguous_gradients and bucket.elements + numel <= zero.reduce_bucket_size:
             copied = builder.kernels(
-                f"bucket {name}", moves(size, numel * self.reduce_bytes), stream=self.reduce_stream, module=name
+                f"bucket {name}",
+                moves(size, numel * self.reduce_bytes),
+                stream=self.reduce_stream,
+                module=name,
             )
             builder.free_when_done("buffers", size, copied)
         else:

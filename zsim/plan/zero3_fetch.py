@@ -170,7 +170,10 @@ class Coordinator:
             if trace.parameters[number].is_persistent or self._fetched_for.get(number, -1) > step:
                 continue
             again = trace.next_use[step - 1][place]
-            if again < len(trace.steps) and trace.traversed[again] - trace.traversed[step] < self._reuse_distance:
+            if (
+                again < len(trace.steps)
+                and trace.traversed[again] - trace.traversed[step] < self._reuse_distance
+            ):
                 continue
             if self._is_available[number]:
                 self._is_available[number] = False

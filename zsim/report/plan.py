@@ -19,9 +19,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return {
         "framework": plan.framework,
         "world_size": plan.world_size,
-        "groups": {
-            name: {"size": group.size, "stride": group.stride} for name, group in plan.groups.items()
-        },
+        "groups": {name: {"size": group.size, "stride": group.stride} for name, group in plan.groups.items()},
         "resident_bytes": [
             {"device": memory.device, "category": memory.category, "bytes": memory.bytes}
             for memory in plan.resident
@@ -85,7 +83,13 @@ def print_plan(
     groups = ", ".join(f"{name} {group.size} (stride {group.stride})" for name, group in plan.groups.items())
     console.print(f"groups: {groups}\n")
     table = Table(box=None, pad_edge=False, title="Collectives per rank and step", title_justify="left")
-    for header, side in (("calls", "right"), ("kind", "left"), ("group", "left"), ("tensor", "right"), ("dtype", "left")):
+    for header, side in (
+        ("calls", "right"),
+        ("kind", "left"),
+        ("group", "left"),
+        ("tensor", "right"),
+        ("dtype", "left"),
+    ):
         table.add_column(header, justify="right" if side == "right" else "left")
     for work, count in collective_counts(plan).items():
         table.add_row(str(count), work.kind, work.group, format_bytes(work.bytes), work.dtype)

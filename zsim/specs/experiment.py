@@ -149,7 +149,8 @@ def _with_strategy_kind(data: dict[str, Any], origin: str) -> dict[str, Any]:
         owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
         if kind and owners:
             raise InputError(
-                f"{origin}: strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
+                f"{origin}: strategy.{key} does not belong to kind '{kind}'; it is a key of "
+                f"{' and '.join(owners)}"
             )
         options = known or {name for model in STRATEGIES.values() for name in model.model_fields}
         if not owners:

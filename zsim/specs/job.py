@@ -96,8 +96,8 @@ def _shape(experiment: Experiment, cluster: Cluster) -> tuple[int, int]:
     if nodes is not None:
         if gpus % nodes or gpus // nodes > per_node:
             raise InputError(
-                f"gpus: found {gpus} on {nodes} nodes of '{cluster.name}' with {per_node} GPUs each; expected "
-                f"{nodes * per_node}, or fewer that divide evenly"
+                f"gpus: found {gpus} on {nodes} nodes of '{cluster.name}' with {per_node} GPUs each; "
+                f"expected {nodes * per_node}, or fewer that divide evenly"
             )
         return nodes, gpus // nodes
     if gpus <= per_node:
@@ -105,13 +105,18 @@ def _shape(experiment: Experiment, cluster: Cluster) -> tuple[int, int]:
     if gpus % per_node:
         raise InputError(
             f"gpus: found {gpus}, expected a multiple of the {per_node} GPUs of a '{cluster.name}' node "
-            f"({gpus // per_node * per_node} or {(gpus // per_node + 1) * per_node}); uneven nodes are not simulated yet"
+            f"({gpus // per_node * per_node} or {(gpus // per_node + 1) * per_node}); uneven nodes are not "
+            "simulated yet"
         )
     return gpus // per_node, per_node
 
 
 def _training(
-    experiment: Experiment, model: ModelSpec, cluster: Cluster, deepspeed: DeepSpeedConfig | None, notes: list[str]
+    experiment: Experiment,
+    model: ModelSpec,
+    cluster: Cluster,
+    deepspeed: DeepSpeedConfig | None,
+    notes: list[str],
 ) -> Training:
     table, gpu = experiment.training, cluster.gpu
     precision = deepspeed.precision if deepspeed else table.precision or _default_precision(cluster)
@@ -125,14 +130,17 @@ def _training(
         raise InputError(f"training.attention: GPU '{gpu.name}' does not support 'flash'; expected 'math'")
     if attention == "flash" and precision == "fp32" and gpu.vendor != "cpu":
         if table.attention == "flash":
-            raise InputError("training.attention: 'flash' needs bf16 or fp16; expected 'math' with precision fp32")
+            raise InputError(
+                "training.attention: 'flash' needs bf16 or fp16; expected 'math' with precision fp32"
+            )
         attention = "math"
     longest = model.max_positions
     length = table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
     if longest and length > longest:
         if sum(isinstance(module.work, Embedding) for module in model.before) > 1:
             raise InputError(
-                f"training.sequence_length: found {length}, but '{model.name}' has {longest} learned positions"
+                f"training.sequence_length: found {length}, but '{model.name}' has {longest} learned "
+                "positions"
             )
         notes.append(f"sequence_length {length} is beyond the {longest} positions that '{model.name}' states")
     clipping = deepspeed.gradient_clipping if deepspeed else table.gradient_clipping
@@ -140,7 +148,9 @@ def _training(
         sequence_length=length,
         micro_batch_size=deepspeed.batch.micro_batch_size if deepspeed else table.micro_batch_size or 1,
         gradient_accumulation_steps=(
-            deepspeed.batch.gradient_accumulation_steps if deepspeed else table.gradient_accumulation_steps or 1
+            deepspeed.batch.gradient_accumulation_steps
+            if deepspeed
+            else table.gradient_accumulation_steps or 1
         ),
         precision=precision,
         activation_checkpointing=table.activation_checkpointing,
@@ -185,7 +195,8 @@ def _deepspeed(
     )
     if table.config is not None and table.stage is not None and table.stage != resolved.zero.stage:
         raise InputError(
-            f"strategy.stage: found {table.stage}, but {resolved.name} says zero_optimization.stage {resolved.zero.stage}"
+            f"strategy.stage: found {table.stage}, but {resolved.name} says zero_optimization.stage "
+            f"{resolved.zero.stage}"
         )
     refuse_what_is_not_simulated(resolved)
     return resolved
@@ -208,12 +219,12 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
     _check_replicate(replicate, world_size)
     shard = world_size // replicate
     reshard = table.reshard_after_forward
-    if reshard is not None and not isinstance(reshard, bool):
-        if shard % reshard or not 1 < reshard < shard:
-            raise InputError(
-                f"strategy.reshard_after_forward: found group size {reshard}, expected a divisor of the {shard} "
-                f"ranks that shard, larger than 1 and smaller than {shard}, or true or false"
-            )
+    is_group = reshard is not None and not isinstance(reshard, bool)
+    if is_group and (shard % reshard or not 1 < reshard < shard):
+        raise InputError(
+            f"strategy.reshard_after_forward: found group size {reshard}, expected a divisor of the {shard} "
+            f"ranks that shard, larger than 1 and smaller than {shard}, or true or false"
+        )
     param, reduce = _fsdp_dtypes(table, training)
     return Fsdp2(reshard, replicate, table.wrapping, param, reduce, table.no_sync)
 
@@ -225,7 +236,8 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
     replicate = table.replicate or (num_nodes if is_hybrid else 1)
     if replicate > 1 and not is_hybrid:
         raise InputError(
-            f"strategy.replicate: {table.sharding_strategy} has no replicas; expected HYBRID_SHARD or _HYBRID_SHARD_ZERO2"
+            f"strategy.replicate: {table.sharding_strategy} has no replicas; expected HYBRID_SHARD or "
+            "_HYBRID_SHARD_ZERO2"
         )
     _check_replicate(replicate, world_size)
     param, reduce = _fsdp_dtypes(table, training)

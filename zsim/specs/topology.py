@@ -59,7 +59,8 @@ class Topology:
             self._add("nvlink_in", "nvlink", ranks, link.bandwidth, link.efficiency)
         elif link.kind == "mesh":
             peers = max(cluster.gpus_per_node - 1, 1)
-            self._add("nvlink_direct", "nvlink", ranks * gpus_per_node, link.bandwidth / peers, link.efficiency)
+            pairs = ranks * gpus_per_node
+            self._add("nvlink_direct", "nvlink", pairs, link.bandwidth / peers, link.efficiency)
         self._add("pcie_up", "pcie", ranks, pcie.bandwidth, pcie.efficiency)
         self._add("pcie_down", "pcie", ranks, pcie.bandwidth, pcie.efficiency)
         switches = num_nodes * self.switches_per_node
@@ -138,18 +139,17 @@ class Topology:
                 return link_class
         raise IndexError(link)
 
-    def graph(self) -> networkx.DiGraph:
+    def graph(self) -> networkx.DiGraph[str]:
         """The same devices and links as a directed graph; edges carry `link`, `tier` and `capacity`."""
         import networkx
 
-        graph = networkx.DiGraph()
+        graph: networkx.DiGraph[str] = networkx.DiGraph()
         for name, link_class in self.classes.items():
             for position in range(link_class.count):
                 ends = self._ends(name, position)
                 if ends is not None:
-                    graph.add_edge(
-                        *ends, link=link_class.first + position, tier=link_class.tier, capacity=link_class.capacity
-                    )
+                    number = link_class.first + position
+                    graph.add_edge(*ends, link=number, tier=link_class.tier, capacity=link_class.capacity)
         for nic in range(self.classes["nic_out"].count):
             host_side = self._nic_host_side(nic)
             graph.add_edge(host_side, f"nic{nic}")

@@ -1,0 +1,44 @@
+# make demo   the README's example: table on the terminal, HTML report and trace in demo-out/
+# make test   the tests
+# make check  formatting, lint and types
+# make bench  speed, as ratios to this machine's raw SimPy rate
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/zsim run --out demo-out
+
+test: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/.dev-installed
+	$(BIN)/ruff format --check zsim tests validation
+	$(BIN)/ruff check zsim tests validation
+	$(BIN)/mypy
+
+format: $(VENV)/.dev-installed
+	$(BIN)/ruff format zsim tests validation
+	$(BIN)/ruff check --fix zsim tests validation
+
+bench: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest tests/benchmarks -n 0 --benchmark-only -s
+
+clean:
+	rm -rf $(VENV) demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -e .
+	touch $@
+
+# torch is pinned and comes first: any other request for it would bring the CUDA build
+$(VENV)/.dev-installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install torch==2.13.0
+	$(PIP) install -e ".[dev]"
+	touch $@ $(VENV)/.installed
