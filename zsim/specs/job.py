@@ -219,10 +219,10 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
     _check_replicate(replicate, world_size)
     shard = world_size // replicate
     reshard = table.reshard_after_forward
-    is_group = reshard is not None and not isinstance(reshard, bool)
-    if is_group and (shard % reshard or not 1 < reshard < shard):
+    group = None if reshard is None or isinstance(reshard, bool) else reshard
+    if group is not None and (shard % group or not 1 < group < shard):
         raise InputError(
-            f"strategy.reshard_after_forward: found group size {reshard}, expected a divisor of the {shard} "
+            f"strategy.reshard_after_forward: found group size {group}, expected a divisor of the {shard} "
             f"ranks that shard, larger than 1 and smaller than {shard}, or true or false"
         )
     param, reduce = _fsdp_dtypes(table, training)
