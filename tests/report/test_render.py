@@ -12,24 +12,8 @@ from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_repor
 
 
 @pytest.fixture
-def report(make_sharded_step):
-    """4 blocks over 16 ranks; the trace's peak: 2 of framework, 0.25 + 1.5 of shards, 12 of activations and
-    2 of gathered parameters: 17.75 GB."""
-
-    def build(**changes):
-        values = {
-            "zsim_version": "0.1.0",
-            "experiment": {},
-            "work": StepWork(8192, 6e12, 8e12, 989e12, "6N per token"),
-            "capacity_bytes": {"gpu": 80 * 10**9, "host": None, "nvme": None},
-            "evidence": {"compute": "calibrated", "network": "data sheet"},
-            "simulation": SimulationStats(0.05, 1000, 1, 16),
-            "labels": {"model": "llama-3-70b", "cluster": "2 x dgx-h100", "strategy": "FSDP2"},
-            **changes,
-        }
-        return make_report(make_sharded_step(), **values)
-
-    return build
+def report(make_step_report):
+    return make_step_report
 
 
 def printed(report, width=80, encoding="utf-8", files=None, **console):

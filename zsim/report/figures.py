@@ -28,7 +28,7 @@ _PHASES = {"": "step", "recompute": "recomputation"}
 
 def time_scale(step_seconds: float) -> tuple[float, str]:
     """Units per second and their name, for an axis as long as the step."""
-    for seconds, scale, unit in ((10.0, 1.0, "s"), (10e-3, 1e3, "ms")):
+    for seconds, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
         if step_seconds >= seconds:
             return scale, unit
     return 1e6, "us"

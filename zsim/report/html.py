@@ -13,7 +13,7 @@ from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.settings import sections
-from zsim.report.timeline import stream_timeline
+from zsim.report.timeline import stream_timeline, views
 from zsim.report.traffic import CollectiveRow
 from zsim.report.words import headline, missing_memory
 from zsim.trace.spans import Trace
@@ -66,6 +66,7 @@ def html_report(report: Report, trace: Trace) -> str:
         tiles=list(_tiles(report)),
         step=_plot("step", _STEP_CAPTION, figures.step_breakdown(report)),
         timeline=_plot("timeline", _TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
+        views=views(trace, report.rank),
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
         breakdown_rows=[

@@ -43,7 +43,7 @@ SPANS: dict[str, Meaning] = {
     "compute": BREAKDOWN["compute"],
     "recompute": Meaning("recomputation", "#8DBFE6", "cyan"),
     "optimizer": BREAKDOWN["optimizer"],
-    "copy": Meaning("copy on the GPU", "#9AA5B1", "white"),
+    "copy": Meaning("copy on the GPU", "#4FB3BF", "white"),
     "all_gather": Meaning("all-gather", "#F2A65A", "red"),
     "reduce_scatter": Meaning("reduce-scatter", "#9C5A2B", "yellow"),
     "all_reduce": Meaning("all-reduce", "#6E3B1E", "red"),

@@ -147,6 +147,8 @@ def make_report(
         rank = int(trace.ranks[0]) if len(trace) else 0
     breakdown = step_breakdown(trace, rank)
     out_of_memory = first_over_capacity(trace.memory, capacity_bytes, gpus_per_node, nodes, least_gpus)
+    overlap = overlap_fraction(trace, rank)
+    kernels = _ratio(_ratio(work.hardware_flops, breakdown.seconds["compute"]), work.peak_flops_per_second)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
     return Report(
         zsim_version=zsim_version,
@@ -161,9 +163,9 @@ def make_report(
         out_of_memory=out_of_memory,
         peaks=memory_peaks(trace.memory, gpus_per_node, nodes),
         breakdown=breakdown,
-        limit=limiting_sentence(trace, breakdown),
+        limit=limiting_sentence(trace, breakdown, overlap, kernels),
         collectives=collective_rows(trace, rank, breakdown.waits),
-        overlap_fraction=overlap_fraction(trace, rank),
+        overlap_fraction=overlap,
         traffic=tuple(traffic),
         evidence=dict(evidence),
         simulation=simulation,

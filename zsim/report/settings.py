@@ -9,6 +9,8 @@ from typing import Any
 from zsim.report.report import plain
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
 
+_LONG = 40  # letters; tables with longer values get a line for each
+
 
 @dataclass
 class Section:
@@ -19,6 +21,10 @@ class Section:
     source: str = ""
     evidence: str = ""
     children: list[Section] = field(default_factory=list)
+
+    @property
+    def has_long_values(self) -> bool:
+        return any(len(value) > _LONG for _, value in self.rows)
 
 
 # The unit of a number by the end of its key, the longest first; in hardware files the unit was in the value.
@@ -54,7 +60,8 @@ def sections(experiment: Mapping[str, Any], title: str = "experiment") -> Sectio
             named = (item if isinstance(item, Mapping) else {"value": item} for item in value)
             section.children += [sections(item, f"{key} {number}") for number, item in enumerate(named, 1)]
         else:
-            section.rows.append((key.replace("_", " "), _value(title, key, value)))
+            label = key if "." in key else key.replace("_", " ")  # a dotted key is a user's own
+            section.rows.append((label, _value(title, key, value)))
     return section
 
 

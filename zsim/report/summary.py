@@ -16,22 +16,39 @@ _BOUND = {
 _WORTH_SAYING = 0.005  # of the step
 
 
-def limiting_sentence(trace: Trace, breakdown: Breakdown) -> str:
-    """E.g. "Compute-bound: 84 % compute; exposed communication 11 %, mostly waiting for all-gather ..."."""
+def limiting_sentence(
+    trace: Trace,
+    breakdown: Breakdown,
+    overlap_fraction: float | None = None,
+    kernel_fraction: float | None = None,
+) -> str:
+    """E.g. "Compute-bound: 84 % compute; exposed communication 11 %, mostly the all-gather of ...".
+
+    Where the step computes most of the time, it goes on with how much of the communication that hides and
+    which fraction of the peak the kernels reach.
+    """
     total = sum(breakdown.seconds.values())
     if total <= 0:
         return "An empty step."
     first = max(breakdown.seconds, key=lambda name: breakdown.seconds[name])
-    parts = [
-        f"{breakdown.seconds[first] / total:.0%} {BREAKDOWN[first].label}{_mostly(trace, breakdown, first)}"
-    ]
+    share = _share(breakdown.seconds[first] / total)
+    parts = [f"{share} {BREAKDOWN[first].label}{_mostly(trace, breakdown, first)}"]
     rest = sorted((name for name in breakdown.seconds if name != first), key=lambda n: -breakdown.seconds[n])
     for name in rest:
-        share = breakdown.seconds[name] / total
-        if share >= _WORTH_SAYING:
-            parts.append(f"{BREAKDOWN[name].label} {share:.0%}{_mostly(trace, breakdown, name)}")
-    text = f"{_BOUND[first]}: {'; '.join(parts)}."
-    return text.replace("%", " %")
+        fraction = breakdown.seconds[name] / total
+        if fraction >= _WORTH_SAYING:
+            parts.append(f"{BREAKDOWN[name].label} {_share(fraction)}{_mostly(trace, breakdown, name)}")
+    if first == "compute" and overlap_fraction is not None:
+        parts.append(f"{_share(overlap_fraction)} of communication is hidden")
+    if first == "compute" and kernel_fraction is not None:
+        parts.append(f"kernels reach {_share(kernel_fraction)} of the peak")
+    return f"{_BOUND[first]}: {'; '.join(parts)}."
+
+
+def _share(fraction: float) -> str:
+    """Whole percents, tenths close to all or nothing."""
+    is_extreme = 0 < fraction < 0.01 or 0.99 < fraction < 1
+    return f"{fraction * 100:.1f} %" if is_extreme else f"{fraction * 100:.0f} %"
 
 
 def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
@@ -52,5 +69,5 @@ def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
         return f", mostly the {span_meaning(kind).label} of {name}" + (f" in {phase}" if phase else "")
     kind = max(by_kind, key=lambda key: by_kind[key])
     if by_kind[kind] > of_cause / 2:
-        return f", mostly {span_meaning(kind).label} ({by_kind[kind] / of_cause:.0%} of it)"
+        return f", mostly {span_meaning(kind).label} ({_share(by_kind[kind] / of_cause)} of it)"
     return ""

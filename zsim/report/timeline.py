@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zsim.report.breakdown import Breakdown, compute_stream
 from zsim.report.figures import layout, time_scale
-from zsim.report.meanings import BREAKDOWN, Meaning, span_meaning
+from zsim.report.meanings import BREAKDOWN, SPANS, Meaning, span_meaning
 from zsim.trace.spans import SpanInfo, Trace
 from zsim.units import format_bytes, format_flops, format_seconds
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 MOST_BARS = 10_000
 _MOST_PHASES = 24
+_CLOSE_UP = 0.03  # of the step
+_LEGEND = [meaning.label for meaning in (*SPANS.values(), *BREAKDOWN.values())]
 _WAITS, _HOST = "compute waits", "host blocked"
+
+
+_BLOCKED = Meaning("host blocked", "#B4B9C1", "white")
 
 
 @dataclass
@@ -55,9 +61,11 @@ def stream_timeline(
     _add_waits(groups, own, breakdown, most_waits)
     rows = _row_order(own, groups)
     figure = go.Figure(layout=layout(150 + 44 * len(rows), barmode="overlay", bargap=0.22))
-    for bars in groups.values():
+    # Bars thinner than a pixel are drawn a pixel wide: copies go below, what lasts longest on top.
+    for bars in sorted(groups.values(), key=lambda bars: (bars.meaning != SPANS["copy"], sum(bars.lengths))):
         figure.add_bar(
             name=bars.meaning.label,
+            legendrank=_LEGEND.index(bars.meaning.label) if bars.meaning.label in _LEGEND else len(_LEGEND),
             orientation="h",
             y=bars.rows,
             base=np.array(bars.starts) * scale,
@@ -136,13 +144,12 @@ def _add_waits(groups: dict[str, _Bars], own: Trace, breakdown: Breakdown, most:
         if wait.seconds <= 0:
             continue
         meaning = BREAKDOWN[wait.cause]
-        waiting = Meaning(f"waiting: {meaning.label}", meaning.color, meaning.terminal)
         what = f"<br>for {own.infos[wait.info].name}" if wait.info is not None else ""
         text = f"<b>{meaning.label}</b><br>{format_seconds(wait.seconds)}{what}"
-        bars = groups.setdefault(f"wait {wait.cause}", _Bars(waiting, [], [], [], []))
+        bars = groups.setdefault(f"wait {wait.cause}", _Bars(meaning, [], [], [], []))
         bars.add(_WAITS, wait.start_seconds, wait.end_seconds, text)
     for _, start, end, info in sorted(own.host_blocks, key=lambda block: block[1] - block[2])[:most]:
-        bars = groups.setdefault("host", _Bars(span_meaning("host"), [], [], [], []))
+        bars = groups.setdefault("host", _Bars(_BLOCKED, [], [], [], []))
         bars.add(
             _HOST,
             start,
@@ -159,8 +166,23 @@ def _row_order(own: Trace, groups: dict[str, _Bars]) -> list[str]:
     return sorted(used, key=lambda row: first.get(row, 2))
 
 
-def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
-    """Name the phases over the stretches of the compute stream."""
+def views(trace: Trace, rank: int | None = None) -> list[tuple[str, float, float]]:
+    """Stretches worth a closer look, as (name, start, end) in the units of the timeline's axis."""
+    own = trace if rank is None else trace.of_rank(rank)
+    scale, _ = time_scale(own.step_seconds)
+    whole, width = own.step_seconds, own.step_seconds * _CLOSE_UP
+    found = [("whole step", 0.0, whole), ("start", 0.0, width)]
+    runs = _phase_runs(own)
+    for (before, _, end), (after, _, _) in pairwise(runs):
+        if (before, after) == ("forward", "backward"):
+            found.append(("forward to backward", end - width / 2, end + width / 2))
+            break
+    found.append(("end", whole - width, whole))
+    return [(name, start * scale, end * scale) for name, start, end in found]
+
+
+def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
+    """(phase, start, end) of each stretch of the compute stream; recomputation is part of backward."""
     compute = compute_stream(own)
     runs: list[tuple[str, float, float]] = []
     for span in np.argsort(own.start_seconds, kind="stable").tolist():
@@ -173,6 +195,12 @@ def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
             runs[-1] = (phase, runs[-1][1], end)
         else:
             runs.append((phase, start, end))
+    return runs
+
+
+def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
+    """Name the phases over the stretches of the compute stream."""
+    runs = _phase_runs(own)
     if not 1 < len(runs) <= _MOST_PHASES:
         return
     for index, (phase, start, end) in enumerate(runs):

@@ -3,8 +3,8 @@
 It opens in ui.perfetto.dev and chrome://tracing, and tools made for recorded traces read it: Holistic Trace
 Analysis, traceinsight.
 
-`Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "gpu_name",
-"gpu_memory_bytes", "sm_count" and "gpus_per_node"; text in it is copied into the file.
+`Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "gpu", "gpu_memory_bytes",
+"sm_count" and "gpus_per_node"; text in it is copied into the file.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _as_text(document: dict[str, Any]) -> str:
 def _device_properties(events: RankEvents) -> Event:
     metadata = events.trace.metadata
     known = {
-        "name": metadata.get("gpu_name"),
+        "name": metadata.get("gpu"),
         "totalGlobalMem": metadata.get("gpu_memory_bytes"),
         "numSms": metadata.get("sm_count"),
     }

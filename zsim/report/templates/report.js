@@ -64,6 +64,10 @@
     document.documentElement.dataset.drawn = plots.length;
   }
 
+  for (const button of document.querySelectorAll("button[data-start]")) {
+    const range = [Number(button.dataset.start), Number(button.dataset.end)];
+    button.addEventListener("click", () => Plotly.relayout(button.dataset.plot, { "xaxis.range": range }));
+  }
   dark.addEventListener("change", () => repaint(colours(), {}));
   addEventListener("beforeprint", () => {
     for (const details of document.querySelectorAll("details")) details.open = true;

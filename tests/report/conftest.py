@@ -1,0 +1,46 @@
+"""A report on the hand-made sharded step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from zsim.report.report import Report, SimulationStats, StepWork, TrafficRow, make_report
+
+EXPERIMENT = {
+    "model": "llama-3-70b",
+    "training": {"sequence_length": 8192, "compile": False},
+    "cluster": {
+        "name": "dgx-h100",
+        "node_link": {
+            "source": "the vendor's sheet, https://example.org/sheet.pdf, page 3",
+            "evidence": "data sheet",
+            "bandwidth": 450e9,
+            "latency": 5e-7,
+            "efficiency": 0.81,
+        },
+    },
+}
+
+
+@pytest.fixture
+def make_step_report(make_sharded_step) -> Callable[..., Report]:
+    """4 blocks over 16 ranks; the trace's peak: 2 of framework, 0.25 + 1.5 of shards, 12 of activations and
+    2 of gathered parameters: 17.75 GB."""
+
+    def build(trace=None, **changes) -> Report:
+        values = {
+            "zsim_version": "0.1.0",
+            "experiment": EXPERIMENT,
+            "work": StepWork(8192, 6e12, 8e12, 989e12, "6N per token"),
+            "capacity_bytes": {"gpu": 80 * 10**9, "host": None, "nvme": None},
+            "evidence": {"compute": "calibrated", "network": "data sheet"},
+            "simulation": SimulationStats(0.05, 1000, 1, 16),
+            "labels": {"model": "llama-3-70b", "cluster": "2 x dgx-h100", "strategy": "FSDP2"},
+            "traffic": [TrafficRow("InfiniBand", 4.1e9, 0.82), TrafficRow("NVLink", 3e10, None)],
+            **changes,
+        }
+        return make_report(make_sharded_step() if trace is None else trace, **values)
+
+    return build

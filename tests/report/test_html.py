@@ -1,0 +1,160 @@
+"""The HTML page: complete, self-contained, deterministic; and alive in a browser where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from zsim.report.html import html_report, write_html_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=1280,2000",
+    "--virtual-time-budget=30000",
+]  # fmt: skip
+LIGHT: list[str] = []
+DARK = ["--force-dark-mode", "--enable-features=WebUIDarkMode"]
+PLOTS = ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"]
+
+
+class Page(HTMLParser):
+    """Collects what the page would fetch, its text and its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.figures: dict[str, str] = {}
+        self._element: tuple[str, dict[str, str | None]] = ("", {})
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self._element = (tag, dict(attributes))
+        values = dict(attributes)
+        self.fetched += [str(values[key]) for key in ("src", "data", "poster", "srcset") if key in values]
+        if "href" in values:
+            (self.links if tag == "a" else self.fetched).append(str(values["href"]))
+
+    def handle_endtag(self, tag):
+        self._element = ("", {})
+
+    def handle_data(self, data):
+        tag, attributes = self._element
+        if tag == "script" and "data-plot" in attributes:
+            self.figures[str(attributes["data-plot"])] = data
+        elif tag not in ("script", "style"):
+            self.words.append(data)
+
+
+@pytest.fixture
+def page(make_step_report, make_sharded_step):
+    report = make_step_report(notes=["a note with <b>markup</b> & more"])
+    return Page(html_report(report, make_sharded_step()))
+
+
+def text_of(page):
+    return " ".join(" ".join(page.words).split())
+
+
+def test_the_page_fetches_nothing(page):
+    assert page.fetched == []
+
+
+def test_every_figure_is_on_the_page_as_json(page):
+    assert list(page.figures) == [f"plot-{name}" for name in PLOTS]
+    for figure in page.figures.values():
+        assert set(json.loads(figure)) >= {"data", "layout"}
+
+
+def test_the_headline_the_verdict_and_the_limit_come_first(page):
+    text = text_of(page)
+    assert "llama-3-70b | FSDP2 | 2 x dgx-h100 | 16 GPUs Fits Compute-bound: 80 % compute;" in text
+
+
+def test_the_experiment_is_shown_with_sources_links_and_grades(page):
+    text = text_of(page)
+    assert "sequence length 8,192" in text
+    assert "node link data sheet bandwidth 450.00 GB/s" in text
+    assert "https://example.org/sheet.pdf" in page.links
+
+
+def test_what_users_wrote_is_escaped(page):
+    assert "a note with <b>markup</b> & more" in text_of(page)
+
+
+def test_a_name_cannot_end_the_script_that_holds_a_figure(make_step_report, make_trace):
+    trace = make_trace([{"start": 0, "end": 1, "name": "</script><script>alert(1)</script>"}])
+    page = Page(html_report(make_step_report(trace), trace))
+    (bar,) = json.loads(page.figures["plot-timeline"])["data"]
+    assert "</script><script>alert(1)" in bar["hovertext"][0]
+
+
+def test_a_job_that_does_not_fit_says_so_on_top(make_step_report, make_sharded_step):
+    report = make_step_report(capacity_bytes={"gpu": 12 * 10**9}, least_gpus=64)
+    text = text_of(Page(html_report(report, make_sharded_step())))
+    assert "Does not fit GPU memory: 'blocks.2 forward' at 7.10 ms is the first over 12.00 GB" in text
+    assert "64 GPUs would do. The times below assume it did." in text
+
+
+def test_a_single_gpu_without_memory_events_has_a_page_too(make_step_report, make_trace):
+    trace = make_trace([{"start": 0, "end": 1}], world_size=1)
+    text = text_of(Page(html_report(make_step_report(trace, traffic=[]), trace)))
+    assert "Nothing is sent: one GPU." in text
+    assert "The trace holds no memory events." in text
+
+
+def test_the_same_report_gives_the_same_bytes(make_step_report, make_sharded_step, tmp_path):
+    first, second = (
+        write_html_report(make_step_report(), make_sharded_step(), tmp_path / name)
+        for name in ("a.html", "b.html")
+    )
+    assert first.read_bytes() == second.read_bytes()
+
+
+def browse(path, profile, *flags):
+    """The page's DOM after its scripts ran, and what it wrote to the console."""
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize(
+    ("flags", "ink"),
+    [
+        ([], "rgb(28, 36, 48)"),
+        (["--force-dark-mode", "--enable-features=WebUIDarkMode"], "rgb(231, 235, 240)"),
+    ],
+)
+def test_a_browser_draws_every_figure_without_a_word_or_a_request(
+    make_step_report, make_sharded_step, tmp_path, flags, ink
+):
+    """The page's content policy reports every request it stops to the console, which stays empty. The
+    timeline of 4 blocks has 8 kernels, 8 gathers, 4 reduce-scatters, the optimizer and 3 waits: the first
+    gather after the host, and the last reduce-scatter."""
+    path = write_html_report(make_step_report(), make_sharded_step(), tmp_path / "report.html")
+    dom, console = browse(path, tmp_path / "profile", *flags)
+    assert console == []
+    assert f'data-drawn="{len(PLOTS)}"' in dom
+    start = dom.index('id="plot-timeline"')
+    timeline = dom[start : dom.index("<figcaption", start)]
+    assert timeline.count('<g class="point">') == 24
+    assert f"fill: {ink}" in timeline
+    assert ">reduce_scatter</text>" in timeline
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_no_button_of_a_figure_uploads_it(make_step_report, make_sharded_step, tmp_path):
+    path = write_html_report(make_step_report(), make_sharded_step(), tmp_path / "report.html")
+    dom, _ = browse(path, tmp_path / "profile")
+    buttons = set(re.findall(r'data-title="([^"]+)"', dom))
+    assert buttons == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
