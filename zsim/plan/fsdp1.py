@@ -11,7 +11,7 @@ down, from the length at which it comes back to itself.
 
 # [Note: when a flat gradient is done]
 Unsharding in forward splits the flat parameter into views, and the flat gradient is what the backward of that
-split concatenates. Autograd runs the nodes made last first, so the split's turn comes when backward has passed
+split concatenates. Autograd runs the nodes made last first, so the split has its turn when backward has passed
 the point in forward where it was made: the unit's entry, or, with `forward_prefetch`, the entry of the unit
 before. The root's comes last of all, even where its last parameter had its gradient long before.
 """
@@ -70,7 +70,6 @@ class Fsdp1Schedule(Hooks):
         self.reducer = GradientReducer(builder, strategy, shard_size, world_size)
         self.gradients = {unit.path: UnitGradient() for unit in self.units}
         self._root = next((unit for unit in self.units if unit.is_root), None)
-        self._owner = {call: unit for unit in self.units for call in unit.owners}
         self._entered_at: dict[str, list[FlatUnit]] = {}
         self._left_at: dict[str, list[FlatUnit]] = {}
         self._split_at: dict[str, list[FlatUnit]] = {}  # by the path of the unit that was entered

@@ -60,6 +60,7 @@ def walk_step(schedule: Schedule, workload: Workload, num_micro_batches: int) ->
     builder.host("begin step", overhead="step")
     schedule.begin_step()
     for number in range(num_micro_batches):
+        builder.phase = "forward"
         schedule.begin_micro_batch(number, is_last=number == num_micro_batches - 1)
         _forward(schedule, workload)
         _backward(schedule, workload)
@@ -69,7 +70,6 @@ def walk_step(schedule: Schedule, workload: Workload, num_micro_batches: int) ->
 
 def _forward(schedule: Schedule, workload: Workload) -> None:
     builder = schedule.builder
-    builder.phase = "forward"
     for segment in workload.segments:
         schedule.before_forward(segment)
         builder.allocate("activations", segment.checkpoint_bytes)
