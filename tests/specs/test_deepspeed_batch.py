@@ -112,6 +112,8 @@ def test_auto_batches_that_the_experiment_leaves_open_are_one_sequence() -> None
         "gradient_accumulation_steps": "auto",
     }
     assert load(auto).batch == BatchSizes(16, 1, 1)
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu"):
+        assert load({key: "auto"}).batch == BatchSizes(16, 1, 1)
 
 
 def test_a_file_without_any_batch_size_is_refused() -> None:
@@ -217,6 +219,7 @@ def test_low_precision_master_weights_are_kept_and_named() -> None:
         (None, {"stage": 2}, None, "fused"),
         ({"type": "Adam"}, {"stage": 2}, "adam", "fused"),
         ({"type": "AdamW", "params": {"torch_adam": True}}, {"stage": 2}, "adamw", "torch"),
+        ({"type": "AdamW"}, {"stage": 1, "offload_optimizer": {"device": "cpu"}}, "adamw", "cpu"),
         ({"type": "AdamW"}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "adamw", "cpu"),
         (
             {"type": "AdamW", "params": {"torch_adam": True}},

@@ -69,26 +69,6 @@ HUGGING_FACE_STAGE_3 = {
 }
 
 
-def test_an_empty_stage_3_block_has_deepspeeds_defaults() -> None:
-    config = load(zero(3))
-    assert (config.stage, config.version, config.optimizer_wrapper) == (3, "0.19.8", "zero3")
-    assert config.zero.reduce_bucket_size == 500_000_000
-    assert config.zero.prefetch_bucket_size == 50_000_000
-    assert config.zero.param_persistence_threshold == 100_000
-    assert config.zero.model_persistence_threshold == 9_223_372_036_854_775_807
-    assert config.zero.max_live_parameters == 1_000_000_000
-    assert config.zero.max_reuse_distance == 1_000_000_000
-    assert config.zero.sub_group_size == 1_000_000_000
-    assert config.zero.module_granularity_threshold == 0
-    assert config.zero.contiguous_gradients
-    assert config.zero.reduce_scatter
-    assert config.zero.overlap_comm
-    assert not config.zero.allgather_sequential
-    assert config.gradient_clipping == 1.0
-    assert config.notes == ()
-    assert config.unsimulated == ()
-
-
 @pytest.mark.parametrize(("stage", "overlaps"), [(0, False), (1, False), (2, False), (3, True)])
 def test_communication_overlaps_by_default_at_stage_3_only(stage: int, overlaps: bool) -> None:
     assert load(zero(stage)).zero.overlap_comm is overlaps
@@ -174,6 +154,12 @@ def test_sequential_all_gather_leaves_a_prefetch_bucket_of_one_element() -> None
     assert any("stage3_allgather_sequential makes it 1" in note for note in config.notes)
 
 
+def test_sequential_all_gather_below_stage_3_changes_nothing() -> None:
+    config = load(zero(2, stage3_allgather_sequential=True))
+    assert config.zero.prefetch_bucket_size == 50_000_000
+    assert config.notes == ("ds.json: zero_optimization: stage3_allgather_sequential: no effect at stage 2",)
+
+
 def test_optimizer_offload_forces_contiguous_gradients_at_stages_1_and_2() -> None:
     offload = {"device": "cpu"}
     for stage in (1, 2):
@@ -232,6 +218,7 @@ def test_deprecated_offload_keys_are_read_as_the_new_ones() -> None:
     assert parameters is not None
     assert parameters.device == "cpu"
     assert load(zero(2, cpu_offload=False)).zero.offload_optimizer is None
+    assert load(zero(2, cpu_offload="auto")).zero.offload_optimizer is None
 
 
 def test_the_old_name_for_gathering_weights_is_read() -> None:

@@ -28,6 +28,24 @@ def zero(stage: int, /, **keys: Any) -> dict[str, Any]:
     return {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, **keys}}
 
 
+@pytest.mark.parametrize(
+    ("config", "values", "origin"),
+    [
+        ({"bf16": {"enabled": True}}, TrainingValues(), "file"),
+        ({"bf16": {"enabled": True}}, TrainingValues(precision="bf16"), "file"),
+        ({"bf16": {"enabled": True}}, TrainingValues(precision="fp8"), "experiment"),
+        ({}, TrainingValues(precision="bf16"), "experiment"),
+        ({"bf16": {"enabled": "auto"}}, TrainingValues(), "auto"),
+        ({}, TrainingValues(), "default 0.19.8"),
+    ],
+)
+def test_settings_say_who_chose_the_precision(
+    config: dict[str, Any], values: TrainingValues, origin: str
+) -> None:
+    rows = {row.key: row.origin for row in describe(load(config, training=values))}
+    assert rows["precision"] == origin
+
+
 def test_keys_without_effect_are_named_once_per_reason() -> None:
     config = load(
         zero(
@@ -126,7 +144,7 @@ def test_comments_are_read_past_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
-        ({"zero_hpz_partition_size": 8}, "zero_hpz_partition_size"),
+        ({"zero_hpz_partition_size": 2}, "zero_hpz_partition_size"),
         ({"zero_quantized_weights": True}, "zero_quantized_weights"),
         ({"zero_quantized_gradients": True}, "zero_quantized_gradients"),
         ({"zero_quantized_nontrainable_weights": True}, "zero_quantized_nontrainable_weights"),
@@ -140,6 +158,42 @@ def test_what_is_not_simulated_at_stage_3_is_refused_by_name(extra: dict[str, An
     config = load(zero(3, **extra))
     with pytest.raises(NotSimulatedError, match=f"^ds.json: zero_optimization.{key}: zsim does not simulate"):
         refuse_what_is_not_simulated(config)
+
+
+@pytest.mark.parametrize(
+    ("version", "extra", "key"),
+    [
+        (
+            "0.16.9",
+            {"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": True}}}},
+            "compression_training",
+        ),
+        ("0.16.9", {"sparse_attention": {"mode": "fixed"}}, "sparse_attention"),
+        ("0.16.9", {"sparse_gradients": True}, "sparse_gradients"),
+        ("0.19.7", {"curriculum_learning": {"enabled": True}}, "curriculum_learning"),
+        ("0.19.6", zero(3, mics_shard_size=1), "zero_optimization.mics_shard_size"),
+        ("0.19.8", zero(1, zenflow={}), "zero_optimization.zenflow"),
+    ],
+)
+def test_older_blocks_are_refused_by_name(version: str, extra: dict[str, Any], key: str) -> None:
+    config = load({**zero(2), **extra}, version=version)
+    with pytest.raises(NotSimulatedError, match=f"^ds.json: {key}: zsim does not simulate .* yet$"):
+        refuse_what_is_not_simulated(config)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": False}}}},
+        {"sparse_gradients": False},
+        {"sequence_parallel_size": 1},
+        {"tensor_parallel": {"autotp_size": 1}},
+        {"optimizer": {"type": "Adam"}},
+        {"optimizer": {"params": {"lr": 1e-4}}},
+    ],
+)
+def test_blocks_that_are_there_but_off_are_simulated(extra: dict[str, Any]) -> None:
+    assert load({**zero(2), **extra}, version="0.16.9").unsimulated == ()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +221,7 @@ def test_zero_plus_plus_below_stage_3_is_a_note(key: str) -> None:
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
-        ({"sequence_parallel_size": 4}, "sequence_parallel_size"),
+        ({"sequence_parallel_size": 2}, "sequence_parallel_size"),
         ({"tensor_parallel": {"autotp_size": 2}}, "tensor_parallel"),
         ({"tensor_parallel": {"tp": {"tp_size": 4}}}, "tensor_parallel"),
         ({"compile": {"deepcompile": True}}, "compile"),

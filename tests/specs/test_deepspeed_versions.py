@@ -81,6 +81,9 @@ def test_the_overflow_key_is_obeyed_where_it_is_read() -> None:
     assert (config.check_grad_overflow, config.notes) == (False, ())
     config = load({**off, "zero_optimization": {"stage": 3}})
     assert "check_grad_overflow: no effect outside stages 1 and 2" in config.notes[0]
+    on = {"bf16": {"enabled": True, "check_grad_overflow": True}, "zero_optimization": {"stage": 2}}
+    assert load(on, "0.17.1").check_grad_overflow
+    assert not load(on, "0.17.0").check_grad_overflow
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -153,9 +156,19 @@ def test_zero_buckets_do_nothing_in_bf16_optimizer() -> None:
     )
 
 
+def test_immediate_gradient_updates_are_for_bf16_optimizer() -> None:
+    bf16_block = {"bf16": {"enabled": True, "immediate_grad_update": True}}
+    assert load({**bf16(1, "fp32"), **bf16_block}).notes == ()
+    assert load({**bf16(1), **bf16_block}).notes == (
+        "ds.json: bf16.immediate_grad_update: no effect outside BF16_Optimizer",
+    )
+
+
 def test_releases_that_take_the_wrong_wrapper_say_so() -> None:
     assert any("mended in 0.18.5" in note for note in load(bf16(1, "fp32"), "0.18.4").notes)
     assert any("shards like stage 1" in note for note in load(bf16(0), "0.16.9").notes)
+    assert load(bf16(1), "0.18.4").notes == ()
+    assert load(bf16(1, "fp32"), "0.18.5").notes == ()
 
 
 @pytest.mark.parametrize(
@@ -229,6 +242,7 @@ def test_aio_threads_changed_their_name() -> None:
     old, new = {"aio": {"thread_count": 4}}, {"aio": {"intra_op_parallelism": 4}}
     assert load({**bf16(3, **offload), **old}, "0.14.5").aio.intra_op_parallelism == 4
     assert load({**bf16(3, **offload), **new}).aio.intra_op_parallelism == 4
+    assert load({**bf16(3, **offload), **new}, "0.16.1").aio.intra_op_parallelism == 4
     wrong = load({**bf16(3, **offload), **old})
     assert wrong.aio.intra_op_parallelism == 1
     assert wrong.notes == (
