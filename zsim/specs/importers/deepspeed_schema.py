@@ -45,9 +45,11 @@ Device = Literal["none", "cpu", "nvme"]
 
 
 class Block(BaseModel):
-    """A JSON object whose keys are all known."""
+    """A JSON object whose keys are all known; validators are built when a file is first read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, defer_build=True
+    )
 
 
 class OffloadParamBlock(Block):
