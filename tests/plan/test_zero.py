@@ -1,0 +1,159 @@
+"""DeepSpeed's stages: buckets, buffers, fetches, sub-groups, and where the host waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.engine.capacity import peak_bytes
+from zsim.errors import NotSimulatedError
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Collective, Plan
+from zsim.specs.job import Job, resolve
+
+MIB = 2**20
+
+
+def job_of(zero: dict[str, Any], model: str = "gpt2-xl", gpus: int = 4, **training: Any) -> Job:
+    config: dict[str, Any] = {"zero_optimization": zero, "fp16": {"enabled": True}}
+    table = {"sequence_length": 1024, "micro_batch_size": 4, **training}
+    return resolve(
+        zsim.Experiment(model=model, cluster="dgx-2", gpus=gpus, training=table, strategy={"config": config})
+    )
+
+
+def plan_of(zero: dict[str, Any], model: str = "gpt2-xl", gpus: int = 4, **training: Any) -> Plan:
+    return make_plan(job_of(zero, model, gpus, **training))
+
+
+def collectives(plan: Plan, kind: str) -> list[Collective]:
+    return [op.work for op in plan.ops if isinstance(op.work, Collective) and op.work.kind == kind]
+
+
+def peak(**zero: Any) -> float:
+    """Peak in MiB of stage 2 with contiguous gradients, overlap and buckets of 5e8, but for `zero`."""
+    base = {"stage": 2, "contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": 500_000_000}
+    job = job_of({**base, **zero})
+    return peak_bytes(job, make_plan(job)) / MIB
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"overlap_comm": False}, 20198 - 21152),
+        ({"reduce_bucket_size": 100_000_000}, 19625 - 21152),
+        ({"reduce_bucket_size": 10_000_000}, 19284 - 21152),
+        ({"contiguous_gradients": False}, 19247 - 21152),
+    ],
+)
+def test_bucket_buffers_cost_what_was_measured(change: dict[str, Any], expected: float) -> None:
+    """DeepSpeed issue 1302: peaks of stage 2 in MiB, 21152 with two buffers of 5e8 fp16 elements (953.7 MiB
+    each); the differences are the buffers alone, to 4 MiB."""
+    assert peak(**change) - peak() == pytest.approx(expected, abs=4)
+
+
+def test_a_bucket_is_reduced_before_the_gradient_that_would_overflow_it() -> None:
+    """GPT-2 XL has 1,557,611,200 elements; the embedding of 80,411,200 comes last. Every bucket of 5e8 is
+    filled as far as whole gradients go, and all of them together are the model."""
+    sizes = [work.bytes // 2 for work in collectives(plan_of({"stage": 2}), "all_reduce") if work.bytes > 4]
+    assert sum(sizes) == 1_557_611_200
+    assert all(size <= 500_000_000 for size in sizes)
+    assert all(size > 500_000_000 - 80_411_200 for size in sizes[:-1])
+
+
+def test_a_gradient_larger_than_the_bucket_is_reduced_alone() -> None:
+    """The largest weights of GPT-2 XL are 1600 x 6400 = 10,240,000, twice a block, and the embedding."""
+    sizes = Counter(
+        work.bytes // 2
+        for work in collectives(plan_of({"stage": 2, "reduce_bucket_size": 10_000_000}), "all_reduce")
+    )
+    assert sizes[10_240_000] == 96
+    assert sizes[80_411_200] == 1
+
+
+def test_stages_1_and_2_end_with_one_gather_of_the_padded_parameters() -> None:
+    """Flat groups are padded to 2 elements per rank: 1,557,611,200 is a multiple of 2 x 4."""
+    for stage in (1, 2):
+        assert [w.bytes for w in collectives(plan_of({"stage": stage}), "all_gather")] == [2 * 1_557_611_200]
+    padded = plan_of({"stage": 1}, gpus=3)  # a multiple of 6 above it
+    assert collectives(padded, "all_gather")[0].bytes == 2 * 1_557_611_202
+
+
+def test_stage_3_gathers_module_by_module_and_keeps_small_parameters() -> None:
+    """With nothing fetched ahead and nothing kept for reuse, every weight above 1e5 elements is gathered
+    once forward and once backward, norms and biases only after the step, all in one call."""
+    zero = {"stage": 3, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+    plan = plan_of(zero, "llama-3.2-1b", attention="math")
+    gathers = collectives(plan, "all_gather")
+    *fetches, persistent = gathers
+    norms = (2 * 16 + 1) * 2048
+    assert persistent.bytes == 2 * norms
+    weights_per_block, head_and_embedding = 7, 2
+    assert len(fetches) == 2 * (16 * weights_per_block + head_and_embedding)
+
+
+def test_stage_3_fetches_ahead_up_to_the_prefetch_bucket() -> None:
+    """A budget of 5e7 elements gathers several of the small weights in one call, the last may overshoot."""
+    zero = {"stage": 3, "stage3_max_reuse_distance": 0}
+    few = plan_of({**zero, "stage3_prefetch_bucket_size": 0}, "llama-3.2-1b", attention="math")
+    ahead = plan_of({**zero, "stage3_prefetch_bucket_size": 50_000_000}, "llama-3.2-1b", attention="math")
+    assert len(collectives(ahead, "all_gather")) < len(collectives(few, "all_gather"))
+    largest_weight = 2048 * 8192
+    shared = [work.bytes // 2 for work in collectives(ahead, "all_gather")[1:-1]]
+    embedding = 128256 * 2048
+    assert max(size for size in shared if size < embedding) < 50_000_000 + largest_weight
+
+
+def test_the_host_never_runs_more_than_three_fetches_ahead_of_the_gather_stream() -> None:
+    """At most two fetch events may be outstanding when the next is waited for."""
+    plan = plan_of({"stage": 3, "overlap_comm": True}, "llama-3.2-1b", attention="math")
+    assert any(op.host_waits for op in plan.ops if op.phase == "forward")
+
+
+def test_without_overlap_everything_is_on_the_compute_stream() -> None:
+    for stage in (1, 2, 3):
+        plan = plan_of({"stage": stage, "overlap_comm": False})
+        assert {op.stream for op in plan.ops if op.work is not None} == {"compute"}
+
+
+def test_the_step_runs_in_sub_groups() -> None:
+    """1.56e9 / 4 ranks = 389e6 local elements in tiles of at least 1e8: 4."""
+    plan = plan_of({"stage": 3, "sub_group_size": 100_000_000})
+    names = [op.name for op in plan.ops if op.name.startswith("optimizer step")]
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_memory_returns_to_where_it_began(stage: int, steps: int, overlap: bool) -> None:
+    """What a step allocates it frees, category by category."""
+    plan = plan_of({"stage": stage, "overlap_comm": overlap}, gradient_accumulation_steps=steps)
+    left: Counter[str] = Counter()
+    for change in plan.memory:
+        left[change.category] += change.bytes
+    assert {category: count for category, count in left.items() if count} == {}
+
+
+def test_one_gpu_needs_no_collective() -> None:
+    for stage in (0, 1, 2, 3):
+        plan = plan_of({"stage": stage}, gpus=1)
+        assert not any(isinstance(op.work, Collective) for op in plan.ops)
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 3, "offload_param": {"device": "cpu"}},
+        {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        {"stage": 3, "zero_quantized_weights": True},
+        {"stage": 3, "zero_hpz_partition_size": 4},
+    ],
+)
+def test_offload_and_zeropp_are_refused_by_name(zero: dict[str, Any]) -> None:
+    key = next(key for key in zero if key != "stage")
+    with pytest.raises(NotSimulatedError, match=key):
+        job_of(zero)

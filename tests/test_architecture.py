@@ -1,0 +1,101 @@
+"""The floors of the house: a module imports its own package and lower floors, siblings do not see each
+other, and only four packages know the clock."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "zsim"
+FLOOR = {
+    "units": 0, "errors": 0, "version": 0,
+    "specs": 1, "trace": 1,
+    "cost": 2,
+    "plan": 3,
+    "fluid": 4,
+    "fabric": 5, "devices": 5,
+    "engine": 6,
+    "api": 7,
+    "study": 8,
+    "cli": 9,
+}  # fmt: skip
+WINGS = {"report": {"units", "errors", "version", "specs", "trace", "cost", "plan"}}
+CLOCK = {"fluid", "fabric", "devices", "engine"}
+HEAVY = {"torch", "pandas", "plotly", "jinja2", "networkx"}  # never at import time
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The package or top-level module that a file belongs to: `zsim/plan/ops.py` -> `plan`."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> list[tuple[str, bool]]:
+    """(module, whether it is imported for types only) of every import, those inside functions included."""
+    guarded = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for child in block.body
+        for node in ast.walk(child)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in guarded) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.append((node.module, id(node) in guarded))
+    return found
+
+
+def may_import(part: str, other: str) -> bool:
+    if part == other:
+        return True
+    if part in WINGS:
+        return other in WINGS[part]
+    if other in WINGS:
+        return FLOOR[part] >= FLOOR["api"]
+    return FLOOR[other] < FLOOR[part]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_lower_floors(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        pytest.skip("the Python face may name everything; it loads lazily")
+    for module, _ in imports(ast.parse(path.read_text())):
+        if module.startswith("zsim."):
+            other = module.split(".")[1]
+            assert may_import(part, other), f"{part} must not import {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_the_four_clock_packages_import_simpy(path: Path) -> None:
+    names = {module.split(".")[0] for module, _ in imports(ast.parse(path.read_text()))}
+    assert "simpy" not in names or part_of(path) in CLOCK
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_heavy_is_imported_at_module_level(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for module, _ in imports(ast.Module(body=top, type_ignores=[])):
+        assert module.split(".")[0] not in HEAVY
+
+
+def test_the_rules_above_refuse_what_they_should() -> None:
+    """plan must not see engine, specs must not see trace, report must not see the clock."""
+    assert not may_import("plan", "engine")
+    assert not may_import("specs", "trace")
+    assert not may_import("report", "engine")
+    assert not may_import("engine", "report")
+    assert may_import("engine", "plan")
+    assert may_import("cli", "report")
+
+
+def test_no_file_is_longer_than_a_person_reads() -> None:
+    """400 lines; a file past 300 asks to be split."""
+    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
+    assert {name: count for name, count in long.items() if count > 400} == {}
