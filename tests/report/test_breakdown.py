@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zsim.report.breakdown import compute_stream, step_breakdown
+from zsim.trace.spans import SpanInfo, Trace
 
 
 def gather(start, end, **fields):
@@ -169,3 +173,54 @@ def test_an_empty_trace_is_a_host_bound_step(make_trace):
 def test_the_busiest_stream_is_the_compute_stream_of_a_recording(make_trace):
     spans = [kernel(0, 5, stream="stream 7"), kernel(0, 1, stream="stream 20")]
     assert compute_stream(make_trace(spans)) == "stream 7"
+
+
+def raw_trace(spans, step_seconds, blocks):
+    columns = {key: np.array([span[key] for span in spans], dtype=float) for key in ("issue", "start", "end")}
+    names = [span["name"] for span in spans]
+    return Trace(
+        source="simulated",
+        infos=tuple(SpanInfo(span["name"], span["kind"], span["stream"]) for span in spans),
+        ranks=np.zeros(len(spans), dtype=np.int64),
+        info_indices=np.arange(len(spans), dtype=np.int64),
+        issue_seconds=columns["issue"],
+        start_seconds=columns["start"],
+        end_seconds=columns["end"],
+        world_size=1,
+        step_seconds=step_seconds,
+        host_blocks=tuple((0, start, end, names.index(name)) for start, end, name in blocks),
+    )
+
+
+@st.composite
+def steps(draw):
+    """Streams of back-to-back spans with gaps, issued at some time before they start; and host blocks."""
+    spans, infos = [], []
+    for stream, kind in (("compute", "compute"), ("gather", "all_gather"), ("load", "h2d"), ("side", "copy")):
+        at = 0.0
+        for number in range(draw(st.integers(0, 6))):
+            at += draw(st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+            end = at + draw(st.sampled_from([0.0, 0.25, 1.0, 2.0]))
+            issue = at * draw(st.sampled_from([0.0, 0.5, 1.0, math.nan]))
+            name = f"{stream} {number}"
+            infos.append(name)
+            spans.append(
+                {"name": name, "kind": kind, "stream": stream, "start": at, "end": end, "issue": issue}
+            )
+            at = end
+    blocks, at = [], 0.0
+    for _ in range(draw(st.integers(0, 3)) if infos else 0):
+        start = at + draw(st.sampled_from([0.0, 1.0]))
+        at = start + draw(st.sampled_from([0.5, 2.0]))
+        blocks.append((start, at, draw(st.sampled_from(infos))))
+    return raw_trace(spans, draw(st.sampled_from([1.0, 7.5, 40.0])), blocks)
+
+
+@given(steps())
+def test_the_parts_are_never_negative_and_always_the_step(trace):
+    """The law: every instant of the step belongs to one part, and each wait lies within the step."""
+    breakdown = step_breakdown(trace)
+    assert min(breakdown.seconds.values()) >= 0
+    assert sum(breakdown.seconds.values()) == pytest.approx(trace.step_seconds, rel=1e-12)
+    for wait in breakdown.waits:
+        assert 0 <= wait.start_seconds <= wait.end_seconds <= trace.step_seconds

@@ -7,8 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
+from zsim.report.memory import OutOfMemory
 from zsim.report.render import print_report
 from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report
+from zsim.report.words import missing_memory
 
 
 @pytest.fixture
@@ -102,3 +104,11 @@ def test_notes_and_files_are_listed_last_and_paths_stay_whole(report):
     text = printed(report(notes=["compute is slowed by 4 %"]), files={"report": path})
     assert "note: compute is slowed by 4 %" in text
     assert text.splitlines()[-1] == f"report  {path}"
+
+
+def test_states_that_never_fit_are_called_so():
+    """Nothing ran yet: there is no op to blame."""
+    finding = OutOfMemory("start", "gpu", 0, 0.0, 750_000_000, 14_750_000_000, 3 * 10**9)
+    assert missing_memory(finding) == (
+        "GPU memory: what is held from the start is 750.00 MB over 3.00 GB; 14.75 GB at the peak."
+    )

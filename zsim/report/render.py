@@ -163,7 +163,7 @@ def _evidence(report: Report) -> Text:
         text.append(", " if index else "").append(f"{floor} ").append(grade, style=style)
     stats = report.simulation
     text.append(
-        f"\nsimulated {stats.world_size:,} ranks as {stats.rank_classes:,}, {stats.events:,} events in "
+        f"\nsimulated {stats.rank_classes:,} of {stats.world_size:,} ranks, {stats.events:,} events in "
         f"{format_seconds(stats.wall_seconds)}",
         style="dim",
     )

@@ -20,13 +20,16 @@ def headline(report: Report) -> str:
 
 def missing_memory(finding: OutOfMemory) -> str:
     """Which op is the first that does not fit, when, by how much, and what would do."""
-    op = f"'{finding.op}'" if finding.op else "an op"
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool, when = _POOLS.get(finding.pool, finding.pool), format_seconds(finding.seconds)
-    text = (
-        f"{pool}: {op} at {when} is the first over {format_bytes(finding.capacity_bytes)}, "
-        f"{missing} too many; {at_peak} at the peak"
-    )
+    capacity = format_bytes(finding.capacity_bytes)
+    if finding.seconds == 0 and finding.op in ("", "start"):
+        text = f"{pool}: what is held from the start is {missing} over {capacity}; {at_peak} at the peak"
+    else:
+        op = f"'{finding.op}'" if finding.op else "an op"
+        text = (
+            f"{pool}: {op} at {when} is the first over {capacity}, {missing} too many; {at_peak} at the peak"
+        )
     if finding.least_gpus is not None:
         text += f". {finding.least_gpus:,} GPUs would do"
     return text + "."
