@@ -164,7 +164,7 @@ class DdpSchedule(Hooks):
     def _tied_gradient(self, call: ModuleCall) -> None:
         """The head's share of a tied weight's gradient waits for the embedding's."""
         size = call.borrowed_numel * _FP32_BYTES
-        self.builder.allocate("buffers", size)
+        self.builder.allocate("activations", size)
         self._tied_bytes += size
         self._cast_gradient(call, call.borrowed_numel)
 
@@ -176,7 +176,7 @@ class DdpSchedule(Hooks):
         if isinstance(call.module.work, Linear):
             self._cast_gradient(call, call.numel)
         elif size == self._tied_bytes:
-            builder.free("buffers", self._tied_bytes)
+            builder.free("activations", self._tied_bytes)
             self._tied_bytes = 0
         if self._has_gradients:
             builder.kernels(

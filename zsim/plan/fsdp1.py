@@ -3,25 +3,20 @@
 Transcribed from `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py`; method names follow theirs.
 Each wrapped module has one flat parameter, sharded evenly over the ranks; its gradient is a flat tensor too.
 
-# [Note: the rate limiter]
-With `limit_all_gathers` the host blocks before an all-gather when two or more freed flat parameters are
-queued, until the compute stream is done with the oldest. The queue outlives the step: a step starts with what
-the step before left in it, which has been done long since. So the queue is replayed after the step is written
-down, from the length at which it comes back to itself.
-
 # [Note: when a flat gradient is done]
 Unsharding in forward splits the flat parameter into views, and the flat gradient is what the backward of that
-split concatenates. Autograd runs the nodes made last first, so the split has its turn when backward has passed
+split concatenates. Autograd runs the nodes made last first, so the split has its turn when backward passes
 the point in forward where it was made: the unit's entry, or, with `forward_prefetch`, the entry of the unit
 before. The root's comes last of all, even where its last parameter had its gradient long before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.fsdp1_limiter import RateLimiter
 from zsim.plan.fsdp1_reduce import GradientReducer, UnitGradient
 from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.optimizer import clip_gradients, update
@@ -31,7 +26,6 @@ from zsim.plan.wrapping import FlatUnit, make_flat_units
 from zsim.specs.strategy import DTYPE_BYTES, Fsdp1, Training
 
 PRE_UNSHARD, UNSHARD = "pre_unshard", "unshard"
-_MAX_INFLIGHT_ALL_GATHERS = 2  # torch/distributed/fsdp/_limiter_utils.py
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
 
 
@@ -80,7 +74,7 @@ class Fsdp1Schedule(Hooks):
         self._next_forward = dict(zip((unit.path for unit in self.units), self.units[1:], strict=False))
         self._post_forward_order: list[FlatUnit] = []
         self._tied_bytes = 0
-        self._limiter: list[tuple[bool, int]] = []  # (is a free, its event) or (False, next op's number)
+        self.limiter = RateLimiter()
         self._is_syncing = True
 
     def resident(self) -> list[Memory]:
@@ -107,7 +101,7 @@ class Fsdp1Schedule(Hooks):
                 builder.kernels(f"cast shard {unit.name}", kernels, stream=PRE_UNSHARD, module=unit.path)
                 builder.wait_stream(UNSHARD, PRE_UNSHARD)
         if self.strategy.limit_all_gathers:
-            self._limiter.append((False, len(builder.ops)))
+            self.limiter.before_all_gather(len(builder.ops))
         if needs_unshard:
             full = unit.padded_numel * self.param_bytes
             builder.allocate("buffers", full)
@@ -127,7 +121,7 @@ class Fsdp1Schedule(Hooks):
             builder.free_when_done("buffers", unit.padded_numel * self.param_bytes, done)
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
-            self._limiter.append((True, done))
+            self.limiter.freed(done)
         if not self.is_sharded and self.strategy.param_dtype != "fp32":
             builder.free_when_done("buffers", unit.shard_numel * self.param_bytes, done)
         handle.is_prefetched = False
@@ -250,13 +244,13 @@ class Fsdp1Schedule(Hooks):
         builder = self.builder
         if call.borrowed_numel:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
-            builder.allocate("buffers", self._tied_bytes)
+            builder.allocate("activations", self._tied_bytes)
         if not call.numel:
             return
         size = call.numel * self.param_bytes
         builder.allocate("buffers", size)
         if size == self._tied_bytes:
-            builder.free("buffers", size)
+            builder.free("activations", size)
             self._tied_bytes = 0
 
     def _finish_gradients(self, entered: FlatUnit) -> None:
@@ -295,35 +289,7 @@ class Fsdp1Schedule(Hooks):
         clip_gradients(self.builder, self.training, numels, "shard" if self.is_sharded else "")
         update(self.builder, self.training, numels)
         self.builder.free("gradients", 4 * sum(numels))
-        self._limit_all_gathers()
-
-    def _limit_all_gathers(self) -> None:
-        """Make the host wait where the free-event queue says; see [Note: the rate limiter]."""
-        length = _steady_length(self._limiter)
-        queue: list[int | None] = [None] * length
-        ops = self.builder.ops
-        for is_free, number in self._limiter:
-            if is_free:
-                queue.append(number)
-            elif len(queue) >= _MAX_INFLIGHT_ALL_GATHERS:
-                event = queue.pop(0)
-                if event is not None:
-                    ops[number] = replace(ops[number], host_waits=(*ops[number].host_waits, event))
-
-
-def _steady_length(limiter: list[tuple[bool, int]]) -> int:
-    """Entries in the free-event queue at the start of a step that leaves as many behind."""
-    length = 0
-    for _step in range(8):
-        before = length
-        for is_free, _number in limiter:
-            if is_free:
-                length += 1
-            elif length >= _MAX_INFLIGHT_ALL_GATHERS:
-                length -= 1
-        if length == before:
-            break
-    return length
+        self.limiter.apply(self.builder.ops)
 
 
 def fsdp1_plan(workload: Workload, strategy: Fsdp1, training: Training, world_size: int) -> Plan:

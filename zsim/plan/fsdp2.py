@@ -10,19 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.fsdp2_reduce import Fsdp2Reducer, UnitGradient
 from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.optimizer import clip_gradients, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.units import Unit, make_units
 from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.specs.model import Loss
 from zsim.specs.strategy import DTYPE_BYTES, Fsdp2, Training
 
-COPY_IN, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = (
-    "all_gather_copy_in",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-)
+COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 
 
 @dataclass
@@ -34,11 +31,6 @@ class _State:
     all_gather: int | None = None  # its event, while a result is pending
     all_gather_bytes: int = 0
     reshard_event: int | None = None
-    post_reduce_event: int | None = None
-    all_reduce_bytes: int = 0
-    gradient_bytes: int = 0  # unsharded gradients that autograd made
-    has_sharded_gradient: bool = False
-    accumulated_bytes: int = 0
 
 
 class Fsdp2Schedule(Hooks):
@@ -52,11 +44,11 @@ class Fsdp2Schedule(Hooks):
         self.training = training
         self.workload = workload
         self.shard_size = world_size // strategy.replicate
-        self.is_hybrid = strategy.replicate > 1
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
-        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
         self.units = make_units(workload, strategy, self.shard_size)
         self.states = {unit.name: _State() for unit in self.units}
+        self.gradients = {unit.name: UnitGradient() for unit in self.units}
+        self.reducer = Fsdp2Reducer(builder, strategy, self.shard_size)
         self._root = next((unit for unit in self.units if unit.is_root), None)
         self._by_segment: dict[str, Unit] = {
             segment: unit for unit in self.units for segment in unit.segments
@@ -64,10 +56,9 @@ class Fsdp2Schedule(Hooks):
         self._post_forward_order: list[Unit] = []
         self._post_forward_index: dict[str, int] = {}
         self._pending_copy_out: tuple[Unit, int, int] | None = None  # unit, all-gather bytes, copy-out event
-        self._reduce_scatter_inputs: list[tuple[int, int]] = []  # (bytes, event), at most one before the next
-        self._last_post_reduce: dict[str, int] = {}
         self._is_last_micro_batch = True
         self._in_forward = True
+        self._tied_bytes = 0
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -95,7 +86,7 @@ class Fsdp2Schedule(Hooks):
             state.all_gather = -1
             state.all_gather_bytes = 0
             return
-        full = unit.padded_numel(ranks) * self.param_bytes
+        full = unit.unsharded_numel * self.param_bytes
         cast = (
             full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
         )
@@ -135,8 +126,13 @@ class Fsdp2Schedule(Hooks):
         else:
             self._gather_streams_wait(copy_out)
             builder.free("buffers", state.all_gather_bytes)
+        if state.is_sharded_post_forward:
+            builder.free("buffers", self._post_forward_shard_bytes(unit))
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
+
+    def _post_forward_shard_bytes(self, unit: Unit) -> int:
+        return unit.unsharded_numel // unit.post_forward_size * self.param_bytes
 
     def _release_previous_gather(self) -> None:
         if self._pending_copy_out is not None:
@@ -157,7 +153,7 @@ class Fsdp2Schedule(Hooks):
             return
         if after_forward and unit.post_forward_size > 1:
             # keep a shard of the smaller group, copied out of the whole parameter
-            shard = unit.padded_numel(unit.post_forward_size) // unit.post_forward_size * self.param_bytes
+            shard = self._post_forward_shard_bytes(unit)
             builder.allocate("buffers", shard)
             state.is_sharded_post_forward = True
             state.reshard_event = builder.kernels(
@@ -206,13 +202,19 @@ class Fsdp2Schedule(Hooks):
         self._in_forward = False
 
     def begin_backward(self) -> None:
-        if self._root is not None:
+        if self._root is not None and not self._root.ends_before_loss:
             self._pre_backward(self._root)
 
     def before_backward(self, segment: Segment) -> None:
-        unit = self._by_segment.get(segment.name)
-        if unit is not None and not unit.is_root and segment.name == unit.segments[-1]:
+        unit = self._by_segment[segment.name]
+        if not (unit.is_root or unit.ends_before_loss) and segment.name == unit.segments[-1]:
             self._pre_backward(unit)
+
+    def after_module(self, call: ModuleCall) -> None:
+        if isinstance(call.module.work, Loss) and self.builder.phase == "backward":
+            unit = self._by_segment[call.segment]
+            if unit.ends_before_loss:
+                self._pre_backward(unit)
 
     def _pre_backward(self, unit: Unit) -> None:
         self._unshard(unit)
@@ -222,12 +224,19 @@ class Fsdp2Schedule(Hooks):
             self._unshard(self._post_forward_order[index - 1])
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Autograd makes the unsharded gradients in the parameters' dtype."""
-        unit = self._by_segment[call.segment]
+        """Autograd makes the unsharded gradients in the parameters' dtype; a tied head's waits for the
+        embedding's, which is added to it."""
+        builder = self.builder
+        if call.borrowed_numel:
+            self._tied_bytes = call.borrowed_numel * self.param_bytes
+            builder.allocate("activations", self._tied_bytes)
         if call.numel:
             size = call.numel * self.param_bytes
-            self.builder.allocate("buffers", size)
-            self.states[unit.name].gradient_bytes += size
+            builder.allocate("buffers", size)
+            self.gradients[self._by_segment[call.segment].name].unsharded_bytes += size
+            if size == self._tied_bytes:
+                builder.free("activations", size)
+                self._tied_bytes = 0
 
     def after_backward(self, segment: Segment) -> None:
         """The hook on a unit's inputs; units whose inputs need no gradient are finished at the end."""
@@ -242,127 +251,21 @@ class Fsdp2Schedule(Hooks):
                 self._post_backward(unit)
         if not self._is_last_micro_batch and self.strategy.no_sync:
             return
-        for event in self._last_post_reduce.values():
-            self.builder.stream_wait(COMPUTE, event)
-        self._last_post_reduce = {}
-        for state in self.states.values():
-            state.post_reduce_event = None
-            self.builder.free("buffers", state.all_reduce_bytes)
-            state.all_reduce_bytes = 0
-        for size, _event in self._reduce_scatter_inputs:
-            self.builder.free("buffers", size)
-        self._reduce_scatter_inputs = []
-
-    # -- reduce-scatter ---------------------------------------------------------------------------------
+        self.reducer.wait(self.gradients.values())
 
     def _post_backward(self, unit: Unit) -> None:
-        state, builder = self.states[unit.name], self.builder
-        if state.accumulated_bytes or (self.strategy.no_sync and not self._is_last_micro_batch):
-            self._accumulate_unsharded(unit, state)
+        is_syncing = self._is_last_micro_batch or not self.strategy.no_sync
+        gradient = self.gradients[unit.name]
+        self.reducer.accumulate(unit, gradient, is_syncing=is_syncing)
         self._reshard(unit, after_forward=False)
-        if self.strategy.no_sync and not self._is_last_micro_batch:
-            return
-        while len(self._reduce_scatter_inputs) >= self.strategy.reduce_scatter_max_input_buffers:
-            size, event = self._reduce_scatter_inputs.pop(0)
-            builder.stream_wait(COMPUTE, event)
-            builder.free("buffers", size)
-        builder.stream_wait(COMPUTE, state.post_reduce_event)
-        builder.free("buffers", state.all_reduce_bytes)
-        state.all_reduce_bytes = 0
-        self._reduce(unit, state)
-
-    def _accumulate_unsharded(self, unit: Unit, state: _State) -> None:
-        """`requires_gradient_sync=False`: unsharded gradients add up in the reduce dtype."""
-        size = unit.numel * self.reduce_bytes
-        if not state.accumulated_bytes:
-            self.builder.allocate("buffers", size)
-        self.builder.kernels(
-            f"accumulate gradients {unit.name}",
-            moves(state.gradient_bytes + state.accumulated_bytes, size, launches=len(unit.parameters)),
-            module=unit.name,
-        )
-        state.accumulated_bytes = size
-        self.builder.free("buffers", state.gradient_bytes)
-        state.gradient_bytes = 0
-
-    def _reduce(self, unit: Unit, state: _State) -> None:
-        """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
-        builder, strategy = self.builder, self.strategy
-        full = unit.padded_numel(self.shard_size) * self.reduce_bytes
-        shard = full // self.shard_size
-        builder.allocate("buffers", full)
-        builder.kernels(
-            f"reduce_scatter_copy_in {unit.name}",
-            moves(state.gradient_bytes + state.accumulated_bytes, full),
-            overhead="fsdp2_reduce",
-            module=unit.name,
-        )
-        builder.free("buffers", state.gradient_bytes + state.accumulated_bytes)
-        state.gradient_bytes = state.accumulated_bytes = 0
-        builder.wait_stream(REDUCE_SCATTER, COMPUTE)
-        self._allocate_sharded_gradient(state, shard)
-        stream = REDUCE_SCATTER
-        if self.shard_size > 1:
-            event = builder.collective(
-                "reduce_scatter", full, strategy.reduce_dtype, "shard", stream=REDUCE_SCATTER,
-                name=f"reduce_scatter {unit.name}", module=unit.name,
-            )  # fmt: skip
-        else:
-            event = builder.kernels(
-                f"copy gradients {unit.name}", moves(full, full), stream=REDUCE_SCATTER, module=unit.name
-            )
-        if self.is_hybrid:
-            builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
-            builder.collective(
-                "all_reduce", shard, strategy.reduce_dtype, "replicate", stream=ALL_REDUCE,
-                name=f"all_reduce {unit.name}", module=unit.name,
-            )  # fmt: skip
-            stream = ALL_REDUCE
-        self._reduce_scatter_inputs.append((full, event))
-        state.post_reduce_event = self._finish_gradient(unit, state, shard, stream)
-        self._last_post_reduce[stream] = state.post_reduce_event
-
-    def _allocate_sharded_gradient(self, state: _State, shard: int) -> None:
-        """The reduced shard: the rank's gradient itself when it is fp32 and the first, else a buffer."""
-        is_gradient = self.strategy.reduce_dtype == "fp32" and not state.has_sharded_gradient
-        self.builder.allocate("gradients" if is_gradient else "buffers", shard)
-
-    def _finish_gradient(self, unit: Unit, state: _State, shard: int, stream: str) -> int:
-        """Cast to fp32 and accumulate, on the stream of the last reduction."""
-        builder = self.builder
-        needs_cast = self.strategy.reduce_dtype != "fp32"
-        fp32 = shard // self.reduce_bytes * 4
-        if needs_cast and not state.has_sharded_gradient:
-            builder.allocate("gradients", fp32)
-        elif needs_cast:
-            builder.allocate("buffers", fp32)
-        if needs_cast or state.has_sharded_gradient:
-            event = builder.kernels(
-                f"accumulate gradient shard {unit.name}",
-                moves(
-                    shard + (fp32 if state.has_sharded_gradient else 0), fp32, launches=len(unit.parameters)
-                ),
-                stream=stream,
-                module=unit.name,
-            )
-            if self.is_hybrid:
-                state.all_reduce_bytes = shard  # kept until the unit's next reduction, or the end
-            else:
-                builder.free("buffers", shard)
-            if needs_cast and state.has_sharded_gradient:
-                builder.free("buffers", fp32)
-        else:
-            last = builder.record(stream)
-            assert last is not None
-            event = last
-        state.has_sharded_gradient = True
-        return event
+        if is_syncing:
+            self.reducer.reduce(unit, gradient)
 
     # -- optimizer ------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
         numels = [shard for unit in self.units for shard in unit.parameter_shards]
-        clip_gradients(self.builder, self.training, numels, "shard")
+        clip_gradients(self.builder, self.training, numels, "shard", norm_bytes=4 * len(numels))
         update(self.builder, self.training, numels)
         self.builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units))
 

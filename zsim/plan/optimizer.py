@@ -10,16 +10,24 @@ from zsim.specs.strategy import Training
 
 
 def clip_gradients(
-    builder: PlanBuilder, training: Training, numels: Sequence[int], group: str, *, dtype: str = "fp32"
+    builder: PlanBuilder,
+    training: Training,
+    numels: Sequence[int],
+    group: str,
+    *,
+    dtype: str = "fp32",
+    norm_bytes: int = 4,
 ) -> None:
     """`clip_grad_norm_` of this rank's elements of each tensor: read all gradients, sum the squares over the
-    ranks of `group`, scale the gradients."""
+    ranks of `group`, scale the gradients. DTensors (FSDP2) reduce one norm per tensor, others one in all."""
     if training.gradient_clipping <= 0:
         return
     numel, num_tensors = sum(numels), len(numels)
     builder.kernels("gradient norm", work.norm_kernels(numel, dtype, num_tensors))
     if group and builder.groups[group].size > 1:
-        builder.collective("all_reduce", 4, "fp32", group, stream=COMPUTE, name="all_reduce gradient norm")
+        builder.collective(
+            "all_reduce", norm_bytes, "fp32", group, stream=COMPUTE, name="all_reduce gradient norm"
+        )
     builder.kernels("clip gradients", work.scale_kernels(numel, dtype, num_tensors))
 
 

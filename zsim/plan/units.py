@@ -18,7 +18,8 @@ class Unit:
     """One group of parameters that is unsharded and reduced as a whole.
 
     `segments` are the stretches of the model that need it, in forward order. Every parameter is cut on dim
-    0 into `shard_size` chunks of ceil(dim0 / shard_size) rows, the last ones padded.
+    0 into `shard_size` chunks of ceil(dim0 / shard_size) rows, the last ones padded. A unit that
+    `ends_before_loss` puts out the logits, so that its backward begins after the loss's.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Unit:
     reshards_after_forward: bool = True
     post_forward_size: int = 0
     has_differentiable_input: bool = True
+    ends_before_loss: bool = False
     forward_prefetch: list[Unit] = field(default_factory=list)
 
     @cached_property
@@ -89,12 +91,15 @@ def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Uni
             "tok_embeddings", (before.name,), before.parameters, shard_size,
             reshards_after_forward=reshards, post_forward_size=group, has_differentiable_input=False,
         )  # fmt: skip
-        head = Unit("norm, output", (after.name,), after.parameters, shard_size, reshards_after_forward=False)
+        head = Unit(
+            "norm, output", (after.name,), after.parameters, shard_size,
+            reshards_after_forward=False, ends_before_loss=True,
+        )  # fmt: skip
         return [embedding, *units, head]
-    if strategy.wrapping == "torchtitan-0.1" and reshard in (None, True):
-        units[-1].reshards_after_forward = False
+    if strategy.wrapping == "torchtitan-0.1":
+        units[-1].reshards_after_forward, units[-1].post_forward_size = False, 0
     root = Unit(
         "root", (before.name, after.name), (*before.parameters, *after.parameters), shard_size,
-        is_root=True, reshards_after_forward=False,
+        is_root=True, reshards_after_forward=False, ends_before_loss=strategy.wrapping == "torchtitan",
     )  # fmt: skip
     return [root, *units]
