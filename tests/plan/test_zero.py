@@ -157,3 +157,59 @@ def test_offload_and_zeropp_are_refused_by_name(zero: dict[str, Any]) -> None:
     key = next(key for key in zero if key != "stage")
     with pytest.raises(NotSimulatedError, match=key):
         job_of(zero)
+
+
+def fetches(**zero: Any) -> int:
+    """All-gathers of one step of Llama-3.2-1B with nothing ahead, nothing kept; without the last, which
+    gathers what is persistent."""
+    base = {"stage": 3, "stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+    return len(collectives(plan_of({**base, **zero}, "llama-3.2-1b", attention="math"), "all_gather")) - 1
+
+
+def test_a_granularity_threshold_fetches_blocks_whole() -> None:
+    """A block has 60,821,504 elements in 9 modules with parameters, and is, with its attention and its MLP,
+    12 modules: 5.07e6 each. At a threshold of 5.1e6 each of 16 blocks is one unit, gathered forward and
+    backward, next to embedding and head; the model around them has more than 1e9 elements and is none."""
+    assert fetches(stage3_module_granularity_threshold=5_100_000) == 2 * (16 + 2)
+    assert fetches(stage3_module_granularity_threshold=0) == 2 * (16 * 7 + 2)
+
+
+def test_leaf_modules_named_by_their_end_are_fetched_whole() -> None:
+    """`mlp` is three weights and one fetch then: 4 + 1 per block."""
+    assert fetches(leaf_module={"name_suffixes": ["mlp"]}) == 2 * (16 * 5 + 2)
+
+
+def test_sanity_checks_broadcast_before_every_reduction() -> None:
+    plan = plan_of({"stage": 3, "enable_sanity_checks": True})
+    assert len(collectives(plan, "broadcast")) == len(collectives(plan, "reduce_scatter"))
+    assert not collectives(plan_of({"stage": 3}), "broadcast")
+
+
+def test_without_memory_efficient_linear_weights_stay_until_their_backward() -> None:
+    """Autograd then holds every gathered weight of a linear layer: about the blocks' 2 bytes per element."""
+    zero = {"stage": 3, "stage3_max_reuse_distance": 0}
+    held, lean = (
+        job_of({**zero, "memory_efficient_linear": flag}, micro_batch_size=8) for flag in (False, True)
+    )
+    more = peak_bytes(held, make_plan(held)) - peak_bytes(lean, make_plan(lean))
+    blocks = 2 * 48 * 30_740_800
+    assert 0.9 * blocks < more <= blocks
+
+
+def test_fetching_by_all_reduce_sends_twice_as_much() -> None:
+    plan = plan_of({"stage": 3, "stage3_use_all_reduce_for_fetch_params": True})
+    fetched = [work for work in collectives(plan, "all_reduce") if work.bytes > 4]
+    usual = [work for work in collectives(plan_of({"stage": 3}), "all_gather")][:-1]
+    assert [work.bytes for work in fetched] == [work.bytes for work in usual]
+
+
+def test_no_norm_means_no_reduction_and_no_wait() -> None:
+    config: dict[str, Any] = {
+        "zero_optimization": {"stage": 1, "compute_grad_norm": False},
+        "bf16": {"enabled": True, "check_grad_overflow": False},
+        "gradient_clipping": 0.0,
+        "train_micro_batch_size_per_gpu": 1,
+    }
+    job = resolve(zsim.Experiment(model="gpt2", cluster="dgx-h100", gpus=8, strategy={"config": config}))
+    names = [op.name for op in make_plan(job).ops if op.phase == "optimizer"]
+    assert names == ["cast gradients", "optimizer step", "all_gather parameters"]

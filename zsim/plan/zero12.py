@@ -236,9 +236,21 @@ class Zero12Schedule(Hooks):
         else:
             builder.free("gradients", self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype])
         if self.world_size > 1:
-            builder.collective(
-                "all_gather", self.padded_numel * self.param_bytes, config.param_dtype, "world",
-                stream=COMPUTE, name="all_gather parameters",
+            self._gather_parameters()
+
+    def _gather_parameters(self) -> None:
+        """all_gather_dp_groups: one call; before 0.12.4 one per `allgather_bucket_size` elements."""
+        zero = self.zero
+        pieces = (
+            max(1, self.padded_numel // zero.allgather_bucket_size) if zero.gathers_step_in_buckets else 1
+        )
+        per_piece = self.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
+        sizes = [per_piece] * (pieces - 1) + [self.shard_numel - per_piece * (pieces - 1)]
+        for shard in sizes:
+            size = shard * self.world_size * self.param_bytes
+            self.builder.collective(
+                "all_gather", size, self.config.param_dtype, "world", stream=COMPUTE,
+                name="all_gather parameters",
             )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Workload
 from zsim.plan.zero3_fetch import Coordinator, Fetch, trace_of
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.model import Linear
 from zsim.specs.strategy import DTYPE_BYTES, Training
 
 _MAX_EVENTS = 2  # fetches and reductions that may be under way before the host blocks
@@ -64,6 +65,8 @@ class Zero3Schedule(Hooks):
         self._reduce_events: list[int] = []
         self._bucket = _Bucket()
         self._micro_batch = 0
+        self._held: dict[str, int] = {}  # bytes of released weights that autograd still holds
+        self._checkpointed = {segment.name: segment.is_checkpointed for segment in workload.segments}
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -98,18 +101,19 @@ class Zero3Schedule(Hooks):
             self.builder.wait_stream(self.gather_stream, COMPUTE)
 
     def before_module(self, call: ModuleCall) -> None:
-        """PartitionedParameterCoordinator.fetch_sub_module."""
-        if not self.coordinator.owns_parameters(call):
+        """PartitionedParameterCoordinator.fetch_sub_module, where a unit begins."""
+        begins = self.trace.last if self.builder.phase == "backward" else self.trace.first
+        unit = begins.get(call.name)
+        if unit is None:
             return
         builder = self.builder
-        builder.host(f"fetch {call.name}", overhead="deepspeed_fetch", module=call.name)
-        fetch = self.coordinator.fetch_needed(call)
-        self._gather(fetch)
-        for number in self.coordinator.parameters_of(call):
+        builder.host(f"fetch {unit}", overhead="deepspeed_fetch", module=call.name)
+        self._gather(self.coordinator.fetch_needed(unit))
+        for number in self.trace.by_unit[unit]:
             self._wait_for(number)
         if self.gather_stream != COMPUTE:
             builder.wait_stream(COMPUTE, self.gather_stream)
-        self._gather(self.coordinator.prefetch(call))
+        self._gather(self.coordinator.prefetch(unit))
 
     def _gather(self, fetch: Fetch | None) -> None:
         """One all-gather per fetch, or one per parameter; the tensors are allocated now."""
@@ -163,17 +167,35 @@ class Zero3Schedule(Hooks):
         self._fetch_events.append(event)
 
     def after_module(self, call: ModuleCall) -> None:
-        """PartitionedParameterCoordinator.release_sub_module; see [Note: record_stream]."""
-        if not self.coordinator.owns_parameters(call):
+        """PartitionedParameterCoordinator.release_sub_module, where a unit ends; see [Note: record_stream].
+
+        Without `memory_efficient_linear` autograd holds on to the gathered weights of linear layers until
+        their backward, so releasing them in forward frees nothing.
+        """
+        builder, is_backward = self.builder, self.builder.phase == "backward"
+        ends = self.trace.first if is_backward else self.trace.last
+        unit = ends.get(call.name)
+        if unit is None:
             return
-        builder = self.builder
-        builder.host(f"release {call.name}", overhead="deepspeed_release", module=call.name)
+        builder.host(f"release {unit}", overhead="deepspeed_release", module=call.name)
         last = builder.record(COMPUTE)
-        for number in self.coordinator.release(call):
+        assert last is not None
+        holds = not self.zero.memory_efficient_linear and not is_backward and call.work.saved_bytes > 0
+        size = 0
+        for number in self.coordinator.release():
             parameter = self.trace.parameters[number]
             numel = parameter.padded_numel if self.world_size > 1 else parameter.numel
-            assert last is not None
-            builder.free_when_done("buffers", numel * self.param_bytes, last)
+            size += numel * self.param_bytes
+        if holds and isinstance(call.module.work, Linear) and not self._discards(call):
+            self._held[unit] = self._held.get(unit, 0) + size
+        else:
+            builder.free_when_done("buffers", size, last)
+        if is_backward:
+            builder.free_when_done("buffers", self._held.pop(unit, 0), last)
+
+    def _discards(self, call: ModuleCall) -> bool:
+        """Whether this forward runs without autograd, to be repeated later."""
+        return self.builder.phase == "forward" and self._checkpointed.get(call.segment, False)
 
     # -- gradients --------------------------------------------------------------------------------------
 
@@ -214,6 +236,10 @@ class Zero3Schedule(Hooks):
         if len(self._reduce_events) > _MAX_EVENTS:
             builder.host_wait(self._reduce_events.pop(0))
         builder.host("reduce bucket", overhead="deepspeed_reduce")
+        if self.zero.enable_sanity_checks and self.world_size > 1:
+            size = 8 * bucket.num_tensors  # parameter ids, compared with rank 0's on the host
+            check = builder.collective("broadcast", size, "int64", "world", stream=stream)
+            builder.host_wait(check)
         whole = bucket.shard_elements * self.world_size * self.reduce_bytes
         keeps_buffer = (
             self.zero.contiguous_gradients

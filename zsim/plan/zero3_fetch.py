@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.plan.leaf_units import unit_names
+from zsim.plan.workload import Workload
 from zsim.specs.importers.deepspeed_values import ZeroConfig
 from zsim.specs.model import Embedding, Linear
 
@@ -27,11 +28,16 @@ class ZeroParameter:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`steps[i]` are the parameters of the module fetched at step i, `traversed[i]` the elements of all
-    modules before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none)."""
+    """`steps[i]` are the parameters of the unit fetched at step i, `traversed[i]` the elements of all
+    units before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none).
+
+    `first` and `last` map a module call to the unit that begins or ends with it in forward order.
+    """
 
     parameters: tuple[ZeroParameter, ...]
-    by_module: dict[str, tuple[int, ...]]
+    by_unit: dict[str, tuple[int, ...]]
+    first: dict[str, str]
+    last: dict[str, str]
     steps: tuple[tuple[int, ...], ...]
     traversed: tuple[int, ...]
     next_use: tuple[tuple[int, ...], ...]
@@ -48,6 +54,7 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
     """The trace that DeepSpeed records: modules in the order their hooks fire."""
     parameters: list[ZeroParameter] = []
     by_module: dict[str, tuple[int, ...]] = {}
+    model = workload.model
     persistent_left = zero.model_persistence_threshold
     embedding: tuple[int, ...] = ()
     for segment in workload.segments:
@@ -67,21 +74,32 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
                 embedding = tuple(numbers)
             elif isinstance(call.module.work, Linear) and not call.parameters and segment.kind == "after":
                 by_module[call.name] = embedding  # a tied head uses the embedding's weight
-    steps = tuple(by_module[call.name] for call in _hook_order(workload) if by_module[call.name])
+    owning = {
+        name: sum(parameters[n].numel for n in numbers) for name, numbers in by_module.items() if numbers
+    }
+    unit_of = unit_names(owning, [model.block_prefix], zero)
+    by_unit: dict[str, tuple[int, ...]] = {}
+    for name in owning:
+        merged = (*by_unit.get(unit_of[name], ()), *by_module[name])
+        by_unit[unit_of[name]] = tuple(dict.fromkeys(merged))
+    last = {unit: name for name, unit in unit_of.items()}
+    first = {unit: name for name, unit in reversed(unit_of.items())}
+    ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
+    steps = tuple(by_unit[unit] for unit in _hook_order(workload, *ends))
     traversed, next_use = _distances(parameters, steps)
-    return Trace(tuple(parameters), by_module, steps, traversed, next_use)
+    return Trace(tuple(parameters), by_unit, *ends, steps, traversed, next_use)
 
 
-def _hook_order(workload: Workload) -> list[ModuleCall]:
-    calls = [call for segment in workload.segments for call in segment.calls]
+def _hook_order(workload: Workload, first: dict[str, str], last: dict[str, str]) -> list[str]:
+    """Units in the order in which their pre-forward and pre-backward hooks fire."""
+    units = [
+        first[call.name] for segment in workload.segments for call in segment.calls if call.name in first
+    ]
     for segment in reversed(workload.segments):
-        calls += _backward_order(segment)
-    return calls
-
-
-def _backward_order(segment: Segment) -> list[ModuleCall]:
-    stop = [segment.stops_at] if segment.stops_at is not None else []
-    return [*segment.recomputed, *stop, *reversed(segment.calls)]
+        stop = [segment.stops_at] if segment.stops_at is not None else []
+        units += [first[call.name] for call in (*segment.recomputed, *stop) if call.name in first]
+        units += [last[call.name] for call in reversed(segment.calls) if call.name in last]
+    return units
 
 
 def _distances(
@@ -119,15 +137,9 @@ class Coordinator:
         self._live_numel = 0
         self._fetched_for: dict[int, int] = {}
 
-    def owns_parameters(self, call: ModuleCall) -> bool:
-        return bool(self.trace.by_module[call.name])
-
-    def parameters_of(self, call: ModuleCall) -> tuple[int, ...]:
-        return self.trace.by_module[call.name]
-
-    def fetch_needed(self, call: ModuleCall) -> Fetch | None:
-        """What the module needs and nobody fetched."""
-        return self._take(self.parameters_of(call))
+    def fetch_needed(self, unit: str) -> Fetch | None:
+        """What the unit needs and nobody fetched."""
+        return self._take(self.trace.by_unit[unit])
 
     def _take(self, numbers: Sequence[int]) -> Fetch | None:
         missing = tuple(number for number in sorted(numbers) if not self._is_available[number])
@@ -136,10 +148,10 @@ class Coordinator:
             self._live_numel += self.trace.parameters[number].numel
         return Fetch(missing) if missing else None
 
-    def prefetch(self, call: ModuleCall) -> Fetch | None:
-        """Pop what the module itself uses, then parameters of coming modules while the budget lasts; the
-        last one may overshoot. Ends the module's fetch: the next one is a new step."""
-        wanted = {n for n in self.parameters_of(call) if self._fetched_for.get(n, -1) < self._step}
+    def prefetch(self, unit: str) -> Fetch | None:
+        """Pop what the unit itself uses, then parameters of coming units while the budget lasts; the last
+        one may overshoot. Ends the unit's fetch: the next one is a new step."""
+        wanted = {n for n in self.trace.by_unit[unit] if self._fetched_for.get(n, -1) < self._step}
         popped: set[int] = set()
         while self._position < len(self._queue) and len(popped) < len(wanted):
             number, used_at = self._queue[self._position]
@@ -161,9 +173,9 @@ class Coordinator:
         self._step += 1
         return self._take(ahead)
 
-    def release(self, call: ModuleCall) -> list[int]:
-        """Parameters of the module to free now: not persistent, not fetched for a later step already, not
-        used again within the reuse distance."""
+    def release(self) -> list[int]:
+        """Parameters of the unit fetched last to free now: not persistent, not fetched for a later step
+        already, not used again within the reuse distance."""
         trace, step = self.trace, self._step
         released = []
         for place, number in enumerate(trace.steps[step - 1]):

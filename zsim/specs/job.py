@@ -185,6 +185,7 @@ def _deepspeed(
         gradient_accumulation_steps=training.gradient_accumulation_steps,
         precision=precision,
         gradient_clipping=training.gradient_clipping,
+        auto_precision=_default_precision(cluster),
     )
     resolved = load_deepspeed_config(
         config,

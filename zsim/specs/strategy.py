@@ -9,7 +9,7 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Checkpointing = Literal["none", "selective", "full"]
 AttentionKind = Literal["flash", "math"]
 
-DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int64": 8}
 
 
 @dataclass(frozen=True, slots=True)
