@@ -187,7 +187,7 @@ def test_sanity_checks_broadcast_before_every_reduction() -> None:
 
 def test_without_memory_efficient_linear_weights_stay_until_their_backward() -> None:
     """Autograd then holds every gathered weight of a linear layer: about the blocks' 2 bytes per element."""
-    zero = {"stage": 3, "stage3_max_reuse_distance": 0}
+    zero = {"stage": 3, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
     held, lean = (
         job_of({**zero, "memory_efficient_linear": flag}, micro_batch_size=8) for flag in (False, True)
     )
