@@ -1,0 +1,214 @@
+"""The command line: what it prints, what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ZSIM = [sys.executable, "-c", "from zsim.cli import main; main()"]
+SMALL = ["--model", "gpt2", "--gpus", "8", "--set", "training.sequence_length=512"]
+
+
+def zsim(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    return subprocess.run(
+        [*ZSIM, *arguments], capture_output=True, text=True, cwd=cwd, env=environment, check=False
+    )
+
+
+def refused(*arguments: str, cwd: Path | None = None) -> str:
+    """The one paragraph on stderr of a command that must exit with 2."""
+    done = zsim(*arguments, cwd=cwd)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("zsim: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_help_names_the_commands() -> None:
+    done = zsim("--help")
+    assert done.returncode == 0
+    for command in ("run", "plan", "presets"):
+        assert f"\n  {command} " in done.stdout
+
+
+def test_help_imports_neither_numpy_nor_pandas() -> None:
+    """`zsim --help` stays quick because nothing heavy is imported for it."""
+    code = (
+        "import sys; sys.argv = ['zsim', '--help']\n"
+        "from zsim.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('numpy', 'pandas', 'plotly', 'simpy', 'pydantic', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_a_run_prints_a_table_of_80_columns_and_exits_with_0() -> None:
+    done = zsim("run", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "FITS" in done.stdout
+    assert "Where the step goes" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_out_writes_report_trace_and_json(tmp_path: Path) -> None:
+    done = zsim("run", *SMALL, "--out", str(tmp_path / "deep" / "out"))
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in (tmp_path / "deep" / "out").iterdir())
+    assert names == ["report.html", "report.json", "trace.json.gz"]
+
+
+def test_json_to_standard_output_is_json_alone() -> None:
+    done = zsim("run", *SMALL, "--json", "-")
+    assert json.loads(done.stdout)["simulation"]["world_size"] == 8
+
+
+def test_unfold_simulates_every_rank_with_the_same_result(tmp_path: Path) -> None:
+    files = [tmp_path / "folded.json", tmp_path / "unfolded.json"]
+    zsim("run", *SMALL, "--json", str(files[0]))
+    zsim("run", *SMALL, "--unfold", "--json", str(files[1]))
+    folded, unfolded = (json.loads(path.read_text()) for path in files)
+    assert unfolded["simulation"]["rank_classes"] == 8
+    assert unfolded["step_seconds"] == pytest.approx(folded["step_seconds"], rel=1e-9)
+
+
+def test_a_job_that_does_not_fit_exits_with_1_and_says_why() -> None:
+    done = zsim("run", "--model", "llama-3-70b", "--nodes", "1", "--set", "strategy.kind=ddp")
+    assert done.returncode == 1
+    assert "DOES NOT FIT" in done.stdout.upper()
+
+
+def test_an_experiment_file_finds_its_neighbours(tmp_path: Path) -> None:
+    """`config = "ds.json"` is next to the experiment, wherever the command runs."""
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 2}'
+    )
+    (tmp_path / "experiment.toml").write_text(
+        'model = "gpt2"\ncluster = "dgx-h100"\ngpus = 4\n[strategy]\nkind = "deepspeed"\nconfig = "ds.json"\n'
+    )
+    done = zsim("run", str(tmp_path / "experiment.toml"), "--json", "-", cwd=Path("/"))
+    report = json.loads(done.stdout)
+    assert report["experiment"]["strategy"]["stage"] == 2
+    assert report["experiment"]["training"]["micro_batch_size"] == 2
+
+
+def test_a_plan_lists_ops_without_simulating(tmp_path: Path) -> None:
+    done = zsim(
+        "plan", *SMALL, "--set", "strategy.kind=fsdp2", "--limit", "5", "--json", str(tmp_path / "p.json")
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Ops in host issue order" in done.stdout
+    plan = json.loads((tmp_path / "p.json").read_text())
+    kinds = {op["kind"] for op in plan["ops"]}
+    assert {"kernels", "all_gather", "reduce_scatter", "host"} <= kinds
+
+
+def test_settings_win_over_the_file_and_drop_what_no_longer_belongs() -> None:
+    """The example says `stage = 3`; changing the kind to fsdp2 drops it."""
+    done = zsim("run", *SMALL, "--set", "strategy.kind=fsdp2", "--set", "strategy.replicate=2", "--json", "-")
+    assert json.loads(done.stdout)["experiment"]["strategy"]["replicate"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.toml"], ["nowhere.toml"]),
+        (["--model", "lama-3-70b"], ["lama-3-70b", "did you mean 'llama-3-70b'"]),
+        (["--cluster", "dgx-h10"], ["dgx-h10", "did you mean"]),
+        (["--nodes", "0"], ["nodes", "0"]),
+        (["--gpus", "12"], ["12", "multiple of the 8 GPUs"]),
+        (["--set", "trainin.precision=bf16"], ["trainin", "did you mean 'training'"]),
+        (["--set", "training.precision=bf61"], ["bf61", "'bf16'"]),
+        (["--set", "training.sequence_length=nan"], ["sequence_length", "nan"]),
+        (["--set", "training.sequence_length=-1"], ["sequence_length", "-1"]),
+        (["--set", "strategy.stage=5"], ["strategy", "stage", "5"]),
+        (["--set", "strategy.kind=fsdp2", "--set", "strategy.replicate=3"], ["replicate", "3", "128"]),
+        (["--set", "strategy"], ["KEY=VALUE"]),
+        (["--set", "strategy.config=missing.json"], ["missing.json"]),
+        (["--nodes", "2", "--set", "nodes=3"], ["nodes", "2", "3"]),
+        (["--model", "mixtral-8x7b"], ["mixtral-8x7b", "not simulated"]),
+        (["--cluster", "dgx-2", "--set", "training.precision=bf16"], ["bf16", "v100"]),
+        (["--model", "gpt2", "--set", "training.sequence_length=4096"], ["4096", "1024 learned"]),
+        (["--json", "/nonexistent/x.json", *SMALL], ["/nonexistent/x.json", "cannot be written"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_paragraph_and_exit_code_2(arguments: list[str], words: list[str]) -> None:
+    message = refused("run", *arguments)
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ('model = "gpt2"\ncluster = ', "not a TOML file"),
+        ("", "empty"),
+        (
+            'model = "gpt2"\ncluster = "dgx-h100"\n[training]\nsequence_lenght = 3\n',
+            "did you mean 'sequence_length'",
+        ),
+        (
+            'model = "gpt2"\ncluster = "dgx-h100"\n[strategy]\nkind = "fsdp2"\nstage = 3\n',
+            "does not belong to kind",
+        ),
+    ],
+)
+def test_a_broken_experiment_file_is_named(tmp_path: Path, content: str, word: str) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(content)
+    message = refused("run", str(path))
+    assert "experiment.toml" in message
+    assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ('{"model_type": "llama", "hidden_', "JSON"),
+        ('{"model_type": "resnet", "hidden_size": 64}', "resnet"),
+        ('{"hidden_size": 64}', "model_type"),
+        (
+            '{"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3, "num_hidden_layers": 2,'
+            ' "intermediate_size": 64, "vocab_size": 10}',
+            "100",
+        ),
+        (
+            '{"model_type": "llama", "hidden_size": NaN, "num_attention_heads": 4, "num_hidden_layers": 2,'
+            ' "intermediate_size": 64, "vocab_size": 10}',
+            "hidden_size",
+        ),
+    ],
+)
+def test_a_broken_model_file_is_named(tmp_path: Path, content: str, word: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    message = refused("run", "--model", str(path))
+    assert "config.json" in message
+    assert word in message, message
+
+
+def test_a_wrong_unit_in_a_cluster_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(
+        'extends = "dgx-h100"\nname = "mine"\n[nic]\nsource = "somebody told me"\nevidence = "assumed"\n'
+        "bandwidth = 400\n"
+    )
+    message = refused("run", "--cluster", str(path))
+    assert "cluster.toml" in message
+    assert "nic.bandwidth" in message
+    assert "no unit" in message
+
+
+def test_a_typo_in_an_option_is_a_usage_error() -> None:
+    done = zsim("run", "--nodez", "2")
+    assert done.returncode == 2
+    assert "--nodes" in done.stderr
