@@ -1,9 +1,9 @@
 """Every collective that a piece of torch code issues, in order, with its full size.
 
 `CollectiveLog` is a dispatch mode, so it sees calls by any framework and on any backend, the fake one
-included. Sizes are zsim's: an all-gather's output, a reduce-scatter's or all-to-all's input, an all-reduce's
-or broadcast's buffer. FSDP2 announces what it does in profiler ranges ("FSDP::all_gather (layers.3)"); the
-log takes the unit's name from there.
+included. Sizes are zsim's: an all-gather's output, a reduce-scatter's or all-to-all's input, an
+all-reduce's or broadcast's buffer. FSDP2 announces what it does in profiler ranges ("FSDP::all_gather
+(layers.3)"); the log takes the unit's name from there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Memory of one rank by category: torch's FSDPMemTracker, with better labels.
 
 # [Note: what FSDPMemTracker gets wrong]
-FSDPMemTracker (torch 2.13) knows every storage, and its sums are right. But it replaces FSDP2's forward hooks
-by its own, one per module, and so breaks `fully_shard([norm, head])`, whose hooks belong to the group: the
-run it watches then reduces the head's gradient early and gathers the group once more than a real run. And
-some of its labels come late or never: a gradient is "Temp" until it is reduced, what resharding to a
-smaller group keeps is an "Activation". `CategoryTracker` replaces no hook. It looks on from inside FSDP2's
-own methods, and labels there. Where the original works the sums are equal to the byte (a test says so).
+FSDPMemTracker (torch 2.13) knows every storage, and its sums are right. But it replaces FSDP2's forward
+hooks by its own, one per module, and so breaks `fully_shard([norm, head])`, whose hooks belong to the
+group: the run it watches then reduces the head's gradient early and gathers the group once more than a real
+run. And some of its labels come late or never: a gradient is "Temp" until it is reduced, what resharding to
+a smaller group keeps is an "Activation". `CategoryTracker` replaces no hook. It looks on from inside
+FSDP2's own methods, and labels there. Where the original works the sums are equal to the byte (a test says
+so).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
   block nor the root is resharded after forward, since backward begins with them.
 - `torchtitan` (0.2 and later; also Accelerate 1.15): the embedding, each block, and norm + head together,
   which are not resharded. Tied weights put embedding, norm and head in one group.
-- `huggingface` (Accelerate before it had units for embedding and head): each block is resharded, the last one
-  too; the root with everything else is not.
+- `huggingface` (Accelerate before it had units for embedding and head): each block is resharded, the last
+  one too; the root with everything else is not.
 
 Sources: torchtitan v0.1 `parallelize_llama.py`, torchtitan 0.3.0 `distributed/fsdp.py`, accelerate 1.15.0
 `utils/fsdp_utils.py`.

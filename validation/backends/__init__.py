@@ -1,0 +1,88 @@
+"""The same training by different people's code, behind one small interface.
+
+`make_trainer(case)` gives a `Trainer`: `engine` is this repository's ZeRO, the rest is torch's and
+DeepSpeed's. A backend that is not installed raises `BackendMissing`, which callers report; nothing is left
+out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch.nn as nn
+from torch import Tensor
+
+from validation.tracing import SILENT, Tracer
+
+Batch = tuple[Tensor, Tensor]
+
+
+class BackendMissing(Exception):
+    """A backend's package is not installed, or does not run on this machine."""
+
+
+class Trainer(Protocol):
+    """A model in training on this rank."""
+
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+        """One optimizer step; returns this rank's mean loss."""
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Every parameter in fp32, whole; all ranks must ask together."""
+
+    def held_bytes(self) -> dict[str, dict[str, int]]:
+        """Live bytes by place (device, host, nvme) and category."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Who trains, and how: `options` are the backend's own."""
+
+    backend: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """What all backends must agree on."""
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-2
+    accumulation_steps: int = 1
+    gradient_clipping: float = 0.0
+    no_decay: tuple[str, ...] = ()
+
+
+def make_trainer(
+    strategy: Strategy, model: nn.Module, optimization: Optimization, tracer: Tracer = SILENT
+) -> Trainer:
+    """The trainer of `strategy.backend`."""
+    from validation.backends import ddp, deepspeed_backend, engine_backend, fsdp2
+
+    makers: dict[str, Callable[..., Trainer]] = {
+        "engine": engine_backend.EngineTrainer,
+        "ddp": ddp.DdpTrainer,
+        "zero_redundancy": ddp.ZeroRedundancyTrainer,
+        "fsdp2": fsdp2.Fsdp2Trainer,
+        "deepspeed": deepspeed_backend.DeepSpeedTrainer,
+    }
+    if strategy.backend not in makers:
+        raise ValueError(f"backend: found '{strategy.backend}', expected one of {', '.join(makers)}")
+    return makers[strategy.backend](model, optimization, tracer, **strategy.options)
+
+
+def decay_groups(model: nn.Module, optimization: Optimization) -> list[dict[str, Any]]:
+    """torch.optim parameter groups: decayed, and spared by name."""
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": optimization.weight_decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_spared = any(part in name for part in optimization.no_decay)
+            groups[is_spared]["params"].append(parameter)
+    return [group for group in groups if group["params"]]

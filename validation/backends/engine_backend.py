@@ -1,0 +1,56 @@
+"""This repository's ZeRO as a `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from validation.backends import Batch, Optimization
+from validation.examples import blocks_of
+from validation.tracing import Tracer
+from validation.zero.config import ZeroConfig
+from validation.zero.engine import ZeroEngine
+
+
+class EngineTrainer:
+    """`options` are ZeroConfig's fields."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimization: Optimization,
+        tracer: Tracer,
+        device: str = "cpu",
+        **options: Any,
+    ) -> None:
+        config = ZeroConfig(
+            learning_rate=optimization.learning_rate,
+            weight_decay=optimization.weight_decay,
+            accumulation_steps=optimization.accumulation_steps,
+            gradient_clipping=optimization.gradient_clipping,
+            no_decay=optimization.no_decay,
+            **options,
+        )
+        self.engine = ZeroEngine(model, config, blocks=blocks_of(model), device=device, tracer=tracer)
+
+    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+        losses = []
+        for tokens, labels in micro_batches:
+            loss = self.engine(tokens, labels).loss
+            self.engine.backward(loss)
+            losses.append(loss.detach().float())
+        self.engine.step()
+        return torch.stack(losses).mean()
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        return {name: tensor.float() for name, tensor in self.engine.full_parameters()}
+
+    def held_bytes(self) -> dict[str, dict[str, int]]:
+        return self.engine.held_bytes()
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,0 +1,305 @@
+"""ZeRO-Infinity's third tier: states in files, read, stepped and written in a pipeline.
+
+Per rank and flat tensor one file of equal sections: master weights, mean, square, reduced gradient.
+Parameter shards have a file of their own. Files are opened with O_DIRECT where the file system has it, so
+the numbers are the drive's and not the page cache's; that wants sizes, offsets and addresses in multiples
+of 4096, and so every section is padded and every buffer is an anonymous memory map.
+
+# [Note: the pipeline]
+While tensor i is stepped, i + 1 is read and i - 1 is written, each on an I/O thread of its own (Rajbhandari
+et al. 2021, section 6.3: "overlap-centric design"). Three buffers go round; a read into one waits for the
+write out of it. So the memory is that of three shards, however large the model is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from validation.tracing import Tracer
+from validation.zero.places import States
+
+BLOCK = 4096
+SECTIONS = 4  # master, mean, square, gradient
+
+
+def padded(num_bytes: int) -> int:
+    """Up to the next multiple of a block."""
+    return -(-num_bytes // BLOCK) * BLOCK
+
+
+class Buffer:
+    """Page-aligned memory that can be seen as tensors, and the last file operation that used it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the process's own: counted by its limits
+        self.memory = mmap.mmap(-1, max(BLOCK, padded(num_bytes)), flags=flags)
+        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.pending: Future[None] | None = None
+
+    def view(self, start: int, dtype: torch.dtype, numel: int) -> Tensor:
+        """`numel` elements from byte `start` on."""
+        return self.bytes[start : start + numel * dtype.itemsize].view(dtype)
+
+    def settle(self) -> None:
+        """Wait for what is under way here; an I/O error is raised now."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending.result()
+
+
+class DirectFile:
+    """A file that is read and written whole blocks at a time."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        try:
+            self.descriptor = os.open(path, flags | os.O_DIRECT, 0o600)
+            self.is_direct = True
+        except (OSError, AttributeError):  # tmpfs before Linux 6.6, and systems without O_DIRECT
+            self.descriptor = os.open(path, flags, 0o600)
+            self.is_direct = False
+        self.bytes = padded(num_bytes)
+        os.posix_fallocate(self.descriptor, 0, max(self.bytes, BLOCK))
+
+    def read(self, buffer: Buffer, start: int, stop: int) -> None:
+        """Bytes `start` to `stop` of the file to the same place in the buffer."""
+        view = memoryview(buffer.memory)
+        while start < stop:
+            count = os.preadv(self.descriptor, [view[start:stop]], start)
+            if count == 0:
+                raise OSError(f"{self.path}: ends at byte {start}, expected {stop}")
+            start += count
+
+    def write(self, buffer: Buffer, start: int, stop: int) -> None:
+        view = memoryview(buffer.memory)
+        while start < stop:
+            start += os.pwritev(self.descriptor, [view[start:stop]], start)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        self.path.unlink(missing_ok=True)
+
+
+class Drive:
+    """One rank's files, and a thread each for reading and writing."""
+
+    def __init__(self, folder: Path, rank: int, tracer: Tracer) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.rank, self.tracer = folder, rank, tracer
+        self.files: dict[str, DirectFile] = {}
+        self.read_bytes = self.written_bytes = 0
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="nvme-read")
+        self._writers = ThreadPoolExecutor(1, thread_name_prefix="nvme-write")
+
+    def create(self, name: str, num_bytes: int) -> None:
+        self.files[name] = DirectFile(self.folder / f"rank{self.rank}.{name}", num_bytes)
+
+    def read(self, name: str, buffer: Buffer, start: int, stop: int) -> None:
+        """Begin to read; `buffer.settle()` waits for it."""
+        buffer.settle()
+        self.read_bytes += stop - start
+        buffer.pending = self._readers.submit(self._traced, "read", name, buffer, start, stop)
+
+    def write(self, name: str, buffer: Buffer, start: int, stop: int) -> None:
+        """Begin to write; `buffer.settle()` waits for it."""
+        buffer.settle()
+        self.written_bytes += stop - start
+        buffer.pending = self._writers.submit(self._traced, "write", name, buffer, start, stop)
+
+    def _traced(self, op: str, name: str, buffer: Buffer, start: int, stop: int) -> None:
+        with self.tracer.span("io", op, unit=name, bytes=stop - start):
+            operate = self.files[name].read if op == "read" else self.files[name].write
+            operate(buffer, start, stop)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+    @property
+    def is_direct(self) -> bool:
+        return all(file.is_direct for file in self.files.values())
+
+    def close(self) -> None:
+        self._readers.shutdown()
+        self._writers.shutdown()
+        for file in self.files.values():
+            file.close()
+        self.files.clear()
+
+
+class NvmeStates:
+    """A `StateKeeper` in files. [Note: the pipeline]"""
+
+    def __init__(self, folder: Path, rank: int, tracer: Tracer, gradient_dtype: torch.dtype) -> None:
+        self.drive = Drive(folder / "states", rank, tracer)
+        self.gradient_dtype = gradient_dtype
+        self.numels: dict[str, int] = {}
+        self._ring: list[Buffer] = []
+
+    def create(self, name: str, master: Tensor) -> None:
+        self.numels[name] = master.numel()
+        section = self._section(name)
+        self.drive.create(name, SECTIONS * section)
+        if not self._ring or len(self._ring[0].bytes) < SECTIONS * section:
+            for buffer in self._ring:
+                buffer.settle()
+            self._ring = [Buffer(SECTIONS * section) for _ in range(3)]
+        states, _ = self._views(name, self._ring[0])
+        self._ring[0].settle()
+        states.master.copy_(master)
+        states.mean.zero_()
+        states.square.zero_()
+        self.drive.write(name, self._ring[0], 0, 3 * section)
+        self._ring[0].settle()
+
+    def _section(self, name: str) -> int:
+        return padded(4 * self.numels[name])
+
+    def _views(self, name: str, buffer: Buffer) -> tuple[States, Tensor]:
+        section, numel = self._section(name), self.numels[name]
+        states = States(*(buffer.view(i * section, torch.float32, numel) for i in range(3)))
+        return states, buffer.view(3 * section, self.gradient_dtype, numel)
+
+    def add_gradient(self, name: str, piece: Tensor, *, is_first: bool) -> None:
+        """Write the gradient's section; first read and add, when there is a sum already."""
+        buffer, section = self._ring[0], self._section(name)
+        buffer.settle()
+        gradient = self._views(name, buffer)[1]
+        if is_first:
+            gradient.copy_(piece)
+        else:
+            self._settle_all()  # the sum's own write may be under way
+            self.drive.read(name, buffer, 3 * section, 4 * section)
+            buffer.settle()
+            gradient += piece.to("cpu")
+        self.drive.write(name, buffer, 3 * section, 4 * section)
+        self._ring.append(self._ring.pop(0))
+
+    def gradient(self, name: str) -> Tensor:
+        """Read the gradient; valid until the next call of anything here."""
+        buffer, section = self._ring[0], self._section(name)
+        self._settle_all()
+        self.drive.read(name, buffer, 3 * section, 4 * section)
+        buffer.settle()
+        return self._views(name, buffer)[1]
+
+    def drop_gradients(self) -> None:
+        """Their sections will be written before they are read again."""
+
+    def walk(self, names: Sequence[str]) -> Iterator[tuple[str, States, Tensor]]:
+        self._settle_all()
+        for index, name in enumerate(names):
+            if index == 0:
+                self.drive.read(name, self._ring[0], 0, SECTIONS * self._section(name))
+            if index + 1 < len(names):  # waits for the write out of that buffer, two tensors ago
+                following = names[index + 1]
+                buffer = self._ring[(index + 1) % 3]
+                self.drive.read(following, buffer, 0, SECTIONS * self._section(following))
+            buffer = self._ring[index % 3]
+            buffer.settle()
+            states, gradient = self._views(name, buffer)
+            yield name, states, gradient
+            self.drive.write(name, buffer, 0, 3 * self._section(name))
+        self._settle_all()
+
+    def _settle_all(self) -> None:
+        for buffer in self._ring:
+            buffer.settle()
+
+    def read(self, name: str) -> States:
+        """States in a buffer; valid until the next call of anything here."""
+        self._settle_all()
+        self.drive.read(name, self._ring[0], 0, 3 * self._section(name))
+        self._ring[0].settle()
+        return self._views(name, self._ring[0])[0]
+
+    def write(self, name: str, states: States) -> None:
+        self._settle_all()
+        kept, _ = self._views(name, self._ring[0])
+        for target, new in zip(kept, states, strict=True):
+            if target.data_ptr() != new.data_ptr():
+                target.copy_(new)
+        self.drive.write(name, self._ring[0], 0, 3 * self._section(name))
+        self._settle_all()
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from (("buffers", buffer.bytes) for buffer in self._ring)
+
+    def file_bytes(self) -> int:
+        return self.drive.file_bytes
+
+    def close(self) -> None:
+        self._settle_all()
+        self.drive.close()
+
+
+class NvmeParameters:
+    """A `ParameterKeeper` in files: a shard is read into its own staging buffer, ahead of its gather."""
+
+    def __init__(self, folder: Path, rank: int, tracer: Tracer, device: torch.device) -> None:
+        self.drive = Drive(folder / "parameters", rank, tracer)
+        self.device = device
+        self.shapes: dict[str, tuple[torch.dtype, int]] = {}
+        self._coming: dict[str, Buffer] = {}
+        self._spare: list[Buffer] = []
+
+    def create(self, name: str, shard: Tensor) -> None:
+        self.shapes[name] = (shard.dtype, shard.numel())
+        self.drive.create(name, shard.nbytes)
+        self.put(name, shard)
+
+    def put(self, name: str, master: Tensor) -> None:
+        dtype, numel = self.shapes[name]
+        num_bytes = numel * dtype.itemsize
+        buffer = self._buffer(num_bytes)
+        buffer.view(0, dtype, numel).copy_(master)
+        self.drive.write(name, buffer, 0, padded(num_bytes))
+        self._spare.append(buffer)
+
+    def _buffer(self, num_bytes: int) -> Buffer:
+        """A spare buffer that is large enough, the longest unused first; at most four are kept."""
+        for index, buffer in enumerate(self._spare):
+            if len(buffer.bytes) >= padded(num_bytes):
+                self._spare.pop(index).settle()
+                return buffer
+        while len(self._spare) >= 4:
+            self._spare.pop(0).settle()
+        return Buffer(num_bytes)
+
+    def fetch(self, name: str) -> None:
+        if name not in self._coming:
+            for buffer in self._spare:  # a write of this shard may still be under way
+                buffer.settle()
+            dtype, numel = self.shapes[name]
+            self._coming[name] = self._buffer(numel * dtype.itemsize)
+            self.drive.read(name, self._coming[name], 0, padded(numel * dtype.itemsize))
+
+    def take(self, name: str) -> Tensor:
+        self.fetch(name)
+        buffer = self._coming.pop(name)
+        buffer.settle()
+        dtype, numel = self.shapes[name]
+        shard = buffer.view(0, dtype, numel).to(self.device, copy=True)
+        self._spare.append(buffer)
+        return shard
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from (("buffers", buffer.bytes) for buffer in (*self._spare, *self._coming.values()))
+
+    def file_bytes(self) -> int:
+        return self.drive.file_bytes
+
+    def close(self) -> None:
+        for buffer in (*self._spare, *self._coming.values()):
+            buffer.settle()
+        self._spare.clear()
+        self._coming.clear()
+        self.drive.close()
