@@ -178,7 +178,7 @@ def _host(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
         if block_start > start:
             yield start, block_start, "host_bound", None
         yield max(start, block_start), min(end, block_end), waiting_cause(scene.kinds[info]), info
-        start = min(end, block_end)
+        start = block_end
     if end > start:
         yield start, end, "host_bound", None
 

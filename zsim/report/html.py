@@ -156,8 +156,7 @@ def _collective_row(row: CollectiveRow) -> tuple[str, ...]:
 
 
 def _plot(name: str, caption: str, figure: Figure) -> _Plot:
-    text = figure.to_json().replace("</", "<\\/")  # a string may not end the script element it stands in
-    return _Plot(name, caption, text)
+    return _Plot(name, caption, figure.to_json())  # in which "<" and "/" of strings are escaped
 
 
 def _percent(fraction: float | None) -> str:

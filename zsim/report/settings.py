@@ -76,7 +76,7 @@ def _value(table: str, key: str, value: Any) -> str:
         return _BY_TABLE[table](value)
     if key.endswith("_fraction") or key == "efficiency":
         return f"{value * 100:.3g} %"
-    if "seconds" in key and not key.endswith("per_second"):
+    if "seconds" in key:
         return format_seconds(value)
     for end, words in _BY_KEY_END.items():
         if key.endswith(end):
