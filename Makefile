@@ -25,7 +25,7 @@ format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix zsim tests validation
 
 bench: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest tests/benchmarks -n 0 --benchmark-only -s
+	$(BIN)/python -m pytest tests/benchmarks -m speed -n 0 -s
 
 clean:
 	rm -rf $(VENV) demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

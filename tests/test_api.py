@@ -29,7 +29,10 @@ def result() -> zsim.Result:
 
 def test_importing_zsim_imports_nothing_heavy() -> None:
     """`import zsim` must not cost what simulating needs, and never torch."""
-    code = "import sys, zsim; print([m for m in ('torch', 'pandas', 'plotly', 'simpy', 'numpy', 'pydantic') if m in sys.modules])"
+    code = (
+        "import sys, zsim;"
+        "print([m for m in ('torch', 'pandas', 'plotly', 'simpy', 'numpy', 'pydantic') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

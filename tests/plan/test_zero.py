@@ -199,7 +199,7 @@ def test_without_memory_efficient_linear_weights_stay_until_their_backward() -> 
 def test_fetching_by_all_reduce_sends_twice_as_much() -> None:
     plan = plan_of({"stage": 3, "stage3_use_all_reduce_for_fetch_params": True})
     fetched = [work for work in collectives(plan, "all_reduce") if work.bytes > 4]
-    usual = [work for work in collectives(plan_of({"stage": 3}), "all_gather")][:-1]
+    usual = collectives(plan_of({"stage": 3}), "all_gather")[:-1]
     assert [work.bytes for work in fetched] == [work.bytes for work in usual]
 
 
