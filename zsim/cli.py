@@ -110,6 +110,35 @@ def plan(
 
 
 @app.command()
+def check(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUNS.csv]...",
+            help="Tables of measured runs; without any, those of the source checkout (validation/published).",
+            show_default=False,
+        ),
+    ] = None,
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write every row as JSON ('-': standard output)."),
+    ] = None,
+    markdown: Annotated[bool, typer.Option(help="Print the errors by source as Markdown only.")] = False,
+) -> None:
+    """Predict published runs and show the error of each, signed."""
+    from zsim.study.published import check_runs, shipped_tables
+    from zsim.study.published_print import check_lines, markdown_lines
+
+    result = check_runs(runs or shipped_tables())
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(result.to_dict(), indent=1))
+        return
+    print("\n".join(markdown_lines(result) if markdown else check_lines(result)))
+    if json_ is not None:
+        print(f"json    {_write_json(result.to_dict(), json_)}")
+
+
+@app.command()
 def presets() -> None:
     """The models and clusters that ship with zsim."""
     from zsim.specs.presets import model_preset_names, topology_preset_names

@@ -120,7 +120,7 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
         return tokens * (output_elements(work) * e + rotary) + temporaries
     if isinstance(work, Loss):
-        return 0 if e == 4 or options.compile else tokens * work.vocab_size * 4
+        return 0 if e == 4 or _is_fused(work, options) else tokens * work.vocab_size * 4
     return tokens * work.width * e if isinstance(work, Activation | Residual | Embedding) else 0
 
 
@@ -144,8 +144,12 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Activation):
         return tokens * work.width * e * (3 if work.gated else 2)
     if isinstance(work, Loss):
-        return tokens * work.vocab_size * (e if options.compile else 8)
+        return tokens * work.vocab_size * (e if _is_fused(work, options) else 8)
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
+
+
+def _is_fused(loss: Loss, options: WorkOptions) -> bool:
+    return options.compile or loss.is_fused
 
 
 def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
@@ -208,8 +212,8 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 
 
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
-    """The logits, and unless compiled the fp32 log-probabilities."""
-    kept = options.activation_bytes + (0 if options.compile else 4)
+    """The logits, and unless fused the fp32 log-probabilities."""
+    kept = options.activation_bytes + (0 if _is_fused(work, options) else 4)
     return shape.tokens * work.vocab_size * kept
 
 

@@ -224,11 +224,11 @@ def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions)
 def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Eager: cast the logits to fp32 (`logits.float()`), log-softmax, pick the labels.
 
-    Compiled: two readings of the logits (maximum and sum, then the label).
+    Compiled or fused: two readings of the logits (maximum and sum, then the label).
     """
     assert isinstance(module.work, Loss)
     logits, e = shape.tokens * module.work.vocab_size, options.activation_bytes
-    if options.compile:
+    if options.compile or module.work.is_fused:
         return (Kernel("loss", 0.0, float(2 * logits * e), options.kernel_dtype, (), 2),)
     cast, launches = (logits * (e + 4), 1) if e < 4 else (0, 0)
     return (Kernel("loss", 0.0, float(cast + 8 * logits), options.kernel_dtype, (), 2 + launches),)
@@ -237,11 +237,11 @@ def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Ke
 def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Eager: fill a gradient with zeros and set the labels, log-softmax backward (2 read, 1 written), cast.
 
-    Compiled: one reading of the logits, one writing of their gradient.
+    Compiled or fused: one reading of the logits, one writing of their gradient.
     """
     assert isinstance(module.work, Loss)
     logits, e = shape.tokens * module.work.vocab_size, options.activation_bytes
-    if options.compile:
+    if options.compile or module.work.is_fused:
         return (Kernel("loss", 0.0, float(2 * logits * e), options.kernel_dtype),)
     cast, launches = (logits * (e + 4), 1) if e < 4 else (0, 0)
     return (

@@ -90,9 +90,11 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Cross-entropy over the vocabulary."""
+    """Cross-entropy over the vocabulary; `is_fused`: one kernel each way that keeps no fp32 copies, as
+    flash-attn's, Liger's or Apex's, whatever the rest of the model runs on."""
 
     vocab_size: int
+    is_fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

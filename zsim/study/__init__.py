@@ -1,0 +1,1 @@
+"""Many simulations: published runs, sweeps, comparisons."""

@@ -1,0 +1,214 @@
+"""Published runs: what zsim predicts for each row of a table, beside what was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import floor
+from pathlib import Path
+from typing import Any
+
+from zsim.engine.capacity import peak_bytes, usable_bytes
+from zsim.engine.record import framework_memory
+from zsim.engine.simulate import simulate_job
+from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.make import make_plan
+from zsim.specs.job import Job
+from zsim.study.published_job import RowJob, row_job
+from zsim.study.published_statistics import summarise
+from zsim.study.published_table import PublishedRun, read_runs
+
+# Beyond so many micro-batches the rest are taken to be like the last two of these.
+_MICRO_BATCHES = 3
+
+Tweak = Callable[[Job], Job]
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """One row: measured, predicted, or the reason why not. `memory_kind` says which of torch's figures
+    is compared; errors are predicted over measured, less one."""
+
+    row_id: str
+    source: str
+    status: str
+    reason: str | None = None
+    measured_seconds: float | None = None
+    predicted_seconds: float | None = None
+    relative_error: float | None = None
+    measured_memory_bytes: int | None = None
+    predicted_memory_bytes: int | None = None
+    memory_relative_error: float | None = None
+    memory_kind: str | None = None
+    measured_fits: bool | None = None
+    predicted_fits: bool | None = None
+    role: str = ""
+    tier: str = ""
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """All rows in the order of the files."""
+
+    rows: tuple[RowResult, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `zsim check --json` writes."""
+        rows = [asdict(row) | {"assumptions": list(row.assumptions)} for row in self.rows]
+        return {"rows": rows, "summary": summarise(self.rows), "notes": list(self.notes)}
+
+
+def shipped_tables() -> list[Path]:
+    """The tables of a source checkout; raises InputError in an installed package, which has none."""
+    folder = Path(__file__).resolve().parents[2] / "validation" / "published"
+    tables = sorted(folder.glob("*.csv"))
+    if not tables:
+        raise InputError(
+            "check: no table given, and the published runs come with the source checkout only "
+            "(validation/published/); expected RUNS.csv"
+        )
+    return tables
+
+
+def check_runs(paths: Iterable[Path], *, processes: int | None = None) -> CheckResult:
+    """Predict every row of the tables.
+
+    Raises InputError for a file that is not such a table, or a cell that should be a number and is not.
+    """
+    table = read_runs(paths)
+    results = predict_rows(table.runs, processes=processes)
+    return CheckResult(tuple(results), tuple(table.notes))
+
+
+def predict_rows(
+    runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
+) -> list[RowResult]:
+    """`predict_row` of each, on several processes when there are many; `tweak` changes the job first."""
+    predict = partial(predict_row, tweak=tweak)
+    count = min(processes or os.cpu_count() or 1, 1 + len(runs) // 16)
+    if count == 1:
+        return [predict(run) for run in runs]
+    with ProcessPoolExecutor(count) as pool:
+        return list(pool.map(predict, runs, chunksize=4))
+
+
+def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
+    """What zsim predicts for one row."""
+    base = RowResult(
+        run.row_id,
+        run.source,
+        "skipped",
+        measured_seconds=measured_seconds(run),
+        measured_fits=_measured_fits(run),
+        role=run.role,
+        tier=run.text("tier"),
+    )
+    measured_bytes, kind = _measured_memory(run)
+    base = replace(base, measured_memory_bytes=measured_bytes, memory_kind=kind)
+    try:
+        row = row_job(run)
+        if tweak is not None:
+            row = replace(row, job=tweak(row.job))
+        seconds = step_seconds(row)
+        allocated, fits = _memory(row.job, kind)
+    except NotSimulatedError as error:
+        return replace(base, reason=str(error))
+    return replace(
+        base,
+        status="ok",
+        predicted_seconds=seconds,
+        relative_error=_relative_error(seconds, base.measured_seconds),
+        predicted_memory_bytes=allocated,
+        memory_relative_error=_relative_error(allocated, measured_bytes),
+        predicted_fits=fits,
+        assumptions=row.assumptions,
+    )
+
+
+def measured_seconds(run: PublishedRun) -> float | None:
+    """Seconds of one optimizer step, from what the row has: itself, or tokens per second."""
+    seconds = run.number("step_time_s")
+    if seconds:
+        return seconds
+    gpus, length = run.count("n_gpus"), run.count("seq_len")
+    micro_batch, steps = run.count("micro_batch"), run.count("grad_accum") or 1
+    total = run.count("global_batch") or (gpus or 0) * (micro_batch or 0) * steps
+    if not (gpus and length and total):
+        return None
+    per_gpu = run.number("tokens_per_s_per_gpu") or (run.number("tokens_per_s") or 0.0) / gpus
+    if per_gpu:
+        return total * length / gpus / per_gpu
+    samples = run.number("samples_per_s")
+    return total / samples if samples else None
+
+
+def step_seconds(row: RowJob) -> float:
+    """Seconds of the row's step.
+
+    Micro-batches in the middle of a step are alike, so a step of many is that of a few and so many times what
+    one more adds; a last micro-batch that is smaller adds what one of its size does.
+    """
+    job, micro_batch = row.job, row.job.training.micro_batch_size
+    whole = floor(row.sequences / micro_batch + 1e-9)
+    rest = row.sequences - whole * micro_batch
+    if rest < 1e-6 * micro_batch:
+        return _seconds(job, whole)
+    smaller = max(1, round(rest))
+    if whole == 0:
+        return _seconds(_with_micro_batch(job, smaller), 1) * rest / smaller
+    more = _seconds(_with_micro_batch(job, smaller), 3) - _seconds(_with_micro_batch(job, smaller), 2)
+    return _seconds(job, whole) + more * rest / smaller
+
+
+def _with_micro_batch(job: Job, size: int) -> Job:
+    return replace(job, training=replace(job.training, micro_batch_size=size))
+
+
+def _seconds(job: Job, steps: int) -> float:
+    """Seconds of a step of `steps` whole micro-batches."""
+    if steps <= _MICRO_BATCHES:
+        return _simulated(job, steps)
+    few = _simulated(job, _MICRO_BATCHES)
+    return few + (steps - _MICRO_BATCHES) * (few - _simulated(job, _MICRO_BATCHES - 1))
+
+
+def _simulated(job: Job, steps: int) -> float:
+    job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
+    return simulate_job(job).trace.step_seconds
+
+
+def _memory(job: Job, kind: str | None) -> tuple[int, bool]:
+    """(bytes of the measured kind, whether the job fits)."""
+    steps = min(job.training.gradient_accumulation_steps, _MICRO_BATCHES)
+    job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
+    plan = make_plan(job)
+    total = peak_bytes(job, plan)
+    framework = framework_memory(job, plan).bytes
+    margin = 1 + job.cluster.framework_memory.allocator_margin
+    by_kind = {"reserved": (total - framework) * margin, "device": (total - framework) * margin + framework}
+    return round(by_kind.get(kind or "", total - framework)), total <= usable_bytes(job.cluster)
+
+
+def _measured_memory(run: PublishedRun) -> tuple[int | None, str | None]:
+    """Bytes and which figure they are: torch's peak allocated, active, reserved, or the device's own."""
+    for kind in ("alloc", "active", "reserved"):
+        value = run.number(f"mem_{kind}_gb")
+        if value:
+            return round(value * 1e9), {"alloc": "allocated"}.get(kind, kind)
+    value = run.number("mem_other_gb")
+    if value and run.text("status") != "oom" and "nvidia-smi" in run.text("mem_kind"):
+        return round(value * 1e9), "device"
+    return None, None
+
+
+def _measured_fits(run: PublishedRun) -> bool | None:
+    return {"oom": False, "ok": True}.get(run.text("status"))
+
+
+def _relative_error(predicted: float, measured: float | None) -> float | None:
+    return predicted / measured - 1 if measured else None

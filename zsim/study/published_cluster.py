@@ -1,0 +1,65 @@
+"""From the hardware columns of a published run to a cluster."""
+
+from __future__ import annotations
+
+import re
+
+from zsim.cost.compute import with_attention_variant
+from zsim.errors import NotSimulatedError
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.hardware import Cluster
+from zsim.study.published_table import PublishedRun
+
+# GPU column (longest match first) -> preset.
+CLUSTERS = {
+    "A100-SXM4-80GB": "dgx-a100-80gb",
+    "A100-SXM4-40GB": "dgx-a100-40gb",
+    "H100-SXM-96GB-HBM2e": "grand-teton-h100-500w",
+    "H100-SXM5-80GB": "dgx-h100",
+    "H200-SXM-141GB": "hgx-h200",
+    "V100-SXM3-32GB": "dgx-2",
+}
+
+
+def cluster_preset(run: PublishedRun) -> str:
+    """The preset whose GPU the row names; raises NotSimulatedError where there is none."""
+    gpu = run.text("gpu")
+    for name, preset in CLUSTERS.items():
+        if gpu.startswith(name) and "labelled" not in gpu:
+            return preset
+    raise NotSimulatedError(f"GPU '{gpu}' has no hardware file")
+
+
+def row_cluster(run: PublishedRun) -> Cluster:
+    """The preset with what the row says otherwise: GPUs per node, rate of the NVLinks, of the network per
+    GPU, generation of the attention kernel."""
+    cluster = load_cluster(cluster_preset(run))
+    per_node = run.count("gpus_per_node") or cluster.gpus_per_node
+    changes: dict[str, object] = {"gpus_per_node": per_node}
+    network = run.number("inter_gbps_per_gpu")
+    gpus = run.count("n_gpus") or 1
+    if network:
+        changes["nic"] = cluster.nic.model_copy(update={"per_node": per_node, "bandwidth": network * 1e9 / 8})
+    elif gpus > per_node:
+        raise NotSimulatedError("the network between the nodes is not published")
+    link = _link_bytes_per_second(run.text("intra_link"))
+    if link is not None and abs(link / cluster.node_link.bandwidth - 1) > 0.01:
+        changes["node_link"] = cluster.node_link.model_copy(update={"bandwidth": link})
+    variant = attention_variant(run)
+    if variant in cluster.gpu.attention.variants:
+        changes["gpu"] = with_attention_variant(cluster.gpu, variant)
+    return cluster.model_copy(update=changes)
+
+
+def attention_variant(run: PublishedRun) -> str:
+    """Which generation of FlashAttention the row names; "" is the one of the GPU's file, the second."""
+    kernel = run.text("attn_kernel").lower()
+    if "v1" in kernel:
+        return "flash1"
+    return "flash3" if "fa3" in kernel else ""
+
+
+def _link_bytes_per_second(text: str) -> float | None:
+    """One direction of "NVLink4/NVSwitch 900GB/s bidir"; None where no single rate stands there."""
+    rates = re.findall(r"(\d+)\s?GB/s", text)
+    return float(rates[0]) / 2 * 1e9 if len(rates) == 1 else None

@@ -1,0 +1,225 @@
+"""From a published run to the jobs that predict it, or the reason why zsim cannot."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment import Experiment
+from zsim.specs.job import Job, resolve
+from zsim.study.published_cluster import cluster_preset, row_cluster
+from zsim.study.published_model import has_fused_loss, is_composer, model_config, with_fused_loss
+from zsim.study.published_table import PublishedRun
+
+_PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+
+# What a strategy's text rules out, and why.
+_NOT_SIMULATED = (
+    (r"\bTP ?\d+ ?(\+|x)|\bTP(1[0-9]|[2-9])|TP ?\d+\b.*\bSP\b", "tensor parallelism"),
+    (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
+    (r"ZeRO\+\+", "ZeRO++'s quantised and hierarchical collectives"),
+    (r"Infinity|NVMe", "offload to NVMe"),
+    (r"[Oo]ffload", "offload"),
+    (r"dist(ributed|)[- _]?opt", "Megatron's distributed optimizer"),
+    (r"Megatron-FSDP", "Megatron's own FSDP"),
+    (r"Megatron", "Megatron's own data parallelism"),
+    (r"fairscale", "fairscale's FSDP"),
+    (r"PTD-P|3D|\+ ?MP", "model parallelism"),
+)
+_PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+
+
+@dataclass(frozen=True)
+class RowJob:
+    """The job of a row. `sequences` per rank and step, where they are not whole micro-batches;
+    `assumptions` are what the row leaves open."""
+
+    job: Job
+    sequences: float
+    assumptions: tuple[str, ...]
+
+
+def row_job(run: PublishedRun) -> RowJob:
+    """What zsim simulates for a row.
+
+    Raises NotSimulatedError with the reason for rows that need what zsim lacks or that leave open what no
+    default settles.
+    """
+    _refuse_unsupported(run)
+    gpus = run.count("n_gpus")
+    micro_batch = run.count("micro_batch")
+    if not gpus or not micro_batch:
+        raise NotSimulatedError("the number of GPUs or the micro-batch is not published")
+    assumptions: list[str] = []
+    steps, sequences = _batch(run, micro_batch, gpus, assumptions)
+    cluster = row_cluster(run)
+    if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
+        raise NotSimulatedError(f"{gpus} GPUs do not fill nodes of {cluster.gpus_per_node} evenly")
+    experiment = Experiment(
+        origin=run.where,
+        model=model_config(run),
+        cluster=cluster_preset(run),
+        nodes=gpus,  # one GPU each, until the nodes are the row's own
+        gpus=gpus,
+        training={
+            "sequence_length": run.count("seq_len"),
+            "micro_batch_size": micro_batch,
+            "gradient_accumulation_steps": steps,
+            "precision": _precision(run, assumptions),
+            "activation_checkpointing": _checkpointing(run, assumptions),
+            "attention": "math" if "unfused" in run.text("attn_kernel") else None,
+            "compile": _is_compiled(run),
+            "optimizer": _optimizer(run),
+        },
+        strategy=_strategy(run, gpus, assumptions),
+    )
+    try:
+        job = resolve(experiment)
+    except InputError as error:  # shapes that cannot be
+        raise NotSimulatedError(str(error)) from None
+    nodes = -(-gpus // cluster.gpus_per_node)
+    model = with_fused_loss(job.model) if has_fused_loss(run) else job.model
+    job = replace(job, model=model, cluster=cluster, num_nodes=nodes, gpus_per_node=gpus // nodes)
+    _check_parameters(run, job)
+    return RowJob(job, sequences, tuple(assumptions))
+
+
+def _refuse_unsupported(run: PublishedRun) -> None:
+    if run.role == "trend":
+        raise NotSimulatedError("role 'trend': batch size, shape or units are not published")
+    for column, name in _PARALLELISMS.items():
+        degree = run.count(column)
+        if degree and degree > 1:
+            raise NotSimulatedError(f"{name} parallelism ({column} = {degree}) is not simulated")
+    strategy = run.text("strategy")
+    for pattern, what in _NOT_SIMULATED:
+        if re.search(pattern, strategy):
+            raise NotSimulatedError(f"{what} is not simulated (strategy '{strategy}')")
+    offload = run.text("offload")
+    if offload and not offload.startswith("none"):
+        raise NotSimulatedError(f"offload is not simulated (offload '{offload}')")
+    compiler = run.text("compile")
+    if "thunder" in compiler:
+        raise NotSimulatedError(f"compiler '{compiler}' is not torch.compile")
+
+
+def _batch(run: PublishedRun, micro_batch: int, gpus: int, assumptions: list[str]) -> tuple[int, float]:
+    """(micro-batches per step, sequences per rank and step)."""
+    steps = run.count("grad_accum")
+    total = run.count("global_batch")
+    if not steps:
+        steps = max(1, round(total / (gpus * micro_batch))) if total else 1
+        assumptions.append(f"grad_accum {steps}")
+    if not total:
+        return steps, float(micro_batch * steps)
+    sequences = total / gpus
+    if not (steps - 1) * micro_batch < sequences <= steps * micro_batch:
+        raise NotSimulatedError(
+            f"global_batch {total} does not come from {gpus} GPUs with {steps} micro-batches of {micro_batch}"
+        )
+    return steps, sequences
+
+
+def _precision(run: PublishedRun, assumptions: list[str]) -> str | None:
+    text = run.text("precision").lower()
+    if not text:
+        assumptions.append("precision")
+        return None
+    for word, precision in _PRECISIONS.items():
+        if word in text:
+            if not precision:
+                break
+            return precision
+    raise NotSimulatedError(f"precision '{run.text('precision')}' is not simulated")
+
+
+def _checkpointing(run: PublishedRun, assumptions: list[str]) -> str:
+    text = run.text("act_ckpt")
+    if text.startswith("none"):
+        return "none"
+    if text.startswith("full") and "every" not in text:
+        return "full"
+    if not text or text.startswith("unstated"):
+        raise NotSimulatedError("activation checkpointing is not published")
+    raise NotSimulatedError(f"activation checkpointing '{text}' is not simulated")
+
+
+def _is_compiled(run: PublishedRun) -> bool:
+    return run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
+
+
+def _optimizer(run: PublishedRun) -> str:
+    text = run.text("optimizer").lower()
+    return "sgd" if text == "sgd" else "adamw"
+
+
+def _strategy(run: PublishedRun, gpus: int, assumptions: list[str]) -> dict[str, Any]:
+    """The strategy's table, from its text and the columns beside it."""
+    text, stage = run.text("strategy"), run.count("zero_stage")
+    if re.match(r"single|TP1 x DP1$", text):
+        return _single(run, assumptions)
+    if re.match(r"FSDP2", text):
+        return _fsdp2(run)
+    if re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text):
+        return _fsdp1(run, gpus)
+    if re.match(r"ZeRO-[123]|HF Trainer \+ DeepSpeed", text) and stage:
+        return {"kind": "deepspeed", "stage": stage, "version": _deepspeed_version(run)}
+    if re.match(r"DDP", text):
+        return {"kind": "ddp"}
+    raise NotSimulatedError(f"strategy '{text}' is not simulated")
+
+
+def _single(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
+    """fp16 has fp16 weights with fp32 masters in every recipe of these tables (Megatron, Apex)."""
+    if "fp16" in run.text("precision"):
+        return {"kind": "deepspeed", "stage": 0, "version": _deepspeed_version(run)}
+    return {"kind": "ddp"}
+
+
+def _reduce_dtype(run: PublishedRun) -> str:
+    text = run.text("reduce_dtype") or "bf16"
+    return "fp32" if text.startswith("fp32") else text.split()[0]
+
+
+def _fsdp2(run: PublishedRun) -> dict[str, Any]:
+    """torchtitan's wrapping, as of the row's date."""
+    table: dict[str, Any] = {"kind": "fsdp2", "reduce_dtype": _reduce_dtype(run)}
+    table["wrapping"] = "torchtitan-0.1" if run.text("date") < "2025" else "torchtitan"
+    return table
+
+
+def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
+    text = run.text("strategy")
+    table: dict[str, Any] = {"kind": "fsdp1", "reduce_dtype": _reduce_dtype(run)}
+    shard = run.count("shard_group") or gpus
+    if re.search(r"HSDP|HYBRID", text) or 1 < shard < gpus:
+        table |= {"sharding_strategy": "HYBRID_SHARD", "replicate": gpus // shard}
+    elif "SHARD_GRAD_OP" in text:
+        table["sharding_strategy"] = "SHARD_GRAD_OP"
+    if "NO backward prefetch" in text:
+        table["backward_prefetch"] = "none"
+    elif is_composer(run):
+        table["backward_prefetch"] = "BACKWARD_POST"  # composer's default
+    size = re.search(r"size-based wrap (\d+)M", text)
+    if size:
+        table["wrapping"] = f"size:{size.group(1)}000000"
+    return table
+
+
+def _deepspeed_version(run: PublishedRun) -> str:
+    """The release whose defaults apply: the oldest and the newest that zsim knows."""
+    return "0.10.3" if run.text("date") < "2023-10" else "0.19.8"
+
+
+def _check_parameters(run: PublishedRun, job: Job) -> None:
+    """The shape must give the parameters that the source counted."""
+    published = run.number("n_params")
+    if not published:
+        return
+    tolerance = 0.01 if run.text("n_params_kind").startswith("exact") else 0.15
+    if abs(job.model.numel / published - 1) > tolerance:
+        raise NotSimulatedError(
+            f"the shape has {job.model.numel:,} parameters, but the row says {published:,.0f}"
+        )

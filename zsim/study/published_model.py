@@ -1,0 +1,100 @@
+"""From the architecture columns of a published run to a Hugging Face config."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from zsim.errors import NotSimulatedError
+from zsim.specs.model import Loss, ModelSpec
+from zsim.study.published_table import PublishedRun
+
+_DECODERS = ("", "decoder")
+
+
+def model_config(run: PublishedRun) -> dict[str, Any]:
+    """The row's model in the shape of a `config.json`.
+
+    GELU models are GPT-2's block, biases and learned positions included (what "exact" counts of the tables
+    confirm); SwiGLU models Llama's or, with biases on q, k and v, Qwen 2's. Raises NotSimulatedError for
+    architectures that are neither, and for rows whose shape is not published.
+    """
+    kind = run.text("arch_type")
+    if kind not in _DECODERS:
+        raise NotSimulatedError(f"architecture '{kind}' is not simulated; only decoders are")
+    shape = _shape(run)
+    mlp = run.text("mlp_type")
+    if not mlp:
+        raise NotSimulatedError("the shape is not published: no mlp_type")
+    if mlp == "gelu":
+        return _gpt(run, shape)
+    if mlp == "swiglu":
+        return _llama(run, shape)
+    raise NotSimulatedError(f"MLPs of type '{mlp}' are not simulated from a table")
+
+
+def _shape(run: PublishedRun) -> dict[str, int]:
+    shape = {column: run.count(column) for column in ("n_layers", "hidden", "n_heads", "vocab", "seq_len")}
+    missing = [column for column, value in shape.items() if not value]
+    if missing:
+        raise NotSimulatedError(f"the shape is not published: no {', '.join(missing)}")
+    return {column: value for column, value in shape.items() if value}
+
+
+def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
+    hidden, heads = shape["hidden"], shape["n_heads"]
+    kv_heads = run.count("n_kv_heads") or heads
+    if kv_heads != heads:
+        raise NotSimulatedError(f"GELU models with {kv_heads} key/value heads are not simulated from a table")
+    # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
+    dropout = 0.1 if "unfused" in run.text("attn_kernel") else 0.0
+    return {
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_layer": shape["n_layers"],
+        "n_inner": run.count("ffn") or 4 * hidden,
+        "vocab_size": shape["vocab"],
+        "n_positions": shape["seq_len"],
+        "activation_function": "gelu",
+        "tie_word_embeddings": run.text("tied_emb") != "False",
+        "resid_pdrop": dropout,
+        "attn_pdrop": dropout,
+        "embd_pdrop": dropout,
+    }
+
+
+def _llama(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
+    ffn = run.count("ffn")
+    if not ffn:
+        raise NotSimulatedError("the shape is not published: no ffn")
+    return {
+        "model_type": "qwen2" if "qwen2" in run.text("model").lower() else "llama",
+        "hidden_size": shape["hidden"],
+        "num_attention_heads": shape["n_heads"],
+        "num_key_value_heads": run.count("n_kv_heads") or shape["n_heads"],
+        "num_hidden_layers": shape["n_layers"],
+        "intermediate_size": ffn,
+        "vocab_size": shape["vocab"],
+        "max_position_embeddings": shape["seq_len"],
+        "tie_word_embeddings": run.text("tied_emb") == "True",
+    }
+
+
+def is_composer(run: PublishedRun) -> bool:
+    """MosaicML's runs, on composer."""
+    return "MP mode" in run.text("strategy") or "composer" in run.text("software")
+
+
+def has_fused_loss(run: PublishedRun) -> bool:
+    """llm-foundry's models have flash-attn's fused cross-entropy (its default `loss_fn`) from 2023 on."""
+    return is_composer(run) and run.text("date") >= "2023"
+
+
+def with_fused_loss(model: ModelSpec) -> ModelSpec:
+    """The same model with a cross-entropy that is one kernel each way."""
+    after = tuple(
+        replace(module, work=replace(module.work, is_fused=True)) if isinstance(module.work, Loss) else module
+        for module in model.after
+    )
+    return replace(model, after=after)

@@ -1,0 +1,64 @@
+"""Mean, median, worst and bias of signed errors, by source and in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+from typing import Any, Protocol
+
+
+class Scored(Protocol):
+    """What a row must tell."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def relative_error(self) -> float | None: ...
+    @property
+    def memory_relative_error(self) -> float | None: ...
+    @property
+    def measured_fits(self) -> bool | None: ...
+    @property
+    def predicted_fits(self) -> bool | None: ...
+
+
+def summarise(rows: Sequence[Scored]) -> dict[str, Any]:
+    """The figures of all rows, and of each source in alphabetical order."""
+    sources = sorted({row.source for row in rows})
+    by_source = {name: _figures([row for row in rows if row.source == name]) for name in sources}
+    return _figures(rows) | {"by_source": by_source}
+
+
+def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
+    times = [row.relative_error for row in rows if row.relative_error is not None]
+    memory = [row.memory_relative_error for row in rows if row.memory_relative_error is not None]
+    outcomes = [row for row in rows if row.predicted_fits is not None and row.measured_fits is not None]
+    return {
+        "rows": len(times),
+        "simulated": sum(row.status == "ok" for row in rows),
+        "skipped": sum(row.status == "skipped" for row in rows),
+        **error_figures(times),
+        "memory": {"rows": len(memory), **error_figures(memory)},
+        "fits": {
+            "rows": len(outcomes),
+            "right": sum(row.predicted_fits == row.measured_fits for row in outcomes),
+        },
+    }
+
+
+def error_figures(errors: Iterable[float]) -> dict[str, float | None]:
+    """Mean, median and worst absolute error, mean signed error, and the share within 10 %."""
+    signed = list(errors)
+    if not signed:
+        names = ("mean_absolute_error", "median_absolute_error", "worst_absolute_error", "bias")
+        return {**dict.fromkeys(names), "within_10_percent_fraction": None}
+    absolute = [abs(error) for error in signed]
+    return {
+        "mean_absolute_error": fmean(absolute),
+        "median_absolute_error": median(absolute),
+        "worst_absolute_error": max(absolute),
+        "bias": fmean(signed),
+        "within_10_percent_fraction": sum(error <= 0.1 for error in absolute) / len(absolute),
+    }
