@@ -15,10 +15,11 @@ from functools import partial
 import simpy
 
 from zsim.devices.gpu import Gpu
+from zsim.engine.offload import Offload
 from zsim.engine.program import Program
 from zsim.errors import StuckError
 from zsim.fabric.fabric import Fabric
-from zsim.plan.ops import Collective, Copy
+from zsim.plan.ops import Collective, OffloadWork
 
 
 class Lane:
@@ -46,11 +47,18 @@ class Executor:
     """Runs one step of `program` on `ranks` (all of them, or one per class)."""
 
     def __init__(
-        self, env: simpy.Environment, program: Program, fabric: Fabric, ranks: Sequence[int], slowdown: float
+        self,
+        env: simpy.Environment,
+        program: Program,
+        fabric: Fabric,
+        ranks: Sequence[int],
+        slowdown: float,
+        offload: Offload,
     ) -> None:
         self.env = env
         self.program = program
         self.fabric = fabric
+        self.offload = offload
         self.num_events = 0
         self._ops = program.plan.ops
         self._works = [op.work for op in self._ops]
@@ -153,8 +161,8 @@ class Executor:
         work = self._works[op]
         if isinstance(work, Collective):
             self._arrive(lane, op, work)
-        elif isinstance(work, Copy):
-            transfer = self.fabric.copy(work, 0 if self.fabric.is_folded else lane.rank)
+        elif isinstance(work, OffloadWork):
+            transfer = self.offload.transfer(work, lane.rank, self.fabric)
             self.fabric.run(transfer, lambda: self._end(lane, op, self.env.now))
         else:
             self._end(lane, op, now)

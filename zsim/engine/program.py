@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
-from zsim.plan.ops import Collective, Copy, Kernels, Plan
+from zsim.plan.ops import Collective, Kernels, OffloadWork, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def make_program(
                 seconds_of[key] = sum(kernel_seconds(kernel) for kernel in op.work.kernels)
             durations.append(seconds_of[key])
         else:
-            assert op.work is None or isinstance(op.work, Collective | Copy)
+            assert op.work is None or isinstance(op.work, Collective | OffloadWork)
             durations.append(None)
         host_key = (op.overhead, op.launches)
         if host_key not in host_of:

@@ -6,7 +6,7 @@ import numpy as np
 
 from zsim.engine.executor import Executor
 from zsim.engine.program import Program
-from zsim.plan.ops import Collective, Copy, Kernels, Memory, Op, Plan
+from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Memory, Op, Plan
 from zsim.specs.job import Job
 from zsim.trace.spans import Floats, MemoryEvents, SpanInfo, Trace
 
@@ -50,6 +50,11 @@ def _info(op: Op, plan: Plan) -> SpanInfo:
         )  # fmt: skip
     if isinstance(work, Copy):
         return SpanInfo(op.name, work.direction, op.stream, work.bytes, phase=op.phase, module=op.module)
+    if isinstance(work, HostWork):
+        return SpanInfo(op.name, "cpu", op.stream, work.bytes, phase=op.phase, module=op.module)
+    if isinstance(work, DriveIo):
+        kind = f"nvme_{work.direction}"
+        return SpanInfo(op.name, kind, op.stream, work.bytes, phase=op.phase, module=op.module)
     assert isinstance(work, Kernels)
     kinds = {kernel.kind for kernel in work.kernels}
     is_copy = kinds == {"copy"}

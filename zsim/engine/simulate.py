@@ -13,11 +13,12 @@ import simpy
 from zsim.cost.compute import KernelPricer
 from zsim.cost.host import host_seconds, load_host_costs
 from zsim.engine.executor import Executor
+from zsim.engine.offload import DeviceTraffic, Offload
 from zsim.engine.program import make_program
 from zsim.engine.record import make_trace
 from zsim.fabric.fabric import Fabric
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Collective, Copy, Plan
+from zsim.plan.ops import Collective, Plan
 from zsim.specs.job import Job
 from zsim.specs.topology import Topology
 from zsim.trace.spans import Trace
@@ -54,6 +55,7 @@ class Outcome:
     trace: Trace
     stats: SimulationStats
     traffic: dict[str, float]
+    devices: tuple[DeviceTraffic, ...] = ()
 
 
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
@@ -66,19 +68,19 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     plan = plan or make_plan(job)
     topology = Topology(job.cluster, job.num_nodes, job.gpus_per_node)
     env = simpy.Environment()
-    has_copies = any(isinstance(op.work, Copy) for op in plan.ops)
-    fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, copies=has_copies)
+    offload = Offload(topology, plan, is_folded=not unfold)
+    fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, extra=offload.extra())
     pricer, costs = KernelPricer(job.cluster.gpu), load_host_costs()
     host = job.cluster.host
     program = make_program(
         plan, pricer.seconds, lambda event, launches: host_seconds(event, launches, host, costs)
     )
     ranks = range(job.world_size) if unfold else [0]
-    executor = Executor(env, program, fabric, ranks, job.cluster.gpu.interference.compute_slowdown)
+    executor = Executor(env, program, fabric, ranks, job.cluster.gpu.interference.compute_slowdown, offload)
     with _no_garbage_collection():
         step_seconds = executor.run()
     trace = make_trace(job, plan, program, executor, step_seconds)
     traffic = fabric.traffic(op.work for op in plan.ops if isinstance(op.work, Collective))
     events = executor.num_events + fabric.num_transfers
     stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
-    return Outcome(job, plan, topology, trace, stats, traffic)
+    return Outcome(job, plan, topology, trace, stats, traffic, offload.traffic(step_seconds))

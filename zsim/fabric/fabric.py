@@ -10,8 +10,9 @@ one of them stands for all: exact, whatever the topology, and 100,000 links beco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,21 @@ import simpy
 from zsim.cost.collectives import Rounds, edge_bytes, hierarchical_rounds, ring_rounds, tree_rounds
 from zsim.fabric.rings import hierarchical_usage, num_nodes_of, ring_usage
 from zsim.fluid.sharing import FluidPool, Profile
-from zsim.plan.ops import Collective, Copy, Group
+from zsim.plan.ops import Collective, Group
 from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
 from zsim.specs.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 _NETWORK = "network"
 _TREE_FRACTION = 0.92
+
+
+class Extra(NamedTuple):
+    """Resources besides links, numbered after them, and what else uses links or them: (key, resource
+    numbers, units per unit of work) per kind of work. Their profiles are `Fabric.extra_profiles`."""
+
+    capacities: Floats
+    usages: Sequence[tuple[Hashable, npt.NDArray[np.int64], Floats]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ class Fabric:
         groups: Mapping[str, Group],
         *,
         is_folded: bool,
-        copies: bool = False,
+        extra: Extra | None = None,
     ) -> None:
         self.env = env
         self.topology = topology
@@ -74,7 +83,6 @@ class Fabric:
         self.is_folded = is_folded
         self.num_transfers = 0
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
-        self._copies: dict[tuple[Copy, int], Transfer] = {}
         self._base_usage: dict[str, Floats] = {}
         instances = {name: self._instances(group) for name, group in groups.items()}
         usages: list[tuple[tuple[str, int, str], Floats]] = []
@@ -86,8 +94,7 @@ class Fabric:
                     ((name, number, protocol), self._slowed(base, costs))
                     for protocol, costs in self.costs.protocols.items()
                 ]
-        copy_usages = self._copy_usages() if copies else []
-        self._build_pool(usages + copy_usages)
+        self._build_pool(usages, extra or Extra(np.zeros(0), []))
 
     # -- communicators ------------------------------------------------------------------------------
 
@@ -113,59 +120,39 @@ class Fabric:
                 slowed[part] = usage[part] / costs.inter_fraction
         return slowed
 
-    def _copy_usages(self) -> list[tuple[tuple[str, int, str], Floats]]:
-        """Host copies: over the GPU's PCIe link and its switch's uplink, one per direction."""
-        usages = []
-        classes = self.topology.classes
-        per_switch = min(self.topology.cluster.pcie.gpus_per_switch, self.topology.gpus_per_node)
-        for direction, gpu_side, host_side in (
-            ("d2h", "pcie_up", "uplink_up"),
-            ("h2d", "pcie_down", "uplink_down"),
-        ):
-            ranks = [None] if self.is_folded else range(self.topology.world_size)
-            for number, rank in enumerate(ranks):
-                usage = np.zeros(self.topology.num_links)
-                for name, divisor in ((gpu_side, 1), (host_side, self.topology.cluster.pcie.gpus_per_switch)):
-                    link_class = classes[name]
-                    if rank is None:
-                        weight = 1.0 if divisor == 1 else float(per_switch)
-                        usage[link_class.first : link_class.first + link_class.count] = weight
-                    else:
-                        position = rank if divisor == 1 else self._switch(rank)
-                        usage[link_class.first + position] = 1.0
-                usages.append(((direction, number, ""), usage))
-        return usages
-
-    def _switch(self, rank: int) -> int:
-        topology = self.topology
-        node, local = divmod(rank, topology.gpus_per_node)
-        return node * topology.switches_per_node + local // topology.cluster.pcie.gpus_per_switch
-
-    def _build_pool(self, usages: list[tuple[tuple[str, int, str], Floats]]) -> None:
+    def _build_pool(self, usages: list[tuple[tuple[str, int, str], Floats]], extra: Extra) -> None:
         """Lump the links and register one profile per usage; see [Note: lumped links]."""
-        capacities = self.topology.capacities()
+        capacities = np.concatenate([self.topology.capacities(), extra.capacities])
+        num_links = self.topology.num_links
         signature = np.stack([capacities, capacities])
         # Two independent weighted sums tell links apart; equal rows give equal sums, bit for bit.
         coefficients = np.random.default_rng(20010).uniform(1.0, 2.0, size=(2, len(usages)))
         for column, (_key, usage) in enumerate(usages):
-            signature += coefficients[:, column : column + 1] * usage
+            signature[:, :num_links] += coefficients[:, column : column + 1] * usage
+        coefficients = np.random.default_rng(20011).uniform(1.0, 2.0, size=(2, len(extra.usages)))
+        for column, (_extra_key, indices, weights) in enumerate(extra.usages):
+            signature[:, indices] += coefficients[:, column : column + 1] * weights
         keys = signature.view(np.int64)
         mixed = keys[0] * np.int64(0x1003F) ^ keys[1]
         _unique, representatives = np.unique(mixed, return_index=True)
         representatives = np.sort(representatives)
         self.pool = FluidPool(self.env, capacities[representatives].tolist())
         self._choices: dict[tuple[str, int], list[_Choice]] = {}
-        self._copy_profiles: dict[tuple[str, int], Profile] = {}
+        of_links = representatives[representatives < num_links]
         for (name, number, protocol), usage in usages:
-            weights = usage[representatives]
+            weights = usage[of_links]
             used = np.nonzero(weights)[0]
             profile = self.pool.profile(list(zip(used.tolist(), weights[used].tolist(), strict=True)))
-            if not protocol:
-                self._copy_profiles[name, number] = profile
-                continue
             bandwidth = min((self.pool.capacity[r] / w for r, w in profile.usage), default=float("inf"))
             choice = _Choice(protocol, self.costs.protocols[protocol], profile, bandwidth)
             self._choices.setdefault((name, number), []).append(choice)
+        self.extra_profiles: dict[Hashable, Profile] = {}
+        position = {resource: place for place, resource in enumerate(representatives.tolist())}
+        for key, indices, weights in extra.usages:
+            pairs = zip(indices.tolist(), weights.tolist(), strict=True)
+            self.extra_profiles[key] = self.pool.profile(
+                [(position[index], weight) for index, weight in pairs if index in position]
+            )
 
     # -- running ------------------------------------------------------------------------------------
 
@@ -211,13 +198,6 @@ class Fabric:
         if kind == "all_reduce" and self.costs.backend != "gloo" and num_nodes > 1:
             algorithms.append(("tree", tree_rounds(num_ranks, num_nodes), _TREE_FRACTION))
         return algorithms
-
-    def copy(self, work: Copy, rank_index: int) -> Transfer:
-        """A host copy on idle links."""
-        profile = self._copy_profiles[work.direction, rank_index]
-        bandwidth = min(self.pool.capacity[r] / w for r, w in profile.usage)
-        latency = self.topology.cluster.pcie.latency
-        return Transfer(latency, work.bytes, profile, "copy", "", latency + work.bytes / bandwidth)
 
     def run(self, transfer: Transfer, on_end: Callable[[], None]) -> None:
         """Start a transfer now; `on_end` is called when it is done."""

@@ -10,6 +10,7 @@ from zsim.plan.ops import (
     Collective,
     CollectiveKind,
     Copy,
+    Device,
     Group,
     Kernels,
     Memory,
@@ -130,15 +131,15 @@ class PlanBuilder:
 
     # -- memory -----------------------------------------------------------------------------------------
 
-    def allocate(self, category: Category, count: int) -> None:
+    def allocate(self, category: Category, count: int, device: Device = "gpu") -> None:
         """Take `count` bytes now (before the next op is issued)."""
         if count:
-            self.memory.append(MemoryChange(len(self.ops), category, count))
+            self.memory.append(MemoryChange(len(self.ops), category, count, device))
 
-    def free(self, category: Category, count: int) -> None:
+    def free(self, category: Category, count: int, device: Device = "gpu") -> None:
         """Give back `count` bytes now."""
         if count:
-            self.memory.append(MemoryChange(len(self.ops), category, -count))
+            self.memory.append(MemoryChange(len(self.ops), category, -count, device))
 
     def free_when_done(self, category: Category, count: int, op: int) -> None:
         """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""

@@ -56,11 +56,40 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between GPU and host memory."""
+    """A copy between GPU and host memory. One that is not pinned goes through the driver's pinned buffer."""
 
     direction: Literal["h2d", "d2h"]
     bytes: int
     is_pinned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """Work of one rank's CPU threads on its host memory: `bytes` read plus written.
+
+    `kind` "optimizer" runs at the rate of the CPU optimizer, "copy" (casts, copies, scaling) at that of
+    memory; `numel` is elements, for the report.
+    """
+
+    kind: Literal["optimizer", "copy"]
+    bytes: int
+    numel: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DriveIo:
+    """One batch of asynchronous reads or writes of one rank, as DeepSpeed's aio handle submits them.
+
+    `threads` work on a request in pieces of `block_bytes`, each with `queue_depth` of them in flight.
+    `is_direct`: to or from GPU memory without passing host memory (GPUDirect Storage).
+    """
+
+    direction: Literal["read", "write"]
+    bytes: int
+    block_bytes: int = 2**20
+    queue_depth: int = 8
+    threads: int = 1
+    is_direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +112,8 @@ class MemoryChange(NamedTuple):
     until: int = -1
 
 
-Work = Kernels | Collective | Copy
+OffloadWork = Copy | HostWork | DriveIo
+Work = Kernels | Collective | Copy | HostWork | DriveIo
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,17 @@ Every table of numbers carries a `source` and an `evidence` grade for the number
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from zsim.specs.offload import OffloadRates as OffloadRates
+from zsim.specs.offload import default_offload_rates
+from zsim.specs.table import EVIDENCE_ORDER as EVIDENCE_ORDER
+from zsim.specs.table import Evidence as Evidence
+from zsim.specs.table import Fraction as Fraction
+from zsim.specs.table import Table as Table
 from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
-
-Evidence = Literal["measured", "calibrated", "data sheet", "assumed"]
-EVIDENCE_ORDER: tuple[Evidence, ...] = ("measured", "calibrated", "data sheet", "assumed")
-Fraction = Annotated[float, Field(gt=0, le=1)]
-
-
-class Table(BaseModel):
-    """A table of numbers with their origin."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    source: str = Field(min_length=10)
-    evidence: Evidence
 
 
 class PeakRates(Table):
@@ -214,12 +207,25 @@ class HostDevice(Table):
 
 
 class Nvme(Table):
-    """Drives of one node; capacity and rates are each drive's own."""
+    """Drives of one node, striped (RAID0); capacity and rates are each drive's own.
+
+    `efficiency`: the part of the data sheet's bandwidth that asynchronous I/O gets. `mixed_overlap`: how far
+    reading and writing at once add up, from 1 (the drive does one or the other) to 2 (independent).
+    `attached`: "host" to root ports of their own, "switch" under the GPUs' PCIe switches, spread evenly.
+    `write_cache` per drive, `sustained_write_bandwidth` beyond it (both or neither).
+    """
 
     drives: int = Field(ge=0)
     capacity: Bytes
     read_bandwidth: BytesPerSecond
     write_bandwidth: BytesPerSecond
+    efficiency: Fraction = 1.0
+    read_latency: Seconds = 1e-4
+    write_latency: Seconds = 3e-5
+    mixed_overlap: float = Field(default=1.0, ge=1, le=2)
+    attached: Literal["host", "switch"] = "host"
+    write_cache: Bytes | None = None
+    sustained_write_bandwidth: BytesPerSecond | None = None
 
 
 class FrameworkMemory(Table):
@@ -247,4 +253,5 @@ class Cluster(BaseModel):
     collectives: CollectiveCosts
     host: HostDevice
     nvme: Nvme | None = None
+    offload: OffloadRates = Field(default_factory=default_offload_rates)
     framework_memory: FrameworkMemory

@@ -1,0 +1,51 @@
+"""The drives of a node: striped, shared by all its ranks, reading and writing at once.
+
+By way of host memory (a bounce buffer) data pass DRAM; with GPUDirect Storage they go straight to the GPU's
+link. Drives under the GPUs' PCIe switches use the switches' uplinks, like NICs and copies do.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.nvme import drive_bytes_per_second, stream_bytes_per_second
+from zsim.devices.pool import NodePool, Usage
+from zsim.plan.ops import DriveIo
+from zsim.specs.hardware import Nvme
+
+
+def add_drives(pool: NodePool, nvme: Nvme, written_bytes: float) -> None:
+    """`drive_read`, `drive_write`: bytes per second of a node's drives; `drive_time`: how reading and
+    writing share them; `read_queue`, `write_queue`: the time of one rank's queues.
+
+    `written_bytes`: what all ranks of a node write per step, for the write cache.
+    """
+    pool.add("drive_read", "node", drive_bytes_per_second(nvme, "read"))
+    pool.add("drive_write", "node", drive_bytes_per_second(nvme, "write", written_bytes))
+    pool.add("drive_time", "node", nvme.mixed_overlap)
+    pool.add("read_queue", "rank", 1.0)
+    pool.add("write_queue", "rank", 1.0)
+
+
+def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> Usage:
+    """One byte read from or written to the drives."""
+    bandwidth = pool.classes[f"drive_{work.direction}"].capacity
+    stream = stream_bytes_per_second(nvme, work.direction, work.block_bytes, work.queue_depth, work.threads)
+    is_read = work.direction == "read"
+    own = {
+        f"drive_{work.direction}": 1.0,
+        "drive_time": 1.0 / bandwidth,
+        f"{work.direction}_queue": 1.0 / stream,
+    }
+    spread: dict[str, float] = {}
+    if work.is_direct:
+        own["pcie_down" if is_read else "pcie_up"] = 1.0
+        own["uplink_down" if is_read else "uplink_up"] = 1.0
+    else:
+        own["dram"] = 1.0
+    if nvme.attached == "switch":
+        # A stripe lies on the drives of all switches; of direct traffic the part under the GPU's own switch
+        # stays there, 1 / switches of it.
+        local = 1.0 / pool.topology.switches_per_node if work.is_direct else 0.0
+        if work.is_direct:
+            own["uplink_down" if is_read else "uplink_up"] = 1.0 - local
+        spread["uplink_up" if is_read else "uplink_down"] = 1.0 - local
+    return pool.usage(rank, own, spread)

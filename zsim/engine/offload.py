@@ -1,0 +1,125 @@
+"""Offloaded work of a plan as activities: which resources each piece uses, how long it takes to start."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from zsim.devices.host import add_host, copy_usage, host_work_usage
+from zsim.devices.nvme import add_drives, drive_usage
+from zsim.devices.pool import NodePool, Usage
+from zsim.errors import InputError
+from zsim.fabric.fabric import Extra, Fabric, Transfer
+from zsim.plan.ops import Copy, DriveIo, HostWork, OffloadWork, Plan
+from zsim.specs.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTraffic:
+    """One class of resources over a step: bytes (or seconds, where `is_time`) that one rank puts on its
+    own, and the part of the step during which the resource is fully used."""
+
+    name: str
+    per_rank: float
+    utilisation_fraction: float
+    is_time: bool
+
+
+class Offload:
+    """The resources that offloaded work needs besides links, and the profile of every kind of work."""
+
+    def __init__(self, topology: Topology, plan: Plan, *, is_folded: bool) -> None:
+        self.works = [op.work for op in plan.ops if isinstance(op.work, OffloadWork)]
+        self.pool = NodePool(topology, is_folded=is_folded)
+        self._nvme = topology.cluster.nvme
+        self._transfers: dict[tuple[OffloadWork, int], Transfer] = {}
+        self._samples: dict[Hashable, OffloadWork] = {}
+        if not self.works:
+            return
+        add_host(self.pool)
+        drives = [work for work in self.works if isinstance(work, DriveIo)]
+        if drives:
+            nvme = self._nvme
+            if nvme is None or nvme.drives == 0:
+                raise InputError(
+                    f"cluster '{topology.cluster.name}' has no NVMe drives, and the strategy offloads to "
+                    "nvme; expected a [nvme] table with drives, or device 'cpu'"
+                )
+            written = sum(work.bytes for work in drives if work.direction == "write")
+            add_drives(self.pool, nvme, float(written * topology.gpus_per_node))
+        for work in self.works:
+            self._samples.setdefault(_kind(work), work)
+
+    def extra(self) -> Extra:
+        """Resources and usages to register with the links'; keys are (kind of work, rank)."""
+        ranks = [0] if self.pool.is_folded else range(self.pool.topology.world_size)
+        usages = [
+            ((kind, rank), usage.indices, usage.weights)
+            for kind, work in self._samples.items()
+            for rank in ranks
+            for usage in [self._usage(work, rank)]
+        ]
+        return Extra(self.pool.capacities, usages)
+
+    def _usage(self, work: OffloadWork, rank: int) -> Usage:
+        if isinstance(work, Copy):
+            return copy_usage(self.pool, work, rank)
+        if isinstance(work, HostWork):
+            return host_work_usage(self.pool, work, rank)
+        assert self._nvme is not None
+        return drive_usage(self.pool, self._nvme, work, rank)
+
+    def transfer(self, work: OffloadWork, rank: int, fabric: Fabric) -> Transfer:
+        """The work of one rank as a transfer on the fabric's pool."""
+        rank = 0 if self.pool.is_folded else rank
+        known = self._transfers.get((work, rank))
+        if known is None:
+            profile = fabric.extra_profiles[_kind(work), rank]
+            rate = min(fabric.pool.capacity[r] / w for r, w in profile.usage)
+            latency = self._latency(work)
+            known = Transfer(latency, work.bytes, profile, "offload", "", latency + work.bytes / rate)
+            self._transfers[work, rank] = known
+        return known
+
+    def _latency(self, work: OffloadWork) -> float:
+        if isinstance(work, Copy):
+            return self.pool.topology.cluster.pcie.latency
+        if isinstance(work, DriveIo):
+            assert self._nvme is not None
+            return self._nvme.read_latency if work.direction == "read" else self._nvme.write_latency
+        return 0.0
+
+    def traffic(self, step_seconds: float) -> tuple[DeviceTraffic, ...]:
+        """What each class of resources carried, in the order of the classes."""
+        carried = [0.0] * (self.pool.topology.num_links + len(self.pool.capacities))
+        per_kind: dict[Hashable, float] = {}
+        for work in self.works:
+            per_kind[_kind(work)] = per_kind.get(_kind(work), 0.0) + work.bytes
+        ranks: Iterable[int] = [0] if self.pool.is_folded else range(self.pool.topology.world_size)
+        for kind, total in per_kind.items():
+            for rank in ranks:
+                usage = self._usage(self._samples[kind], rank)
+                for index, weight in zip(usage.indices.tolist(), usage.weights.tolist(), strict=True):
+                    carried[index] += weight * total
+        rows = []
+        for name, resource in self.pool.classes.items():
+            members = carried[resource.first : resource.first + resource.count]
+            if sum(members) > 0:
+                rows.append(
+                    DeviceTraffic(
+                        name,
+                        sum(members) / self.pool.topology.world_size,
+                        max(members) / (resource.capacity * step_seconds),
+                        resource.capacity <= 2.0,
+                    )
+                )
+        return tuple(rows)
+
+
+def _kind(work: OffloadWork) -> Hashable:
+    """What a work's profile depends on: everything but how much it is."""
+    if isinstance(work, Copy):
+        return work.direction, work.is_pinned
+    if isinstance(work, HostWork):
+        return "cpu", work.kind
+    return work.direction, work.block_bytes, work.queue_depth, work.threads, work.is_direct

@@ -1,0 +1,20 @@
+"""A table of numbers with their origin: what every part of a hardware file has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Evidence = Literal["measured", "calibrated", "data sheet", "assumed"]
+EVIDENCE_ORDER: tuple[Evidence, ...] = ("measured", "calibrated", "data sheet", "assumed")
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Table(BaseModel):
+    """A table of numbers with their origin."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    source: str = Field(min_length=10)
+    evidence: Evidence
