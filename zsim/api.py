@@ -126,7 +126,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
             "layers": len(model.blocks),
             "hidden_size": model.hidden_size,
             "vocab_size": model.vocab_size,
-            "source": model.source,
+            "source": _model_source(job),
         },
         "nodes": job.num_nodes,
         "gpus": job.world_size,
@@ -134,6 +134,14 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         "strategy": strategy,
         "cluster": job.cluster.model_dump(by_alias=True),
     }
+
+
+def _model_source(job: Job) -> str:
+    """Where the architecture came from, as the user named it."""
+    asked = job.experiment.model
+    if not isinstance(asked, str):
+        return "the experiment itself"
+    return asked if asked.endswith(".json") or "/" in asked else f"preset {asked}"
 
 
 def evidence(job: Job) -> dict[str, Evidence]:
