@@ -19,6 +19,7 @@ from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
 from zsim.specs.job import Job, resolve
 from zsim.trace.spans import Trace
+from zsim.units import format_bytes
 from zsim.version import __version__
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
@@ -173,6 +174,10 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
 
 def _notes(job: Job) -> list[str]:
     notes = list(job.notes)
+    margin = job.cluster.framework_memory.allocator_margin
+    if margin > 0:
+        total = format_bytes(job.cluster.gpu.memory.capacity)
+        notes.append(f"capacity is the GPU's {total} less the allocator's margin of {margin:.0%}")
     slowdown = job.cluster.gpu.interference.compute_slowdown
     if slowdown > 1:
         notes.append(f"kernels run {slowdown:g} times slower while a collective is under way (calibrated)")
