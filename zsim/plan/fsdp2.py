@@ -206,14 +206,16 @@ class Fsdp2Schedule(Hooks):
             self._pre_backward(self._root)
 
     def before_backward(self, segment: Segment) -> None:
-        unit = self._by_segment[segment.name]
-        if not (unit.is_root or unit.ends_before_loss) and segment.name == unit.segments[-1]:
+        unit = self._by_segment.get(segment.name)
+        if unit is None or unit.is_root or unit.ends_before_loss:
+            return
+        if segment.name == unit.segments[-1]:
             self._pre_backward(unit)
 
     def after_module(self, call: ModuleCall) -> None:
         if isinstance(call.module.work, Loss) and self.builder.phase == "backward":
-            unit = self._by_segment[call.segment]
-            if unit.ends_before_loss:
+            unit = self._by_segment.get(call.segment)
+            if unit is not None and unit.ends_before_loss:
                 self._pre_backward(unit)
 
     def _pre_backward(self, unit: Unit) -> None:
@@ -240,8 +242,10 @@ class Fsdp2Schedule(Hooks):
 
     def after_backward(self, segment: Segment) -> None:
         """The hook on a unit's inputs; units whose inputs need no gradient are finished at the end."""
-        unit = self._by_segment[segment.name]
-        if not unit.is_root and unit.has_differentiable_input and segment.name == unit.segments[0]:
+        unit = self._by_segment.get(segment.name)
+        if unit is None or unit.is_root or not unit.has_differentiable_input:
+            return
+        if segment.name == unit.segments[0]:
             self._post_backward(unit)
 
     def end_backward(self) -> None:

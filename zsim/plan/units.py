@@ -62,7 +62,7 @@ def _padded(parameter: Parameter, num_ranks: int) -> int:
 
 
 def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Unit]:
-    """FSDP2 units in forward order, by preset.
+    """FSDP2 units in forward order, by preset; a root without parameters is none.
 
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
     head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
@@ -98,6 +98,8 @@ def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Uni
         return [embedding, *units, head]
     if strategy.wrapping == "torchtitan-0.1":
         units[-1].reshards_after_forward, units[-1].post_forward_size = False, 0
+    if not before.parameters and not after.parameters:
+        return units
     root = Unit(
         "root", (before.name, after.name), (*before.parameters, *after.parameters), shard_size,
         is_root=True, reshards_after_forward=False, ends_before_loss=strategy.wrapping == "torchtitan",
