@@ -7,10 +7,13 @@ Every table of numbers carries a `source` and an `evidence` grade for the number
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from zsim.specs.collective_costs import CollectiveCosts as CollectiveCosts
+from zsim.specs.collective_costs import ProtocolCosts as ProtocolCosts
+from zsim.specs.network import Network as Network
 from zsim.specs.offload import OffloadRates as OffloadRates
 from zsim.specs.offload import default_offload_rates
 from zsim.specs.table import EVIDENCE_ORDER as EVIDENCE_ORDER
@@ -131,12 +134,20 @@ class NodeLink(Table):
     `mesh`: every GPU has `bandwidth` in all, spread evenly over direct links to the others.
     `none`: GPUs talk over PCIe.
     `efficiency`: the fraction of `bandwidth` that a large collective gets.
+    `nodes_per_domain`: how many nodes one switched domain spans (an NVL72 is 18 trays of 4 GPUs).
     """
 
     kind: Literal["switch", "mesh", "none"]
     bandwidth: BytesPerSecond = 0.0
     efficiency: Fraction = 1.0
     latency: Seconds = 0.0
+    nodes_per_domain: int = Field(default=1, gt=0, strict=True)
+
+    @model_validator(mode="after")
+    def _only_switches_span_nodes(self) -> Self:
+        if self.nodes_per_domain > 1 and self.kind != "switch":
+            raise ValueError(f"nodes_per_domain: only kind 'switch' spans nodes, found '{self.kind}'")
+        return self
 
 
 class Pcie(Table):
@@ -157,43 +168,6 @@ class Nic(Table):
     efficiency: Fraction
     latency: Seconds
     gpudirect: bool = True
-
-
-class Network(Table):
-    """What joins the nodes. `single-switch` never blocks."""
-
-    kind: Literal["single-switch"]
-    latency: Seconds = 0.0
-
-
-class ProtocolCosts(BaseModel):
-    """One NCCL protocol: seconds to start, seconds per round inside a node and between nodes, and the
-    fraction of a link's bandwidth it reaches.
-
-    `network_overhead`: once a group spans nodes, its rounds inside a node take at least this long (the
-    proxy thread posts for every round).
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    base: Seconds
-    intra_round: Seconds
-    inter_round: Seconds
-    intra_fraction: Fraction
-    inter_fraction: Fraction
-    network_overhead: Seconds = 0.0
-
-
-class CollectiveCosts(Table):
-    """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
-
-    `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
-    """
-
-    backend: Literal["nccl", "rccl", "gloo"]
-    algorithm: Literal["ring", "hierarchical"] = "ring"
-    reduce_scatter: Literal["native", "all_reduce"] = "native"
-    protocols: dict[str, ProtocolCosts]
 
 
 class HostDevice(Table):

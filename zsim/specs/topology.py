@@ -2,7 +2,7 @@
 
 Links are numbered arithmetically from the node template, so that a route is a formula and the links of
 16,384 GPUs cost a few arrays; `graph()` gives the same thing as a networkx graph, and tests hold every route
-to be a shortest path in it.
+to be a shortest path in it. What joins the nodes is a `Wiring` (zsim.specs.wiring).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from zsim.specs.generators import make_wiring
 from zsim.specs.hardware import Cluster
+from zsim.specs.wiring import Inventory
 
 if TYPE_CHECKING:
     import networkx
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,9 @@ class LinkClass:
 class Topology:
     """`num_nodes` identical nodes of `cluster`, `gpus_per_node` GPUs used on each.
 
-    Ranks are numbered node by node: rank = node * gpus_per_node + GPU of the node.
+    Ranks are numbered node by node: rank = node * gpus_per_node + GPU of the node. A *domain* is what NVLink
+    joins: a node, or several where a switched NVLink domain is larger. Raises InputError when the nodes do
+    not fit the network's description.
     """
 
     def __init__(self, cluster: Cluster, num_nodes: int, gpus_per_node: int) -> None:
@@ -49,7 +54,9 @@ class Topology:
         self.num_nodes = num_nodes
         self.gpus_per_node = gpus_per_node
         self.world_size = num_nodes * gpus_per_node
+        self.ranks_per_domain = gpus_per_node * cluster.node_link.nodes_per_domain
         self.switches_per_node = -(-gpus_per_node // cluster.pcie.gpus_per_switch)
+        self.wiring = make_wiring(cluster, num_nodes)
         self.classes: dict[str, LinkClass] = {}
         self.num_links = 0
         link, pcie, nic = cluster.node_link, cluster.pcie, cluster.nic
@@ -66,8 +73,12 @@ class Topology:
         switches = num_nodes * self.switches_per_node
         self._add("uplink_up", "pcie uplink", switches, pcie.bandwidth, pcie.efficiency)
         self._add("uplink_down", "pcie uplink", switches, pcie.bandwidth, pcie.efficiency)
-        self._add("nic_out", "network", num_nodes * nic.per_node, nic.bandwidth, nic.efficiency)
-        self._add("nic_in", "network", num_nodes * nic.per_node, nic.bandwidth, nic.efficiency)
+        planes = self.wiring.planes
+        ports = num_nodes * nic.per_node * planes
+        self._add("nic_out", "network", ports, nic.bandwidth / planes, nic.efficiency)
+        self._add("nic_in", "network", ports, nic.bandwidth / planes, nic.efficiency)
+        for links in self.wiring.links():
+            self._add(links.name, links.tier, links.count, links.bandwidth, links.efficiency)
 
     def _add(self, name: str, tier: str, count: int, bandwidth: float, efficiency: float) -> None:
         self.classes[name] = LinkClass(name, tier, self.num_links, count, bandwidth, bandwidth * efficiency)
@@ -77,23 +88,74 @@ class Topology:
         """Bytes per second of every link."""
         return np.concatenate([np.full(c.count, c.capacity) for c in self.classes.values()])
 
+    def leaves_node(self) -> Bools:
+        """For every link, whether it is a card's or one between switches."""
+        first = self.classes["nic_out"].first
+        return np.arange(self.num_links) >= first
+
+    def inventory(self) -> Inventory:
+        """Switches, ports and cables between the nodes."""
+        return self.wiring.inventory()
+
     def node_of(self, ranks: Ints) -> Ints:
         return ranks // self.gpus_per_node
 
+    def domain_of(self, ranks: Ints) -> Ints:
+        """The NVLink domain of each rank: its node, or the group of nodes that share NVLink switches."""
+        return ranks // self.ranks_per_domain
+
+    def nic_of(self, ranks: Ints) -> Ints:
+        """The network card that each rank uses."""
+        nics = self.cluster.nic.per_node
+        return self.node_of(ranks) * nics + ranks % self.gpus_per_node * nics // self.cluster.gpus_per_node
+
     def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float) -> None:
         """Add `amount` to `usage` on every link of the route of each (source, target) pair of ranks."""
-        is_local = self.node_of(sources) == self.node_of(targets)
-        for links in self._local_links(sources[is_local], targets[is_local]):
-            np.add.at(usage, links, amount)
-        for links in self._remote_links(sources[~is_local], targets[~is_local]):
-            np.add.at(usage, links, amount)
+        is_local = self.domain_of(sources) == self.domain_of(targets)
+        _count_links(usage, self._local_links(sources[is_local], targets[is_local]), amount)
+        sources, targets = sources[~is_local], targets[~is_local]
+        if not len(sources):
+            return
+        _count_links(usage, self._to_nic(sources), amount)
+        _count_links(usage, self._from_nic(targets), amount)
+        cards = self.nic_of(sources), self.nic_of(targets)
+        self._add_ports(usage, *cards, amount)
+        self.wiring.add_usage(lambda name: self._view(usage, name), *cards, amount)
+
+    def _add_ports(self, usage: Floats, sources: Ints, targets: Ints, amount: float) -> None:
+        planes = self.wiring.planes
+        shares = self.wiring.plane_shares(sources, targets)
+        for name, cards in (("nic_out", sources), ("nic_in", targets)):
+            ports = self._view(usage, name).reshape(-1, planes)
+            for plane in range(planes):
+                weights = None if shares is None else shares[:, plane]
+                count = np.bincount(cards, weights=weights, minlength=len(ports))
+                ports[:, plane] += count * (amount if shares is not None else amount / planes)
+
+    def _view(self, usage: Floats, name: str) -> Floats:
+        link_class = self.classes[name]
+        return usage[link_class.first : link_class.first + link_class.count]
+
+    def paths(self, source: int, target: int) -> list[tuple[float, list[int]]]:
+        """The routes from rank to rank: share of the bytes, link numbers in the order they are passed."""
+        pair = np.array([source]), np.array([target])
+        if source // self.ranks_per_domain == target // self.ranks_per_domain:
+            return [(1.0, [int(links[0]) for links in self._local_links(*pair) if len(links)])]
+        ways = []
+        cards = int(self.nic_of(pair[0])[0]), int(self.nic_of(pair[1])[0])
+        planes = self.wiring.planes
+        out, into = (self.classes[name].first for name in ("nic_out", "nic_in"))
+        before = [int(links[0]) for links in self._to_nic(pair[0]) if len(links)]
+        after = [int(links[0]) for links in self._from_nic(pair[1]) if len(links)]
+        for share, plane, path in self.wiring.paths(*cards):
+            middle = [self.classes[name].first + position for name, position in path]
+            ports = out + cards[0] * planes + plane, into + cards[1] * planes + plane
+            ways.append((share, [*before, ports[0], *middle, ports[1], *after]))
+        return ways
 
     def route(self, source: int, target: int) -> list[int]:
-        """Link numbers from rank to rank, in the order the bytes pass them."""
-        pair = np.array([source]), np.array([target])
-        is_local = source // self.gpus_per_node == target // self.gpus_per_node
-        columns = self._local_links(*pair) if is_local else self._remote_links(*pair)
-        return [int(links[0]) for links in columns if len(links)]
+        """The first of the routes from rank to rank."""
+        return self.paths(source, target)[0][1]
 
     def _local_links(self, sources: Ints, targets: Ints) -> list[Ints]:
         first = {name: link_class.first for name, link_class in self.classes.items()}
@@ -113,25 +175,19 @@ class Topology:
             first["pcie_down"] + targets,
         ]
 
-    def _remote_links(self, sources: Ints, targets: Ints) -> list[Ints]:
-        first = {name: link_class.first for name, link_class in self.classes.items()}
+    def _to_nic(self, ranks: Ints) -> list[Ints]:
         staged = slice(0, 0) if self.cluster.nic.gpudirect else slice(None)
-        return [
-            first["pcie_up"] + sources,
-            first["uplink_up"] + self._switch_of(sources)[staged],
-            first["nic_out"] + self._nic_of(sources),
-            first["nic_in"] + self._nic_of(targets),
-            first["uplink_down"] + self._switch_of(targets)[staged],
-            first["pcie_down"] + targets,
-        ]
+        up, uplink = self.classes["pcie_up"].first, self.classes["uplink_up"].first
+        return [up + ranks, uplink + self._switch_of(ranks)[staged]]
+
+    def _from_nic(self, ranks: Ints) -> list[Ints]:
+        staged = slice(0, 0) if self.cluster.nic.gpudirect else slice(None)
+        down, uplink = self.classes["pcie_down"].first, self.classes["uplink_down"].first
+        return [uplink + self._switch_of(ranks)[staged], down + ranks]
 
     def _switch_of(self, ranks: Ints) -> Ints:
         local = ranks % self.gpus_per_node // self.cluster.pcie.gpus_per_switch
         return self.node_of(ranks) * self.switches_per_node + local
-
-    def _nic_of(self, ranks: Ints) -> Ints:
-        nics = self.cluster.nic.per_node
-        return self.node_of(ranks) * nics + ranks % self.gpus_per_node * nics // self.cluster.gpus_per_node
 
     def class_of(self, link: int) -> LinkClass:
         for link_class in self.classes.values():
@@ -140,46 +196,15 @@ class Topology:
         raise IndexError(link)
 
     def graph(self) -> networkx.DiGraph[str]:
-        """The same devices and links as a directed graph; edges carry `link`, `tier` and `capacity`."""
-        import networkx
+        """The same devices and links as a directed graph (`zsim.specs.topology_graph`)."""
+        from zsim.specs.topology_graph import topology_graph
 
-        graph: networkx.DiGraph[str] = networkx.DiGraph()
-        for name, link_class in self.classes.items():
-            for position in range(link_class.count):
-                ends = self._ends(name, position)
-                if ends is not None:
-                    number = link_class.first + position
-                    graph.add_edge(*ends, link=number, tier=link_class.tier, capacity=link_class.capacity)
-        for nic in range(self.classes["nic_out"].count):
-            host_side = self._nic_host_side(nic)
-            graph.add_edge(host_side, f"nic{nic}")
-            graph.add_edge(f"nic{nic}", host_side)
-        return graph
+        return topology_graph(self)
 
-    def _nic_host_side(self, nic: int) -> str:
-        """The PCIe switch a card sits under, or the host where bytes are staged in host memory."""
-        nics = self.cluster.nic.per_node
-        node, local = divmod(nic, nics)
-        if not self.cluster.nic.gpudirect:
-            return f"host{node}"
-        local_gpu = min(-(-local * self.cluster.gpus_per_node // nics), self.gpus_per_node - 1)
-        return f"pcie{node * self.switches_per_node + local_gpu // self.cluster.pcie.gpus_per_switch}"
 
-    def _ends(self, name: str, position: int) -> tuple[str, str] | None:
-        """The devices that link `position` of a class joins (None for a mesh link to oneself)."""
-        gpus = self.gpus_per_node
-        if name in ("nvlink_out", "nvlink_in"):
-            ends = f"gpu{position}", f"nvswitch{position // gpus}"
-            return ends if name == "nvlink_out" else ends[::-1]
-        if name == "nvlink_direct":
-            source, local_target = divmod(position, gpus)
-            target = source // gpus * gpus + local_target
-            return None if source == target else (f"gpu{source}", f"gpu{target}")
-        if name in ("pcie_up", "pcie_down"):
-            ends = f"gpu{position}", f"pcie{int(self._switch_of(np.array([position]))[0])}"
-            return ends if name == "pcie_up" else ends[::-1]
-        if name in ("uplink_up", "uplink_down"):
-            ends = f"pcie{position}", f"host{position // self.switches_per_node}"
-            return ends if name == "uplink_up" else ends[::-1]
-        ends = f"nic{position}", "network"
-        return ends if name == "nic_out" else ends[::-1]
+def _count_links(usage: Floats, columns: list[Ints], amount: float) -> None:
+    for links in columns:
+        if len(links):
+            low = int(links.min())
+            counts = np.bincount(links - low)
+            usage[low : low + len(counts)] += counts * amount
