@@ -1,0 +1,177 @@
+"""The walk through a step: which hook is called where, and what activations cost meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload import ModuleCall, Segment, Workload, make_workload
+
+
+class Recorder(Hooks):
+    """Writes down every hook, and in which phase it was called."""
+
+    def __init__(self) -> None:
+        super().__init__(PlanBuilder([]))
+        self.calls: list[str] = []
+
+    def _note(self, text: str) -> None:
+        self.calls.append(text)
+
+    def begin_step(self) -> None:
+        self._note("begin_step")
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._note(f"micro_batch {number} {is_last} {self.builder.phase}")
+
+    def before_forward(self, segment: Segment) -> None:
+        self._note(f"before_forward {segment.name}")
+
+    def after_forward(self, segment: Segment) -> None:
+        self._note(f"after_forward {segment.name}")
+
+    def end_forward(self) -> None:
+        self._note("end_forward")
+
+    def begin_backward(self) -> None:
+        self._note(f"begin_backward {self.builder.phase}")
+
+    def before_backward(self, segment: Segment) -> None:
+        self._note(f"before_backward {segment.name}")
+
+    def after_backward(self, segment: Segment) -> None:
+        self._note(f"after_backward {segment.name}")
+
+    def before_module(self, call: ModuleCall) -> None:
+        self._note(f"> {call.name} {self.builder.phase}")
+
+    def after_module(self, call: ModuleCall) -> None:
+        self._note(f"< {call.name} {self.builder.phase}")
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        self._note(f"gradient {call.name}")
+
+    def end_backward(self) -> None:
+        self._note("end_backward")
+
+    def optimizer_step(self) -> None:
+        self._note(f"optimizer {self.builder.phase}")
+
+
+def walk(workload: Workload, num_micro_batches: int = 1) -> Recorder:
+    recorder = Recorder()
+    walk_step(recorder, workload, num_micro_batches)
+    return recorder
+
+
+def toy(toys: Any, checkpointing: str = "none", num_blocks: int = 1) -> Workload:
+    return make_workload(toys.transformer(num_blocks), toys.training(activation_checkpointing=checkpointing))
+
+
+def test_hooks_are_called_where_pytorch_calls_them(toys: Any) -> None:
+    """One block of one Linear: forward through the segments, backward in reverse, gradients after their
+    module's backward."""
+    workload = make_workload(toys.linear_blocks([(8, 8)]), toys.training())
+    expected = """
+        begin_step
+        micro_batch 0 True forward
+        before_forward before
+        after_forward before
+        before_forward layers.0
+        > layers.0.linear forward
+        < layers.0.linear forward
+        after_forward layers.0
+        before_forward after
+        > loss forward
+        < loss forward
+        after_forward after
+        end_forward
+        begin_backward backward
+        before_backward after
+        > loss backward
+        gradient loss
+        < loss backward
+        after_backward after
+        before_backward layers.0
+        > layers.0.linear backward
+        gradient layers.0.linear
+        < layers.0.linear backward
+        after_backward layers.0
+        before_backward before
+        after_backward before
+        end_backward
+        optimizer optimizer
+    """
+    assert walk(workload).calls == [line.strip() for line in expected.strip().splitlines()]
+
+
+def test_every_micro_batch_begins_in_forward_and_one_is_the_last(toys: Any) -> None:
+    calls = walk(toy(toys), 3).calls
+    begins = [call for call in calls if call.startswith("micro_batch")]
+    assert begins == [
+        "micro_batch 0 False forward",
+        "micro_batch 1 False forward",
+        "micro_batch 2 True forward",
+    ]
+    assert calls.count("optimizer optimizer") == 1
+
+
+def test_a_checkpointed_block_is_recomputed_before_its_backward(toys: Any) -> None:
+    """All of it but the last product and the add behind it: their inputs are all that backward needs. The
+    last linear's hooks run all the same, since recomputation enters it."""
+    calls = walk(toy(toys, "full")).calls
+    recomputed = [call.split()[1] for call in calls if call.endswith(" recompute") and call.startswith(">")]
+    prefix = "model.layers.0."
+    assert recomputed == [
+        prefix + name
+        for name in ("attn.qkv", "attn.core", "attn.o", "attn_residual", "mlp.up", "mlp.act", "mlp.down")
+    ]
+    entered = calls.index("> model.layers.0.mlp.down recompute")
+    assert "< model.layers.0.mlp.down recompute" not in calls
+    assert calls.index("before_backward model.layers.0") < entered
+    assert entered < calls.index("> model.layers.0.residual backward")
+
+
+def test_selective_checkpointing_recomputes_attention_alone(toys: Any) -> None:
+    ops = walk(toy(toys, "selective")).builder.ops
+    assert [op.name for op in ops if op.phase == "recompute"] == ["model.layers.0.attn.core recompute"]
+
+
+def activation_levels(recorder: Recorder) -> list[int]:
+    levels, now = [], 0
+    for change in recorder.builder.memory:
+        now += change.bytes
+        levels.append(now)
+    return levels
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_activations_are_all_freed_at_the_end(toys: Any, checkpointing: str) -> None:
+    levels = activation_levels(walk(toy(toys, checkpointing, 3), 2))
+    assert levels[-1] == 0
+    assert min(levels) >= 0
+
+
+def test_without_checkpointing_every_block_adds_what_it_saves(toys: Any) -> None:
+    """The level at the end of forward grows by the same number with each block."""
+
+    def at_end_of_forward(num_blocks: int, checkpointing: str) -> int:
+        recorder = walk(toy(toys, checkpointing, num_blocks))
+        first = next(i for i, op in enumerate(recorder.builder.ops) if op.phase == "backward")
+        residual = next(segment for segment in [toy(toys, checkpointing, num_blocks)]).residual_bytes
+        return sum(c.bytes for c in recorder.builder.memory if c.op <= first) - residual
+
+    saved = sum(call.work.saved_bytes for call in toy(toys).segments[1].calls)
+    assert at_end_of_forward(3, "none") - at_end_of_forward(2, "none") == saved
+    # with full checkpointing a block keeps its input: 6 tokens x 16 x 2 bytes
+    assert at_end_of_forward(3, "full") - at_end_of_forward(2, "full") == 6 * 16 * 2
+
+
+def test_op_phases_name_where_the_work_belongs(toys: Any) -> None:
+    ops = walk(toy(toys, "full")).builder.ops names = {phase: [op.name for op in ops if op.phase == phase
+    and op.work] for phase in ("forward", "backward")} assert names["forward"][0] == "model.emb" assert
+    names["forward"][-1] == "loss" assert names["backward"][0] == "loss backward" assert
+    names["backward"][-1] == "model.emb backward"
