@@ -171,7 +171,8 @@ def test_without_checkpointing_every_block_adds_what_it_saves(toys: Any) -> None
 
 
 def test_op_phases_name_where_the_work_belongs(toys: Any) -> None:
-    ops = walk(toy(toys, "full")).builder.ops names = {phase: [op.name for op in ops if op.phase == phase
-    and op.work] for phase in ("forward", "backward")} assert names["forward"][0] == "model.emb" assert
-    names["forward"][-1] == "loss" assert names["backward"][0] == "loss backward" assert
-    names["backward"][-1] == "model.emb backward"
+    ops = walk(toy(toys, "full")).builder.ops
+    forward = [op.name for op in ops if op.phase == "forward" and op.work]
+    backward = [op.name for op in ops if op.phase == "backward" and op.work]
+    assert (forward[0], forward[-1]) == ("model.emb", "loss")
+    assert (backward[0], backward[-1]) == ("loss backward", "model.emb backward")
