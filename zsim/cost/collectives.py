@@ -1,19 +1,27 @@
-"""Collectives on an idle ring: what every edge carries, how many rounds it takes.
+"""Collectives on idle links: what a rank must send, how many rounds an algorithm takes.
 
-S is the full tensor in bytes (output of an all-gather, input of a reduce-scatter, buffer of an all-reduce),
-n the number of ranks, k the number of nodes they are on. Bytes per ring edge (nccl-tests,
-doc/PERFORMANCE.md, the bus-bandwidth factors):
+S is the full tensor in bytes (output of an all-gather, input of a reduce-scatter, buffer of an all-reduce;
+of an all-to-all, what one rank holds), n the number of ranks, k the number of NVLink domains (nodes) they
+are on, g = n/k. *Bus bytes*, what every rank must send at least (nccl-tests, doc/PERFORMANCE.md, the
+bus-bandwidth factors), so that bus bytes over seconds is nccl-tests' busbw whatever the algorithm:
 
-    all_gather, reduce_scatter    S (n-1)/n
-    all_reduce                    2 S (n-1)/n
-    broadcast, reduce             S
+    all_gather, reduce_scatter, all_to_all    S (n-1)/n
+    all_reduce                                2 S (n-1)/n
+    broadcast, reduce, send, recv             S
 
-Rounds, and how many of them leave a node (NCCL 2.21 src/graph/tuning.cc, ncclTopoTuneModel: nsteps and
-nInterSteps of the ring algorithm):
+Rounds inside domains and between them (NCCL 2.20 src/graph/tuning.cc, ncclTopoTuneModel, and newer):
 
-    all_gather, reduce_scatter    n-1,       k-1
-    all_reduce                    2 (n-1),   2 k   (0 on one node)
-    broadcast, reduce             n,         k     (0 on one node)
+    ring     all_gather, reduce_scatter    n-1 in all, of which k leave a domain (k-1 when g = 1)
+             all_reduce                    2 (n-1), 2 k   (0 on one domain)
+             broadcast, reduce             n, k           (0 on one domain)
+    tree     all_reduce                    2 (g-1), 2 ceil(log2 k)
+    nvls     all_reduce                    1 (the switches reduce and multicast)
+    nvls_tree    all_reduce                1, 2 ceil(log2 k)
+    pat      all_gather, reduce_scatter    n (a linear part), ceil(log2 n)
+    all_to_all                             g-1, k-1: what goes to one node goes together
+
+NCCL's own plan has k-1 for the ring's all-gather; but the longest chain of n-1 edges leaves a domain k times
+when the piece starts inside one, and the rounds played message by message (`zsim.fabric.rounds`) take that.
 """
 
 from __future__ import annotations
@@ -25,6 +33,7 @@ from zsim.errors import NotSimulatedError
 
 _HALF_RING = ("all_gather", "reduce_scatter")
 _CHAIN = ("broadcast", "reduce")
+_PAIR = ("send", "recv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +45,29 @@ class Rounds:
 
 
 def edge_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
-    """Bytes that each directed edge of the ring carries for one call; 0 for one rank or no bytes."""
+    """Bus bytes of one call: what each directed edge of a ring carries; 0 for one rank or no bytes."""
     if num_ranks <= 1:
         return 0.0
-    if kind in _HALF_RING:
+    if kind in _HALF_RING or kind == "all_to_all":
         return full_bytes * (num_ranks - 1) / num_ranks
     if kind == "all_reduce":
         return 2 * full_bytes * (num_ranks - 1) / num_ranks
-    if kind in _CHAIN:
+    if kind in _CHAIN or kind in _PAIR:
         return float(full_bytes)
-    raise NotSimulatedError(f"{kind} is not simulated on a ring yet")
+    raise NotSimulatedError(f"{kind} is not simulated yet")
 
 
 def ring_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:
     """Latency steps of the ring algorithm."""
     if num_ranks <= 1:
         return Rounds(0, 0)
+    spans = num_nodes > 1
     if kind in _HALF_RING:
-        total, inter = num_ranks - 1, num_nodes - 1
+        total, inter = num_ranks - 1, num_nodes if spans else 0
     elif kind == "all_reduce":
-        total, inter = 2 * (num_ranks - 1), 2 * num_nodes if num_nodes > 1 else 0
+        total, inter = 2 * (num_ranks - 1), 2 * num_nodes if spans else 0
     elif kind in _CHAIN:
-        total, inter = num_ranks, num_nodes if num_nodes > 1 else 0
+        total, inter = num_ranks, num_nodes if spans else 0
     else:
         raise NotSimulatedError(f"{kind} is not simulated on a ring yet")
     inter = min(inter, total)
@@ -68,6 +78,28 @@ def tree_rounds(num_ranks: int, num_nodes: int) -> Rounds:
     """Latency steps of an all-reduce on NCCL's double binary tree: up and down a chain inside each node and a
     binary tree across nodes, 2 (n/k - 1) and 2 ceil(log2 k) (NCCL 2.21 src/graph/tuning.cc)."""
     return Rounds(2 * (num_ranks // num_nodes - 1), 2 * ceil(log2(num_nodes)))
+
+
+def nvls_rounds(num_nodes: int) -> Rounds:
+    """NVLS in one domain (one round), NVLSTree across domains (up and down a binary tree besides)."""
+    return Rounds(1, 2 * ceil(log2(num_nodes)))
+
+
+def pat_rounds(num_ranks: int) -> Rounds:
+    """PAT on one rank per node: log2 n rounds, and a part that is still linear in n (NCCL 2.23
+    src/graph/tuning.cc: log2(nNodes) interLat/3.5 + nRanks 2.8 us)."""
+    return Rounds(num_ranks, ceil(log2(num_ranks)))
+
+
+def all_to_all_rounds(num_ranks: int, num_nodes: int) -> Rounds:
+    """One round per peer inside the node and per other node. Assumed: NCCL has no plan for all-to-all."""
+    return Rounds(max(num_ranks // num_nodes - 1, 0), num_nodes - 1)
+
+
+def binomial_rounds(num_ranks: int, num_nodes: int) -> Rounds:
+    """gloo's broadcast: a binomial tree of ceil(log2 n) rounds, ceil(log2 k) of them between nodes."""
+    inter = ceil(log2(num_nodes))
+    return Rounds(max(ceil(log2(num_ranks)) - inter, 0), inter)
 
 
 def hierarchical_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:

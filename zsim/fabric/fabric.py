@@ -1,7 +1,8 @@
 """Collectives as fluid activities on the links of a topology.
 
-A collective is one activity. Its size is the bytes of one ring edge, its profile what every link carries
-per such byte, its latency the rounds of its algorithm. So its rate is nccl-tests' bus bandwidth.
+A collective is one activity. Its size is its bus bytes (what every rank must send), its profile what every
+link carries per such byte under the chosen algorithm, its latency the algorithm's rounds. So its rate is
+nccl-tests' bus bandwidth, whatever the algorithm.
 
 # [Note: lumped links]
 Links with the same capacity and the same weight in every profile constrain the rates in the same way, so
@@ -18,16 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from zsim.cost.collectives import Rounds, edge_bytes, hierarchical_rounds, ring_rounds, tree_rounds
-from zsim.fabric.rings import hierarchical_usage, num_nodes_of, ring_usage
+from zsim.cost.collectives import Rounds, edge_bytes
+from zsim.fabric.choice import planned_seconds
+from zsim.fabric.methods import Method, methods
+from zsim.fabric.patterns import SHAPES
+from zsim.fabric.rings import num_domains_of
 from zsim.fluid.sharing import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
 from zsim.specs.topology import Topology
 
 Floats = npt.NDArray[np.float64]
-_NETWORK = "network"
-_TREE_FRACTION = 0.92
+_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
+_MOST_SAMPLED = 64
 
 
 class Extra(NamedTuple):
@@ -52,19 +56,21 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One protocol of one communicator."""
+    """One algorithm and protocol of one communicator."""
 
-    name: str
+    method: Method
+    protocol: str
     costs: ProtocolCosts
     profile: Profile
-    bandwidth: float  # bytes per second per ring edge, alone
+    bandwidth: float  # bus bytes per second, alone
 
 
 class Fabric:
     """The links of a topology as resources, and the communicators of a plan on them.
 
     `is_folded`: one activity stands for the same collective in all groups of a kind, and carries the load
-    of all of them; else every group has its own.
+    of all of them; else every group has its own. `works`: the collectives to expect (any of the usual kinds
+    in every group when None).
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Fabric:
         *,
         is_folded: bool,
         extra: Extra | None = None,
+        works: Iterable[Collective] | None = None,
     ) -> None:
         self.env = env
         self.topology = topology
@@ -83,17 +90,22 @@ class Fabric:
         self.is_folded = is_folded
         self.num_transfers = 0
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
-        self._base_usage: dict[str, Floats] = {}
-        instances = {name: self._instances(group) for name, group in groups.items()}
+        self._shapes: dict[tuple[str, str], str] = {}
+        self._num_domains = {name: num_domains_of(topology, g.ranks_of(0)) for name, g in groups.items()}
+        self._extra_hops = {name: self._hops_beyond_one(group) for name, group in groups.items()}
+        kinds = _kinds_by_group(groups, works)
+        self._methods = {
+            (name, kind): self._methods_of(name, kind) for name, names in kinds.items() for kind in names
+        }
+        self._base_usage: dict[tuple[str, str], Floats] = {}
         usages: list[tuple[tuple[str, int, str], Floats]] = []
-        for name, parts in instances.items():
-            for number, ranks in enumerate(parts):
-                base = self._usage(ranks)
-                self._base_usage[name] = base + self._base_usage.get(name, 0.0)
-                usages += [
-                    ((name, number, protocol), self._slowed(base, costs))
-                    for protocol, costs in self.costs.protocols.items()
-                ]
+        for name, group in groups.items():
+            shapes = {m.shape: None for kind in kinds[name] for m in self._methods[name, kind]}
+            for number, ranks in enumerate(self._instances(group)):
+                for shape in shapes:
+                    usage = SHAPES[shape](topology, ranks) if group.size > 1 else np.zeros(topology.num_links)
+                    self._base_usage[name, shape] = usage + self._base_usage.get((name, shape), 0.0)
+                    usages.append(((name, number, shape), usage))
         self._build_pool(usages, extra or Extra(np.zeros(0), []))
 
     # -- communicators ------------------------------------------------------------------------------
@@ -106,19 +118,10 @@ class Fabric:
         parts = [group.ranks_of(first) for first in firsts]
         return [parts] if self.is_folded else [[part] for part in parts]
 
-    def _usage(self, ranks: list[range]) -> Floats:
-        if self.costs.algorithm == "hierarchical" and num_nodes_of(self.topology, ranks[0]) > 1:
-            return hierarchical_usage(self.topology, ranks, "all_gather")
-        return ring_usage(self.topology, ranks)
-
-    def _slowed(self, usage: Floats, costs: ProtocolCosts) -> Floats:
-        """Usage that makes a protocol reach only its fraction of each link's bandwidth."""
-        slowed = usage / costs.intra_fraction
-        for link_class in self.topology.classes.values():
-            if link_class.tier == _NETWORK:
-                part = slice(link_class.first, link_class.first + link_class.count)
-                slowed[part] = usage[part] / costs.inter_fraction
-        return slowed
+    def _methods_of(self, name: str, kind: str) -> list[Method]:
+        has_switch = self.topology.cluster.node_link.kind == "switch"
+        group = self.groups[name]
+        return methods(kind, group.size, self._num_domains[name], self.costs, has_switch=has_switch)
 
     def _build_pool(self, usages: list[tuple[tuple[str, int, str], Floats]], extra: Extra) -> None:
         """Lump the links and register one profile per usage; see [Note: lumped links]."""
@@ -126,8 +129,10 @@ class Fabric:
         num_links = self.topology.num_links
         signature = np.stack([capacities, capacities])
         # Two independent weighted sums tell links apart; equal rows give equal sums, bit for bit.
-        coefficients = np.random.default_rng(20010).uniform(1.0, 2.0, size=(2, len(usages)))
-        for column, (_key, usage) in enumerate(usages):
+        coefficients = np.random.default_rng(20010).uniform(1.0, 2.0, size=(2, len(usages) + 1))
+        leaves_node = self.topology.leaves_node()
+        columns = [leaves_node.astype(np.float64), *(usage for _key, usage in usages)]
+        for column, usage in enumerate(columns):
             signature[:, :num_links] += coefficients[:, column : column + 1] * usage
         coefficients = np.random.default_rng(20011).uniform(1.0, 2.0, size=(2, len(extra.usages)))
         for column, (_extra_key, indices, weights) in enumerate(extra.usages):
@@ -137,15 +142,12 @@ class Fabric:
         _unique, representatives = np.unique(mixed, return_index=True)
         representatives = np.sort(representatives)
         self.pool = FluidPool(self.env, capacities[representatives].tolist())
-        self._choices: dict[tuple[str, int], list[_Choice]] = {}
         of_links = representatives[representatives < num_links]
-        for (name, number, protocol), usage in usages:
-            weights = usage[of_links]
-            used = np.nonzero(weights)[0]
-            profile = self.pool.profile(list(zip(used.tolist(), weights[used].tolist(), strict=True)))
-            bandwidth = min((self.pool.capacity[r] / w for r, w in profile.usage), default=float("inf"))
-            choice = _Choice(protocol, self.costs.protocols[protocol], profile, bandwidth)
-            self._choices.setdefault((name, number), []).append(choice)
+        lumped = {key: usage[of_links] for key, usage in usages}
+        self._choices: dict[tuple[str, int, str], list[_Choice]] = {}
+        instances = sorted({(name, number) for name, number, _shape in lumped})
+        for name, number in instances:
+            self._add_choices(name, number, lumped, leaves_node[of_links])
         self.extra_profiles: dict[Hashable, Profile] = {}
         position = {resource: place for place, resource in enumerate(representatives.tolist())}
         for key, indices, weights in extra.usages:
@@ -153,6 +155,34 @@ class Fabric:
             self.extra_profiles[key] = self.pool.profile(
                 [(position[index], weight) for index, weight in pairs if index in position]
             )
+
+    def _add_choices(
+        self,
+        name: str,
+        number: int,
+        lumped: Mapping[tuple[str, int, str], Floats],
+        leaves_node: npt.NDArray[np.bool_],
+    ) -> None:
+        """Every (algorithm, protocol) of one communicator, for each kind of collective it runs. A protocol
+        reaches only its fraction of each link's bandwidth, so it weighs more."""
+        profiles: dict[tuple[str, float, float], Profile] = {}
+        for (group, kind), found in self._methods.items():
+            if group != name:
+                continue
+            choices = self._choices[name, number, kind] = []
+            for method in found:
+                self._shapes[name, method.algorithm] = method.shape
+                for protocol, costs in method.protocols.items():
+                    key = (method.shape, costs.intra_fraction, costs.inter_fraction)
+                    profile = profiles.get(key)
+                    if profile is None:
+                        fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
+                        weights = lumped[name, number, method.shape] / fraction
+                        used = np.nonzero(weights)[0]
+                        pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
+                        profile = profiles[key] = self.pool.profile(list(pairs))
+                    alone = min((self.pool.capacity[r] / w for r, w in profile.usage), default=float("inf"))
+                    choices.append(_Choice(method, protocol, costs, profile, alone * method.fraction))
 
     # -- running ------------------------------------------------------------------------------------
 
@@ -165,39 +195,68 @@ class Fabric:
         return block * group.stride + offset
 
     def transfer(self, work: Collective, instance: int) -> Transfer:
-        """The fastest protocol for a collective on idle links."""
+        """The collective with the algorithm and protocol that the backend chooses."""
         known = self._transfers.get((work, instance))
         if known is not None:
             return known
-        group = self.groups[work.group]
-        kind = work.kind
-        if kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce":
-            kind = "all_reduce"
-        size = edge_bytes(kind, work.bytes, group.size)
-        nodes = self._num_nodes(work.group)
-        best: Transfer | None = None
-        for algorithm, rounds, fraction in self._algorithms(kind, group.size, nodes):
-            for choice in self._choices[work.group, instance]:
-                latency = _latency(rounds, choice.costs) if group.size > 1 else 0.0
-                seconds = latency + size / (choice.bandwidth * fraction)
-                if best is None or seconds < best.seconds_alone:
-                    best = Transfer(latency, size / fraction, choice.profile, algorithm, choice.name, seconds)
-        assert best is not None
+        best = min(self.options(work, instance), key=self._preference(work))
         self._transfers[work, instance] = best
         return best
 
-    def _algorithms(self, kind: str, num_ranks: int, num_nodes: int) -> list[tuple[str, Rounds, float]]:
-        """What the backend may run: name, rounds, fraction of the ring's bandwidth.
+    def options(self, work: Collective, instance: int = 0) -> list[Transfer]:
+        """The collective with every algorithm and protocol that it may run with."""
+        kind = self._kind(work)
+        group = self.groups[work.group]
+        size = edge_bytes(kind, work.bytes, group.size)
+        extra_hops = self._extra_hops[work.group]
+        found = []
+        for choice in self._choices[work.group, instance, kind]:
+            latency = 0.0
+            if group.size > 1:
+                latency = _latency(choice.method.rounds, choice.costs, extra_hops)
+            seconds = latency + size / choice.bandwidth
+            fraction, name = choice.method.fraction, choice.method.algorithm
+            found.append(Transfer(latency, size / fraction, choice.profile, name, choice.protocol, seconds))
+        return found
 
-        NCCL's double binary tree moves the same bytes as the ring at 0.92 of its bandwidth in far fewer
-        rounds (NCCL 2.21 src/graph/tuning.cc), so it wins for small all-reduces.
-        """
-        if self.costs.algorithm == "hierarchical" and num_nodes > 1:
-            return [("hierarchical", hierarchical_rounds(kind, num_ranks, num_nodes), 1.0)]
-        algorithms = [("ring", ring_rounds(kind, num_ranks, num_nodes), 1.0)]
-        if kind == "all_reduce" and self.costs.backend != "gloo" and num_nodes > 1:
-            algorithms.append(("tree", tree_rounds(num_ranks, num_nodes), _TREE_FRACTION))
-        return algorithms
+    def _preference(self, work: Collective) -> Callable[[Transfer], float]:
+        """What the backend minimises: the time on idle links, or NCCL's own estimate of it."""
+        kind, group = self._kind(work), self.groups[work.group]
+        domains = self._num_domains[work.group]
+        if self.costs.choice == "fastest" or group.size == 1:
+            return lambda transfer: transfer.seconds_alone
+
+        def planned(transfer: Transfer) -> float:
+            return planned_seconds(
+                self.topology.cluster,
+                kind,
+                transfer.algorithm,
+                transfer.protocol,
+                work.bytes,
+                group.size,
+                domains,
+            )
+
+        return planned
+
+    def _kind(self, work: Collective) -> str:
+        is_whole = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
+        return "all_reduce" if is_whole else work.kind
+
+    def _hops_beyond_one(self, group: Group) -> float:
+        """Seconds that the switches after the first add to a round between nodes, on the longest of the
+        group's (up to 64) edges between domains."""
+        latency = self.topology.cluster.network.hop_latency
+        if not latency:
+            return 0.0
+        ranks = np.array(group.ranks_of(0), dtype=np.int64)
+        turns = np.flatnonzero(np.diff(self.topology.domain_of(ranks)))[:_MOST_SAMPLED]
+        first = self.topology.classes["nic_out"].first
+        switches = [
+            sum(link >= first for link in self.topology.route(int(ranks[i]), int(ranks[i + 1]))) - 1
+            for i in turns
+        ]
+        return latency * (max(switches, default=1) - 1)
 
     def run(self, transfer: Transfer, on_end: Callable[[], None]) -> None:
         """Start a transfer now; `on_end` is called when it is done."""
@@ -214,30 +273,43 @@ class Fabric:
 
     # -- accounting ---------------------------------------------------------------------------------
 
-    def _num_nodes(self, group_name: str) -> int:
-        group = self.groups[group_name]
-        return num_nodes_of(self.topology, group.ranks_of(0))
-
     def traffic(self, works: Iterable[Collective]) -> dict[str, float]:
         """Bytes over the busiest link of every link class, for the collectives one rank calls."""
-        edge_total: dict[str, float] = {}
-        for work in works:
-            kind = work.kind
-            if kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce":
-                kind = "all_reduce"
-            carried = edge_bytes(kind, work.bytes, self.groups[work.group].size)
-            edge_total[work.group] = edge_total.get(work.group, 0.0) + carried
-        total = np.zeros(self.topology.num_links)
-        for name, carried in edge_total.items():
-            total += self._base_usage[name] * carried
+        total = self.usage(works)
         return {
             name: float(total[c.first : c.first + c.count].max(initial=0.0))
             for name, c in self.topology.classes.items()
         }
 
+    def usage(self, works: Iterable[Collective]) -> Floats:
+        """Bytes over every link, when every rank calls `works` in all groups."""
+        carried: dict[tuple[str, str], float] = {}
+        for work in works:
+            size = edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
+            shape = self._shapes[work.group, self.transfer(work, 0).algorithm]
+            carried[work.group, shape] = carried.get((work.group, shape), 0.0) + size
+        total = np.zeros(self.topology.num_links)
+        for key, size in carried.items():
+            total += self._base_usage[key] * size
+        return total
 
-def _latency(rounds: Rounds, costs: ProtocolCosts) -> float:
+
+def _kinds_by_group(
+    groups: Mapping[str, Group], works: Iterable[Collective] | None
+) -> dict[str, tuple[str, ...]]:
+    """The kinds of collectives that every group runs, an all-reduce in place of gloo's reduce-scatter too."""
+    if works is None:
+        return dict.fromkeys(groups, _KINDS)
+    found: dict[str, dict[str, None]] = {name: {} for name in groups}
+    for work in works:
+        found[work.group][work.kind] = None
+        if work.kind == "reduce_scatter":
+            found[work.group]["all_reduce"] = None
+    return {name: tuple(kinds) for name, kinds in found.items()}
+
+
+def _latency(rounds: Rounds, costs: ProtocolCosts, extra_hops: float) -> float:
     """NCCL's ring latency: base + rounds inside nodes + rounds between nodes; once a group spans nodes, every
     round waits at least for the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
     intra_round = max(costs.intra_round, costs.network_overhead) if rounds.inter else costs.intra_round
-    return costs.base + rounds.intra * intra_round + rounds.inter * costs.inter_round
+    return costs.base + rounds.intra * intra_round + rounds.inter * (costs.inter_round + extra_hops)

@@ -1,8 +1,15 @@
-"""Which links a collective uses, and how much of each.
+"""Which links a ring uses, and how much of each.
 
-One entry of `usage` is the bytes a link carries while every ring edge carries one byte. NCCL runs one ring
-per channel, each leaving the node through another GPU's card, so that all cards share the load; with g
-local ranks there are g rotations, each with 1/g of the bytes.
+One entry of a usage is the bytes a link carries while every rank sends one bus byte (one byte per ring
+edge). NCCL runs one ring per channel, each leaving the node through another GPU's card, so that all cards
+share the load; with g local ranks there are g rotations, each with 1/g of the bytes.
+
+# [Note: rails]
+A ring enters and leaves a node by cards of the same number (NCCL_CROSS_NIC=0, and 2 where that is as fast),
+so that on rail-optimised fabrics it never crosses the spine. The node's last rank hands the bytes over
+NVLink to the GPU whose card it is (PXN, NCCL 2.12 and later): every GPU then sends one whole byte over
+NVLink per bus byte, and a large ring across nodes is as fast as NVLink allows or as all cards together,
+whichever is less.
 """
 
 from __future__ import annotations
@@ -24,12 +31,51 @@ def ring_usage(topology: Topology, groups: Sequence[range]) -> Floats:
     usage = np.zeros(topology.num_links)
     if len(groups[0]) <= 1:
         return usage
-    members = np.array([list(group) for group in groups], dtype=np.int64)
-    local = _local_ranks(topology, members)
-    for rotation in range(local):
-        order = _rotate(members, local, rotation)
-        topology.add_routes(usage, order.ravel(), np.roll(order, -1, axis=1).ravel(), 1.0 / local)
+    members = members_of(groups)
+    local = local_ranks(topology, members)
+    size = members.shape[1]
+    if topology.cluster.node_link.kind == "mesh" and local > 1:
+        # Direct links: as many rings as it takes to use all of them (RCCL does the same on xGMI).
+        inside = 1.0 if local == size else (local - 1) / local
+        add_all_pairs(topology, usage, members.reshape(-1, local), inside / (local - 1))
+    rotations = 1 if local == size else local
+    for rotation in range(rotations):
+        order = rotate(members, local, rotation)
+        add_ring_edges(topology, usage, order, local, 1.0 / rotations)
     return usage
+
+
+def add_ring_edges(topology: Topology, usage: Floats, order: Ints, local: int, amount: float) -> None:
+    """One rotation of every group: edges inside domains, and those between them with their hand-over."""
+    targets = np.roll(order, -1, axis=1)
+    crosses = np.zeros(order.shape, dtype=bool)
+    if local < order.shape[1]:
+        crosses[:, local - 1 :: local] = True
+    if topology.cluster.node_link.kind != "mesh" or local == 1:
+        topology.add_routes(usage, order[~crosses], targets[~crosses], amount)
+    heads = order.reshape(len(order), -1, local)[:, :, 0].ravel() if local > 1 else order[crosses]
+    add_crossings(topology, usage, order[crosses], heads[: crosses.sum()], targets[crosses], amount)
+
+
+def add_crossings(
+    topology: Topology, usage: Floats, sources: Ints, proxies: Ints, targets: Ints, amount: float
+) -> None:
+    """Bytes from domain to domain, by way of `proxies`, whose cards are on the targets' rails."""
+    if not len(sources):
+        return
+    rails = topology.cluster.nic.per_node * topology.cluster.node_link.nodes_per_domain
+    if topology.cluster.node_link.kind == "switch":
+        changes = topology.nic_of(sources) % rails != topology.nic_of(targets) % rails
+        changes &= (proxies != sources) & (topology.domain_of(sources) != topology.domain_of(targets))
+        topology.add_routes(usage, sources[changes], proxies[changes], amount)
+        sources = np.where(changes, proxies, sources)
+    topology.add_routes(usage, sources, targets, amount)
+
+
+def add_all_pairs(topology: Topology, usage: Floats, rows: Ints, amount: float) -> None:
+    """`amount` from every rank of a row to every other rank of it."""
+    for offset in range(1, rows.shape[1]):
+        topology.add_routes(usage, rows.ravel(), np.roll(rows, -offset, axis=1).ravel(), amount)
 
 
 def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -> Floats:
@@ -37,9 +83,9 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
     a ring inside each node, pipelined: with g local ranks on k nodes, an edge across carries
     S/g (k-1)/k and an edge inside S (g-1)/g, against S (n-1)/n on the flat ring (both doubled for an
     all-reduce)."""
-    members = np.array([list(group) for group in groups], dtype=np.int64)
+    members = members_of(groups)
     size = members.shape[1]
-    local = _local_ranks(topology, members)
+    local = local_ranks(topology, members)
     nodes = size // local
     flat = (size - 1) / size
     by_node = members.reshape(len(members) * nodes, local)
@@ -47,29 +93,28 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
     usage = np.zeros(topology.num_links)
     for order, edge in ((by_node, (local - 1) / local), (across, (nodes - 1) / nodes / local)):
         if order.shape[1] > 1:
-            for rotation in range(order.shape[1]):
-                rotated = np.roll(order, -rotation, axis=1)
-                topology.add_routes(
-                    usage,
-                    rotated.ravel(),
-                    np.roll(rotated, -1, axis=1).ravel(),
-                    edge / flat / order.shape[1],
-                )
+            topology.add_routes(usage, order.ravel(), np.roll(order, -1, axis=1).ravel(), edge / flat)
     return usage
 
 
-def num_nodes_of(topology: Topology, group: range) -> int:
-    """Nodes that the ranks of a group are on."""
-    return len(np.unique(topology.node_of(np.array(group, dtype=np.int64))))
+def num_domains_of(topology: Topology, group: range) -> int:
+    """NVLink domains (nodes) that the ranks of a group are on."""
+    return len(np.unique(topology.domain_of(np.array(group, dtype=np.int64))))
 
 
-def _local_ranks(topology: Topology, members: Ints) -> int:
-    """Ranks per node of the first group, or 1 when its nodes hold unequal numbers."""
-    counts = np.unique(topology.node_of(members[0]), return_counts=True)[1]
+def members_of(groups: Sequence[range]) -> Ints:
+    """The groups' ranks, one row each."""
+    starts = np.array([group.start for group in groups], dtype=np.int64)
+    return starts[:, None] + np.arange(0, len(groups[0]), dtype=np.int64) * groups[0].step
+
+
+def local_ranks(topology: Topology, members: Ints) -> int:
+    """Ranks per domain of the first group, or 1 when its domains hold unequal numbers."""
+    counts = np.unique(topology.domain_of(members[0]), return_counts=True)[1]
     return int(counts[0]) if (counts == counts[0]).all() else 1
 
 
-def _rotate(members: Ints, local: int, rotation: int) -> Ints:
+def rotate(members: Ints, local: int, rotation: int) -> Ints:
     """Every node's ranks shifted by `rotation`: channel c enters each node at its c-th rank."""
     count, size = members.shape
     return np.roll(members.reshape(count, size // local, local), -rotation, axis=2).reshape(count, size)
