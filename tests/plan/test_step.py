@@ -159,10 +159,10 @@ def test_without_checkpointing_every_block_adds_what_it_saves(toys: Any) -> None
     """The level at the end of forward grows by the same number with each block."""
 
     def at_end_of_forward(num_blocks: int, checkpointing: str) -> int:
-        recorder = walk(toy(toys, checkpointing, num_blocks))
-        first = next(i for i, op in enumerate(recorder.builder.ops) if op.phase == "backward")
-        residual = next(segment for segment in [toy(toys, checkpointing, num_blocks)]).residual_bytes
-        return sum(c.bytes for c in recorder.builder.memory if c.op <= first) - residual
+        workload = toy(toys, checkpointing, num_blocks)
+        builder = walk(workload).builder
+        first = next(i for i, op in enumerate(builder.ops) if op.phase == "backward")
+        return sum(c.bytes for c in builder.memory if c.op <= first) - workload.residual_bytes
 
     saved = sum(call.work.saved_bytes for call in toy(toys).segments[1].calls)
     assert at_end_of_forward(3, "none") - at_end_of_forward(2, "none") == saved
