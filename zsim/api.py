@@ -72,7 +72,7 @@ def _report(outcome: Outcome, wall_seconds: float) -> Report:
         "labels": {"model": job.model.name, "cluster": cluster.name, "strategy": strategy_label(job)},
         "gpus_per_node": job.gpus_per_node,
         "traffic": _traffic(outcome),
-        "notes": _notes(job),
+        "notes": _notes(outcome),
     }
     report = make_report(outcome.trace, **arguments)
     if not report.fits:
@@ -172,8 +172,14 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
     return rows
 
 
-def _notes(job: Job) -> list[str]:
+def _notes(outcome: Outcome) -> list[str]:
+    job = outcome.job
     notes = list(job.notes)
+    if outcome.allocator_retries:
+        notes.append(
+            f"the allocator ran short {outcome.allocator_retries} times and waited for the GPU: blocks that "
+            "record_stream protects fill the memory beyond what the peak counts"
+        )
     margin = job.cluster.framework_memory.allocator_margin
     if margin > 0:
         total = format_bytes(job.cluster.gpu.memory.capacity)

@@ -24,9 +24,14 @@ def usable_bytes(cluster: Cluster) -> int:
     return int(cluster.gpu.memory.capacity / (1 + cluster.framework_memory.allocator_margin))
 
 
+def resident_bytes(job: Job, plan: Plan) -> int:
+    """GPU memory of rank 0 before a step."""
+    return sum(m.bytes for m in (*plan.resident, framework_memory(job, plan)) if m.device == "gpu")
+
+
 def peak_bytes(job: Job, plan: Plan) -> int:
     """Highest GPU memory of rank 0 over a step."""
-    start = sum(m.bytes for m in (*plan.resident, framework_memory(job, plan)) if m.device == "gpu")
+    start = resident_bytes(job, plan)
     changes = (change.bytes for change in plan.memory if change.device == "gpu")
     return max(accumulate(changes, initial=start))
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import simpy
 
+from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import Gpu
 from zsim.engine.offload import Offload
 from zsim.engine.program import Program
@@ -26,8 +27,8 @@ class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
 
     __slots__ = (
-        "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue", "next_op", "pending",
-        "rank", "start",
+        "allocator", "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue", "next_op",
+        "pending", "rank", "start",
     )  # fmt: skip
 
     def __init__(self, rank: int, program: Program, instances: dict[str, int]) -> None:
@@ -39,12 +40,17 @@ class Lane:
         self.next_op = 0
         self.host_time = 0.0
         self.blocked_on = -1
+        self.allocator: Allocator | None = None
         self.host_blocks: list[tuple[float, float, int]] = []
         self.gpu: Gpu
 
 
 class Executor:
-    """Runs one step of `program` on `ranks` (all of them, or one per class)."""
+    """Runs one step of `program` on `ranks` (all of them, or one per class).
+
+    `free_bytes` is what each GPU's memory leaves to the step; it makes the host wait only in programs in
+    which blocks stay protected.
+    """
 
     def __init__(
         self,
@@ -54,6 +60,7 @@ class Executor:
         ranks: Sequence[int],
         slowdown: float,
         offload: Offload,
+        free_bytes: int,
     ) -> None:
         self.env = env
         self.program = program
@@ -64,7 +71,7 @@ class Executor:
         self._works = [op.work for op in self._ops]
         self._successors = program.successors
         self._kernel_seconds = program.kernel_seconds
-        self._waits = [op.host_waits for op in self._ops]
+        self._waits = program.host_waits
         self._agenda: dict[float, list[tuple[Lane | Gpu, int]]] = {}
         self._arrived: dict[tuple[int, int], list[Lane]] = {}
         self.lanes: list[Lane] = []
@@ -73,6 +80,8 @@ class Executor:
             instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
             lane = Lane(rank, program, instances)
             lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane))
+            if program.memory:
+                lane.allocator = Allocator(free_bytes, program.memory)
             self.lanes.append(lane)
             for key in instances.items():
                 self._members[key] = self._members.get(key, 0) + 1
@@ -92,6 +101,12 @@ class Executor:
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
         return last
 
+    @property
+    def num_allocator_retries(self) -> int:
+        """How often the first lane's allocator ran short."""
+        allocator = self.lanes[0].allocator
+        return allocator.num_retries if allocator is not None else 0
+
     # -- the host -----------------------------------------------------------------------------------
 
     def _advance_host(self, lane: Lane) -> None:
@@ -101,7 +116,18 @@ class Executor:
         ended, issue = lane.ended, lane.issue
         time = lane.host_time
         op, num_ops = lane.next_op, self.program.num_ops
+        allocator = lane.allocator
         while op < num_ops:
+            if allocator is not None:
+                wait = allocator.advance(op, time, ended)
+                while wait >= 0:
+                    end = ended[wait]
+                    if end != end:
+                        lane.next_op, lane.host_time, lane.blocked_on = op, time, wait
+                        return
+                    lane.host_blocks.append((time, end, wait))
+                    time = end
+                    wait = allocator.advance(op, time, ended)
             for wait in waits[op]:
                 end = ended[wait]
                 if end != end:  # not ended yet

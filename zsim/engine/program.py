@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
+from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, OffloadWork, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """`pending[i]`: how many ops must end before op i may start (the one before it on its stream, and those
-    in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host."""
+    in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host;
+    `host_waits[i]`: ops the host waits for before that; `memory[i]`: what it allocates and frees before
+    that, where the allocator can make it wait (else empty)."""
 
     plan: Plan
     pending: list[int]
     successors: list[tuple[int, ...]]
     host_seconds: list[float]
     kernel_seconds: list[float | None]
+    host_waits: list[tuple[int, ...]]
+    memory: dict[int, list[tuple[int, int]]]
 
     @property
     def num_ops(self) -> int:
@@ -29,8 +35,14 @@ def make_program(
     plan: Plan,
     kernel_seconds: Callable[[Kernel], float],
     host_seconds: Callable[[str | None, int], float],
+    launch_queue: int,
+    is_limited: bool = True,
 ) -> Program:
-    """Price every op. Prices are looked up once per distinct work."""
+    """Price every op. Prices are looked up once per distinct work.
+
+    A stream takes `launch_queue` launches that have not run yet; then the host waits. `is_limited`: whether
+    memory is; a job that does not fit is simulated as if it were not.
+    """
     num_ops = len(plan.ops)
     pending = [0] * num_ops
     successors: list[list[int]] = [[] for _ in range(num_ops)]
@@ -62,4 +74,39 @@ def make_program(
         if host_key not in host_of:
             host_of[host_key] = host_seconds(*host_key)
         host.append(host_of[host_key])
-    return Program(plan, pending, [tuple(s) for s in successors], host, durations)
+    waits = _with_launch_queue(plan, launch_queue)
+    memory = _memory(plan) if is_limited else {}
+    return Program(plan, pending, [tuple(s) for s in successors], host, durations, waits, memory)
+
+
+def _with_launch_queue(plan: Plan, limit: int) -> list[tuple[int, ...]]:
+    """The plan's host waits, and those for room in the compute stream's launch queue.
+
+    Room is looked for once per eighth of the queue, not at every launch: the same run-ahead to an eighth.
+    """
+    waits = [op.host_waits for op in plan.ops]
+    quantum = max(limit // 8, 1)
+    launched, marks = 0, deque[tuple[int, int]]()  # (launches up to and with an op, the op)
+    for number, op in enumerate(plan.ops):
+        if op.stream != COMPUTE or op.work is None:
+            continue
+        before, launched = launched, launched + op.launches
+        if before // quantum != launched // quantum:
+            oldest = -1
+            while marks and marks[0][0] <= launched - limit:
+                oldest = marks.popleft()[1]
+            if oldest >= 0:
+                waits[number] = (*waits[number], oldest)
+            marks.append((launched, number))
+    return waits
+
+
+def _memory(plan: Plan) -> dict[int, list[tuple[int, int]]]:
+    """GPU memory changes by op, for plans in which blocks stay protected; empty for the others."""
+    if not any(change.until >= 0 for change in plan.memory):
+        return {}
+    changes: dict[int, list[tuple[int, int]]] = {}
+    for change in plan.memory:
+        if change.device == "gpu":
+            changes.setdefault(change.op, []).append((change.bytes, change.until))
+    return changes

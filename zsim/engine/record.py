@@ -37,6 +37,9 @@ def make_trace(job: Job, plan: Plan, program: Program, executor: Executor, step_
             "gpus_per_node": job.gpus_per_node,
             "gpu": job.cluster.gpu.name,
             "backend": job.cluster.collectives.backend,
+            "groups": {name: (group.size, group.stride) for name, group in plan.groups.items()},
+            "gpu_memory_bytes": job.cluster.gpu.memory.capacity,
+            "sm_count": job.cluster.gpu.sm_count,
         },
     )
 

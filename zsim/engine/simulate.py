@@ -12,6 +12,7 @@ import simpy
 
 from zsim.cost.compute import KernelPricer
 from zsim.cost.host import host_seconds, load_host_costs
+from zsim.engine.capacity import peak_bytes, resident_bytes, usable_bytes
 from zsim.engine.executor import Executor
 from zsim.engine.offload import DeviceTraffic, Offload
 from zsim.engine.program import make_program
@@ -47,7 +48,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step."""
+    """One simulated step. `allocator_retries`: how often rank 0's allocator ran short and waited."""
 
     job: Job
     plan: Plan
@@ -56,6 +57,7 @@ class Outcome:
     stats: SimulationStats
     traffic: dict[str, float]
     devices: tuple[DeviceTraffic, ...] = ()
+    allocator_retries: int = 0
 
 
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
@@ -69,18 +71,28 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     topology = Topology(job.cluster, job.num_nodes, job.gpus_per_node)
     env = simpy.Environment()
     offload = Offload(topology, plan, is_folded=not unfold)
-    fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, extra=offload.extra())
+    works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
+    fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, extra=offload.extra(), works=works)
     pricer, costs = KernelPricer(job.cluster.gpu), load_host_costs()
     host = job.cluster.host
+    resident, peak = resident_bytes(job, plan), peak_bytes(job, plan)
+    fits = peak <= usable_bytes(job.cluster)
     program = make_program(
-        plan, pricer.seconds, lambda event, launches: host_seconds(event, launches, host, costs)
+        plan,
+        pricer.seconds,
+        lambda event, launches: host_seconds(event, launches, host, costs),
+        launch_queue=host.launch_queue,
+        is_limited=fits,
     )
     ranks = range(job.world_size) if unfold else [0]
-    executor = Executor(env, program, fabric, ranks, job.cluster.gpu.interference.compute_slowdown, offload)
+    slowdown = job.cluster.gpu.interference.compute_slowdown
+    free_bytes = usable_bytes(job.cluster) - resident
+    executor = Executor(env, program, fabric, ranks, slowdown, offload, free_bytes)
     with _no_garbage_collection():
         step_seconds = executor.run()
     trace = make_trace(job, plan, program, executor, step_seconds)
-    traffic = fabric.traffic(op.work for op in plan.ops if isinstance(op.work, Collective))
+    traffic = fabric.traffic(works)
     events = executor.num_events + fabric.num_transfers
     stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
-    return Outcome(job, plan, topology, trace, stats, traffic, offload.traffic(step_seconds))
+    retries = executor.num_allocator_retries
+    return Outcome(job, plan, topology, trace, stats, traffic, offload.traffic(step_seconds), retries)

@@ -44,7 +44,8 @@ class GemmEfficiency(Table):
     """Matrix products: see `zsim.cost.efficiency.gemm_fraction` for the equation.
 
     `max_fraction` is what large products sustain on random data within the board's power; `by_dtype`
-    replaces it for single types. `half_tile_fraction` of the rate is left each time the tile is halved.
+    replaces it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
+    `unaligned_fraction` where the rows of a matrix do not begin on multiples of 16 bytes.
     """
 
     max_fraction: Fraction
@@ -52,6 +53,7 @@ class GemmEfficiency(Table):
     tile_m: int = Field(gt=0)
     tile_n: int = Field(gt=0)
     half_tile_fraction: Fraction = 0.9
+    unaligned_fraction: Fraction = 1.0
     by_dtype: dict[str, Fraction] = Field(default_factory=dict)
 
 
@@ -171,12 +173,17 @@ class Nic(Table):
 
 
 class HostDevice(Table):
-    """The CPU side of one node."""
+    """The CPU side of one node.
+
+    `launch_queue`: launches that a stream takes before it has run them; beyond that the host waits. About
+    1000 on CUDA, as measured by a user (stackoverflow.com/questions/53970187).
+    """
 
     cores: int = Field(gt=0)
     memory: Bytes
     memory_bandwidth: BytesPerSecond
     seconds_per_launch: Seconds
+    launch_queue: int = Field(default=1000, gt=0)
     overhead_factor: float = Field(default=1.0, gt=0, description="scales the frameworks' host costs")
 
 
