@@ -147,13 +147,12 @@ def test_one_gpu_needs_no_collective() -> None:
 @pytest.mark.parametrize(
     "zero",
     [
-        {"stage": 3, "offload_param": {"device": "cpu"}},
-        {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
         {"stage": 3, "zero_quantized_weights": True},
         {"stage": 3, "zero_hpz_partition_size": 4},
     ],
 )
-def test_offload_and_zeropp_are_refused_by_name(zero: dict[str, Any]) -> None:
+def test_superoffload_and_zeropp_are_refused_by_name(zero: dict[str, Any]) -> None:
     key = next(key for key in zero if key != "stage")
     with pytest.raises(NotSimulatedError, match=key):
         job_of(zero)

@@ -148,9 +148,7 @@ def test_comments_are_read_past_with_a_note() -> None:
         ({"zero_quantized_weights": True}, "zero_quantized_weights"),
         ({"zero_quantized_gradients": True}, "zero_quantized_gradients"),
         ({"zero_quantized_nontrainable_weights": True}, "zero_quantized_nontrainable_weights"),
-        ({"offload_optimizer": {"device": "cpu"}}, "offload_optimizer"),
         ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "offload_optimizer"),
-        ({"offload_param": {"device": "cpu"}}, "offload_param"),
         ({"zenflow": {"topk_ratio": 0.1, "update_interval": 4}}, "zenflow"),
     ],
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from zsim.plan.ddp import ddp_plan
 from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp2 import fsdp2_plan
+from zsim.plan.offload_fsdp2 import offloaded_fsdp2_plan
+from zsim.plan.offload_zero3 import offloaded_zero3_plan
+from zsim.plan.offload_zero12 import offloaded_zero12_plan
 from zsim.plan.ops import Plan
 from zsim.plan.workload import make_workload
 from zsim.plan.zero0 import zero0_plan
@@ -22,18 +25,31 @@ _DEEPSPEED = {
     "zero3": zero3_plan,
 }
 
+_OFFLOADED = {"zero12": offloaded_zero12_plan, "zero3": offloaded_zero3_plan}
+
+
+def _is_offloaded(config: DeepSpeedConfig) -> bool:
+    """Whether anything leaves the GPU: parameters, optimizer states or activation checkpoints."""
+    zero = config.zero
+    kept = zero.offload_param is None and zero.offload_optimizer is None
+    return not kept or config.activation_checkpointing.cpu_checkpointing
+
 
 def make_plan(job: Job) -> Plan:
     """What every rank does in one steady step; no hardware, no seconds."""
     workload = make_workload(job.model, job.training)
     strategy = job.strategy
     if isinstance(strategy, Fsdp2):
+        if strategy.cpu_offload:
+            return offloaded_fsdp2_plan(workload, strategy, job.training, job.world_size)
         return fsdp2_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Ddp):
         return ddp_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Fsdp1):
         return fsdp1_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, DeepSpeedConfig):
-        make = _DEEPSPEED[strategy.optimizer_wrapper]
+        wrapper = strategy.optimizer_wrapper
+        make = _OFFLOADED.get(wrapper) if _is_offloaded(strategy) else None
+        make = make or _DEEPSPEED[wrapper]
         return make(workload, strategy, job.training, job.world_size)
     raise AssertionError(f"no plan for {strategy!r}")

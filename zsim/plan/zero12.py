@@ -155,12 +155,19 @@ class Zero12Schedule(Hooks):
                     "all_reduce", size, self.config.communication_dtype, "world", stream=stream
                 )
         owned = self._elements // self.world_size
-        done = builder.kernels(
+        builder.kernels(
             "copy own slice", moves(owned * self.reduce_bytes, owned * self.param_bytes), stream=stream
         )
+        done = self._keep_slice(stream)
         builder.free_when_done("buffers", flat, done)
         self._free_loose(done)
         self._elements, self._tensors = 0, []
+
+    def _keep_slice(self, stream: str) -> int:
+        """What becomes of the own slice of a reduced bucket before the next; returns its last event."""
+        last = self.builder.record(stream)
+        assert last is not None
+        return last
 
     def _reduce_to_owners(self, stream: str) -> None:
         """One `dist.reduce` per owner of a slice of the bucket; gradients come in reverse flat order, so a

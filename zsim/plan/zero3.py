@@ -11,7 +11,7 @@ so with `record_stream`, and the block is not handed out again before that use h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zsim.cost.update_work import accumulate_kernels, cast_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
@@ -29,13 +29,17 @@ _MAX_EVENTS = 2  # fetches and reductions that may be under way before the host 
 
 
 @dataclass(slots=True)
-class _Bucket:
+class GradientBucket:
     """Gradients collected for the next reduction: padded shards, elements, and loose gradients' bytes."""
 
     elements: int = 0
     shard_elements: int = 0
     loose_bytes: int = 0
-    num_tensors: int = 0
+    parameters: list[int] = field(default_factory=list)
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.parameters)
 
 
 class Zero3Schedule(Hooks):
@@ -63,7 +67,8 @@ class Zero3Schedule(Hooks):
         self._gather_ops: dict[int, int] = {}  # id of a fetch -> its collective
         self._fetch_events: list[int] = []
         self._reduce_events: list[int] = []
-        self._bucket = _Bucket()
+        self._bucket = GradientBucket()
+        self._numbers = {p.name: number for number, p in enumerate(self.trace.parameters)}
         self._micro_batch = 0
         self._held: dict[str, int] = {}  # bytes of released weights that autograd still holds
         self._checkpointed = {segment.name: segment.is_checkpointed for segment in workload.segments}
@@ -114,18 +119,27 @@ class Zero3Schedule(Hooks):
         if self.gather_stream != COMPUTE:
             builder.wait_stream(COMPUTE, self.gather_stream)
         self._gather(self.coordinator.prefetch(unit))
+        self._prefetched()
+
+    def _prefetched(self) -> None:
+        """After the fetches of a module; for shards that come from further away."""
+
+    def _bring(self, fetch: Fetch) -> None:
+        """Before a gather; for shards that are not on the GPU."""
 
     def _gather(self, fetch: Fetch | None) -> None:
         """One all-gather per fetch, or one per parameter; the tensors are allocated now."""
         if fetch is None:
             return
         if self.world_size == 1:
+            self._bring(fetch)
             for number in fetch.parameters:
                 self.builder.allocate("buffers", self.trace.parameters[number].numel * self.param_bytes)
             return
         is_single = self.zero.allgather_sequential or len(fetch.parameters) == 1
         parts = [Fetch((number,)) for number in fetch.parameters] if is_single else [fetch]
         for part in parts:
+            self._bring(part)
             numel = sum(self.trace.parameters[number].padded_numel for number in part.parameters)
             self.builder.allocate("buffers", numel * self.param_bytes)
             name = self.trace.parameters[part.parameters[0]].name
@@ -182,7 +196,9 @@ class Zero3Schedule(Hooks):
         assert last is not None
         holds = not self.zero.memory_efficient_linear and not is_backward and call.work.saved_bytes > 0
         size = 0
-        for number in self.coordinator.release():
+        released = self.coordinator.release()
+        self._released(released)
+        for number in released:
             parameter = self.trace.parameters[number]
             numel = parameter.padded_numel if self.world_size > 1 else parameter.numel
             size += numel * self.param_bytes
@@ -193,6 +209,9 @@ class Zero3Schedule(Hooks):
         if is_backward:
             builder.free_when_done("buffers", self._held.pop(unit, 0), last)
 
+    def _released(self, numbers: list[int]) -> None:
+        """Parameters that are given back now; for shards that come from further away."""
+
     def _discards(self, call: ModuleCall) -> bool:
         """Whether this forward runs without autograd, to be repeated later."""
         return self.builder.phase == "forward" and self._checkpointed.get(call.segment, False)
@@ -201,11 +220,12 @@ class Zero3Schedule(Hooks):
 
     def gradient_ready(self, call: ModuleCall) -> None:
         for parameter in reversed(call.parameters):
-            self._add_gradient(parameter.numel, call.name)
+            self._add_gradient(self._numbers[f"{call.name}.{parameter.name}"], call.name)
 
-    def _add_gradient(self, numel: int, name: str) -> None:
+    def _add_gradient(self, number: int, name: str) -> None:
         """reduce_independent_p_g_buckets_and_remove_grads and __add_grad_to_ipg_bucket."""
         builder, bucket, zero = self.builder, self._bucket, self.zero
+        numel = self.trace.parameters[number].numel
         size = numel * self.param_bytes
         builder.allocate("buffers", size)
         if bucket.elements and bucket.elements + numel > zero.reduce_bucket_size:
@@ -225,8 +245,8 @@ class Zero3Schedule(Hooks):
         else:
             bucket.loose_bytes += size
         bucket.elements += numel
-        bucket.shard_elements += -(-numel // self.world_size)
-        bucket.num_tensors += 1
+        bucket.shard_elements += self.trace.parameters[number].shard_numel
+        bucket.parameters.append(number)
 
     def _reduce(self) -> None:
         """__reduce_and_partition_ipg_grads: reduce-scatter the bucket, add the shard to the gradients."""
@@ -258,6 +278,14 @@ class Zero3Schedule(Hooks):
             assert shard > 0
         else:
             whole = 0
+        done = self._keep_shards(bucket)
+        builder.free_when_done("buffers", whole + bucket.loose_bytes, done)
+        self._reduce_events.append(done)
+        self._bucket = GradientBucket()
+
+    def _keep_shards(self, bucket: GradientBucket) -> int:
+        """partition_grads: copy the reduced shards into the rank's gradients, or add them."""
+        config = self.config
         if self._micro_batch == 0:
             size = bucket.shard_elements * DTYPE_BYTES[config.grad_accum_dtype]
             kernels = moves(bucket.shard_elements * self.reduce_bytes, size, launches=bucket.num_tensors)
@@ -265,10 +293,7 @@ class Zero3Schedule(Hooks):
             kernels = accumulate_kernels(
                 bucket.shard_elements, config.grad_accum_dtype, config.communication_dtype
             )
-        done = builder.kernels("partition gradients", kernels, stream=stream)
-        builder.free_when_done("buffers", whole + bucket.loose_bytes, done)
-        self._reduce_events.append(done)
-        self._bucket = _Bucket()
+        return self.builder.kernels("partition gradients", kernels, stream=self.reduce_stream)
 
     def end_backward(self) -> None:
         """independent_gradient_partition_epilogue: the last bucket, then the host waits for it."""
@@ -284,8 +309,8 @@ class Zero3Schedule(Hooks):
         shards = [parameter.shard_numel for parameter in self.trace.parameters]
         check_overflow(builder, config, shards)
         norm_and_sync(builder, config, shards)
-        for number, group in enumerate(self._sub_groups()):
-            numel = sum(group)
+        for number, group in enumerate(self.sub_groups()):
+            numel = sum(self.trace.parameters[index].shard_numel for index in group)
             needs_cast = config.grad_accum_dtype != config.master_weights_dtype
             cast = numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
             builder.allocate("buffers", cast)
@@ -304,15 +329,15 @@ class Zero3Schedule(Hooks):
             builder.free("buffers", cast)
         self._gather_persistent()
 
-    def _sub_groups(self) -> list[list[int]]:
+    def sub_groups(self) -> list[list[int]]:
         """Parameters in order, a new sub-group once the local elements reach `sub_group_size`."""
         groups: list[list[int]] = [[]]
         total = 0
-        for parameter in self.trace.parameters:
+        for number, parameter in enumerate(self.trace.parameters):
             if total >= self.zero.sub_group_size:
                 groups.append([])
                 total = 0
-            groups[-1].append(parameter.shard_numel)
+            groups[-1].append(number)
             total += parameter.shard_numel
         return groups
 

@@ -6,7 +6,7 @@ the recorded order of modules of one forward and backward. Sizes are elements of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from zsim.plan.leaf_units import unit_names
@@ -127,6 +127,7 @@ class Coordinator:
         self._max_live = zero.max_live_parameters
         self._reuse_distance = zero.max_reuse_distance
         self._is_available = [parameter.is_persistent for parameter in trace.parameters]
+        self.is_far: Callable[[int], bool] = lambda _number: False  # on NVMe, and not being read
         self._queue = [(number, step) for step, numbers in enumerate(trace.steps) for number in numbers]
         self.reset_step()
 
@@ -165,6 +166,8 @@ class Coordinator:
             numel = 0
             while self._position < len(self._queue) and numel < budget:
                 number, used_at = self._queue[self._position]
+                if self.is_far(number):
+                    break  # to keep the order of fetches
                 self._position += 1
                 self._fetched_for[number] = max(self._fetched_for.get(number, -1), used_at)
                 if not self._is_available[number] and number not in ahead:
@@ -172,6 +175,11 @@ class Coordinator:
                     numel += self.trace.parameters[number].numel
         self._step += 1
         return self._take(ahead)
+
+    def upcoming(self) -> Iterator[int]:
+        """What is left in the fetch queue, in order."""
+        for position in range(self._position, len(self._queue)):
+            yield self._queue[position][0]
 
     def release(self) -> list[int]:
         """Parameters of the unit fetched last to free now: not persistent, not fetched for a later step

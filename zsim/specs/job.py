@@ -214,8 +214,6 @@ def _check_replicate(replicate: int, world_size: int) -> None:
 
 
 def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Cluster) -> Fsdp2:
-    if table.cpu_offload:
-        raise NotSimulatedError("strategy.cpu_offload: FSDP's CPU offload is not simulated yet")
     replicate = table.replicate or 1
     _check_replicate(replicate, world_size)
     shard = world_size // replicate
@@ -227,12 +225,16 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
             f"ranks that shard, larger than 1 and smaller than {shard}, or true or false"
         )
     param, reduce = _fsdp_dtypes(table, training)
-    return Fsdp2(reshard, replicate, table.wrapping, param, reduce, table.no_sync)
+    return Fsdp2(
+        reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload
+    )
 
 
 def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: int) -> Fsdp1:
     if table.cpu_offload:
-        raise NotSimulatedError("strategy.cpu_offload: FSDP's CPU offload is not simulated yet")
+        raise NotSimulatedError(
+            "strategy.cpu_offload: FSDP1's CPU offload is not simulated yet; FSDP2's is (kind 'fsdp2')"
+        )
     is_hybrid = "HYBRID" in table.sharding_strategy
     replicate = table.replicate or (num_nodes if is_hybrid else 1)
     if replicate > 1 and not is_hybrid:

@@ -54,6 +54,7 @@ class Fsdp2:
     reduce_dtype: str
     no_sync: bool
     reduce_scatter_max_input_buffers: int = 1
+    cpu_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,12 +91,11 @@ def _tensor_parallel_size(block: TensorParallelBlock | None) -> int:
 def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
     prefix = "zero_optimization."
     found = []
-    if zero.offload_param is not None:
-        device = zero.offload_param.device
-        found.append(("offload_param", f"parameters offloaded to {device}"))
-    if zero.offload_optimizer is not None:
-        what = "SuperOffload" if zero.offload_optimizer.super_offload else "optimizer states offloaded"
-        found.append(("offload_optimizer", f"{what} to {zero.offload_optimizer.device}"))
+    optimizer = zero.offload_optimizer
+    if optimizer is not None and optimizer.super_offload:
+        found.append(("offload_optimizer", "SuperOffload"))
+    if optimizer is not None and optimizer.device == "nvme" and optimizer.ratio < 1:
+        found.append(("offload_optimizer", "stepping on the GPU (ratio) what is kept on NVMe"))
     if zero.zenflow and zero.stage > 0:
         found.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
     if zero.stage == 3:
