@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
@@ -85,12 +85,13 @@ class Fsdp2Table(_FsdpTable):
     """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP."""
 
     kind: Literal["fsdp2"]
-    reshard_after_forward: bool | Count | None = None
+    reshard_after_forward: StrictBool | Count | None = None
 
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
     def _group_or_flag(cls, value: object) -> object:
-        if value is not None and not isinstance(value, bool | int):
+        is_group = isinstance(value, int) and value >= 1
+        if not (value is None or isinstance(value, bool) or is_group):
             raise ValueError(f"expected true, false or a group size, found {value!r}")
         return value
 
