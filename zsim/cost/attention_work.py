@@ -32,6 +32,11 @@ def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     return (*_rotary(work, shape, options, 0), *core(work, shape, options))
 
 
+def rotary_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """The rotary embedding of queries and keys alone."""
+    return _rotary(work, shape, options, 0)
+
+
 def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """The core's gradients, then rotary's."""
     assert isinstance(module.work, Attention)

@@ -10,6 +10,7 @@ from math import ceil
 from zsim.specs.hardware import AttentionCurve, GemmEfficiency
 
 _MAX_SPLITS = 32
+_ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16}
 
 
 def gemm_fraction(
@@ -25,7 +26,8 @@ def gemm_fraction(
     halvings (up to 3, of the longer side) of the tile t_m x t_n, each keeping c = `half_tile_fraction` of the
     rate, and s = 1, 2, 4 ... splits of k as long as all tiles fit in two waves and k/s is not below K.
     w is the part of all SM-tiles of all waves that is real work: the last wave's idle SMs and the tiles'
-    overhang beyond m and n lower it.
+    overhang beyond m and n lower it. Where m, n or k is not a multiple of 16 bytes' worth of elements, the
+    rows of a matrix are not aligned, and `unaligned_fraction` of that is left (an odd vocabulary, 50257).
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
@@ -48,6 +50,9 @@ def gemm_fraction(
             tile_n = max(1, tile_n // 2)
         else:
             tile_m = max(1, tile_m // 2)
+    per_row = _ALIGNED_ELEMENTS.get(dtype, 8)
+    if m % per_row or n % per_row or k % per_row:
+        best *= gemm.unaligned_fraction
     return gemm.by_dtype.get(dtype, gemm.max_fraction) * best
 
 

@@ -81,6 +81,8 @@ def hardware_flops_per_token(
     flops = model_flops_per_token(model, sequence_length)
     if checkpointing == "none":
         return flops
+    if checkpointing == "selective-op":  # every second product, so about half of them
+        return flops + _sum_over_blocks(model, lambda block: block.numel - _idle_experts(block))
     flops += attention_flops_per_token(model, sequence_length)
     if checkpointing == "full":
         flops += 2.0 * _sum_over_blocks(model, lambda block: block.numel - _idle_experts(block))

@@ -70,9 +70,27 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
     return shape.tokens * elements * options.activation_bytes
 
 
+def kept_modules(block: Block) -> tuple[Module, ...]:
+    """What "selective-op" keeps: fused attention, and the first, third, fifth ... product of a block.
+
+    Source: torchtitan's `_apply_ac_to_transformer_block` (2024), which runs every second `aten.mm` again.
+    """
+    products = [module for module in block.modules if isinstance(module.work, Linear)]
+    return (*products[::2], *(module for module in block.modules if isinstance(module.work, Attention)))
+
+
+def kept_output_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """The output of a product, or of fused attention with its log-sum-exp, that is kept and not run again."""
+    work, e = module.work, options.activation_bytes
+    if isinstance(work, Attention):
+        return shape.tokens * (output_elements(work) * e + work.num_heads * LOGSUMEXP_BYTES)
+    assert isinstance(work, Linear)
+    return shape.tokens * work.out_features * e
+
+
 def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) -> int:
     """What a block keeps under full recomputation: its input, 2sbh bytes in bf16."""
-    return shape.tokens * hidden_size * options.activation_bytes
+    return shape.tokens * hidden_size * options.stream_bytes
 
 
 def block_saved_bytes(
@@ -81,6 +99,9 @@ def block_saved_bytes(
     """Bytes that one block keeps from forward to backward."""
     if checkpointing == "full":
         return checkpoint_bytes(hidden_size, shape, options)
+    if checkpointing == "selective-op":
+        kept = sum(kept_output_bytes(module, shape, options) for module in kept_modules(block))
+        return checkpoint_bytes(hidden_size, shape, options) + kept
     rule = saved_bytes_selective if checkpointing == "selective" else saved_bytes
     return sum(rule(module, shape, options) for module in block.modules)
 
@@ -173,7 +194,7 @@ def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
 
 
 def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
-    cost = norm_cost(work.kind, options.activation_bytes, is_fused=options.compile)
+    cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.compile)
     return shape.tokens * work.width * cost.saved_bytes
 
 

@@ -27,6 +27,7 @@ class BatchShape:
 class WorkOptions:
     """How the modules compute.
 
+    `autocast`: weights, norms and the residual stream are fp32, products cast what they read.
     `attention`: `flash` is one fused kernel that keeps no scores; `math` writes them out.
     `compile`: False is what Hugging Face's eager Python launches; True is one kernel per norm, activation,
     softmax and rotary, with the residual add inside the norm (torch.compile, or a library of fused kernels).
@@ -35,6 +36,12 @@ class WorkOptions:
     dtype: Precision = "bf16"
     attention: AttentionKind = "flash"
     compile: bool = False
+    autocast: bool = False
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of one element of the residual stream and of what norms read."""
+        return 4 if self.autocast else self.activation_bytes
 
     @property
     def activation_bytes(self) -> int:
@@ -48,4 +55,4 @@ class WorkOptions:
 
     @classmethod
     def of(cls, training: Training) -> WorkOptions:
-        return cls(training.precision, training.attention, training.compile)
+        return cls(training.precision, training.attention, training.compile, training.autocast)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from zsim.cost.attention_work import attention_backward, attention_forward
+from zsim.cost.attention_work import attention_backward, attention_forward, rotary_forward
 from zsim.cost.elementwise import activation_cost, norm_cost
 from zsim.cost.kernels import Kernel
 from zsim.cost.shapes import BatchShape, WorkOptions
@@ -73,6 +73,13 @@ def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) ->
     return _BACKWARD[type(module.work)](module, shape, options)
 
 
+def unkept_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """What of a module's forward runs again where its output was kept: attention's rotary embedding."""
+    if not isinstance(module.work, Attention):
+        return ()
+    return rotary_forward(module.work, shape, options)
+
+
 def total_flops(kernels: Iterable[Kernel]) -> float:
     """FLOPs of all kernels together."""
     return sum(kernel.flops for kernel in kernels)
@@ -97,7 +104,8 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
     m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
     bias_bytes = n * e if _has_bias(module) else 0
     if not runs_in_fp8(module, options):
-        return (gemm(m, n, k, e, options.kernel_dtype, extra_bytes=bias_bytes),)
+        product = gemm(m, n, k, e, options.kernel_dtype, extra_bytes=bias_bytes)
+        return (*_autocast_cast(n * k, options), product)
     casts = (_fp8_cast(m * k, options), _fp8_cast(k * n, options))
     product = Kernel("gemm", 2.0 * m * n * k, float(m * k + k * n + m * n * e + bias_bytes), "fp8", (m, n, k))
     return (*casts, product)
@@ -119,6 +127,7 @@ def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
         ]
     else:
         kernels += [gemm(m, k, n, e, options.kernel_dtype), gemm(n, k, m, e, options.kernel_dtype)]
+        kernels += _autocast_cast(n * k, options)
     if _has_bias(module):
         kernels.append(_elementwise((m * n + n) * e, options.kernel_dtype))
     if module.shares_input and not options.compile:
@@ -157,16 +166,25 @@ def _linear(module: Module) -> Linear:
 
 def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     assert isinstance(module.work, Norm)
-    cost = norm_cost(module.work.kind, options.activation_bytes, is_fused=options.compile)
+    cost = norm_cost(module.work.kind, options.stream_bytes, is_fused=options.compile)
     elements = shape.tokens * module.work.width
-    return (_elementwise(cost.forward_bytes * elements, options.kernel_dtype, cost.forward_launches),)
+    kernel = _elementwise(cost.forward_bytes * elements, options.kernel_dtype, cost.forward_launches)
+    return (kernel, *_autocast_cast(elements, options))
 
 
 def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     assert isinstance(module.work, Norm)
-    cost = norm_cost(module.work.kind, options.activation_bytes, is_fused=options.compile)
+    cost = norm_cost(module.work.kind, options.stream_bytes, is_fused=options.compile)
     elements = shape.tokens * module.work.width
-    return (_elementwise(cost.backward_bytes * elements, options.kernel_dtype, cost.backward_launches),)
+    kernel = _elementwise(cost.backward_bytes * elements, options.kernel_dtype, cost.backward_launches)
+    return (*_autocast_cast(elements, options), kernel)
+
+
+def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
+    """Between fp32 and the products' type, one way: reads one, writes the other."""
+    if not options.autocast:
+        return ()
+    return (_elementwise(num_elements * (4 + options.activation_bytes), options.kernel_dtype),)
 
 
 def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -191,7 +209,7 @@ def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     elements, e = shape.tokens * module.work.width, options.activation_bytes
     if options.compile:
         return (_elementwise(elements, options.kernel_dtype),) if module.work.dropout else ()
-    add = _elementwise(3 * elements * e, options.kernel_dtype)
+    add = _elementwise(elements * (2 * options.stream_bytes + e), options.kernel_dtype)
     if not module.work.dropout:
         return (add,)
     return (_elementwise(elements * (2 * e + 1), options.kernel_dtype), add)
@@ -199,7 +217,9 @@ def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -
 
 def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The stream's gradient and the branch's meet in an add; dropout reads its mask."""
-    return _residual_forward(module, shape, options)
+    assert isinstance(module.work, Residual)
+    elements = shape.tokens * module.work.width
+    return (*_residual_forward(module, shape, options), *_autocast_cast(elements, options))
 
 
 # ---- Embedding and loss ------------------------------------------------------------------------------------

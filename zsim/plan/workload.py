@@ -6,7 +6,7 @@ distinct module shape; a thousand layers of one shape share it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zsim.cost import footprint, work
@@ -109,14 +109,16 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
     shape = work.BatchShape.of(training)
     options = work.WorkOptions.of(training)
     deriver = _Deriver(shape, options, training)
-    full = training.activation_checkpointing == "full"
-    checkpoint = footprint.checkpoint_bytes(model.hidden_size, shape, options) if full else 0
+    is_checkpointed = training.activation_checkpointing in ("full", "selective-op")
+    block_input = footprint.checkpoint_bytes(model.hidden_size, shape, options) if is_checkpointed else None
+    every = training.checkpoint_every
     segments = [deriver.segment("before", "before", "", model.before, None)]
     for number, block in enumerate(model.blocks):
         name = f"{model.block_prefix}.{number}"
-        segments.append(deriver.segment(name, "block", name + ".", block, checkpoint if full else None))
+        kept = None if (number + 1) % every else block_input
+        segments.append(deriver.segment(name, "block", name + ".", block, kept))
     segments.append(deriver.segment("after", "after", "", model.after, None))
-    residual = training.micro_batch_tokens * model.hidden_size * options.activation_bytes
+    residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
     return Workload(
         model, training, tuple(segments), residual, work.optimizer_state_bytes(training.optimizer)
     )
@@ -130,6 +132,7 @@ class _Deriver:
         self._options = options
         self._training = training
         self._works: dict[int, ModuleWork] = {}
+        self._kept_works: dict[int, ModuleWork] = {}
 
     def segment(
         self, name: str, kind: str, prefix: str, modules: Block | tuple[Module, ...], checkpoint: int | None
@@ -143,12 +146,39 @@ class _Deriver:
         recomputed: tuple[ModuleCall, ...] = ()
         stops_at = None
         if block is not None and checkpoint is not None:
-            count = len(footprint.recomputed_modules(block, "full"))
+            stops_early = self._training.checkpoint_stops_early
+            count = len(footprint.recomputed_modules(block, "full", stops_early=stops_early))
             recomputed = calls[:count]
-            stops_at = calls[count] if count < len(calls) and calls[count].numel else None
+            if self._training.activation_checkpointing == "selective-op":
+                checkpoint += sum(
+                    footprint.kept_output_bytes(module, self._shape, self._options)
+                    for module in footprint.kept_modules(block)
+                )
+                recomputed = self._without_kept(block, calls)
+            else:
+                stops_at = calls[count] if count < len(calls) and calls[count].numel else None
         return Segment(
             name, kind, calls, checkpoint is not None, checkpoint or 0, recomputed, stops_at, registration
         )
+
+    def _without_kept(self, block: Block, calls: tuple[ModuleCall, ...]) -> tuple[ModuleCall, ...]:
+        """What "selective-op" runs again: everything up to the last product, except what was kept. Of fused
+        attention the rotary embedding is left."""
+        kept = {module.name for module in footprint.kept_modules(block)}
+        last = max(number for number, call in enumerate(calls) if isinstance(call.module.work, Linear))
+        again = []
+        for call in calls[: last + 1]:
+            if call.module.name in kept:
+                key = id(call.module)
+                if key not in self._kept_works:
+                    forward = work.unkept_kernels(call.module, self._shape, self._options)
+                    launches = sum(kernel.launches for kernel in forward)
+                    self._kept_works[key] = replace(
+                        call.work, forward=Kernels(forward), forward_launches=launches, forward_extra_bytes=0
+                    )
+                call = replace(call, work=self._kept_works[key])
+            again.append(call)
+        return tuple(again)
 
     def _work(self, module: Module, kind: str, is_checkpointed: bool) -> ModuleWork:
         known = self._works.get(id(module))

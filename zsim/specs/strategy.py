@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
-Checkpointing = Literal["none", "selective", "full"]
+# "selective" runs the core of attention again (Korthikanti et al. 2022); "selective-op" keeps what every
+# second matrix product and fused attention put out and runs the rest again (torchtitan's `op` policy).
+Checkpointing = Literal["none", "selective", "selective-op", "full"]
 AttentionKind = Literal["flash", "math"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int64": 8}
@@ -14,7 +16,13 @@ DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8"
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What one rank trains on: `micro_batch_size` sequences of `sequence_length` tokens at a time."""
+    """What one rank trains on: `micro_batch_size` sequences of `sequence_length` tokens at a time.
+
+    `checkpoint_every`: every n-th block is checkpointed, the others keep everything.
+    `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
+    checkpoint from 2.1 on). `autocast`: modules get fp32 weights and torch.autocast casts at every product,
+    so norms and the residual stream are fp32.
+    """
 
     sequence_length: int
     micro_batch_size: int
@@ -25,6 +33,9 @@ class Training:
     compile: bool
     optimizer: str
     gradient_clipping: float
+    checkpoint_every: int = 1
+    checkpoint_stops_early: bool = True
+    autocast: bool = False
 
     @property
     def micro_batch_tokens(self) -> int:

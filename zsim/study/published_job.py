@@ -68,7 +68,7 @@ def row_job(run: PublishedRun) -> RowJob:
             "micro_batch_size": micro_batch,
             "gradient_accumulation_steps": steps,
             "precision": _precision(run, assumptions),
-            "activation_checkpointing": _checkpointing(run, assumptions),
+            "activation_checkpointing": _checkpointing(run),
             "attention": "math" if "unfused" in run.text("attn_kernel") else None,
             "compile": _is_compiled(run),
             "optimizer": _optimizer(run),
@@ -81,7 +81,15 @@ def row_job(run: PublishedRun) -> RowJob:
         raise NotSimulatedError(str(error)) from None
     nodes = -(-gpus // cluster.gpus_per_node)
     model = with_fused_loss(job.model) if has_fused_loss(run) else job.model
-    job = replace(job, model=model, cluster=cluster, num_nodes=nodes, gpus_per_node=gpus // nodes)
+    training = replace(
+        job.training,
+        checkpoint_every=2 if is_every_second_block(run) else 1,
+        checkpoint_stops_early=stops_early(run),
+        autocast=is_autocast(run),
+    )
+    job = replace(
+        job, model=model, training=training, cluster=cluster, num_nodes=nodes, gpus_per_node=gpus // nodes
+    )
     _check_parameters(run, job)
     return RowJob(job, sequences, tuple(assumptions))
 
@@ -135,15 +143,36 @@ def _precision(run: PublishedRun, assumptions: list[str]) -> str | None:
     raise NotSimulatedError(f"precision '{run.text('precision')}' is not simulated")
 
 
-def _checkpointing(run: PublishedRun, assumptions: list[str]) -> str:
+def _checkpointing(run: PublishedRun) -> str:
     text = run.text("act_ckpt")
     if text.startswith("none"):
         return "none"
-    if text.startswith("full") and "every" not in text:
+    if is_every_second_block(run) or (text.startswith("full") and "every" not in text):
         return "full"
+    if "op-SAC" in text or text.startswith("selective-op"):
+        return "selective-op"
     if not text or text.startswith("unstated"):
         raise NotSimulatedError("activation checkpointing is not published")
     raise NotSimulatedError(f"activation checkpointing '{text}' is not simulated")
+
+
+def is_every_second_block(run: PublishedRun) -> bool:
+    """torchtitan's selective checkpointing of layers, at its default of every second one."""
+    return bool(re.match(r"selective-layer( \(2\)| \(every 2nd block\))?$", run.text("act_ckpt")))
+
+
+def stops_early(run: PublishedRun) -> bool:
+    """Whether recomputation stops as soon as it can, as torch's non-reentrant checkpoint does from 2.1
+    (October 2023) on. composer and torchtitan use it; Megatron, DeepSpeed and transformers before 5 use
+    the other."""
+    uses_non_reentrant = is_composer(run) or run.source.startswith(("torchtitan", "kempnerforge", "fms-fsdp"))
+    return uses_non_reentrant and run.text("date") >= "2023-10"
+
+
+def is_autocast(run: PublishedRun) -> bool:
+    """composer's mixed precision DEFAULT in its releases for torch 1.12 and 1.13: FSDP keeps parameters in
+    fp32 and leaves the low type to autocast, gradients are reduced in it (`prepare_fsdp_module`)."""
+    return is_composer(run) and "DEFAULT" in run.text("strategy") and run.text("date") < "2023-03"
 
 
 def _is_compiled(run: PublishedRun) -> bool:
@@ -200,7 +229,9 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
         table["sharding_strategy"] = "SHARD_GRAD_OP"
     if "NO backward prefetch" in text:
         table["backward_prefetch"] = "none"
-    elif is_composer(run):
+    if is_autocast(run):
+        table |= {"param_dtype": "fp32", "reduce_dtype": "bf16"}
+    if is_composer(run):
         table["backward_prefetch"] = "BACKWARD_POST"  # composer's default
     size = re.search(r"size-based wrap (\d+)M", text)
     if size:

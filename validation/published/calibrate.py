@@ -1,0 +1,197 @@
+"""Fits a few numbers of the GPU files to published training steps (role "calibrate" only).
+
+    python validation/published/calibrate.py TABLE.csv
+
+Gauss-Newton on the logarithm of predicted over measured, with Huber's weights, so that runs which were slow
+for a reason that no table states do not pull the fit. Prints the fitted numbers, the residual, and the error
+on groups that were left out of the fit in turn (each model size; each table), by the linearised model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from zsim.specs.hardware import Gpu
+from zsim.specs.job import Job
+from zsim.study.published import predict_rows
+from zsim.study.published_table import PublishedRun, read_runs
+
+HUBER = 0.03
+STEP = 0.05
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One number: how to scale it in a GPU, in which GPUs, and how far it may go from where it is."""
+
+    name: str
+    gpus: tuple[str, ...]
+    low: float
+    high: float
+
+
+A100 = ("a100-sxm-80gb", "a100-sxm-40gb")
+H100 = ("h100-sxm-80gb", "h100-sxm-96gb-500w")
+PARAMETERS = (
+    Parameter("gemm.max_fraction", ("a100-sxm-80gb",), 0.8, 1.25),
+    Parameter("gemm.max_fraction", ("a100-sxm-40gb",), 0.8, 1.25),
+    Parameter("gemm.max_fraction", ("h100-sxm-80gb",), 0.8, 1.25),
+    Parameter("gemm.max_fraction", ("h100-sxm-96gb-500w",), 0.8, 1.25),
+    Parameter("flash1", A100, 0.6, 1.8),
+    Parameter("flash1", H100, 0.6, 1.8),
+    Parameter("flash1.sequence_half", A100 + H100, 0.2, 5.0),
+    Parameter("flash1.head_dim_half", A100 + H100, 0.2, 5.0),
+    Parameter("memory_bound.elementwise_fraction", A100 + H100, 0.5, 1.2),
+    Parameter("interference", A100 + H100, 0.84, 1.3),
+    Parameter("host", A100 + H100, 0.4, 2.5),
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Changes a job's hardware by factors, one per parameter; picklable, for other processes."""
+
+    factors: tuple[float, ...]
+
+    def __call__(self, job: Job) -> Job:
+        cluster = job.cluster
+        gpu, host = cluster.gpu, cluster.host
+        for parameter, factor in zip(PARAMETERS, self.factors, strict=True):
+            if gpu.name not in parameter.gpus:
+                continue
+            if parameter.name == "host":
+                host = host.model_copy(
+                    update={
+                        "seconds_per_launch": host.seconds_per_launch * factor,
+                        "overhead_factor": host.overhead_factor * factor,
+                    }
+                )
+            else:
+                gpu = SCALERS[parameter.name](gpu, factor)
+        return replace(job, cluster=cluster.model_copy(update={"gpu": gpu, "host": host}))
+
+
+def _gemm(gpu: Gpu, factor: float) -> Gpu:
+    update = {"max_fraction": gpu.gemm.max_fraction * factor}
+    return gpu.model_copy(update={"gemm": gpu.gemm.model_copy(update=update)})
+
+
+def _attention(*names: str) -> Callable[[Gpu, float], Gpu]:
+    def scale(gpu: Gpu, factor: float) -> Gpu:
+        if not _runs_flash1(gpu):
+            return gpu
+        update = {name: getattr(gpu.attention, name) * factor for name in names}
+        return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=update)})
+
+    return scale
+
+
+def _runs_flash1(gpu: Gpu) -> bool:
+    """The job's attention is the first generation's: less than 0.6 of the second's rate."""
+    return gpu.attention.forward_fraction < (0.6 if "a100" in gpu.name else 0.36)
+
+
+def _elementwise(gpu: Gpu, factor: float) -> Gpu:
+    update = {"elementwise_fraction": min(1.0, gpu.memory_bound.elementwise_fraction * factor)}
+    return gpu.model_copy(update={"memory_bound": gpu.memory_bound.model_copy(update=update)})
+
+
+def _interference(gpu: Gpu, factor: float) -> Gpu:
+    update = {"compute_slowdown": max(1.0, gpu.interference.compute_slowdown * factor)}
+    return gpu.model_copy(update={"interference": gpu.interference.model_copy(update=update)})
+
+
+SCALERS: dict[str, Callable[[Gpu, float], Gpu]] = {
+    "gemm.max_fraction": _gemm,
+    "flash1": _attention("forward_fraction", "backward_fraction"),
+    "flash1.sequence_half": _attention("sequence_half"),
+    "flash1.head_dim_half": _attention("head_dim_half"),
+    "memory_bound.elementwise_fraction": _elementwise,
+    "interference": _interference,
+}
+
+
+def log_errors(runs: Sequence[PublishedRun], theta: np.ndarray) -> np.ndarray:
+    """Logarithm of predicted over measured, one per run."""
+    rows = predict_rows(runs, tweak=Scale(tuple(np.exp(theta))))
+    return np.array([np.log1p(row.relative_error) for row in rows if row.relative_error is not None])
+
+
+def solve(jacobian: np.ndarray, errors: np.ndarray, theta: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """The parameters that make the linearised errors smallest, by Huber's weights, within bounds."""
+    low = np.log([parameter.low for parameter in PARAMETERS])
+    high = np.log([parameter.high for parameter in PARAMETERS])
+    new, prior = theta.copy(), 0.02
+    for _ in range(200):
+        linear = errors + jacobian @ (new - theta)
+        weights = np.where(np.abs(linear) < HUBER, 1.0, HUBER / np.maximum(np.abs(linear), 1e-9)) * keep
+        # A weak pull to where the number was keeps what the rows cannot tell where its source put it.
+        matrix = jacobian.T @ (weights[:, None] * jacobian) + prior * np.eye(len(theta))
+        right = -jacobian.T @ (weights * (errors - jacobian @ theta))
+        step = np.clip(np.linalg.solve(matrix, right), low, high)
+        if np.max(np.abs(step - new)) < 1e-9:
+            break
+        new = 0.5 * (new + step)
+    return new
+
+
+def describe(errors: np.ndarray) -> str:
+    relative = np.expm1(errors)
+    absolute = np.abs(relative)
+    return (
+        f"rows {len(errors)}, mean {absolute.mean():.2%}, median {np.median(absolute):.2%}, "
+        f"worst {absolute.max():.1%}, bias {relative.mean():+.2%}, within 10 % {(absolute < 0.1).mean():.0%}"
+    )
+
+
+def main(paths: Sequence[str]) -> None:
+    runs = [run for run in read_runs(map(Path, paths)).runs if run.role == "calibrate"]
+    usable = predict_rows(runs)
+    runs = [
+        run
+        for run, row in zip(runs, usable, strict=True)
+        if row.relative_error is not None and run.source in ("mosaic-2024-01", "torchtitan-pr135")
+    ]
+    theta = np.zeros(len(PARAMETERS))
+    everything = np.ones(len(runs))
+    for iteration in range(3):
+        errors = log_errors(runs, theta)
+        print(f"iteration {iteration}: {describe(errors)}", flush=True)
+        jacobian = np.zeros((len(runs), len(theta)))
+        for column in range(len(theta)):
+            moved = theta.copy()
+            moved[column] += STEP if moved[column] <= 0 else -STEP
+            jacobian[:, column] = (log_errors(runs, moved) - errors) / (moved[column] - theta[column])
+        old, theta = theta, solve(jacobian, errors, theta, everything)
+        for parameter, value in zip(PARAMETERS, theta, strict=True):
+            print(f"    {parameter.name:<36} {','.join(parameter.gpus)[:40]:<42} x {np.exp(value):.3f}")
+        leave_out(runs, jacobian, errors, old)
+    print(f"end: {describe(log_errors(runs, theta))}")
+
+
+def leave_out(
+    runs: Sequence[PublishedRun], jacobian: np.ndarray, errors: np.ndarray, theta: np.ndarray
+) -> None:
+    """Errors of groups that the fit did not see."""
+    keys: dict[str, Callable[[PublishedRun], str]] = {
+        "model size": lambda run: run.text("model"),
+        "machine and model": lambda run: run.text("gpu") + run.text("model"),
+        "sequence length": lambda run: run.text("seq_len"),
+    }
+    for what, key in keys.items():
+        groups = np.array([key(run) for run in runs])
+        unseen = np.zeros(len(runs))
+        for group in sorted(set(groups)):
+            out = groups == group
+            fitted = solve(jacobian, errors, theta, (~out).astype(float))
+            unseen[out] = (errors + jacobian @ (fitted - theta))[out]
+        print(f"    left out by {what}: {describe(unseen)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
