@@ -67,6 +67,17 @@ def test_units_are_gathered_twice_but_for_the_root_and_reduced_once(
     assert counts == {"all_gather": 65 * micro_batches, "reduce_scatter": 33 * micro_batches}
 
 
+@pytest.mark.parametrize("model", ["gpt2-xl", "gemma2-9b", "falcon-7b", "opt-6.7b", "mpt-7b", "gpt-neox-20b"])
+def test_a_checkpointed_block_is_not_gathered_again_for_its_recomputation(
+    plan_for: PlanFor, toys: Any, model: str
+) -> None:
+    """Whatever a block ends with (a dropout, a norm, an add): the unit is in its backward by then."""
+    training = {"activation_checkpointing": "full", "sequence_length": 512}
+    plan = plan_for(model=model, strategy={"kind": "fsdp1"}, training=training)
+    counts = Counter(work.kind for work in toys.collectives_of(plan))
+    assert counts["all_gather"] == 2 * counts["reduce_scatter"] - 1
+
+
 def test_parameters_are_gathered_in_bf16_and_gradients_reduced_in_fp32(plan_for: PlanFor, toys: Any) -> None:
     """Llama-2-7B on 16 ranks: block and root divide by 16, so there is no padding."""
     works = toys.collectives_of(plan_for(strategy={"kind": "fsdp1"}))

@@ -59,9 +59,10 @@ class Fsdp1Schedule(Hooks):
         self.training = training
         self.is_sharded = shard_size > 1
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self.units = make_flat_units(workload, strategy.wrapping, shard_size)
         self.handles = {unit.path: _Handle() for unit in self.units}
-        self.reducer = GradientReducer(builder, strategy, shard_size, world_size)
+        self.reducer = GradientReducer(builder, strategy, shard_size, world_size, training.stored_dtype)
         self.gradients = {unit.path: UnitGradient() for unit in self.units}
         self._root = next((unit for unit in self.units if unit.is_root), None)
         self._entered_at: dict[str, list[FlatUnit]] = {}
@@ -81,7 +82,7 @@ class Fsdp1Schedule(Hooks):
         """fp32 shards of the flat parameters and of the optimizer's states."""
         shard = sum(unit.shard_numel for unit in self.units)
         return [
-            Memory("parameters", 4 * shard),
+            Memory("parameters", self.stored_bytes * shard),
             Memory("optimizer_states", self.workload.optimizer_state_bytes * shard),
         ]
 
@@ -91,13 +92,13 @@ class Fsdp1Schedule(Hooks):
         """_unshard: cast the shard, pass the rate limiter, all-gather; on two streams."""
         handle, builder = self.handles[unit.path], self.builder
         needs_unshard = self.is_sharded and not handle.is_unsharded
-        has_low_precision = self.strategy.param_dtype != "fp32"
+        has_low_precision = self.strategy.param_dtype != self.training.stored_dtype
         low_shard = unit.shard_numel * self.param_bytes if has_low_precision else 0
         if needs_unshard or not self.is_sharded:
             builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
             if low_shard:
                 builder.allocate("buffers", low_shard)
-                kernels = moves(4 * unit.shard_numel, low_shard)
+                kernels = moves(self.stored_bytes * unit.shard_numel, low_shard)
                 builder.kernels(f"cast shard {unit.name}", kernels, stream=PRE_UNSHARD, module=unit.path)
                 builder.wait_stream(UNSHARD, PRE_UNSHARD)
         if self.strategy.limit_all_gathers:
@@ -122,7 +123,7 @@ class Fsdp1Schedule(Hooks):
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
             self.limiter.freed(done)
-        if not self.is_sharded and self.strategy.param_dtype != "fp32":
+        if not self.is_sharded and self.strategy.param_dtype != self.training.stored_dtype:
             builder.free_when_done("buffers", unit.shard_numel * self.param_bytes, done)
         handle.is_prefetched = False
 
@@ -209,10 +210,11 @@ class Fsdp1Schedule(Hooks):
             self._pre_backward(self._root)
 
     def before_backward(self, segment: Segment) -> None:
-        """A checkpointed block recomputes after the hooks on what it put out: those of units that end where
-        recomputation stops, or behind."""
+        """A checkpointed block is recomputed when the gradient reaches the last module that saved something;
+        the hooks of units that end there or behind have run by then."""
         if segment.is_checkpointed:
-            for call in reversed(segment.calls[len(segment.recomputed) :]):
+            saving = [number for number, call in enumerate(segment.calls) if call.work.saved_bytes]
+            for call in reversed(segment.calls[saving[-1] :]):
                 for unit in self._left_at.get(call.name, ()):
                     self._pre_backward(unit)
 
@@ -288,7 +290,7 @@ class Fsdp1Schedule(Hooks):
         numels = [unit.shard_numel for unit in self.units]
         clip_gradients(self.builder, self.training, numels, "shard" if self.is_sharded else "")
         update(self.builder, self.training, numels)
-        self.builder.free("gradients", 4 * sum(numels))
+        self.builder.free("gradients", self.stored_bytes * sum(numels))
         self.limiter.apply(self.builder.ops)
 
 
