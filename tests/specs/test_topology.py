@@ -1,7 +1,8 @@
-"""Topologies: links by formula and the same thing as a graph; routes, capacities, what a fabric is built of."""
+"""Topologies: links by formula and as a graph; routes, capacities, what a fabric is built of."""
 
 from __future__ import annotations
 
+import itertools
 import time
 import tracemalloc
 from typing import Any
@@ -73,7 +74,7 @@ def test_every_route_is_a_shortest_path_in_the_graph(topology: Topology) -> None
         for _, links in ways[:: max(1, len(ways) // 5)]:
             edges = [edge_of[link] for link in links]
             assert (edges[0][0], edges[-1][1]) == ("gpu1", f"gpu{target}")
-            for before, after in zip(edges, edges[1:], strict=False):
+            for before, after in itertools.pairwise(edges):
                 assert before[1] == after[0] or graph.edges[before[1], after[0]]["length"] == 0
             if target < 8:
                 assert len(edges) == networkx.shortest_path_length(graph, "gpu1", f"gpu{target}")

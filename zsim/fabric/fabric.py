@@ -32,6 +32,7 @@ from zsim.specs.topology import Topology
 Floats = npt.NDArray[np.float64]
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 _MOST_SAMPLED = 64
+_MIB = 2.0**20
 
 
 class Extra(NamedTuple):
@@ -214,6 +215,7 @@ class Fabric:
             latency = 0.0
             if group.size > 1:
                 latency = _latency(choice.method.rounds, choice.costs, extra_hops)
+                latency += choice.costs.ramp * (work.bytes / _MIB) ** 0.5
             seconds = latency + size / choice.bandwidth
             fraction, name = choice.method.fraction, choice.method.algorithm
             found.append(Transfer(latency, size / fraction, choice.profile, name, choice.protocol, seconds))

@@ -78,6 +78,7 @@ def _available(
             return [Method("binomial tree", "binomial", binomial_rounds(num_ranks, num_domains), basic)]
         return found
     if kind == "all_reduce":
+        found = [Method("ring", "ring", found[0].rounds, own.get("ring", basic))]
         if num_domains > 1:
             fraction = 1.0 if "tree" in own else _TREE_FRACTION
             rounds = tree_rounds(num_ranks, num_domains)

@@ -17,6 +17,9 @@ class ProtocolCosts(BaseModel):
 
     `network_overhead`: once a group spans nodes, its rounds inside a node take at least this long (the
     proxy thread posts for every round).
+    `ramp`: what it costs to send a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave
+    links idle while the first one travels, more pieces cost more handling; the sum of a/p and b p is least,
+    2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree algorithms, 2009).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -27,18 +30,20 @@ class ProtocolCosts(BaseModel):
     intra_fraction: Fraction
     inter_fraction: Fraction
     network_overhead: Seconds = 0.0
+    ramp: Seconds = 0.0
 
 
-AlgorithmName = Literal["tree", "nvls", "nvls_tree", "pat", "all_to_all"]
+AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"]
 
 
 class CollectiveCosts(Table):
     """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
 
     `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
-    `protocols` are the ring's costs, and those of every algorithm that `algorithms` does not name:
-    "tree", "nvls" (in-switch reduction, within one NVLink domain), "nvls_tree" (the same joined by trees
-    across domains), "pat", "all_to_all". NVLS exists only where its costs are given.
+    `protocols` are the ring's costs, and those of every algorithm that `algorithms` does not name: "ring"
+    (there: an all-reduce's ring, where it differs), "tree", "nvls" (reduction in the switches of one NVLink
+    domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
+    only where their costs are given.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
     `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
     """
@@ -48,7 +53,7 @@ class CollectiveCosts(Table):
     reduce_scatter: Literal["native", "all_reduce"] = "native"
     protocols: dict[str, ProtocolCosts]
     algorithms: dict[AlgorithmName, dict[str, ProtocolCosts]] = Field(default_factory=dict)
-    force_algorithm: AlgorithmName | Literal["ring"] | None = None
+    force_algorithm: AlgorithmName | None = None
     force_protocol: str | None = None
     choice: Literal["fastest", "tuning-model"] = "fastest"
     generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = None

@@ -83,11 +83,10 @@ class Tree(HopWiring):
             network.leaves_per_pod * self.rails if self.has_core else max(self.num_leaves, 1)
         )
         self.num_pods = -(-self.num_leaves // self.leaves_per_pod)
-        self.core_uplinks = 1
-        if self.has_core:
-            self.core_uplinks = _whole(
-                where, "spine_oversubscription", self.leaves_per_pod / network.spine_oversubscription
-            )
+        core_links = self.leaves_per_pod / network.spine_oversubscription if self.has_core else 1.0
+        self.core_uplinks = max(round(core_links), 1)
+        # One to seven above 192 leaves is 27.4 uplinks: 27 of them, each a little faster.
+        self.core_bandwidth = self.link_bandwidth * core_links / self.core_uplinks
         self.num_paths = self.planes * self.uplinks * self.core_uplinks
         _check_ports(where, "leaf", self.down_ports + self.uplinks, network)
         middle = min(self.leaves_per_pod, self.num_leaves)
@@ -98,11 +97,11 @@ class Tree(HopWiring):
     def links(self) -> Sequence[Links]:
         ups = self.num_leaves * self.planes * self.uplinks
         bandwidth, efficiency = self.link_bandwidth, self.network.efficiency
-        tiers = [("leaf_up", "leaf-spine", ups), ("leaf_down", "leaf-spine", ups)]
+        links = [Links(name, "leaf-spine", ups, bandwidth, efficiency) for name in ("leaf_up", "leaf_down")]
         if self.has_core:
-            cores = self.num_pods * self.num_paths
-            tiers += [("core_up", "spine-core", cores), ("core_down", "spine-core", cores)]
-        return [Links(name, tier, count, bandwidth, efficiency) for name, tier, count in tiers]
+            cores, bandwidth = self.num_pods * self.num_paths, self.core_bandwidth
+            links += [Links(n, "spine-core", cores, bandwidth, efficiency) for n in ("core_up", "core_down")]
+        return links
 
     def leaf_of(self, nics: Ints) -> Ints:
         node, card = nics // self.cards.per_node, nics % self.cards.per_node
@@ -150,15 +149,20 @@ class Tree(HopWiring):
         ports = {"leaf": self.down_ports + uplinks}
         cables = {"card": self.cards.count * planes, "leaf-spine": leaves * planes * uplinks}
         if self.has_core:
-            switches["spine"] = self.num_pods * uplinks * planes
-            ports["spine"] = self.leaves_per_pod + self.core_uplinks
-            switches["core"] = uplinks * self.core_uplinks * planes
-            ports["core"] = self.num_pods
-            cables["spine-core"] = self.num_pods * self.num_paths
+            pods = self.num_pods
+            below = self.leaves_per_pod + self.core_uplinks
+            switches["spine"], ports["spine"] = self._packed(pods * uplinks * planes, below)
+            cores = uplinks * self.core_uplinks * planes
+            switches["core"], ports["core"] = self._packed(cores, pods)
+            cables["spine-core"] = pods * self.num_paths
         else:
-            switches["spine"] = uplinks * planes
-            ports["spine"] = leaves
+            switches["spine"], ports["spine"] = self._packed(uplinks * planes, leaves)
         return Inventory(switches, ports, cables)
+
+    def _packed(self, count: int, ports: int) -> tuple[int, int]:
+        """Switches and ports of each when several small ones are one large one (parallel cables to a leaf)."""
+        together = max((self.network.switch_ports or ports) // ports, 1)
+        return -(-count // together), ports * min(together, count)
 
 
 def make_wiring(cluster: Cluster, num_nodes: int) -> Wiring:
