@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
-from zsim.engine.capacity import least_gpus, usable_bytes
+from zsim.engine.capacity import least_gpus, node_capacity_bytes, usable_bytes
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan import make
+from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Plan
+from zsim.report.offload import TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
 from zsim.report.traffic import TrafficRow
 from zsim.specs.experiment import Experiment
@@ -60,11 +62,7 @@ def _report(outcome: Outcome, wall_seconds: float) -> Report:
         "zsim_version": __version__,
         "experiment": resolved_experiment(job),
         "work": step_work(job),
-        "capacity_bytes": {
-            "gpu": usable_bytes(cluster),
-            "host": cluster.host.memory,
-            "nvme": cluster.nvme.drives * cluster.nvme.capacity if cluster.nvme else None,
-        },
+        "capacity_bytes": {"gpu": usable_bytes(cluster), **node_capacity_bytes(cluster)},
         "evidence": evidence(job),
         "simulation": SimulationStats(
             wall_seconds, outcome.stats.events, outcome.stats.rank_classes, job.world_size
@@ -73,6 +71,8 @@ def _report(outcome: Outcome, wall_seconds: float) -> Report:
         "gpus_per_node": job.gpus_per_node,
         "traffic": _traffic(outcome),
         "notes": _notes(outcome),
+        "limits": outcome.limits,
+        "tiers": _tiers(outcome),
     }
     report = make_report(outcome.trace, **arguments)
     if not report.fits:
@@ -157,6 +157,9 @@ def evidence(job: Job) -> dict[str, Evidence]:
         "memory": [gpu.memory.evidence, cluster.framework_memory.evidence],
         "host": [cluster.host.evidence],
     }  # fmt: skip
+    if is_offloaded(job):
+        nvme = [cluster.nvme.evidence] if cluster.nvme else []
+        parts = {**parts, "offload": [cluster.pcie.evidence, cluster.offload.evidence, *nvme]}
     return {part: max(grades, key=EVIDENCE_ORDER.index) for part, grades in parts.items()}
 
 
@@ -164,12 +167,31 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
     """Per class of links: one GPU's share of the bytes, and how busy the fullest link is."""
     seconds = outcome.trace.step_seconds
     rows = []
+    copied = {row.name: row for row in outcome.devices}
     for name, carried in outcome.traffic.items():
         link_class = outcome.topology.classes[name]
+        if name in copied:  # by offloading too
+            carried += copied[name].utilisation_fraction * link_class.capacity * seconds
         if carried > 0:
             per_gpu = carried * link_class.count / outcome.job.world_size
             rows.append(TrafficRow(name, per_gpu, carried / (link_class.capacity * seconds)))
     return rows
+
+
+_TIERS = {
+    "pcie_down": "PCIe to the GPU", "pcie_up": "PCIe from the GPU", "uplink_down": "PCIe uplink, down",
+    "uplink_up": "PCIe uplink, up", "dram": "host memory", "cpu": "CPU cores", "drive_read": "NVMe read",
+    "drive_write": "NVMe write", "drive_time": "NVMe, read and write",
+}  # fmt: skip
+
+
+def _tiers(outcome: Outcome) -> list[TierRow]:
+    """What offloading put on each kind of resource; pools of one rank (queues) are left out."""
+    return [
+        TierRow(_TIERS[row.name], None if row.is_time else row.per_rank, row.utilisation_fraction)
+        for row in outcome.devices
+        if row.name in _TIERS
+    ]
 
 
 def _notes(outcome: Outcome) -> list[str]:

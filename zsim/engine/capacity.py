@@ -7,7 +7,7 @@ from itertools import accumulate
 from zsim.engine.record import framework_memory
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Plan
+from zsim.plan.ops import Device, Plan
 from zsim.specs.experiment import Experiment
 from zsim.specs.hardware import Cluster
 from zsim.specs.job import Job, resolve
@@ -36,6 +36,19 @@ def peak_bytes(job: Job, plan: Plan) -> int:
     return max(accumulate(changes, initial=start))
 
 
+def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
+    """Highest host or NVMe memory of a node over a step: that of all its ranks."""
+    start = sum(memory.bytes for memory in plan.resident if memory.device == device)
+    changes = (change.bytes for change in plan.memory if change.device == device)
+    return max(accumulate(changes, initial=start)) * job.gpus_per_node
+
+
+def node_capacity_bytes(cluster: Cluster) -> dict[Device, int | None]:
+    """What a node's host memory and drives hold; None without drives."""
+    nvme = cluster.nvme
+    return {"host": cluster.host.memory, "nvme": nvme.drives * nvme.capacity if nvme else None}
+
+
 def least_gpus(experiment: Experiment) -> int | None:
     """The fewest GPUs of the same cluster on which the job fits; None when none up to 65,536 do."""
     job = resolve(experiment)
@@ -55,6 +68,10 @@ def _fits(experiment: Experiment, gpus: int) -> bool:
     """Whether the job fits on so many GPUs; a count that the experiment does not allow does not."""
     try:
         job = resolve(experiment.model_copy(update={"gpus": gpus, "nodes": None}))
-        return peak_bytes(job, make_plan(job)) <= usable_bytes(job.cluster)
+        plan = make_plan(job)
+        nodes = node_capacity_bytes(job.cluster).items()
+        return peak_bytes(job, plan) <= usable_bytes(job.cluster) and all(
+            node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes
+        )
     except ZsimError:
         return False

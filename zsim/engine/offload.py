@@ -89,6 +89,19 @@ class Offload:
             return self._nvme.read_latency if work.direction == "read" else self._nvme.write_latency
         return 0.0
 
+    def limits(self) -> dict[str, str]:
+        """Per kind of span, the class of resources that bounds it when nothing else runs."""
+        found: dict[str, str] = {}
+        for work in self._samples.values():
+            usage = self._usage(work, 0)
+            rates: dict[str, float] = {}
+            for name, resource in self.pool.classes.items():
+                inside = (usage.indices >= resource.first) & (usage.indices < resource.first + resource.count)
+                if inside.any():
+                    rates[name] = resource.capacity / float(usage.weights[inside].max())
+            found.setdefault(span_kind(work), min(rates, key=lambda name: rates[name]))
+        return found
+
     def traffic(self, step_seconds: float) -> tuple[DeviceTraffic, ...]:
         """What each class of resources carried, in the order of the classes."""
         carried = [0.0] * (self.pool.topology.num_links + len(self.pool.capacities))
@@ -114,6 +127,13 @@ class Offload:
                     )
                 )
         return tuple(rows)
+
+
+def span_kind(work: OffloadWork) -> str:
+    """The kind of span that a piece of work is on a timeline."""
+    if isinstance(work, Copy):
+        return work.direction
+    return "cpu" if isinstance(work, HostWork) else f"nvme_{work.direction}"
 
 
 def _kind(work: OffloadWork) -> Hashable:

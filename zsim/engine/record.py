@@ -14,7 +14,8 @@ from zsim.trace.spans import Floats, MemoryEvents, SpanInfo, Trace
 def make_trace(job: Job, plan: Plan, program: Program, executor: Executor, step_seconds: float) -> Trace:
     """Spans of every simulated rank; memory of the first, which holds the largest shards."""
     numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
-    infos = tuple(_info(plan.ops[number], plan) for number in numbers)
+    tracks = _copy_tracks(plan)
+    infos = tuple(_info(plan.ops[number], plan, tracks) for number in numbers)
     lanes = executor.lanes
     index = np.array(numbers, dtype=np.int64)
     return Trace(
@@ -44,7 +45,21 @@ def make_trace(job: Job, plan: Plan, program: Program, executor: Executor, step_
     )
 
 
-def _info(op: Op, plan: Plan) -> SpanInfo:
+def _copy_tracks(plan: Plan) -> dict[tuple[str, str], str]:
+    """Where copies are shown: "h2d" and "d2h", with the stream's name when several streams copy that way,
+    because their copies may overlap."""
+    seen: dict[str, list[str]] = {}
+    for op in plan.ops:
+        if isinstance(op.work, Copy) and op.stream not in seen.setdefault(op.work.direction, []):
+            seen[op.work.direction].append(op.stream)
+    return {
+        (direction, stream): direction if stream == streams[0] else f"{direction} {stream}"
+        for direction, streams in seen.items()
+        for stream in streams
+    }
+
+
+def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str]) -> SpanInfo:
     work = op.work
     if isinstance(work, Collective):
         return SpanInfo(
@@ -52,7 +67,8 @@ def _info(op: Op, plan: Plan) -> SpanInfo:
             op.phase, op.module,
         )  # fmt: skip
     if isinstance(work, Copy):
-        return SpanInfo(op.name, work.direction, op.stream, work.bytes, phase=op.phase, module=op.module)
+        track = tracks[work.direction, op.stream]
+        return SpanInfo(op.name, work.direction, track, work.bytes, phase=op.phase, module=op.module)
     if isinstance(work, HostWork):
         return SpanInfo(op.name, "cpu", op.stream, work.bytes, phase=op.phase, module=op.module)
     if isinstance(work, DriveIo):

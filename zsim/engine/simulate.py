@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import simpy
 
@@ -57,6 +57,7 @@ class Outcome:
     stats: SimulationStats
     traffic: dict[str, float]
     devices: tuple[DeviceTraffic, ...] = ()
+    limits: Mapping[str, str] = field(default_factory=dict)
     allocator_retries: int = 0
 
 
@@ -95,4 +96,5 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     events = executor.num_events + fabric.num_transfers
     stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
     retries = executor.num_allocator_retries
-    return Outcome(job, plan, topology, trace, stats, traffic, offload.traffic(step_seconds), retries)
+    devices, limits = offload.traffic(step_seconds), offload.limits()
+    return Outcome(job, plan, topology, trace, stats, traffic, devices, limits, retries)

@@ -28,11 +28,14 @@ _DEEPSPEED = {
 _OFFLOADED = {"zero12": offloaded_zero12_plan, "zero3": offloaded_zero3_plan}
 
 
-def _is_offloaded(config: DeepSpeedConfig) -> bool:
+def is_offloaded(job: Job) -> bool:
     """Whether anything leaves the GPU: parameters, optimizer states or activation checkpoints."""
-    zero = config.zero
-    kept = zero.offload_param is None and zero.offload_optimizer is None
-    return not kept or config.activation_checkpointing.cpu_checkpointing
+    strategy = job.strategy
+    if isinstance(strategy, DeepSpeedConfig):
+        zero = strategy.zero
+        kept = zero.offload_param is None and zero.offload_optimizer is None
+        return not kept or strategy.activation_checkpointing.cpu_checkpointing
+    return isinstance(strategy, Fsdp2) and strategy.cpu_offload
 
 
 def make_plan(job: Job) -> Plan:
@@ -40,7 +43,7 @@ def make_plan(job: Job) -> Plan:
     workload = make_workload(job.model, job.training)
     strategy = job.strategy
     if isinstance(strategy, Fsdp2):
-        if strategy.cpu_offload:
+        if is_offloaded(job):
             return offloaded_fsdp2_plan(workload, strategy, job.training, job.world_size)
         return fsdp2_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Ddp):
@@ -49,7 +52,7 @@ def make_plan(job: Job) -> Plan:
         return fsdp1_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, DeepSpeedConfig):
         wrapper = strategy.optimizer_wrapper
-        make = _OFFLOADED.get(wrapper) if _is_offloaded(strategy) else None
+        make = _OFFLOADED.get(wrapper) if is_offloaded(job) else None
         make = make or _DEEPSPEED[wrapper]
         return make(workload, strategy, job.training, job.world_size)
     raise AssertionError(f"no plan for {strategy!r}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
+from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.words import headline, missing_memory
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
@@ -56,6 +57,8 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
         yield _collectives(report)
     if report.traffic:
         yield _traffic(report, is_plain)
+    if report.offload is not None:
+        yield _offload(report, report.offload, is_plain)
     yield _evidence(report)
 
 
@@ -151,6 +154,22 @@ def _traffic(report: Report, is_plain: bool) -> Table:
         used = row.utilisation_fraction
         bar = "" if used is None else _bar(used, "red", is_plain)
         table.add_row(row.link_class, format_bytes(row.bytes_per_gpu), _percent(used), bar)
+    return table
+
+
+def _offload(report: Report, section: OffloadSection, is_plain: bool) -> Table:
+    """The stall by cause, then each tier's traffic."""
+    table = _table("Offloading per GPU and step", "", "stall, bytes", "of step, in use", "")
+    for cause, seconds in section.stall_seconds.items():
+        if seconds > 0:
+            share = seconds / report.step_seconds
+            table.add_row(
+                f"stall: {cause}", format_seconds(seconds), _percent(share), _bar(share, "magenta", is_plain)
+            )
+    for row in section.tiers:
+        moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
+        used = row.utilisation_fraction
+        table.add_row(row.tier, moved, _percent(used), _bar(used, "red", is_plain))
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
+from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
 from zsim.report.traffic import CollectiveRow, TrafficRow, collective_rows, overlap_fraction
 from zsim.trace.spans import Trace
@@ -61,6 +62,7 @@ class Report:
     evidence: Mapping[str, str]
     simulation: SimulationStats
     notes: tuple[str, ...]
+    offload: OffloadSection | None = None
 
     @property
     def fits(self) -> bool:
@@ -114,6 +116,7 @@ class Report:
             "overlap_fraction": self.overlap_fraction,
             "traffic": [asdict(row) for row in self.traffic],
             "notes": list(self.notes),
+            "offload": None if self.offload is None else asdict(self.offload),
         }
 
 
@@ -133,6 +136,8 @@ def make_report(
     traffic: Sequence[TrafficRow] = (),
     notes: Sequence[str] = (),
     rank: int | None = None,
+    limits: Mapping[str, str] | None = None,
+    tiers: Sequence[TierRow] = (),
 ) -> Report:
     """Explain `trace` from the side of `rank` (else its first rank).
 
@@ -170,6 +175,7 @@ def make_report(
         evidence=dict(evidence),
         simulation=simulation,
         notes=tuple(notes),
+        offload=offload_section(trace, breakdown, rank, limits or {}, tiers),
     )
 
 

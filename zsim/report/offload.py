@@ -1,0 +1,62 @@
+"""What offloading costs and where: the stall by cause, and what each tier carried.
+
+# [Note: the cause of a stall]
+A wait for a copy, the CPU or a drive is put down to the resource that bounds this kind of work when nothing
+else runs: a copy's to PCIe, or to host memory where that is the narrower one for all GPUs of a node at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from zsim.report.breakdown import Breakdown
+from zsim.trace.spans import Trace
+
+CAUSES = ("PCIe", "DRAM", "CPU step", "drive read", "drive write")
+_BY_KIND = {
+    "h2d": "PCIe", "d2h": "PCIe", "cpu": "CPU step", "nvme_read": "drive read", "nvme_write": "drive write",
+}  # fmt: skip
+_BY_RESOURCE = {
+    "dram": "DRAM", "pcie_up": "PCIe", "pcie_down": "PCIe", "uplink_up": "PCIe", "uplink_down": "PCIe",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TierRow:
+    """One kind of resource: bytes that one rank puts on it per step (None for the cores, which have time
+    instead), and the part of the step during which all of it was in use."""
+
+    tier: str
+    bytes_per_rank: float | None
+    utilisation_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadSection:
+    """Everything the report says about offloading. `moved_bytes`: per kind of span, one rank's step."""
+
+    stall_seconds: Mapping[str, float]
+    moved_bytes: Mapping[str, int]
+    tiers: tuple[TierRow, ...]
+
+
+def offload_section(
+    trace: Trace, breakdown: Breakdown, rank: int, limits: Mapping[str, str], tiers: Sequence[TierRow]
+) -> OffloadSection | None:
+    """None when nothing left the GPU. `limits`: per kind of span, what bounds it; see [Note: the cause of a
+    stall]. The causes add up to the breakdown's offload stall."""
+    own = trace.of_rank(rank)
+    moved: dict[str, int] = {}
+    for _, info, _, _ in own.rows():
+        if info.kind in _BY_KIND:
+            moved[info.kind] = moved.get(info.kind, 0) + info.bytes
+    if not moved:
+        return None
+    stall = dict.fromkeys(CAUSES, 0.0)
+    for wait in breakdown.waits:
+        if wait.cause == "offload_stall" and wait.info is not None:
+            kind = own.infos[wait.info].kind
+            cause = _BY_RESOURCE.get(limits.get(kind, ""), _BY_KIND[kind])
+            stall[cause] += wait.seconds
+    return OffloadSection(stall, moved, tuple(tiers))
