@@ -23,7 +23,7 @@ def test_the_machines_people_rent_are_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_routes_between_all_gpus(name: str) -> None:
-    """Four nodes: the graph is strongly connected; 50 random routes have as many bytes as the formulas say."""
+    """Four nodes: all GPUs are joined; 50 random routes have as many bytes as the formulas say."""
     cluster = load_cluster(name)
     topology = Topology(cluster, 4, cluster.gpus_per_node)
     assert is_connected(topology)

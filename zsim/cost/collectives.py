@@ -18,7 +18,8 @@ Rounds inside domains and between them (NCCL 2.20 src/graph/tuning.cc, ncclTopoT
     nvls     all_reduce                    1 (the switches reduce and multicast)
     nvls_tree    all_reduce                1, 2 ceil(log2 k)
     pat      all_gather, reduce_scatter    n (a linear part), ceil(log2 n)
-    all_to_all                             g-1, k-1: what goes to one node goes together
+    all_to_all                             g-1 (0 where k > 1), k-1: what goes to one node goes together, what
+                                           stays inside meanwhile
 
 NCCL's own plan has k-1 for the ring's all-gather; but the longest chain of n-1 edges leaves a domain k times
 when the piece starts inside one, and the rounds played message by message (`zsim.fabric.rounds`) take that.
@@ -92,8 +93,8 @@ def pat_rounds(num_ranks: int) -> Rounds:
 
 
 def all_to_all_rounds(num_ranks: int, num_nodes: int) -> Rounds:
-    """One round per peer inside the node and per other node. Assumed: NCCL has no plan for all-to-all."""
-    return Rounds(max(num_ranks // num_nodes - 1, 0), num_nodes - 1)
+    """One round per other node, the peers inside meanwhile. Assumed: NCCL has no plan for all-to-all."""
+    return Rounds(0, num_nodes - 1) if num_nodes > 1 else Rounds(num_ranks - 1, 0)
 
 
 def binomial_rounds(num_ranks: int, num_nodes: int) -> Rounds:

@@ -23,7 +23,7 @@ from zsim.cost.collectives import Rounds, edge_bytes
 from zsim.fabric.choice import planned_seconds
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES
-from zsim.fabric.rings import num_domains_of
+from zsim.fabric.rings import hop_seconds, num_domains_of
 from zsim.fluid.sharing import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
@@ -31,7 +31,6 @@ from zsim.specs.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
-_MOST_SAMPLED = 64
 _MIB = 2.0**20
 
 
@@ -93,7 +92,7 @@ class Fabric:
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
         self._shapes: dict[tuple[str, str], str] = {}
         self._num_domains = {name: num_domains_of(topology, g.ranks_of(0)) for name, g in groups.items()}
-        self._extra_hops = {name: self._hops_beyond_one(group) for name, group in groups.items()}
+        self._extra_hops = {name: hop_seconds(topology, g.ranks_of(0)) for name, g in groups.items()}
         kinds = _kinds_by_group(groups, works)
         self._methods = {
             (name, kind): self._methods_of(name, kind) for name, names in kinds.items() for kind in names
@@ -244,21 +243,6 @@ class Fabric:
     def _kind(self, work: Collective) -> str:
         is_whole = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
         return "all_reduce" if is_whole else work.kind
-
-    def _hops_beyond_one(self, group: Group) -> float:
-        """Seconds that the switches after the first add to a round between nodes, on the longest of the
-        group's (up to 64) edges between domains."""
-        latency = self.topology.cluster.network.hop_latency
-        if not latency:
-            return 0.0
-        ranks = np.array(group.ranks_of(0), dtype=np.int64)
-        turns = np.flatnonzero(np.diff(self.topology.domain_of(ranks)))[:_MOST_SAMPLED]
-        first = self.topology.classes["nic_out"].first
-        switches = [
-            sum(link >= first for link in self.topology.route(int(ranks[i]), int(ranks[i + 1]))) - 1
-            for i in turns
-        ]
-        return latency * (max(switches, default=1) - 1)
 
     def run(self, transfer: Transfer, on_end: Callable[[], None]) -> None:
         """Start a transfer now; `on_end` is called when it is done."""

@@ -23,6 +23,7 @@ from zsim.specs.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+_MOST_SAMPLED = 64
 
 
 def ring_usage(topology: Topology, groups: Sequence[range]) -> Floats:
@@ -100,6 +101,25 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
 def num_domains_of(topology: Topology, group: range) -> int:
     """NVLink domains (nodes) that the ranks of a group are on."""
     return len(np.unique(topology.domain_of(np.array(group, dtype=np.int64))))
+
+
+def hop_seconds(topology: Topology, group: range) -> float:
+    """What the switches after the first add to a round between domains: `hop_latency` for each on the
+    longest of the group's (up to 64) crossings from domain to next domain, rail by rail."""
+    latency = topology.cluster.network.hop_latency
+    if not latency:
+        return 0.0
+    ranks = np.array(group, dtype=np.int64)
+    heads = np.concatenate([[0], np.flatnonzero(np.diff(topology.domain_of(ranks))) + 1])
+    targets = ranks[heads[1 : _MOST_SAMPLED + 1]]
+    by_rail = topology.cluster.node_link.kind == "switch"
+    sources = ranks[heads[:-1]][:_MOST_SAMPLED] if by_rail else ranks[heads[1:] - 1][:_MOST_SAMPLED]
+    first = topology.classes["nic_out"].first
+    switches = [
+        sum(link >= first for link in topology.route(source, target)) - 1
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True)
+    ]
+    return latency * (max(switches, default=1) - 1)
 
 
 def members_of(groups: Sequence[range]) -> Ints:

@@ -160,7 +160,7 @@ class Tree(HopWiring):
         return Inventory(switches, ports, cables)
 
     def _packed(self, count: int, ports: int) -> tuple[int, int]:
-        """Switches and ports of each when several small ones are one large one (parallel cables to a leaf)."""
+        """Switches and ports of each, when several small ones are one large one (parallel cables)."""
         together = max((self.network.switch_ports or ports) // ports, 1)
         return -(-count // together), ports * min(together, count)
 
