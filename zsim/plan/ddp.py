@@ -28,7 +28,6 @@ from zsim.specs.strategy import DTYPE_BYTES, Ddp, Training
 
 ALL_REDUCE = "all_reduce"
 WORLD = "world"
-_FP32_BYTES = 4
 
 
 def ddp_buckets(
@@ -70,18 +69,20 @@ class DdpSchedule(Hooks):
 
     def __init__(self, builder: PlanBuilder, workload: Workload, strategy: Ddp, training: Training) -> None:
         super().__init__(builder)
+        self.is_alone = builder.groups[WORLD].size == 1
         self.workload = workload
         self.strategy = strategy
         self.training = training
         self.low_dtype = {"fp8": "bf16"}.get(training.precision, training.precision)
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
+        self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
         ready = [parameter for call in _backward_order(workload) for parameter in reversed(call.parameters)]
         self._numels = [parameter.numel for parameter in ready]
         self._buckets: list[_Bucket] = []
         self._bucket_of: list[_Bucket] = []
         caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
-        for number, positions in enumerate(ddp_buckets(self._numels, *caps)):
+        for number, positions in enumerate(ddp_buckets(self._numels, *caps, self.stored_bytes)):
             numel = sum(self._numels[position] for position in positions)
             self._buckets.append(_Bucket(number, numel, len(positions)))
             self._bucket_of += [self._buckets[-1]] * len(positions)
@@ -92,13 +93,14 @@ class DdpSchedule(Hooks):
         self._tied_bytes = 0
 
     def resident(self) -> list[Memory]:
-        """All of it on every rank; the buckets stay from step to step."""
+        """All of it on every rank; the buckets stay from step to step. One rank alone needs none."""
         numel = self.workload.numel
+        buckets = 0 if self.is_alone else self.stored_bytes * numel
         return [
-            Memory("parameters", _FP32_BYTES * numel),
+            Memory("parameters", self.stored_bytes * numel),
             Memory("optimizer_states", self.workload.optimizer_state_bytes * numel),
             # With `gradient_as_bucket_view` the buckets are where the gradients live.
-            Memory("gradients" if self.strategy.gradient_as_bucket_view else "buffers", _FP32_BYTES * numel),
+            Memory("gradients" if self.strategy.gradient_as_bucket_view else "buffers", buckets),
         ]
 
     # -- autocast: see [Note: autocast's casts] ---------------------------------------------------------
@@ -110,7 +112,7 @@ class DdpSchedule(Hooks):
         if not size:
             return
         self.builder.allocate("buffers", size)
-        fp32 = size // self.low_bytes * _FP32_BYTES
+        fp32 = size // self.low_bytes * self.stored_bytes
         self.builder.kernels(
             f"cast {call.name}", moves(fp32, size, launches=max(1, len(call.parameters))), module=call.name
         )
@@ -126,14 +128,14 @@ class DdpSchedule(Hooks):
             self.builder.free("buffers", self._cast_bytes(call))
 
     def _cast_bytes(self, call: ModuleCall) -> int:
-        if self.low_dtype == "fp32" or not isinstance(call.module.work, Linear):
+        if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.work, Linear):
             return 0
         return (call.numel + call.borrowed_numel) * self.low_bytes
 
     # -- gradients --------------------------------------------------------------------------------------
 
     def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._is_syncing = is_last or not self.strategy.no_sync
+        self._is_syncing = (is_last or not self.strategy.no_sync) and not self.is_alone
         self._has_gradients = number > 0
         self._num_ready = 0
         for bucket in self._buckets:
@@ -163,14 +165,14 @@ class DdpSchedule(Hooks):
 
     def _tied_gradient(self, call: ModuleCall) -> None:
         """The head's share of a tied weight's gradient waits for the embedding's."""
-        size = call.borrowed_numel * _FP32_BYTES
+        size = call.borrowed_numel * self.stored_bytes
         self.builder.allocate("activations", size)
         self._tied_bytes += size
         self._cast_gradient(call, call.borrowed_numel)
 
     def _gradient_from_autograd(self, call: ModuleCall) -> None:
         """The fp32 gradient; added to the earlier micro-batches' where there are any."""
-        builder, size = self.builder, call.numel * _FP32_BYTES
+        builder, size = self.builder, call.numel * self.stored_bytes
         is_kept = not self._has_gradients and not self.strategy.gradient_as_bucket_view
         builder.allocate("gradients" if is_kept else "buffers", size)
         if isinstance(call.module.work, Linear):
@@ -187,13 +189,13 @@ class DdpSchedule(Hooks):
             builder.free("buffers", size)
 
     def _cast_gradient(self, call: ModuleCall, numel: int) -> None:
-        if self.low_dtype == "fp32":
+        if self.low_dtype == self.training.stored_dtype:
             return
         low = numel * self.low_bytes
         self.builder.allocate("buffers", low)
         self.builder.kernels(
             f"cast gradient {call.name}",
-            moves(low, numel * _FP32_BYTES, launches=max(1, len(call.parameters))),
+            moves(low, numel * self.stored_bytes, launches=max(1, len(call.parameters))),
             module=call.name,
         )
         self.builder.free("buffers", low)
@@ -202,7 +204,7 @@ class DdpSchedule(Hooks):
 
     def _copy_to_bucket(self, call: ModuleCall, parameters: Sequence[Parameter]) -> None:
         """Scale by 1 / world size into the bucket, parameter by parameter."""
-        size = sum(parameter.numel for parameter in parameters) * _FP32_BYTES
+        size = sum(parameter.numel for parameter in parameters) * self.stored_bytes
         self.builder.kernels(
             f"copy to bucket {call.name}", moves(size, size, launches=len(parameters)), module=call.name
         )
@@ -213,7 +215,7 @@ class DdpSchedule(Hooks):
     def _all_reduce(self, bucket: _Bucket) -> None:
         builder = self.builder
         builder.wait_stream(ALL_REDUCE, COMPUTE)
-        work = Collective("all_reduce", bucket.numel * _FP32_BYTES, "fp32", WORLD)
+        work = Collective("all_reduce", bucket.numel * self.stored_bytes, self.training.stored_dtype, WORLD)
         bucket.reduced = builder.add(
             f"all_reduce bucket {bucket.number}", ALL_REDUCE, work, overhead="ddp_bucket"
         )
@@ -225,7 +227,7 @@ class DdpSchedule(Hooks):
         for bucket in self._buckets:
             self.builder.stream_wait(COMPUTE, bucket.reduced)
             if not self.strategy.gradient_as_bucket_view:
-                size = bucket.numel * _FP32_BYTES
+                size = bucket.numel * self.stored_bytes
                 self.builder.kernels(
                     f"copy from bucket {bucket.number}", moves(size, size, launches=bucket.num_parameters)
                 )
@@ -236,7 +238,7 @@ class DdpSchedule(Hooks):
         clip_gradients(self.builder, self.training, self._numels, "")
         update(self.builder, self.training, self._numels)
         if not self.strategy.gradient_as_bucket_view:
-            self.builder.free("gradients", _FP32_BYTES * self.workload.numel)
+            self.builder.free("gradients", self.stored_bytes * self.workload.numel)
 
 
 def _backward_order(workload: Workload) -> list[ModuleCall]:

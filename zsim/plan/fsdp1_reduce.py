@@ -25,8 +25,8 @@ POST_BACKWARD, ALL_REDUCE = "post_backward", "all_reduce"
 class UnitGradient:
     """The gradient of one flat parameter.
 
-    `unsharded_bytes` is a flat gradient that was not reduced yet; `is_saved`: a reduced fp32 gradient exists
-    (the rank's shard, or all of it under NO_SHARD).
+    `unsharded_bytes` is a flat gradient that was not reduced yet; `is_saved`: a reduced one exists in the
+    stored type, fp32 unless told otherwise (the rank's shard, or all of it under NO_SHARD).
     """
 
     unsharded_bytes: int = 0
@@ -36,13 +36,21 @@ class UnitGradient:
 class GradientReducer:
     """Flattens and reduces the gradients of all units."""
 
-    def __init__(self, builder: PlanBuilder, strategy: Fsdp1, shard_size: int, world_size: int) -> None:
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        strategy: Fsdp1,
+        shard_size: int,
+        world_size: int,
+        stored_dtype: str = "fp32",
+    ) -> None:
         self.builder = builder
         self.strategy = strategy
         self.is_sharded = shard_size > 1
         self.is_hybrid = self.is_sharded and "HYBRID" in strategy.sharding_strategy
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
+        self.stored_dtype, self.stored_bytes = stored_dtype, DTYPE_BYTES[stored_dtype]
         self.predivide = predivide_factor(world_size)
         self.postdivide = world_size / self.predivide
 
@@ -54,7 +62,7 @@ class GradientReducer:
         builder.free("buffers", size)  # the views' own gradients
         kept = gradient.unsharded_bytes
         if not self.is_sharded and gradient.is_saved:
-            kept = 4 * unit.numel
+            kept = self.stored_bytes * unit.numel
         if kept:
             builder.kernels(f"accumulate gradients {unit.name}", moves(kept + size, kept), module=unit.path)
             builder.free("buffers", size)
@@ -85,7 +93,7 @@ class GradientReducer:
         owned = self._cast_pad_and_divide(unit, source)
         full = unit.padded_numel * self.reduce_bytes
         shard = unit.shard_numel * self.reduce_bytes
-        is_gradient = strategy.reduce_dtype == "fp32" and not gradient.is_saved
+        is_gradient = strategy.reduce_dtype == self.stored_dtype and not gradient.is_saved
         shard_category: Category = "gradients" if is_gradient else "buffers"
         builder.allocate(shard_category, shard)
         event = builder.collective(
@@ -131,21 +139,21 @@ class GradientReducer:
             )
 
     def _save_shard(self, unit: FlatUnit, gradient: UnitGradient, stream: str) -> None:
-        """_accumulate_sharded_grad: cast to fp32, add to the earlier micro-batches' shard."""
+        """_accumulate_sharded_grad: cast to the stored type, add to the earlier micro-batches' shard."""
         builder = self.builder
-        shard, fp32 = unit.shard_numel * self.reduce_bytes, unit.shard_numel * 4
-        needs_cast = self.strategy.reduce_dtype != "fp32"
+        shard, stored = unit.shard_numel * self.reduce_bytes, unit.shard_numel * self.stored_bytes
+        needs_cast = self.strategy.reduce_dtype != self.stored_dtype
         if needs_cast:
-            builder.allocate("buffers" if gradient.is_saved else "gradients", fp32)
-        read = (shard if needs_cast else 0) + (2 * fp32 if gradient.is_saved else 0)
+            builder.allocate("buffers" if gradient.is_saved else "gradients", stored)
+        read = (shard if needs_cast else 0) + (2 * stored if gradient.is_saved else 0)
         launches = int(needs_cast) + int(gradient.is_saved)
         if launches:
             builder.kernels(
-                f"save gradients {unit.name}", moves(read, launches * fp32, launches=launches),
+                f"save gradients {unit.name}", moves(read, launches * stored, launches=launches),
                 stream=stream, module=unit.path,
             )  # fmt: skip
         passing = (shard if needs_cast or gradient.is_saved else 0) + (
-            fp32 if needs_cast and gradient.is_saved else 0
+            stored if needs_cast and gradient.is_saved else 0
         )
         done = builder.record(stream)
         if self.is_hybrid and done is not None:
@@ -157,10 +165,10 @@ class GradientReducer:
     # -- NO_SHARD ---------------------------------------------------------------------------------------
 
     def _all_reduce_unsharded(self, unit: FlatUnit, gradient: UnitGradient) -> None:
-        """_reduce_grad_no_shard: all-reduce the whole gradient, in the reduce dtype, then cast to fp32."""
+        """_reduce_grad_no_shard: all-reduce the whole gradient, in the reduce dtype, then cast."""
         builder = self.builder
-        size, fp32 = unit.numel * self.reduce_bytes, unit.numel * 4
-        source = fp32 if gradient.is_saved else gradient.unsharded_bytes
+        size, stored = unit.numel * self.reduce_bytes, unit.numel * self.stored_bytes
+        source = stored if gradient.is_saved else gradient.unsharded_bytes
         casted = self._cast_pad_and_divide(unit, source)
         builder.collective(
             "all_reduce", size, self.strategy.reduce_dtype, "replicate", stream=POST_BACKWARD,
@@ -168,16 +176,16 @@ class GradientReducer:
         )  # fmt: skip
         self._divide(unit, size, POST_BACKWARD)
         if not gradient.is_saved:
-            builder.allocate("gradients", fp32)
-        if self.strategy.reduce_dtype != "fp32":
+            builder.allocate("gradients", stored)
+        if self.strategy.reduce_dtype != self.stored_dtype:
             builder.kernels(
-                f"save gradients {unit.name}", moves(size, fp32), stream=POST_BACKWARD, module=unit.path
+                f"save gradients {unit.name}", moves(size, stored), stream=POST_BACKWARD, module=unit.path
             )
         builder.free("buffers", casted)
         if not gradient.is_saved:
             done = builder.record(POST_BACKWARD)
             assert done is not None
-            if source == fp32 == size:
+            if source == stored == size:
                 builder.free("buffers", source)  # the gradient itself, booked as such from here on
             else:
                 builder.free_when_done("buffers", source, done)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from zsim.cost import work
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.specs.strategy import Training
+from zsim.specs.strategy import DTYPE_BYTES, Training
 
 
 def clip_gradients(
@@ -36,19 +36,29 @@ def update(
     training: Training,
     numels: Sequence[int],
     *,
-    gradient_dtype: str = "fp32",
-    state_dtype: str = "fp32",
+    gradient_dtype: str | None = None,
+    state_dtype: str | None = None,
     low_precision_copy: bool = False,
     name: str = "optimizer step",
     overhead: str | None = "optimizer_step",
 ) -> None:
-    """The update of this rank's elements of each tensor."""
+    """The update of this rank's elements of each tensor; types that are not given are `stored_dtype`.
+
+    `foreach` Adam makes the square roots of all second moments at once (`_foreach_sqrt`).
+    """
+    state_dtype = state_dtype or training.stored_dtype
+    implementation = training.optimizer_implementation
     kernels = work.optimizer_kernels(
         sum(numels),
         training.optimizer,
+        implementation,
         num_tensors=len(numels),
-        gradient_dtype=gradient_dtype,
+        gradient_dtype=gradient_dtype or training.stored_dtype,
         state_dtype=state_dtype,
         low_precision_copy=low_precision_copy,
     )
+    makes_roots = implementation == "foreach" and training.optimizer in ("adam", "adamw")
+    temporary = sum(numels) * DTYPE_BYTES[state_dtype] if makes_roots else 0
+    builder.allocate("buffers", temporary)
     builder.kernels(name, kernels, overhead=overhead)
+    builder.free("buffers", temporary)

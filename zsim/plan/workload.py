@@ -119,9 +119,8 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
         segments.append(deriver.segment(name, "block", name + ".", block, kept))
     segments.append(deriver.segment("after", "after", "", model.after, None))
     residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
-    return Workload(
-        model, training, tuple(segments), residual, work.optimizer_state_bytes(training.optimizer)
-    )
+    states = work.optimizer_state_bytes(training.optimizer, training.stored_dtype)
+    return Workload(model, training, tuple(segments), residual, states)
 
 
 class _Deriver:

@@ -21,7 +21,8 @@ class Training:
     `checkpoint_every`: every n-th block is checkpointed, the others keep everything.
     `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
     checkpoint from 2.1 on). `autocast`: modules get fp32 weights and torch.autocast casts at every product,
-    so norms and the residual stream are fp32.
+    so norms and the residual stream are fp32. `stored_dtype`: what DDP and FSDP1 keep weights, gradients and
+    optimizer states in (a model loaded in bf16 and trained as it is keeps nothing in fp32).
     """
 
     sequence_length: int
@@ -36,6 +37,8 @@ class Training:
     checkpoint_every: int = 1
     checkpoint_stops_early: bool = True
     autocast: bool = False
+    stored_dtype: str = "fp32"
+    optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -86,6 +86,8 @@ def row_job(run: PublishedRun) -> RowJob:
         checkpoint_every=2 if is_every_second_block(run) else 1,
         checkpoint_stops_early=stops_early(run),
         autocast=is_autocast(run),
+        stored_dtype=_stored_dtype(run),
+        optimizer_implementation="foreach" if "(HF)" in run.text("optimizer") else "fused",
     )
     job = replace(
         job, model=model, training=training, cluster=cluster, num_nodes=nodes, gpus_per_node=gpus // nodes
@@ -175,8 +177,15 @@ def is_autocast(run: PublishedRun) -> bool:
     return is_composer(run) and "DEFAULT" in run.text("strategy") and run.text("date") < "2023-03"
 
 
+def _stored_dtype(run: PublishedRun) -> str:
+    """What weights and optimizer states are kept in; transformers and litgpt can train in bf16 throughout."""
+    return "bf16" if re.search(r"pure bf16|bf16-true", run.text("precision")) else "fp32"
+
+
 def _is_compiled(run: PublishedRun) -> bool:
-    return run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
+    """torch.compile, or a library of fused kernels, which costs the same kernels."""
+    has_fused_kernels = re.search(r"foak|liger", run.text("software")) is not None
+    return has_fused_kernels or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
 
 
 def _optimizer(run: PublishedRun) -> str:
