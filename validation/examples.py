@@ -15,9 +15,10 @@ from torch import Tensor
 
 from validation.llama import Llama, LlamaShape, Output
 
-SMALL = LlamaShape(48, 112, 3, 4, 2, 67)  # 67 is prime: nothing divides evenly
-WIDE = LlamaShape(128, 320, 3, 4, 4, 256)
-TIED = LlamaShape(48, 112, 3, 4, 2, 67, tie_word_embeddings=True)
+SMALL = LlamaShape(48, 112, 2, 4, 2, 67)  # 67 is prime: nothing divides evenly
+MEDIUM = LlamaShape(256, 704, 4, 4, 4, 512)  # 3.5 million parameters: enough to measure bytes on a wire
+DEEP = LlamaShape(256, 1024, 24, 4, 4, 256)  # 25 million, in 24 units
+TIED = LlamaShape(48, 112, 2, 4, 2, 67, tie_word_embeddings=True)
 
 
 class Awkward(nn.Module):
@@ -58,8 +59,12 @@ def small_llama(checkpointing: bool = False) -> nn.Module:
     return Llama(SMALL, checkpointing=checkpointing)
 
 
-def wide_llama(checkpointing: bool = False) -> nn.Module:
-    return Llama(WIDE, checkpointing=checkpointing)
+def medium_llama(checkpointing: bool = False) -> nn.Module:
+    return Llama(MEDIUM, checkpointing=checkpointing)
+
+
+def deep_llama(checkpointing: bool = False) -> nn.Module:
+    return Llama(DEEP, checkpointing=checkpointing)
 
 
 def tied_llama(checkpointing: bool = False) -> nn.Module:
@@ -72,7 +77,8 @@ def awkward(checkpointing: bool = False) -> nn.Module:
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "small": small_llama,
-    "wide": wide_llama,
+    "medium": medium_llama,
+    "deep": deep_llama,
     "tied": tied_llama,
     "awkward": awkward,
 }

@@ -68,23 +68,23 @@ def case(strategy: Strategy, optimization: Optimization = PLAIN, **changes: Any)
     return TrainCase(strategy=strategy, optimization=optimization, **changes)
 
 
+BOTH = Optimization(learning_rate=3e-3, accumulation_steps=2, gradient_clipping=0.5)
+
+
 def cases_for(world_size: int) -> dict[str, TrainCase]:
-    """Everything that is trained on so many ranks, by name; names of DDP runs begin with "ddp"."""
-    cases = {"ddp": case(DDP), **{name: case(strategy) for name, strategy in STAGES.items()}}
-    cases |= {name: case(strategy) for name, strategy in PLACES.items()}
-    cases |= {"ddp accumulated": case(DDP, ACCUMULATED), "ddp clipped": case(DDP, CLIPPED)}
-    for name in ("stage 1", "stage 2", "stage 3"):
-        cases[f"{name}, accumulated"] = case(STAGES[name], ACCUMULATED)
-        cases[f"{name}, clipped"] = case(STAGES[name], CLIPPED)
-    nvme = PLACES["stage 3, states and parameters on NVMe"]
-    cases["stage 3 on NVMe, accumulated and clipped"] = case(
-        nvme, Optimization(learning_rate=3e-3, accumulation_steps=2, gradient_clipping=0.5)
-    )
-    cases["ddp accumulated and clipped"] = case(
-        DDP, Optimization(learning_rate=3e-3, accumulation_steps=2, gradient_clipping=0.5)
-    )
+    """What is trained on so many ranks, by name; names of DDP runs begin with "ddp"."""
+    nvme = "stage 3, states and parameters on NVMe"
+    cases = {"ddp": case(DDP), "ddp accumulated and clipped": case(DDP, BOTH)}
+    cases |= {name: case(strategy) for name, strategy in STAGES.items()}
+    cases |= {nvme: case(PLACES[nvme]), f"{nvme}, accumulated and clipped": case(PLACES[nvme], BOTH)}
+    cases["stage 1, accumulated and clipped"] = case(STAGES["stage 1"], BOTH)
+    cases["stage 3, accumulated and clipped"] = case(STAGES["stage 3"], BOTH)
     if world_size == 2:
-        cases |= {name: case(strategy) for name, strategy in (WAYS | BF16 | OTHERS).items()}
+        cases |= {name: case(strategy) for name, strategy in (PLACES | WAYS | BF16 | OTHERS).items()}
+        cases |= {"ddp accumulated": case(DDP, ACCUMULATED), "ddp clipped": case(DDP, CLIPPED)}
+        cases["stage 1, accumulated"] = case(STAGES["stage 1"], ACCUMULATED)
+        cases["stage 2, accumulated"] = case(STAGES["stage 2"], ACCUMULATED)
+        cases["stage 2, clipped"] = case(STAGES["stage 2"], CLIPPED)
         cases["stage 3, fp16"] = case(FP16)
         cases["stage 3, checkpointed"] = case(STAGES["stage 3"], checkpointing=True)
         cases["ddp tied"] = case(DDP, model="tied")
@@ -95,7 +95,8 @@ def cases_for(world_size: int) -> dict[str, TrainCase]:
             cases[f"{name}, awkward"] = case(STAGES[name], SPARED, model="awkward")
     if world_size == 4:
         cases["HSDP"] = case(Strategy("fsdp2", {"replicate": 2}))
-        cases |= {name: case(strategy) for name, strategy in OTHERS.items()}
+        for name in ("FSDP2 resharding", "ZeroRedundancyOptimizer"):
+            cases[name] = case(OTHERS[name])
     return cases
 
 

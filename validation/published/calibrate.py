@@ -42,6 +42,7 @@ PARAMETERS = (
     Parameter("gemm.max_fraction", ("a100-sxm-40gb",), 0.8, 1.25),
     Parameter("gemm.max_fraction", ("h100-sxm-80gb",), 0.8, 1.25),
     Parameter("gemm.max_fraction", ("h100-sxm-96gb-500w",), 0.8, 1.25),
+    Parameter("gemm.k_half", A100 + H100, 0.3, 4.0),
     Parameter("flash1", A100, 0.6, 1.8),
     Parameter("flash1", H100, 0.6, 1.8),
     Parameter("flash1.sequence_half", A100 + H100, 0.2, 5.0),
@@ -76,9 +77,12 @@ class Scale:
         return replace(job, cluster=cluster.model_copy(update={"gpu": gpu, "host": host}))
 
 
-def _gemm(gpu: Gpu, factor: float) -> Gpu:
-    update = {"max_fraction": gpu.gemm.max_fraction * factor}
-    return gpu.model_copy(update={"gemm": gpu.gemm.model_copy(update=update)})
+def _gemm(name: str) -> Callable[[Gpu, float], Gpu]:
+    def scale(gpu: Gpu, factor: float) -> Gpu:
+        update = {name: getattr(gpu.gemm, name) * factor}
+        return gpu.model_copy(update={"gemm": gpu.gemm.model_copy(update=update)})
+
+    return scale
 
 
 def _attention(*names: str) -> Callable[[Gpu, float], Gpu]:
@@ -107,7 +111,8 @@ def _interference(gpu: Gpu, factor: float) -> Gpu:
 
 
 SCALERS: dict[str, Callable[[Gpu, float], Gpu]] = {
-    "gemm.max_fraction": _gemm,
+    "gemm.max_fraction": _gemm("max_fraction"),
+    "gemm.k_half": _gemm("k_half"),
     "flash1": _attention("forward_fraction", "backward_fraction"),
     "flash1.sequence_half": _attention("sequence_half"),
     "flash1.head_dim_half": _attention("head_dim_half"),

@@ -231,6 +231,7 @@ class ZeroEngine:
         """(place, category, tensor) of everything the engine holds."""
         for flat in self.flats:
             yield "device", "buffers" if self.config.stage == 3 else "parameters", flat.full
+            yield "device", "buffers", flat.absent
         for tensor in self.reducer.local.values():
             yield "device", "gradients", tensor
         if self.parameters is not None:

@@ -2,15 +2,15 @@
 
 # [Note: freeing storage, not tensors]
 Autograd saves the weights that backward needs, so dropping our own reference to a gathered weight frees
-nothing. The *storage* is emptied instead (`resize_(0)`), and filled again by the gather in backward: the
-saved tensor then sees the gathered data, because it is the same storage. Using an emptied parameter is an
-error that torch raises; using one that is allocated but not gathered yet would be silently wrong, which is
-what `ZeroConfig.poison` is for.
+nothing. The *storage* is emptied instead (`resize_(0)`), and filled again by the gather in backward: what
+autograd saved then sees the gathered data, because it is the same storage. Reading emptied storage would
+crash, so a parameter that is not gathered shows one NaN in its own shape; and storage that is allocated but
+not gathered yet would be silently wrong, which is what `ZeroConfig.poison` is for.
 
 # [Note: writing behind autograd's back]
-Autograd refuses to run backward through a weight that was written to since forward, and notices by a
-version counter. Parameters are attached by `parameter.data = view`, which gives them a counter of their
-own, so gathering into the flat tensor is not a write to the parameter.
+Autograd refuses to run backward through a weight that was written to since forward, and notices by a version
+counter. Parameters are attached by `parameter.data = view`, which keeps the counter they have, so gathering
+into the flat tensor is not a write to the parameter.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Initialize = Callable[[str, Tensor], None]
 class Flat:
     """Parameters of one unit that are all trained, or all frozen; one of each at most per unit.
 
-    `full`: the flat tensor in the compute dtype; stage 3 empties its storage. `owned`: the elements this rank
-    updates: everything in stage 0, else its shard.
+    `full`: the flat tensor in the compute dtype; stage 3 empties its storage. `absent`: what parameters show
+    then. `owned`: the elements this rank updates: everything in stage 0, else its shard.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Flat:
         self.layout = Layout.of([(m.name, tuple(m.parameter.shape)) for m in members], comm.world_size)
         self.shard = self.layout.shard_of(comm.rank)
         self.owned = slice(0, self.layout.padded_numel) if config.stage == 0 else self.shard
-        self.full = torch.empty(0)
+        self.full = self.absent = torch.empty(0)
         self.keeper: ParameterKeeper | None = None  # stage 3 only
         self.pending: Pending | None = None
         self.is_gathered = True
@@ -77,15 +77,22 @@ class Flat:
                 raise ValueError(f"{slot.name} is on the meta device; the engine needs `initialize` for it")
         self.comm.broadcast(wide, self.name)
         self.full = wide.to(self.config.compute_dtype)
-        for index, (slot, member) in enumerate(zip(self.layout.slots, members, strict=True)):
-            view = self.full[slot.start : slot.stop].view(slot.shape)
+        self.absent = self.full.new_full((), float("nan"))
+        for index, member in enumerate(members):
             if member.parameter.is_meta:  # cannot change its device: a new one takes its places
-                self.parameters[index] = nn.Parameter(view, requires_grad=self.is_trainable)
+                self.parameters[index] = nn.Parameter(self.full.new_empty(0), requires_grad=self.is_trainable)
                 for module, attribute in member.places:
                     module._parameters[attribute] = self.parameters[index]
-            # [Note: writing behind autograd's back]
-            self.parameters[index].data = view
+        self._attach(self.full)
         return wide
+
+    def _attach(self, source: Tensor) -> None:
+        """Let parameters be views of the flat tensor, or (`source` a number) show that number everywhere."""
+        for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+            if source.dim():
+                parameter.data = source[slot.start : slot.stop].view(slot.shape)
+            else:
+                parameter.data = source.expand(slot.shape)
 
     # -- gathering ------------------------------------------------------------------------------------
 
@@ -110,12 +117,15 @@ class Flat:
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
-            self.is_gathered = True
+            if not self.is_gathered:
+                self._attach(self.full)
+                self.is_gathered = True
 
     def free(self) -> None:
         """Give the full tensor's memory back. [Note: freeing storage, not tensors]"""
         self.finish_gather()
         if self.is_gathered:
+            self._attach(self.absent)
             self.full.untyped_storage().resize_(0)
             self.comm.tracer.memory("buffers", -self.full_bytes, 0, self.name)
             self.is_gathered = False
