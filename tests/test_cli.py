@@ -66,6 +66,12 @@ def test_out_writes_report_trace_and_json(tmp_path: Path) -> None:
     assert names == ["report.html", "report.json", "trace.json.gz"]
 
 
+def test_another_model_brings_its_own_sequence_length() -> None:
+    """The example trains on 8192 tokens; GPT-2 has 1024 positions, and nobody asked for more."""
+    done = zsim("run", "--model", "gpt2", "--gpus", "8", "--json", "-")
+    assert json.loads(done.stdout)["experiment"]["training"]["sequence_length"] == 1024
+
+
 def test_json_to_standard_output_is_json_alone() -> None:
     done = zsim("run", *SMALL, "--json", "-")
     assert json.loads(done.stdout)["simulation"]["world_size"] == 8

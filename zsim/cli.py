@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zsim.cli_topology import app as topology_app
 from zsim.errors import InputError, ZsimError
 from zsim.version import __version__
 
@@ -22,6 +23,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(topology_app, name="topology")
 
 _EXAMPLE = Path(__file__).parent / "presets" / "experiments" / "llama-3-70b-zero3.toml"
 
@@ -172,6 +175,8 @@ def _experiment(
         if key in overrides and overrides[key] != value:
             raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
         overrides[key] = value
+    if path is None and "model" in overrides:  # the example's length is for its model
+        overrides.setdefault("training.sequence_length", None)
     return load_experiment(path or _EXAMPLE, overrides)
 
 
