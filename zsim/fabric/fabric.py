@@ -7,6 +7,10 @@ nccl-tests' bus bandwidth, whatever the algorithm.
 # [Note: lumped links]
 Links with the same capacity and the same weight in every profile constrain the rates in the same way, so
 one of them stands for all: exact, whatever the topology, and 100,000 links become a handful.
+
+# [Note: a communicator knows only itself]
+A folded activity carries the load of all groups of its kind, which may share cards. But NCCL chooses algorithm
+and protocol for each communicator by itself, so the choice goes by the time of one group alone.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from zsim.cost.collectives import Rounds, edge_bytes
 from zsim.fabric.choice import planned_seconds
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES
-from zsim.fabric.rings import hop_seconds, num_domains_of
+from zsim.fabric.rings import domains_of, hop_seconds
 from zsim.fluid.sharing import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
@@ -44,7 +48,10 @@ class Extra(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A collective or copy ready to run: wait `latency_seconds`, then move `size` under `profile`."""
+    """A collective ready to run: wait `latency_seconds`, then move `size` under `profile`.
+
+    `seconds_alone` on links that nothing else uses; `choice_seconds` with a single group of its kind.
+    """
 
     latency_seconds: float
     size: float
@@ -52,17 +59,19 @@ class Transfer:
     algorithm: str
     protocol: str
     seconds_alone: float
+    choice_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One algorithm and protocol of one communicator."""
+    """One algorithm and protocol of one communicator; see [Note: a communicator knows only itself]."""
 
     method: Method
     protocol: str
     costs: ProtocolCosts
     profile: Profile
     bandwidth: float  # bus bytes per second, alone
+    own_bandwidth: float  # the same without the other groups of its kind
 
 
 class Fabric:
@@ -91,13 +100,14 @@ class Fabric:
         self.num_transfers = 0
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
         self._shapes: dict[tuple[str, str], str] = {}
-        self._num_domains = {name: num_domains_of(topology, g.ranks_of(0)) for name, g in groups.items()}
+        self._domains = {name: domains_of(topology, g.ranks_of(0)) for name, g in groups.items()}
         self._extra_hops = {name: hop_seconds(topology, g.ranks_of(0)) for name, g in groups.items()}
         kinds = _kinds_by_group(groups, works)
         self._methods = {
             (name, kind): self._methods_of(name, kind) for name, names in kinds.items() for kind in names
         }
         self._base_usage: dict[tuple[str, str], Floats] = {}
+        self._own_usage: dict[tuple[str, str], Floats] = {}
         usages: list[tuple[tuple[str, int, str], Floats]] = []
         for name, group in groups.items():
             shapes = {m.shape: None for kind in kinds[name] for m in self._methods[name, kind]}
@@ -106,6 +116,8 @@ class Fabric:
                     usage = SHAPES[shape](topology, ranks) if group.size > 1 else np.zeros(topology.num_links)
                     self._base_usage[name, shape] = usage + self._base_usage.get((name, shape), 0.0)
                     usages.append(((name, number, shape), usage))
+                    if len(ranks) > 1 and group.size > 1:
+                        self._own_usage[name, shape] = SHAPES[shape](topology, ranks[:1])
         self._build_pool(usages, extra or Extra(np.zeros(0), []))
 
     # -- communicators ------------------------------------------------------------------------------
@@ -120,8 +132,9 @@ class Fabric:
 
     def _methods_of(self, name: str, kind: str) -> list[Method]:
         has_switch = self.topology.cluster.node_link.kind == "switch"
-        group = self.groups[name]
-        return methods(kind, group.size, self._num_domains[name], self.costs, has_switch=has_switch)
+        count, is_even = self._domains[name]
+        size = self.groups[name].size
+        return methods(kind, size, count, self.costs, has_switch=has_switch, is_even=is_even)
 
     def _build_pool(self, usages: list[tuple[tuple[str, int, str], Floats]], extra: Extra) -> None:
         """Lump the links and register one profile per usage; see [Note: lumped links]."""
@@ -182,7 +195,21 @@ class Fabric:
                         pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
                         profile = profiles[key] = self.pool.profile(list(pairs))
                     alone = min((self.pool.capacity[r] / w for r, w in profile.usage), default=float("inf"))
-                    choices.append(_Choice(method, protocol, costs, profile, alone * method.fraction))
+                    own = self._own_bandwidth(name, method.shape, costs)
+                    own = alone if own is None else own
+                    bandwidths = alone * method.fraction, own * method.fraction
+                    choices.append(_Choice(method, protocol, costs, profile, *bandwidths))
+
+    def _own_bandwidth(self, name: str, shape: str, costs: ProtocolCosts) -> float | None:
+        """Bus bytes per second of one group without the others of its kind; None where it has none."""
+        usage = self._own_usage.get((name, shape))
+        if usage is None:
+            return None
+        used = np.flatnonzero(usage)
+        leaves_node = self.topology.leaves_node()[used]
+        fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
+        rates = self.topology.capacities()[used] * fraction / usage[used]
+        return float(rates.min(initial=float("inf")))
 
     # -- running ------------------------------------------------------------------------------------
 
@@ -215,17 +242,18 @@ class Fabric:
             if group.size > 1:
                 latency = _latency(choice.method.rounds, choice.costs, extra_hops)
                 latency += choice.costs.ramp * (work.bytes / _MIB) ** 0.5
-            seconds = latency + size / choice.bandwidth
+            seconds, own = (latency + size / rate for rate in (choice.bandwidth, choice.own_bandwidth))
             fraction, name = choice.method.fraction, choice.method.algorithm
-            found.append(Transfer(latency, size / fraction, choice.profile, name, choice.protocol, seconds))
+            transfer = Transfer(latency, size / fraction, choice.profile, name, choice.protocol, seconds, own)
+            found.append(transfer)
         return found
 
     def _preference(self, work: Collective) -> Callable[[Transfer], float]:
         """What the backend minimises: the time on idle links, or NCCL's own estimate of it."""
         kind, group = self._kind(work), self.groups[work.group]
-        domains = self._num_domains[work.group]
+        domains, _is_even = self._domains[work.group]
         if self.costs.choice == "fastest" or group.size == 1:
-            return lambda transfer: transfer.seconds_alone
+            return lambda transfer: transfer.choice_seconds
 
         def planned(transfer: Transfer) -> float:
             return planned_seconds(

@@ -37,14 +37,23 @@ class Method:
 
 
 def methods(
-    kind: str, num_ranks: int, num_domains: int, costs: CollectiveCosts, *, has_switch: bool
+    kind: str,
+    num_ranks: int,
+    num_domains: int,
+    costs: CollectiveCosts,
+    *,
+    has_switch: bool,
+    is_even: bool = True,
 ) -> list[Method]:
     """All that the backend may run, in the order of preference between equals.
 
-    `num_domains`: NVLink domains that the group is on; `has_switch`: GPUs of a domain share a switch.
+    `num_domains`: NVLink domains that the group is on; `has_switch`: GPUs of a domain share a switch;
+    `is_even`: domains have equally many ranks (only rings run on others here).
     A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) leaves the others out where the collective has it.
     """
-    found = _available(kind, num_ranks, num_domains, costs, has_switch)
+    found = _available(kind, num_ranks, num_domains, costs, has_switch and is_even)
+    if not is_even:
+        found = [method for method in found if method.algorithm != "tree"]
     forced = [method for method in found if method.algorithm == costs.force_algorithm]
     protocol = costs.force_protocol
     return [

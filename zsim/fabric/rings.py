@@ -33,29 +33,44 @@ def ring_usage(topology: Topology, groups: Sequence[range]) -> Floats:
     if len(groups[0]) <= 1:
         return usage
     members = members_of(groups)
-    local = local_ranks(topology, members)
     size = members.shape[1]
-    if topology.cluster.node_link.kind == "mesh" and local > 1:
+    starts, counts = _segments(topology, members)
+    is_mesh = topology.cluster.node_link.kind == "mesh"
+    if is_mesh and int(counts.min()) == int(counts.max()) > 1:
         # Direct links: as many rings as it takes to use all of them (RCCL does the same on xGMI).
+        local = int(counts[0])
         inside = 1.0 if local == size else (local - 1) / local
         add_all_pairs(topology, usage, members.reshape(-1, local), inside / (local - 1))
-    rotations = 1 if local == size else local
+    else:
+        is_mesh = False
+    spans = len(counts) > 1
+    rotations = int(counts.min()) if spans else 1
+    crosses = np.zeros(size, dtype=bool)
+    crosses[starts + counts - 1] = spans
     for rotation in range(rotations):
-        order = rotate(members, local, rotation)
-        add_ring_edges(topology, usage, order, local, 1.0 / rotations)
+        places = [
+            start + (np.arange(count) + rotation * count // rotations) % count
+            for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
+        ]
+        order = members[:, np.concatenate(places)]
+        targets = np.roll(order, -1, axis=1)
+        if not is_mesh:
+            inside_edges = order[:, ~crosses].ravel(), targets[:, ~crosses].ravel()
+            topology.add_routes(usage, *inside_edges, 1.0 / rotations)
+        if spans:
+            edges = order[:, crosses].ravel(), order[:, starts].ravel(), targets[:, crosses].ravel()
+            add_crossings(topology, usage, *edges, 1.0 / rotations)
     return usage
 
 
-def add_ring_edges(topology: Topology, usage: Floats, order: Ints, local: int, amount: float) -> None:
-    """One rotation of every group: edges inside domains, and those between them with their hand-over."""
-    targets = np.roll(order, -1, axis=1)
-    crosses = np.zeros(order.shape, dtype=bool)
-    if local < order.shape[1]:
-        crosses[:, local - 1 :: local] = True
-    if topology.cluster.node_link.kind != "mesh" or local == 1:
-        topology.add_routes(usage, order[~crosses], targets[~crosses], amount)
-    heads = order.reshape(len(order), -1, local)[:, :, 0].ravel() if local > 1 else order[crosses]
-    add_crossings(topology, usage, order[crosses], heads[: crosses.sum()], targets[crosses], amount)
+def _segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
+    """Where each domain's ranks start in a group, and how many they are; one by one when groups differ."""
+    changes = np.diff(topology.domain_of(members), axis=1) != 0
+    size = members.shape[1]
+    if not (changes == changes[0]).all():
+        return np.arange(size), np.ones(size, dtype=np.int64)
+    starts = np.concatenate([[0], np.flatnonzero(changes[0]) + 1])
+    return starts, np.diff(np.concatenate([starts, [size]]))
 
 
 def add_crossings(
@@ -98,9 +113,10 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
     return usage
 
 
-def num_domains_of(topology: Topology, group: range) -> int:
-    """NVLink domains (nodes) that the ranks of a group are on."""
-    return len(np.unique(topology.domain_of(np.array(group, dtype=np.int64))))
+def domains_of(topology: Topology, group: range) -> tuple[int, bool]:
+    """NVLink domains (nodes) that the ranks of a group are on, and whether each has as many of them."""
+    counts = np.unique(topology.domain_of(np.array(group, dtype=np.int64)), return_counts=True)[1]
+    return len(counts), bool((counts == counts[0]).all())
 
 
 def hop_seconds(topology: Topology, group: range) -> float:
