@@ -171,6 +171,36 @@ def test_kernels_run_slower_while_a_collective_is_under_way() -> None:
     assert times["kernel"][1] == pytest.approx(expected, **EXACT)
 
 
+def test_a_collective_that_comes_later_slows_the_kernel_from_then_on() -> None:
+    """The gathering waits for a short kernel beside the long one (each at half speed until then), and slows
+    what is left of the long one while it lasts."""
+    b = builder()
+    b.kernels("long", [LONG])
+    short = b.kernels("short", [Kernel("copy", 0.0, 1e8)], stream="side")
+    b.stream_wait("comm", short)
+    collective(b)
+    times = spans(run(b, job_of(slowdown=1.5)))
+    gather = times["gather"]
+    assert gather[0] >= times["short"][1]
+    before = gather[0] - times["long"][0] - (times["short"][1] - times["short"][0]) / 2
+    during = gather[1] - gather[0]
+    left = seconds_of(LONG) - before - during / 1.5
+    assert left > 0
+    assert times["long"][1] == pytest.approx(gather[1] + left, **EXACT)
+
+
+def test_a_kernel_that_ends_during_a_collective_is_slowed_to_its_end() -> None:
+    """It starts first, and the gathering outlasts it."""
+    b = builder()
+    b.kernels("kernel", [LONG])
+    collective(b, full_bytes=10**10)
+    times = spans(run(b, job_of(slowdown=1.5)))
+    before = times["gather"][0] - times["kernel"][0]
+    assert times["kernel"][1] < times["gather"][1]
+    expected = times["gather"][0] + 1.5 * (seconds_of(LONG) - before)
+    assert times["kernel"][1] == pytest.approx(expected, **EXACT)
+
+
 def test_with_a_factor_of_one_they_do_not_disturb_each_other() -> None:
     b = builder()
     collective(b)

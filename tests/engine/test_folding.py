@@ -44,6 +44,8 @@ def simulate(strategy: dict[str, Any], nodes: int, cluster: str, *, unfold: bool
         ("fsdp1, hybrid", 4, "dgx-a100-80gb"),
         ("ddp", 3, "dgx-a100-80gb"),
         ("fsdp2", 2, "rtx-4090-x8"),
+        ("hsdp", 2, "rtx-4090-x8"),
+        ("fsdp1, hybrid", 2, "dgx-2"),
         ("ddp", 2, "cpu-gloo"),
     ],
 )

@@ -158,13 +158,17 @@ def test_equal_groups_do_not_disturb_each_other_where_links_are_their_own() -> N
     assert run_at_once(fabric, [(work, 0), (work, 1)]) == pytest.approx([alone, alone], rel=1e-9)
 
 
-def test_folded_replicas_load_the_links_of_all_of_them() -> None:
-    """Eight pairs across two nodes, one per card: a folded activity and eight unfolded ones take the same."""
-    groups = [Group("pairs", 2, 8)]
+@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-2", "rtx-4090-x8"])
+def test_folded_replicas_load_the_links_of_all_of_them(cluster: str) -> None:
+    """A pair of nodes, one group per local rank, all at once: eight cards for eight pairs, for sixteen, or a
+    single card. A folded activity and all unfolded ones take the same."""
+    local = load_cluster(cluster).gpus_per_node
+    groups = [Group("pairs", 2, local)]
     work = collective("all_reduce", group="pairs")
-    (folded,) = run_at_once(fabric_of(groups=groups), [(work, 0)])
-    unfolded = run_at_once(fabric_of(groups=groups, folded=False), [(work, number) for number in range(8)])
-    assert unfolded == pytest.approx([folded] * 8, rel=1e-9)
+    (folded,) = run_at_once(fabric_of(cluster, groups=groups), [(work, 0)])
+    unfolded = fabric_of(cluster, groups=groups, folded=False)
+    every = run_at_once(unfolded, [(work, number) for number in range(local)])
+    assert every == pytest.approx([folded] * local, rel=1e-9)
 
 
 def full_weights(fabric: Fabric, work: Collective, transfer: Transfer) -> dict[str, float]:

@@ -54,11 +54,11 @@ def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Module:
     return Module(name, Linear(columns, rows), tuple(parameters))
 
 
-def linear_blocks(shapes: Sequence[tuple[int, int]], root: int = 0) -> ModelSpec:
+def linear_blocks(shapes: Sequence[tuple[int, int]], root: int = 0, *, bias: bool = False) -> ModelSpec:
     """Blocks of one Linear each, of the given (rows, columns); `root` elements outside them, in a norm that
     runs first."""
     norm = (Module("norm", Norm(root), (Parameter("weight", (root,)),)),) if root else ()
-    blocks = tuple(Block("linear", (linear("linear", *shape),)) for shape in shapes)
+    blocks = tuple(Block("linear", (linear("linear", *shape, bias=bias),)) for shape in shapes)
     return ModelSpec(
         name="linears",
         family="toy",

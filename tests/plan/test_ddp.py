@@ -118,6 +118,15 @@ def test_a_bucket_is_reduced_as_soon_as_its_last_gradient_is_copied(toys: Any) -
     assert toys.collectives_of(plan)[0].bytes == 4 * (1600 + 32 + 3072)
 
 
+def test_a_modules_bias_is_ready_before_its_weight(toys: Any) -> None:
+    """Registration order backwards. Caps of 64 bytes close a bucket after each tensor: 16 and 256
+    elements."""
+    model = toys.linear_blocks([(16, 16)] * 2, bias=True)
+    caps = Ddp(bucket_cap_bytes=64, first_bucket_cap_bytes=64)
+    plan = ddp_plan(make_workload(model, toys.training()), caps, toys.training(), 8)
+    assert [work.bytes // 4 for work in toys.collectives_of(plan)] == [16, 256, 16, 256]
+
+
 def test_reductions_run_behind_backward_and_are_waited_for_at_its_end(toys: Any) -> None:
     """Each all-reduce starts after the copy into its bucket; the copies back wait for one bucket each."""
     plan = toy_plan(toys, Ddp(bucket_cap_bytes=16_000, first_bucket_cap_bytes=16_000))

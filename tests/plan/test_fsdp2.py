@@ -95,6 +95,19 @@ def test_wrappings_gather_and_reduce_as_often_as_they_should(
     assert counts == {"all_gather": gathers, "reduce_scatter": reductions}
 
 
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_backward_waits_for_an_earlier_reduction_before_it_packs_the_next(toys: Any, buffers: int) -> None:
+    """`set_reduce_scatter_max_input_buffers`: with one, the reduce-scatter before; with two, the one before
+    that."""
+    plan = toy_plan(toys, toys.transformer(6), reduce_scatter_max_input_buffers=buffers)
+    number = {op.name: position for position, op in enumerate(plan.ops)}
+    for block in range(5 - buffers, -1, -1):
+        waited = {
+            plan.ops[i].name for i in plan.ops[number[f"reduce_scatter_copy_in model.layers.{block}"]].after
+        }
+        assert waited == {f"reduce_scatter model.layers.{block + buffers}"}
+
+
 def test_volume_is_two_for_root_and_last_block_and_three_for_the_others(plan_for: PlanFor, toys: Any) -> None:
     """In units of elements moved: gathered once or twice, reduced once."""
     works = toys.collectives_of(plan_for(strategy={"kind": "fsdp2", "wrapping": "torchtitan-0.1"}))

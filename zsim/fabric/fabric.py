@@ -9,8 +9,8 @@ Links with the same capacity and the same weight in every profile constrain the 
 one of them stands for all: exact, whatever the topology, and 100,000 links become a handful.
 
 # [Note: a communicator knows only itself]
-A folded activity carries the load of all groups of its kind, which may share cards. But NCCL chooses algorithm
-and protocol for each communicator by itself, so the choice goes by the time of one group alone.
+A folded activity carries the load of all groups of its kind, which may share cards. But NCCL chooses
+algorithm and protocol for each communicator by itself, so the choice goes by the time of one group alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Transfer:
     algorithm: str
     protocol: str
     seconds_alone: float
-    choice_seconds: float
+    choice_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
