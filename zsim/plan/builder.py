@@ -43,6 +43,7 @@ class PlanBuilder:
         self.notes: list[str] = []
         self.phase: Phase = "forward"
         self._last: dict[str, int] = {}
+        self._last_of_group: dict[str, int] = {}
         self._waits: dict[str, list[int]] = {}
         self._host_waits: list[int] = []
 
@@ -118,9 +119,20 @@ class PlanBuilder:
         name: str = "",
         module: str = "",
     ) -> int:
-        """One collective call; `full_bytes` as in `Collective.bytes`."""
+        """One collective call; `full_bytes` as in `Collective.bytes`.
+
+        # [Note: one communicator, one collective at a time]
+        A process group is one communicator, and it runs its collectives in the order of issue, whatever
+        streams they are on (torch 2.13 `_fully_shard.py`, set_separate_reduce_scatter_group). Only
+        different groups overlap, as HSDP's all-reduce does.
+        """
+        previous = self._last_of_group.get(group)
+        if previous is not None and self.ops[previous].stream != stream:
+            self.stream_wait(stream, previous)
         work = Collective(kind, full_bytes, dtype, group)
-        return self.add(name or kind, stream, work, overhead="collective_call", module=module)
+        number = self.add(name or kind, stream, work, overhead="collective_call", module=module)
+        self._last_of_group[group] = number
+        return number
 
     def copy(self, name: str, copy: Copy, *, stream: str, module: str = "") -> int:
         return self.add(name, stream, copy, module=module)
