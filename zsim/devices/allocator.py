@@ -18,20 +18,24 @@ Changes = Sequence[tuple[int, int]]  # (bytes, op that protects a freed block or
 class Allocator:
     """Free bytes of one GPU, and blocks that are free but still protected."""
 
-    __slots__ = ("_changes", "_free", "_is_draining", "_position", "_protected", "num_retries")
+    __slots__ = ("_changes", "_free", "_is_draining", "_last_op", "_position", "_protected", "num_retries")
 
     def __init__(self, free_bytes: int, changes: Mapping[int, Changes]) -> None:
         self._free = free_bytes
         self._changes = changes
         self._protected: deque[tuple[int, int]] = deque()  # (op, bytes)
         self._position = 0
+        self._last_op = -1
         self._is_draining = False
         self.num_retries = 0
 
     def advance(self, op: int, now: float, ended: Sequence[float]) -> int:
-        """Make the changes before `op` is issued; -1, or an op that the host must first wait for."""
+        """Make the changes before `op` is issued; -1, or an op that the host must first wait for.
+
+        A host that then blocks on something else comes by once more: the changes are made once.
+        """
         changes = self._changes.get(op)
-        if changes is None:
+        if changes is None or op == self._last_op:
             return -1
         while self._position < len(changes):
             count, protector = changes[self._position]
@@ -48,6 +52,7 @@ class Allocator:
                 self._free -= count
             self._position += 1
         self._position = 0
+        self._last_op = op
         return -1
 
     def _collect(self, now: float, ended: Sequence[float]) -> int:
