@@ -125,6 +125,8 @@ def test_a_modules_bias_is_ready_before_its_weight(toys: Any) -> None:
     caps = Ddp(bucket_cap_bytes=64, first_bucket_cap_bytes=64)
     plan = ddp_plan(make_workload(model, toys.training()), caps, toys.training(), 8)
     assert [work.bytes // 4 for work in toys.collectives_of(plan)] == [16, 256, 16, 256]
+    copies = [op.work for op in plan.ops if op.name.startswith("copy to bucket")]
+    assert [kernels.kernels[0].hbm_bytes for kernels in copies] == [2 * 4 * 16, 2 * 4 * 256] * 2
 
 
 def test_reductions_run_behind_backward_and_are_waited_for_at_its_end(toys: Any) -> None:

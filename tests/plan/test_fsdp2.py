@@ -108,6 +108,21 @@ def test_backward_waits_for_an_earlier_reduction_before_it_packs_the_next(toys: 
         assert waited == {f"reduce_scatter model.layers.{block + buffers}"}
 
 
+@pytest.mark.parametrize(
+    ("wrapping", "is_tied", "is_after_loss"),
+    [("torchtitan", False, True), ("torchtitan", True, True), ("huggingface", False, False)],
+)
+def test_backward_of_a_unit_that_puts_out_the_logits_begins_after_the_losss(
+    toys: Any, wrapping: str, is_tied: bool, is_after_loss: bool
+) -> None:
+    """Its hook is on the logits; a Hugging Face root computes the loss itself. What shows is when the last
+    block is gathered for backward."""
+    plan = toy_plan(toys, toys.transformer(is_tied=is_tied), wrapping=wrapping)
+    names = [op.name for op in plan.ops]
+    loss = names.index("loss backward")
+    assert ("all_gather model.layers.3" in names[loss:]) == is_after_loss
+
+
 def test_volume_is_two_for_root_and_last_block_and_three_for_the_others(plan_for: PlanFor, toys: Any) -> None:
     """In units of elements moved: gathered once or twice, reduced once."""
     works = toys.collectives_of(plan_for(strategy={"kind": "fsdp2", "wrapping": "torchtitan-0.1"}))
