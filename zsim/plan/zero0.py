@@ -94,6 +94,7 @@ class Zero0Schedule(Hooks):
             "flatten bucket", moves(held, size, launches=len(numels)), overhead="deepspeed_reduce"
         )
         builder.collective("all_reduce", size, config.communication_dtype, "world", stream=COMPUTE)
+        builder.kernels("average bucket", moves(size, size))
         builder.kernels("unflatten bucket", moves(size, held, launches=len(numels)))
         builder.free("buffers", size)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from zsim.cost.update_work import accumulate_kernels, cast_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.ops import Category, Group, Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Workload
@@ -70,6 +70,11 @@ class Zero12Schedule(Hooks):
         return (2 if self.zero.overlap_comm else 1) if self.zero.contiguous_gradients else 0
 
     @property
+    def _gradient_category(self) -> Category:
+        """Whole gradients are the rank's own in stage 1, and wait for their reduction in stage 2."""
+        return "buffers" if self.partitions_gradients else "gradients"
+
+    @property
     def _reduces_in_backward(self) -> bool:
         """Stage 2 in every micro-batch; stage 1 at the boundary, in backward only with overlap_comm."""
         return self.partitions_gradients or (self._is_boundary and self.zero.overlap_comm)
@@ -80,17 +85,16 @@ class Zero12Schedule(Hooks):
         self._micro_batch, self._is_boundary = number, is_last
 
     def begin_backward(self) -> None:
-        if self._reduces_in_backward:
-            self._take_buffers()
-
-    def _take_buffers(self) -> None:
-        self.builder.allocate("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
+        """setup_buckets: the bucket's buffers, in stage 1 from the first backward to the boundary."""
+        if self.partitions_gradients or self._micro_batch == 0:
+            size = self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes
+            self.builder.allocate("buffers", size)
 
     def gradient_ready(self, call: ModuleCall) -> None:
         for parameter in reversed(call.parameters):
             size = parameter.numel * self.param_bytes
             if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
-                self.builder.allocate("buffers" if self.partitions_gradients else "gradients", size)
+                self.builder.allocate(self._gradient_category, size)
                 self._add_gradient(parameter.numel, call.name, size)
             else:
                 self._keep_gradient(call.name, parameter, size)
@@ -115,13 +119,12 @@ class Zero12Schedule(Hooks):
     def _add_gradient(self, numel: int, name: str, size: int) -> None:
         """Copy a gradient into the bucket, reducing the bucket first when it would overflow."""
         builder, zero = self.builder, self.zero
-        category = "buffers" if self.partitions_gradients else "gradients"
         if self._elements + numel > zero.reduce_bucket_size:
             self._reduce()
         builder.host(f"gradient of {name}", overhead="deepspeed_gradient_hook", module=name)
         if zero.contiguous_gradients and numel <= zero.reduce_bucket_size:
             builder.kernels(f"bucket {name}", moves(size, size), module=name)
-            builder.free("buffers" if category == "buffers" else "gradients", size)
+            builder.free(self._gradient_category, size)
         else:
             self._loose_bytes += size
         self._elements += numel
@@ -140,6 +143,7 @@ class Zero12Schedule(Hooks):
         size = self._elements * self.reduce_bytes
         flat = 0
         if self.world_size > 1:
+            builder.kernels("average bucket", moves(size, size), stream=stream)
             if zero.reduce_scatter and not zero.use_multi_rank_bucket_allreduce:
                 self._reduce_to_owners(stream)
             else:
@@ -182,18 +186,14 @@ class Zero12Schedule(Hooks):
 
     def _free_loose(self, done: int) -> None:
         """Gradients outside the buffer: freed after their reduction (with overlap, at the next one)."""
-        category = "buffers" if self.partitions_gradients else "gradients"
-        if self._loose_bytes:
-            self.builder.free_when_done(
-                "buffers" if category == "buffers" else "gradients", self._loose_bytes, done
-            )
-            self._loose_bytes = 0
+        self.builder.free_when_done(self._gradient_category, self._loose_bytes, done)
+        self._loose_bytes = 0
 
     def end_backward(self) -> None:
         builder = self.builder
         if not self._reduces_in_backward and self._is_boundary:
-            self._take_buffers()
-            for name, parameter in self._kept_numels:
+            # reduce_gradients walks the parameters as they are registered, not as gradients came
+            for name, parameter in reversed(self._kept_numels):
                 self._add_gradient(parameter.numel, name, parameter.numel * self.param_bytes)
             self._kept_numels = []
         if not self._reduces_in_backward and not self._is_boundary:

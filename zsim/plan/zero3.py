@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from zsim.cost.update_work import accumulate_kernels, cast_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.ops import CollectiveKind, Group, Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Workload
@@ -144,9 +144,10 @@ class Zero3Schedule(Hooks):
             self.builder.allocate("buffers", numel * self.param_bytes)
             name = self.trace.parameters[part.parameters[0]].name
             more = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
-            kind = "all_reduce" if self.zero.use_all_reduce_for_fetch_params else "all_gather"
+            uses_all_reduce = self.zero.use_all_reduce_for_fetch_params
+            kind: CollectiveKind = "all_reduce" if uses_all_reduce else "all_gather"
             self._gather_ops[id(part)] = self.builder.collective(
-                "all_reduce" if kind == "all_reduce" else "all_gather",
+                kind,
                 numel * self.param_bytes,
                 self.config.param_dtype,
                 "world",
@@ -269,13 +270,19 @@ class Zero3Schedule(Hooks):
         if self.world_size > 1 and keeps_buffer:
             whole = 0
             size = bucket.elements * self.reduce_bytes
+            builder.kernels("average bucket", moves(size, size), stream=stream)
             builder.collective("all_reduce", size, config.communication_dtype, "world", stream=stream)
         elif self.world_size > 1:
-            shard = whole // self.world_size
-            builder.allocate("buffers", whole)
-            builder.kernels("flatten bucket", moves(whole, whole, launches=bucket.num_tensors), stream=stream)
-            builder.collective("reduce_scatter", whole, config.communication_dtype, "world", stream=stream)
-            assert shard > 0
+            size = whole
+            if bucket.num_tensors == 1 and bucket.elements % self.world_size == 0:
+                whole = 0  # one tensor that divides evenly is reduced where it lies
+            else:
+                builder.allocate("buffers", whole)
+                builder.kernels(
+                    "flatten bucket", moves(size, size, launches=bucket.num_tensors), stream=stream
+                )
+            builder.kernels("average bucket", moves(size, size), stream=stream)
+            builder.collective("reduce_scatter", size, config.communication_dtype, "world", stream=stream)
         else:
             whole = 0
         done = self._keep_shards(bucket)
