@@ -209,17 +209,27 @@ def test_with_a_factor_of_one_they_do_not_disturb_each_other() -> None:
     assert end - start == pytest.approx(seconds_of(LONG), **EXACT)
 
 
-def test_two_collectives_on_the_same_links_share_them() -> None:
+def test_two_communicators_on_the_same_links_share_them() -> None:
     """Each alone takes latency and bytes over bandwidth; at once they end later than alone and sooner than
     one after the other."""
-    b = builder()
+    b = PlanBuilder([Group("world", 8), Group("again", 8)])
     b.collective("all_gather", 10**9, "bf16", "world", stream="comm", name="one")
-    b.collective("all_gather", 10**9, "bf16", "world", stream="other", name="two")
+    b.collective("all_gather", 10**9, "bf16", "again", stream="other", name="two")
     times = spans(run(b))
     single = alone(10**9)
     for name in ("one", "two"):
         took = times[name][1] - times[name][0]
         assert 1.9 * single < took < 2 * single
+
+
+def test_one_communicator_runs_one_collective_at_a_time() -> None:
+    """Whatever the streams: the second is done when both have had the links to themselves."""
+    b = builder()
+    b.collective("all_gather", 10**9, "bf16", "world", stream="comm", name="one")
+    b.collective("all_gather", 10**9, "bf16", "world", stream="other", name="two")
+    times = spans(run(b))
+    assert times["one"][1] - times["one"][0] == pytest.approx(alone(10**9), **EXACT)
+    assert times["two"][1] == pytest.approx(times["one"][1] + alone(10**9), **EXACT)
 
 
 def test_collectives_on_one_stream_queue_up() -> None:
