@@ -17,7 +17,7 @@ _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "exper
 
 # What a strategy's text rules out, and why.
 _NOT_SIMULATED = (
-    (r"\bTP ?\d+ ?(\+|x)|\bTP(1[0-9]|[2-9])|TP ?\d+\b.*\bSP\b", "tensor parallelism"),
+    (r"\bTP ?(?!1\b)\d+", "tensor parallelism"),
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
     (r"ZeRO\+\+", "ZeRO++'s quantised and hierarchical collectives"),
     (r"Infinity|NVMe", "offload to NVMe"),
@@ -107,6 +107,10 @@ def _refuse_unsupported(run: PublishedRun) -> None:
     for pattern, what in _NOT_SIMULATED:
         if re.search(pattern, strategy):
             raise NotSimulatedError(f"{what} is not simulated (strategy '{strategy}')")
+    if run.count("zero_stage") == 3 and re.search("ZeRO-3", strategy) and run.text("date") < "2022":
+        raise NotSimulatedError(
+            "DeepSpeed before 0.6 fetched ZeRO-3's parameters one by one (DeepSpeed #1453)"
+        )
     offload = run.text("offload")
     if offload and not offload.startswith("none"):
         raise NotSimulatedError(f"offload is not simulated (offload '{offload}')")

@@ -21,14 +21,14 @@ def check_lines(result: CheckResult) -> list[str]:
 def _row_lines(rows: Sequence[RowResult]) -> list[str]:
     if not rows:
         return []
-    head = f"{'row':<32} {'measured':>12} {'predicted':>12} {'error':>8}  memory  fits"
+    head = f"{'row':<30} {'measured':>10} {'predicted':>10} {'error':>7}  memory fits"
     return [head, *map(_row_line, rows), ""]
 
 
 def _row_line(row: RowResult) -> str:
     measured, predicted = _seconds(row.measured_seconds), _seconds(row.predicted_seconds)
     error, memory = _signed(row.relative_error), _signed(row.memory_relative_error)
-    return f"{row.row_id[:32]:<32} {measured:>12} {predicted:>12} {error:>8} {memory:>7}  {_fits(row)}"
+    return f"{row.row_id[:30]:<30} {measured:>10} {predicted:>10} {error:>7} {memory:>7} {_fits(row)}"
 
 
 def _fits(row: RowResult) -> str:

@@ -1,0 +1,136 @@
+"""From rows to jobs: what each column sets, and what is refused with which reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.errors import NotSimulatedError
+from zsim.specs.model import Loss
+from zsim.study.published_job import row_job
+from zsim.study.published_table import PublishedRun
+
+CELLS = {
+    "arch_type": "decoder", "n_layers": "12.0", "hidden": "768.0", "n_heads": "12.0", "ffn": "3072.0",
+    "mlp_type": "gelu", "vocab": "50368", "tied_emb": "True", "seq_len": "2048", "gpu": "A100-SXM4-80GB",
+    "n_gpus": "16", "gpus_per_node": "8", "inter_gbps_per_gpu": "200", "strategy": "FSDP1 FULL_SHARD",
+    "micro_batch": "4", "grad_accum": "2", "global_batch": "128", "precision": "bf16", "act_ckpt": "none",
+    "attn_kernel": "flash-attn 2", "compile": "no", "offload": "none", "reduce_dtype": "fp32",
+    "date": "2024-01",
+    "zero_stage": "3", "optimizer": "AdamW",
+}  # fmt: skip
+MOSAIC = {"strategy": "FSDP1 FULL_SHARD (MP mode DEFAULT)", "software": "torch 2.1.0 + composer"}
+
+
+def run(**changes: str) -> PublishedRun:
+    return PublishedRun("r-1", "somewhere", "", {**CELLS, **changes}, "runs.csv: line 2")
+
+
+def test_a_gelu_row_is_gpt_2s_block_with_the_rows_parameters() -> None:
+    """llm-foundry's 125M: 12 blocks of 12 h^2 + 13 h, (50368 + 2048) h of tables, 2 h of the last norm:
+    85,054,464 + 40,255,488 + 1,536 = 125,311,488."""
+    row = row_job(run(n_params="125311488", n_params_kind="exact"))
+    assert row.job.model.numel == 125_311_488
+    assert (row.job.num_nodes, row.job.gpus_per_node, row.sequences) == (2, 8, 8.0)
+
+
+def test_a_swiglu_row_is_llamas_block() -> None:
+    row = row_job(run(mlp_type="swiglu", tied_emb="False", n_kv_heads="4", ffn="2048"))
+    assert row.job.model.family == "llama"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"inter_gbps_per_gpu": "50"}, {"nic.bandwidth": 6.25e9, "nic.per_node": 8}),
+        ({"gpus_per_node": "4"}, {"gpus_per_node": 4, "nic.per_node": 4}),
+        ({"intra_link": "NVLink3/NVSwitch 400GB/s bidir"}, {"node_link.bandwidth": 200e9}),
+        ({"intra_link": "A100: 600GB/s; H100: 900GB/s"}, {"node_link.bandwidth": 300e9}),
+    ],
+)
+def test_the_rows_hardware_replaces_the_presets(changes: dict[str, str], expected: dict[str, Any]) -> None:
+    cluster = row_job(run(**changes)).job.cluster
+    for dotted, value in expected.items():
+        found: Any = cluster
+        for name in dotted.split("."):
+            found = getattr(found, name)
+        assert found == pytest.approx(value)
+
+
+def test_the_attention_kernels_generation_comes_from_the_row() -> None:
+    second = row_job(run()).job.cluster.gpu.attention.forward_fraction
+    first = row_job(run(attn_kernel="flash-attn (triton v1)")).job.cluster.gpu.attention.forward_fraction
+    assert first < 0.7 * second
+    assert row_job(run(attn_kernel="unfused attention")).job.training.attention == "math"
+
+
+@pytest.mark.parametrize(
+    ("text", "every", "kind"),
+    [
+        ("full-block", 1, "full"),
+        ("selective-layer (2)", 2, "full"),
+        ("selective (torchtitan op-SAC)", 1, "selective-op"),
+        ("none (unstated)", 1, "none"),
+    ],
+)
+def test_what_is_recomputed_comes_from_the_row(text: str, every: int, kind: str) -> None:
+    training = row_job(run(act_ckpt=text)).job.training
+    assert (training.activation_checkpointing, training.checkpoint_every) == (kind, every)
+
+
+def test_composers_releases_are_known_by_their_date() -> None:
+    """DEFAULT left parameters in fp32 to autocast with torch 1.12 and 1.13; checkpoints stop early from torch
+    2.1 on; prefetching is BACKWARD_POST throughout."""
+    old, new = row_job(run(**MOSAIC, date="2022-12")).job, row_job(run(**MOSAIC)).job
+    assert (old.strategy.param_dtype, old.strategy.reduce_dtype) == ("fp32", "bf16")  # type: ignore[union-attr]
+    assert (new.strategy.param_dtype, new.strategy.reduce_dtype) == ("bf16", "fp32")  # type: ignore[union-attr]
+    assert (old.training.autocast, new.training.autocast) == (True, False)
+    assert (old.training.checkpoint_stops_early, new.training.checkpoint_stops_early) == (False, True)
+    assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[union-attr]
+    losses = [module.work for module in new.model.after if isinstance(module.work, Loss)]
+    assert losses[0].is_fused
+
+
+def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
+    """128 GPU-sequences over 16 GPUs are 8 each; 2 x 5 = 10 > 8 leaves a last one of 3; 3 x 5 does not."""
+    assert row_job(run(micro_batch="5")).sequences == 8.0
+    with pytest.raises(NotSimulatedError, match="global_batch 128 does not come from"):
+        row_job(run(micro_batch="5", grad_accum="3"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tp": "8"}, "tensor parallelism (tp = 8)"),
+        ({"pp": "2"}, "pipeline parallelism (pp = 2)"),
+        ({"cp": "2"}, "context parallelism (cp = 2)"),
+        ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "tensor parallelism"),
+        ({"strategy": "ZeRO++ (qwZ+hpZ+qgZ)"}, "ZeRO++"),
+        ({"strategy": "JAX/XLA FSDP (GSPMD)"}, "XLA's scheduler"),
+        ({"strategy": "DDP + distributed optimizer (ZeRO-1)"}, "distributed optimizer"),
+        ({"strategy": "fairscale FSDP"}, "fairscale"),
+        ({"strategy": "ZeRO-3 without model parallelism", "date": "2021-04"}, "before 0.6"),
+        ({"offload": "optimizer->CPU"}, "offload"),
+        ({"arch_type": "moe"}, "architecture 'moe'"),
+        ({"mlp_type": "relu2"}, "'relu2'"),
+        ({"gpu": "TPU v4"}, "GPU 'TPU v4'"),
+        ({"act_ckpt": ""}, "activation checkpointing is not published"),
+        ({"hidden": ""}, "no hidden"),
+        ({"n_heads": "7"}, "7"),
+        ({"inter_gbps_per_gpu": ""}, "network between the nodes"),
+        ({"n_gpus": "12", "global_batch": "96"}, "12 GPUs do not fill nodes of 8"),
+        ({"n_params": "1e9", "n_params_kind": "exact"}, "parameters, but the row says"),
+        ({"precision": "NVFP4"}, "precision 'NVFP4'"),
+        ({"compile": "thunder nvfuser"}, "thunder"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_its_reason(changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(NotSimulatedError) as caught:
+        row_job(run(**changes))
+    assert reason in str(caught.value)
+
+
+def test_rows_of_role_trend_are_not_compared() -> None:
+    with pytest.raises(NotSimulatedError, match="trend"):
+        row_job(PublishedRun("r", "s", "trend", CELLS, "x"))

@@ -1,0 +1,58 @@
+"""Clusters described and compared, and their page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.specs.presets import topology_preset_names
+from zsim.study.topologies import compare_topologies, describe_topology
+from zsim.study.topology_figures import drawing
+from zsim.study.topology_page import comparison_page, topology_page
+
+
+@pytest.mark.parametrize("name", topology_preset_names())
+def test_every_preset_is_described_and_drawn(name: str) -> None:
+    facts = describe_topology(name, 4)
+    assert facts["bisection_bytes_per_second"] > 0
+    assert facts["num_cables"] > 0
+    figure = drawing(name, 4)
+    assert any(text for text in figure.data[-1].text)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        'kind = "torus"\nshape = [2, 2, 2]',
+        'kind = "dragonfly"\nnodes_per_router = 1\nrouters_per_group = 2',
+        'kind = "fat-tree"\nnodes_per_leaf = 2\nplanes = 2',
+    ],
+)
+def test_other_fabrics_are_drawn_too(tmp_path: Path, network: str) -> None:
+    path = tmp_path / "mine.toml"
+    origin = 'source = "made up for a test"\nevidence = "assumed"'
+    path.write_text(f'schema = 1\nextends = "dgx-h100"\n[network]\n{origin}\n{network}\n')
+    page = topology_page([(str(path), 6)], "mine")
+    assert "plot-d0" in page
+
+
+def test_an_oversubscribed_fabric_is_slower_and_cheaper(tmp_path: Path) -> None:
+    """Eight to one above leaves of two nodes: full sharding over 4 nodes crosses the spine; fewer switches."""
+    origin = 'source = "made up for a test"\nevidence = "assumed"'
+    paths = []
+    for ratio in (1, 8):
+        path = tmp_path / f"tree-{ratio}.toml"
+        path.write_text(
+            f'schema = 1\nextends = "dgx-h100"\n[network]\n{origin}\nkind = "fat-tree"\nnodes_per_leaf = 2\n'
+            f"oversubscription = {ratio}.0\n"
+        )
+        paths.append(str(path))
+    full, thin = compare_topologies(paths, model="llama-3-8b", gpus=32, scales=(1.0, 2.0))
+    assert thin.facts["num_switches"] < full.facts["num_switches"]
+    use = {tier.tier: tier.utilisation_fraction for tier in thin.tiers}
+    assert use["leaf-spine"] > 4 * {tier.tier: tier.utilisation_fraction for tier in full.tiers}["leaf-spine"]
+    assert sorted(full.scaling) == [32, 64]
+    page = comparison_page([full, thin])
+    assert "tree-8" in page
+    assert "plot-heat" in page

@@ -1,0 +1,209 @@
+"""Clusters described and compared: what their fabrics are built of, how one experiment runs on each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.api import simulate
+from zsim.errors import InputError, ZsimError
+from zsim.report.report import Report
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.experiment import Experiment, load_experiment
+from zsim.specs.topology import Topology
+from zsim.specs.topology_graph import bisection_bandwidth
+from zsim.units import format_rate, format_seconds
+
+_EXAMPLE = Path(__file__).parent.parent / "presets" / "experiments" / "llama-3-70b-zero3.toml"
+_MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
+_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """One tier of links over a step: bytes that one GPU puts on it, and how busy its fullest link is."""
+
+    tier: str
+    bytes_per_gpu: float
+    utilisation_fraction: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One cluster's column of a comparison. `file`: the preset or path that was asked for. `scaling`:
+    seconds of a step by number of GPUs, the batch per GPU unchanged; a count that the experiment does not
+    allow is left out."""
+
+    cluster: str
+    file: str
+    nodes: int
+    gpus: int
+    facts: dict[str, Any]
+    report: Report
+    tiers: tuple[TierUse, ...]
+    scaling: dict[int, float]
+
+    @property
+    def exposed_seconds(self) -> float:
+        return self.report.breakdown.seconds["exposed_communication"]
+
+    def to_dict(self) -> dict[str, Any]:
+        report = self.report
+        return {
+            "cluster": self.cluster,
+            "nodes": self.nodes,
+            "gpus": self.gpus,
+            "step_seconds": report.step_seconds,
+            "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
+            "mfu_fraction": report.mfu_fraction,
+            "fits": report.fits,
+            "breakdown_seconds": dict(report.breakdown.seconds),
+            "tiers": [
+                {
+                    "tier": tier.tier,
+                    "bytes_per_gpu": tier.bytes_per_gpu,
+                    "utilisation_fraction": tier.utilisation_fraction,
+                }
+                for tier in self.tiers
+            ],
+            "fabric": self.facts,
+            "scaling_seconds": {str(gpus): seconds for gpus, seconds in self.scaling.items()},
+        }
+
+
+def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
+    """What `zsim topology show` says, as plain data; rates in bytes per second."""
+    cluster = load_cluster(name)
+    topology = Topology(cluster, num_nodes, cluster.gpus_per_node)
+    inventory = topology.inventory()
+    fabric_links = topology.num_links - topology.classes["nic_out"].first
+    bisection = bisection_bandwidth(topology) if fabric_links <= _MOST_LINKS else None
+    tiers: dict[str, dict[str, Any]] = {}
+    for link_class in topology.classes.values():
+        if link_class.count:
+            tier = tiers.setdefault(
+                link_class.tier,
+                {"links": 0, "bytes_per_second": link_class.bandwidth, "usable": link_class.capacity},
+            )
+            tier["links"] += link_class.count
+    return {
+        "cluster": cluster.name,
+        "description": cluster.description,
+        "network": cluster.network.kind,
+        "network_source": cluster.network.source,
+        "network_evidence": cluster.network.evidence,
+        "nodes": num_nodes,
+        "gpus": topology.world_size,
+        "gpus_per_nvlink_domain": topology.ranks_per_domain,
+        "tiers": tiers,
+        "switches": inventory.switches,
+        "ports_per_switch": inventory.ports,
+        "cables": inventory.cables,
+        "num_switches": inventory.num_switches,
+        "num_ports": inventory.num_ports,
+        "num_cables": inventory.num_cables,
+        "bisection_bytes_per_second": bisection,
+    }
+
+
+def compare_topologies(
+    names: Sequence[str],
+    experiment: Path | None = None,
+    *,
+    model: str | None = None,
+    gpus: int | None = None,
+    scales: Sequence[float] = _SCALES,
+) -> list[Comparison]:
+    """The experiment on every cluster with the same number of GPUs."""
+    if len(names) < 1:
+        raise InputError("topology compare: expected at least one cluster")
+    base = load_experiment(experiment or _EXAMPLE, {"model": model} if model else {})
+    total = gpus or base.gpus or (base.nodes or 1) * load_cluster(base.cluster).gpus_per_node
+    return [_compare_one(base, name, total, scales) for name in names]
+
+
+def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]) -> Comparison:
+    cluster = load_cluster(name)
+    result = simulate(_at(base, name, gpus))
+    topology_nodes = result.job.num_nodes
+    scaling: dict[int, float] = {}
+    for scale in scales:
+        count = round(gpus * scale)
+        if count % cluster.gpus_per_node or count < cluster.gpus_per_node:
+            continue
+        try:
+            scaling[count] = (
+                result.report.step_seconds
+                if count == gpus
+                else simulate(_at(base, name, count)).report.step_seconds
+            )
+        except ZsimError:
+            continue  # such a count is no experiment (batch or group sizes do not divide it)
+    facts = describe_topology(name, topology_nodes)
+    tiers = _tiers(name, topology_nodes, result.report)
+    return Comparison(cluster.name, name, topology_nodes, gpus, facts, result.report, tiers, scaling)
+
+
+def _at(base: Experiment, cluster: str, gpus: int) -> Experiment:
+    return base.model_copy(update={"cluster": cluster, "gpus": gpus, "nodes": None})
+
+
+def _tiers(name: str, num_nodes: int, report: Report) -> tuple[TierUse, ...]:
+    """Link classes of one tier together: bytes added up, the fullest direction's utilisation."""
+    cluster = load_cluster(name)
+    classes = Topology(cluster, num_nodes, cluster.gpus_per_node).classes
+    found: dict[str, TierUse] = {}
+    for row in report.traffic:
+        if row.link_class not in classes:
+            continue
+        tier = classes[row.link_class].tier
+        before = found.get(tier, TierUse(tier, 0.0, 0.0))
+        found[tier] = TierUse(
+            tier,
+            before.bytes_per_gpu + row.bytes_per_gpu,
+            max(before.utilisation_fraction, row.utilisation_fraction or 0.0),
+        )
+    return tuple(found.values())
+
+
+def print_topology(facts: dict[str, Any]) -> None:
+    """`describe_topology` for a terminal."""
+    print(f"cluster   {facts['cluster']}: {facts['description']}")
+    domain = facts["gpus_per_nvlink_domain"]
+    print(f"size      {facts['nodes']} nodes, {facts['gpus']} GPUs, {domain} to an NVLink domain")
+    print(f"network   {facts['network']} ({facts['network_evidence']}): {facts['network_source']}")
+    for tier, row in facts["tiers"].items():
+        usable = f"{format_rate(row['bytes_per_second'])} each, {format_rate(row['usable'])} usable"
+        print(f"links     {tier:<12} {row['links']:>8,} one way, {usable}")
+    for role, count in facts["switches"].items():
+        print(f"switches  {role:<12} {count:>8,} with {facts['ports_per_switch'][role]} ports in use")
+    for kind, count in facts["cables"].items():
+        print(f"cables    {kind:<12} {count:>8,}")
+    cut = facts["bisection_bytes_per_second"]
+    if cut is None:
+        print("bisection not computed for a fabric this large")
+    elif facts["nodes"] > 1:
+        print(
+            f"bisection {format_rate(cut)} one way, {format_rate(2 * cut / facts['gpus'])} per GPU of a half"
+        )
+
+
+def print_comparison(rows: Sequence[Comparison]) -> None:
+    """`compare_topologies` for a terminal."""
+    labels = rows[0].report.labels
+    print(f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs")
+    head = f"{'cluster':<22} {'step':>10} {'exposed':>10} {'MFU':>6} {'switches':>9} {'cables':>8}"
+    print(f"{head} {'bisection':>12}  fullest links")
+    for row in rows:
+        mfu = f"{row.report.mfu_fraction * 100:.1f}%" if row.report.mfu_fraction is not None else "-"
+        cut = row.facts["bisection_bytes_per_second"]
+        fullest = max(row.tiers, key=lambda tier: tier.utilisation_fraction, default=None)
+        shown = f"{fullest.tier} {fullest.utilisation_fraction * 100:.0f}%" if fullest else "none"
+        print(
+            f"{row.cluster:<22} {format_seconds(row.report.step_seconds):>10} "
+            f"{format_seconds(row.exposed_seconds):>10} {mfu:>6} {row.facts['num_switches']:>9,} "
+            f"{row.facts['num_cables']:>8,} {format_rate(cut) if cut is not None else '-':>12}  {shown}"
+            + ("" if row.report.fits else "  (does not fit)")
+        )

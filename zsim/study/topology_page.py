@@ -1,0 +1,152 @@
+"""Topologies on one HTML page that needs nothing else: drawn, loaded, compared; measured curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zsim import report
+from zsim.study import topology_figures as figures
+from zsim.units import format_rate, format_seconds
+from zsim.version import __version__
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from zsim.study.collective_bench import CurvePoint
+    from zsim.study.topologies import Comparison
+
+_TEMPLATES = [Path(__file__).parent / "templates", Path(report.__file__).parent / "templates"]
+
+
+def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
+    """Each (cluster, nodes) drawn."""
+    from zsim.study.topologies import describe_topology
+
+    sections = []
+    for number, (name, nodes) in enumerate(clusters):
+        facts = describe_topology(name, nodes)
+        section = _section(
+            facts["description"], [(f"d{number}", _drawn(facts), figures.drawing(name, nodes))]
+        )
+        section["head"] = ["", "count", "each"]
+        section["rows"] = [
+            *([f"{tier} links", f"{row['links']:,}", format_rate(row["bytes_per_second"])]
+              for tier, row in facts["tiers"].items()),
+            *([f"{role} switches", f"{count:,}", f"{facts['ports_per_switch'][role]} ports"]
+              for role, count in facts["switches"].items()),
+            *([f"{kind} cables", f"{count:,}", ""] for kind, count in facts["cables"].items()),
+        ]  # fmt: skip
+        sections.append(section)
+    return _page(title, sections)
+
+
+def comparison_page(rows: Sequence[Comparison]) -> str:
+    """One experiment on several clusters."""
+    labels = rows[0].report.labels
+    best = min(rows, key=lambda row: row.report.step_seconds)
+    summary = f"Fastest: {best.cluster}, {format_seconds(best.report.step_seconds)} per step."
+    table = _section(
+        "Side by side",
+        [
+            ("steps", "Every instant of the step, by what the compute stream does or waits for.",
+             figures.breakdowns(rows)),
+        ],
+    )  # fmt: skip
+    table["head"] = ["cluster", "step", "exposed communication", "tokens/s/GPU", "MFU", "switches", "cables",
+                     "bisection"]  # fmt: skip
+    table["rows"] = [_cells(row) for row in rows]
+    drawn = [
+        (f"d{number}", f"{row.cluster}, {_drawn(row.facts)} Colour: how busy a tier's fullest link is.",
+         figures.drawing(row.file, row.nodes, {use.tier: use.utilisation_fraction for use in row.tiers}))
+        for number, row in enumerate(rows)
+    ]  # fmt: skip
+    sections = [
+        table,
+        _section("Links", [
+            ("heat", "How busy the fullest link of each tier is over the step.", figures.heat_map(rows)),
+            ("traffic", "Bytes that one GPU puts on each tier per step.", figures.traffic(rows)),
+        ]),
+        _section("Scaling", [
+            ("scaling", "More GPUs, the same batch on each: a flat line is perfect.", figures.scaling(rows))
+        ]),
+        _section("What the fabrics are built of", [("price", "Switches, ports in use, cables.",
+                                                    figures.price(rows))]),
+        _section("The fabrics", drawn),
+    ]  # fmt: skip
+    gpus = f"{rows[0].gpus:,} GPUs"
+    title = " | ".join(part for part in (labels.get("model"), labels.get("strategy"), gpus) if part)
+    return _page(title, sections, summary)
+
+
+def curves_page(points: Sequence[CurvePoint]) -> str:
+    """Measured curves (dots) and simulated ones (lines), one figure per cluster, with the errors."""
+    from zsim.study.collective_bench import median_error
+
+    sections = []
+    for number, cluster in enumerate(dict.fromkeys(point.cluster for point in points)):
+        own = [point for point in points if point.cluster == cluster]
+        caption = "Dots are measured, lines simulated; errors are of time, simulated over measured."
+        section = _section(cluster, [(f"c{number}", caption, figures.curves(own))])
+        section["head"] = ["curve", "points from 64 KiB to 4 GiB", "median absolute error", "worst"]
+        for name in dict.fromkeys(point.curve for point in own):
+            scored = [point for point in own if point.curve == name and point.is_scored]
+            worst = max(scored, key=lambda point: abs(point.error), default=None)
+            section["rows"].append([
+                name, str(len(scored)), f"{(median_error(scored) or 0) * 100:.1f} %",
+                f"{worst.error * 100:+.0f} % at {worst.size_bytes / 2**20:g} MiB" if worst else "",
+            ])  # fmt: skip
+        sections.append(section)
+    total = median_error(points)
+    summary = f"Median absolute error {total * 100:.1f} %." if total is not None else ""
+    return _page("Measured and simulated collectives", sections, summary)
+
+
+def _cells(row: Comparison) -> list[str]:
+    found, cut = row.report, row.facts["bisection_bytes_per_second"]
+    tokens, mfu = found.tokens_per_second_per_gpu, found.mfu_fraction
+    return [
+        row.cluster + ("" if found.fits else " (does not fit)"),
+        format_seconds(found.step_seconds),
+        format_seconds(row.exposed_seconds),
+        f"{tokens:,.0f}" if tokens is not None else "",
+        f"{mfu * 100:.1f} %" if mfu is not None else "",
+        f"{row.facts['num_switches']:,}",
+        f"{row.facts['num_cables']:,}",
+        format_rate(cut) if cut is not None else "not computed",
+    ]
+
+
+def _drawn(facts: dict[str, Any]) -> str:
+    more = " The first 24 nodes (or two NVLink domains)." if facts["nodes"] > 24 else ""
+    return f"{facts['network']}, {facts['nodes']} nodes, {facts['num_switches']:,} switches.{more}"
+
+
+def _section(title: str, plots: Sequence[tuple[str, str, Figure]]) -> dict[str, Any]:
+    drawn = [
+        {"id": name, "caption": caption, "json": figure.to_json().replace("</", "<\\/")}
+        for name, caption, figure in plots
+    ]
+    return {"title": title, "figures": drawn, "head": [], "rows": []}
+
+
+def _page(title: str, sections: list[dict[str, Any]], summary: str = "") -> str:
+    import jinja2
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("topologies.html.j2").render(
+        title=title,
+        sections=sections,
+        summary=summary,
+        version=__version__,
+        plotly_js=Markup(get_plotlyjs()),
+    )
