@@ -34,7 +34,13 @@ from zsim.specs.strategy import DTYPE_BYTES, Training
 
 
 class OffloadedZero3Schedule(Zero3Schedule):
-    """DeepSpeedZeroOptimizer_Stage3 with `offload_param`, `offload_optimizer` or `cpu_checkpointing`."""
+    """DeepSpeedZeroOptimizer_Stage3 with `offload_param`, `offload_optimizer` or `cpu_checkpointing`.
+
+    `keeps_sums`: 16-bit gradients have an accumulation buffer in host memory, as in all releases that zsim
+    reads; the ZeRO-Infinity paper's had none.
+    """
+
+    keeps_sums = True
 
     def __init__(
         self,
@@ -90,7 +96,7 @@ class OffloadedZero3Schedule(Zero3Schedule):
         if self.offload is None:
             kept += [m for m in super().resident() if m.category in ("gradients", "optimizer_states")]
             return kept
-        kept.append(Memory("gradients", accumulated, "host"))
+        kept.append(Memory("gradients", accumulated if self.keeps_sums else 0, "host"))
         on_gpu = sum(self.numel_of(group) for group in range(self._first_on_cpu))
         in_memory = sum(
             self.numel_of(group)
@@ -163,7 +169,10 @@ class OffloadedZero3Schedule(Zero3Schedule):
         builder, stream, config = self.builder, self.reduce_stream, self.config
         size = bucket.shard_elements * self._accum_bytes
         pinned = self.offload.pin_memory
-        if self._micro_batch == 0:
+        if not self.keeps_sums:
+            assert self.training.gradient_accumulation_steps == 1
+            builder.allocate("buffers", size)
+        elif self._micro_batch == 0:
             self.host.copy("gradients to host", "d2h", size, stream, is_pinned=pinned)
             builder.allocate("buffers", size)
             self.host.copy("gradients back", "h2d", size, stream, is_pinned=pinned)

@@ -51,12 +51,14 @@ class DdpTable(_Table):
 
 
 class DeepSpeedTable(_Table):
-    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file."""
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file. `tile_numel`: linear
+    layers with more weights are `deepspeed.zero.TiledLinear` with tiles of at most so many."""
 
     kind: Literal["deepspeed"]
     stage: Literal[0, 1, 2, 3] | None = None
     config: str | dict[str, Any] | None = None
     version: str = "0.19.8"
+    tile_numel: Count | None = None
 
 
 class _FsdpTable(_Table):

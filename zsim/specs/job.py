@@ -19,6 +19,7 @@ from zsim.specs.importers.deepspeed import (
 from zsim.specs.importers.huggingface import load_model, model_from_config
 from zsim.specs.model import Embedding, ModelSpec
 from zsim.specs.strategy import AttentionKind, Ddp, Fsdp1, Fsdp2, Precision, Training
+from zsim.specs.tiling import with_tiled_linears
 
 Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2
 _DEFAULT_SEQUENCE = 4096
@@ -59,6 +60,8 @@ def resolve(experiment: Experiment) -> Job:
     world_size = num_nodes * gpus_per_node
     notes: list[str] = []
     table = experiment.strategy
+    if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
+        model = with_tiled_linears(model, table.tile_numel)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
         deepspeed = _deepspeed(table, experiment, model, cluster, world_size)
