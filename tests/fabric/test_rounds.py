@@ -106,7 +106,7 @@ def test_an_all_to_all_takes_as_long_as_its_rounds(name: str) -> None:
 
 
 def test_rounds_without_bytes_take_their_latency() -> None:
-    """8 ranks on 2 nodes: base 1 us, 7 edges of a piece's way, 2 of them between nodes: 1 + 5 x 2 + 2 x 30."""
+    """8 ranks on 2 nodes: base 1 us, 7 edges on a piece's way, 2 between nodes: 1 + 5 x 2 + 2 x 30."""
     costs = ProtocolCosts.model_validate(
         {
             "base": "1 us",

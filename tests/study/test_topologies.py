@@ -18,7 +18,7 @@ def test_every_preset_is_described_and_drawn(name: str) -> None:
     assert facts["bisection_bytes_per_second"] > 0
     assert facts["num_cables"] > 0
     figure = drawing(name, 4)
-    assert any(text for text in figure.data[-1].text)
+    assert all("<b>" in text for text in figure.data[-1].hovertext)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class Tree(HopWiring):
         switches = {"leaf": leaves * planes}
         ports = {"leaf": self.down_ports + uplinks}
         cables = {"card": self.cards.count * planes, "leaf-spine": leaves * planes * uplinks}
-        if self.has_core:
+        if self.has_core and self.num_pods > 1:
             pods = self.num_pods
             below = self.leaves_per_pod + self.core_uplinks
             switches["spine"], ports["spine"] = self._packed(pods * uplinks * planes, below)

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import simpy
-
 from zsim.cost.collectives import edge_bytes
 from zsim.errors import InputError, did_you_mean
-from zsim.fabric.fabric import Fabric
+from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.hardware import Cluster
@@ -85,7 +83,7 @@ def bench(
         raise InputError(f"--group: found {size}, expected a divisor of the {topology.world_size} GPUs")
     name = "bench"
     works = [Collective(kind, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
-    fabric = Fabric(simpy.Environment(), topology, {name: Group(name, size)}, is_folded=True, works=works)
+    fabric = idle_fabric(topology, Group(name, size), works)
     rows = []
     for work in works:
         transfer = fabric.transfer(work, 0)

@@ -1,0 +1,220 @@
+"""`zsim topology`: draw, time, compare and import clusters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    from zsim.study.collective_bench import BenchRow, CurvePoint
+
+app = typer.Typer(
+    help="Draw a cluster, time collectives on it, compare clusters, import other people's descriptions.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+ClusterName = Annotated[str, typer.Argument(help="Cluster preset, or path to a topology TOML.")]
+Nodes = Annotated[int, typer.Option(help="Number of nodes.", min=1)]
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write JSON ('-': standard output).")
+]
+
+
+@app.command()
+def show(
+    cluster: ClusterName,
+    nodes: Nodes = 4,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this HTML page.")] = None,
+    json_: Json = None,
+) -> None:
+    """What a cluster's fabric is built of, its bandwidths, and a drawing of it."""
+    from zsim.study.topologies import describe_topology, print_topology
+
+    facts = describe_topology(cluster, nodes)
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(facts, indent=1))
+    else:
+        print_topology(facts)
+        if json_ is not None:
+            _write(json_, json.dumps(facts, indent=1) + "\n")
+    if out is not None:
+        from zsim.study.topology_page import topology_page
+
+        _write(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
+        print(f"page      {out}")
+
+
+@app.command()
+def bench(
+    cluster: Annotated[str | None, typer.Argument(help="Cluster preset, or path to a topology TOML.")] = None,
+    nodes: Nodes = 1,
+    collective: Annotated[
+        str, typer.Option(help="all_reduce, all_gather, reduce_scatter, all_to_all, ...")
+    ] = ("all_reduce"),
+    group: Annotated[int | None, typer.Option(help="Ranks per group; all groups at once.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="Force it, as NCCL_ALGO does: ring, tree, nvls, ...")
+    ] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="Force it, as NCCL_PROTO does: ll, ll128, simple.")
+    ] = None,
+    nccl_choice: Annotated[
+        bool, typer.Option(help="Choose as NCCL's tuning model does, not what is fastest.")
+    ] = False,
+    curves: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Compare with measured curves instead.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --curves: plot them into this page.")
+    ] = None,
+    json_: Json = None,
+) -> None:
+    """An nccl-tests shaped table of one collective, or measured curves with the simulation's error."""
+    from zsim.specs.cluster_files import load_cluster
+    from zsim.study import collective_bench
+
+    if curves is not None:
+        points = collective_bench.compare_curves(curves)
+        _print_curves(points)
+        if out is not None:
+            from zsim.study.topology_page import curves_page
+
+            _write(out, curves_page(points))
+            print(f"page      {out}")
+        if json_ is not None:
+            from dataclasses import asdict
+
+            _write_json([asdict(point) for point in points], json_)
+        return
+    if cluster is None:
+        raise InputError("topology bench: expected a cluster, or --curves FILE.csv")
+    chosen = collective_bench.with_choice(load_cluster(cluster), algorithm, protocol, nccl_choice)
+    rows = collective_bench.bench(chosen, nodes, collective, group)
+    if json_ is None or str(json_) != "-":
+        _print_bench(rows, chosen.name, nodes * chosen.gpus_per_node, collective, group)
+    if json_ is not None:
+        _write_json([row.to_dict() for row in rows], json_)
+
+
+@app.command()
+def compare(
+    clusters: Annotated[list[str], typer.Argument(help="Two or more clusters: presets, or topology TOMLs.")],
+    experiment: Annotated[
+        Path | None,
+        typer.Option("--experiment", "-e", help="Experiment file; without it the README's example."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Another model than the experiment's.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs, the same on every cluster.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write compare.html and compare.json there.")
+    ] = None,
+) -> None:
+    """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
+    from zsim.study.topologies import compare_topologies, print_comparison
+
+    found = compare_topologies(clusters, experiment, model=model, gpus=gpus)
+    print_comparison(found)
+    if out is not None:
+        from zsim.study.topology_page import comparison_page
+
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}") from None
+        _write(out / "compare.html", comparison_page(found))
+        _write(out / "compare.json", json.dumps([row.to_dict() for row in found], indent=1) + "\n")
+        print(f"page      {out / 'compare.html'}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help="NCCL topology XML, `nvidia-smi topo -m`, Slurm topology, ...")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The topology TOML to write.")],
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="nccl, nvidia-smi, slurm or astra-sim; without it, by the content."),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Preset for what the file does not say (NVLink, cards, host, ...).")
+    ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(help="File whose [network] table joins the nodes (a node's file knows none)."),
+    ] = None,
+) -> None:
+    """Turn other people's description of a machine or fabric into a topology TOML."""
+    from zsim.specs.importers.topology_import import import_topology
+
+    imported = import_topology(file, format_=format_, base=base, network=network, name=output.stem)
+    _write(output, imported.toml)
+    from zsim.specs.cluster_files import load_cluster
+
+    load_cluster(output)
+    for note in imported.notes:
+        print(f"note: {note}")
+    print(f"written: {output}")
+
+
+@app.command("export")
+def export(
+    cluster: ClusterName,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The ASTRA-sim network yml to write.")],
+    nodes: Nodes = 4,
+) -> None:
+    """A cluster as ASTRA-sim's network yml: one dimension inside the node, one between nodes."""
+    from zsim.specs.cluster_files import load_cluster
+    from zsim.specs.importers.astra_sim_network import astra_sim_yaml
+
+    _write(output, astra_sim_yaml(load_cluster(cluster), nodes))
+    print(f"written: {output}")
+
+
+def _print_bench(rows: list[BenchRow], name: str, gpus: int, kind: str, group: int | None) -> None:
+    print(f"# {name}: {kind}, {gpus} GPUs, groups of {group or gpus}; simulated on idle links")
+    print(f"# {'size':>12} {'time':>12} {'algbw':>9} {'busbw':>9}  algorithm  protocol")
+    print(f"# {'(B)':>12} {'(us)':>12} {'(GB/s)':>9} {'(GB/s)':>9}")
+    for row in rows:
+        rates = row.algorithm_bytes_per_second / 1e9, row.bus_bytes_per_second / 1e9
+        print(
+            f"{row.size_bytes:>14} {row.seconds * 1e6:>12.2f} {rates[0]:>9.2f} {rates[1]:>9.2f}"
+            f"  {row.algorithm:<9}  {row.protocol}"
+        )
+
+
+def _print_curves(points: list[CurvePoint]) -> None:
+    from zsim.study.collective_bench import median_error
+
+    names = list(dict.fromkeys(point.curve for point in points))
+    print(f"{'curve':<30} {'cluster':<16} points  median |error|   signed errors of time, 64 KiB to 4 GiB")
+    for name in names:
+        own = [point for point in points if point.curve == name]
+        scored = [point for point in own if point.is_scored]
+        middle = median_error(own)
+        shown = " ".join(f"{point.error * 100:+.0f}" for point in scored)
+        print(f"{name:<30} {own[0].cluster:<16} {len(scored):>6}  {(middle or 0) * 100:>12.1f} %   {shown}")
+    total = median_error(points)
+    if total is not None:
+        print(f"all: median absolute error {total * 100:.1f} %")
+
+
+def _write_json(content: Any, path: Path) -> None:
+    text = json.dumps(content, indent=1)
+    if str(path) == "-":
+        print(text)
+    else:
+        _write(path, text + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None

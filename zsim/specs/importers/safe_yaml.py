@@ -1,0 +1,39 @@
+"""YAML from strangers: plain data only, no aliases that expand, one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from zsim.errors import InputError
+
+_MOST_CHARACTERS, _MOST_DEPTH = 400_000, 50
+_ALIAS = re.compile(r"(^|[\s\[{,:-])[&*][A-Za-z0-9_]", re.MULTILINE)
+
+
+def load_yaml(text: str, file: str) -> Any:
+    """The content of one YAML document."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if len(text) > _MOST_CHARACTERS or _depth(text) > _MOST_DEPTH:
+        raise InputError(f"{file}: nested or repeated beyond what a topology has")
+    if _ALIAS.search(text):
+        raise InputError(f"{file}: has YAML anchors or aliases, which no topology needs")
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError, RecursionError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{file}: not YAML: {first}") from None
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested, those in strings counted too."""
+    deepest = depth = 0
+    for letter in text:
+        if letter in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif letter in "]}":
+            depth -= 1
+    return deepest
