@@ -142,6 +142,26 @@ def check(
 
 
 @app.command()
+def needs(
+    experiment: ExperimentFile = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(help="drives, drive bandwidth, pcie, host memory or cpu; all of them without."),
+    ] = None,
+) -> None:
+    """How much more of what would hide the offloading, found by simulation."""
+    from zsim.study.offload_needs import offload_needs
+
+    for need in offload_needs(_experiment(experiment, model, cluster, nodes, gpus, set_), resource):
+        print(need.sentence())
+
+
+@app.command()
 def presets() -> None:
     """The models and clusters that ship with zsim."""
     from zsim.specs.presets import model_preset_names, topology_preset_names
