@@ -22,6 +22,7 @@ from zsim.specs.strategy import Ddp, Fsdp1
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
