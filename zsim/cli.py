@@ -98,7 +98,7 @@ def plan(
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write the plan as JSON ('-': standard output)."),
     ] = None,
-    limit: Annotated[int, typer.Option(help="How many ops to list (0: all).")] = 60,
+    limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
 ) -> None:
     """What a rank will do: ops, bytes, streams; no simulation."""
     from zsim.api import make_plan
@@ -197,7 +197,8 @@ def _experiment(
         overrides[key] = value
     if path is None and "model" in overrides:  # the example's length is for its model
         overrides.setdefault("training.sequence_length", None)
-    return load_experiment(path or _EXAMPLE, overrides)
+    origin = None if path is not None else "command line" if overrides else "example"
+    return load_experiment(path or _EXAMPLE, overrides, origin=origin)
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -248,3 +249,10 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except (MemoryError, OverflowError, RecursionError) as error:
+        print(f"zsim: the numbers are larger than zsim can hold ({type(error).__name__})", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

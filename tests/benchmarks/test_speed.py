@@ -1,4 +1,4 @@
-"""Speed as ratios: a simulation's seconds over the seconds of one raw SimPy timeout, measured in the same run.
+"""Speed as ratios: a simulation's seconds over those of one raw SimPy timeout, measured in the same run.
 
 `make bench` prints the table. A ratio says how many bare timeouts the simulation costs, whatever the machine:
 at the 1.5 million timeouts per second of an idle core of the reference machine (2 cores, Zen 4), 450,000 is

@@ -1,7 +1,7 @@
 """Bytes that one rank sends and receives per step, in units of the parameters (2 bytes each).
 
 An all-reduce moves every element twice (it is a reduce-scatter and an all-gather), an all-gather, a
-reduce-scatter and a reduce once; the factor (n-1)/n is left out, as in the ZeRO paper (1910.02054, section 7).
+reduce-scatter and a reduce once; the factor (n-1)/n is left out, as in the ZeRO paper (1910.02054, sec. 7).
 """
 
 from __future__ import annotations

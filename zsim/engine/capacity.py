@@ -50,28 +50,48 @@ def node_capacity_bytes(cluster: Cluster) -> dict[Device, int | None]:
 
 
 def least_gpus(experiment: Experiment) -> int | None:
-    """The fewest GPUs of the same cluster on which the job fits; None when none up to 65,536 do."""
-    job = resolve(experiment)
-    per_node = job.cluster.gpus_per_node
-    low, high = 0, 1
-    while not _fits(experiment, high * per_node):
-        low, high = high, high * 2
-        if high * per_node > _MOST_GPUS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _fits(experiment, middle * per_node) else (middle, high)
-    return high * per_node
+    """The fewest GPUs of the same cluster on which the job fits; None when none up to 65,536 do.
+
+    Only counts that the experiment allows are tried (replicas and batch sizes must divide them): doubling
+    until one fits, then halving what lies between it and the last that is too small.
+    """
+    per_node: int = resolve(experiment).cluster.gpus_per_node
+    inside = [count for count in range(1, per_node) if per_node % count == 0]
+    counts: list[int] = [*inside, *range(per_node, _MOST_GPUS + 1, per_node)]
+    low, high = -1, _first_allowed(experiment, counts, 0, len(counts))
+    while high is not None and not _fits(experiment, counts[high]):
+        low, high = high, _first_allowed(experiment, counts, max(2 * high, high + 1), len(counts))
+    if high is None:
+        return None
+    while True:
+        middle = _first_allowed(experiment, counts, (low + high + 1) // 2, high)
+        if middle is None:
+            middle = _first_allowed(experiment, counts, low + 1, high)
+        if middle is None:
+            return counts[high]
+        low, high = (low, middle) if _fits(experiment, counts[middle]) else (middle, high)
+
+
+def _first_allowed(experiment: Experiment, counts: list[int], start: int, end: int) -> int | None:
+    """The first place in [start, end) whose count the experiment allows; a hundred in a row are tried."""
+    for place in range(start, min(start + 100, end)):
+        try:
+            resolve(_on(experiment, counts[place]))
+        except ZsimError:
+            continue
+        return place
+    return None
 
 
 def _fits(experiment: Experiment, gpus: int) -> bool:
-    """Whether the job fits on so many GPUs; a count that the experiment does not allow does not."""
-    try:
-        job = resolve(experiment.model_copy(update={"gpus": gpus, "nodes": None}))
-        plan = make_plan(job)
-        nodes = node_capacity_bytes(job.cluster).items()
-        return peak_bytes(job, plan) <= usable_bytes(job.cluster) and all(
-            node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes
-        )
-    except ZsimError:
-        return False
+    """Whether the job fits on every tier of so many GPUs and their nodes."""
+    job = resolve(_on(experiment, gpus))
+    plan = make_plan(job)
+    nodes = node_capacity_bytes(job.cluster).items()
+    return peak_bytes(job, plan) <= usable_bytes(job.cluster) and all(
+        node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes
+    )
+
+
+def _on(experiment: Experiment, gpus: int) -> Experiment:
+    return experiment.model_copy(update={"gpus": gpus, "nodes": None})

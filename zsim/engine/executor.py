@@ -27,8 +27,8 @@ class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
 
     __slots__ = (
-        "allocator", "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue", "next_op",
-        "pending", "rank", "start",
+        "allocator", "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue",
+        "next_op", "pending", "rank", "start",
     )  # fmt: skip
 
     def __init__(self, rank: int, program: Program, instances: dict[str, int]) -> None:

@@ -24,12 +24,17 @@ def missing_memory(finding: OutOfMemory) -> str:
     pool, when = _POOLS.get(finding.pool, finding.pool), format_seconds(finding.seconds)
     capacity = format_bytes(finding.capacity_bytes)
     if finding.seconds == 0 and finding.op in ("", "start"):
-        text = f"{pool}: what is held from the start is {missing} over {capacity}; {at_peak} at the peak"
+        text = (
+            f"{pool}: what is held from the start exceeds {capacity} by {missing}; by {at_peak} at the peak"
+        )
     else:
         op = f"'{finding.op}'" if finding.op else "an op"
         text = (
-            f"{pool}: {op} at {when} is the first over {capacity}, {missing} too many; {at_peak} at the peak"
+            f"{pool}: {op}, issued at {when}, is the first that exceeds {capacity}, by {missing}; by "
+            f"{at_peak} at the peak"
         )
     if finding.least_gpus is not None:
-        text += f". {finding.least_gpus:,} GPUs would do"
+        return f"{text}. {finding.least_gpus:,} GPU{'s' if finding.least_gpus > 1 else ''} would do."
+    if finding.pool == "gpu":
+        return f"{text}. No number of GPUs up to 65,536 would do."
     return text + "."

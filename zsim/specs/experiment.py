@@ -17,7 +17,8 @@ from zsim.specs.cluster_files import read_toml
 from zsim.specs.strategy import AttentionKind, Checkpointing, Precision
 from zsim.specs.validation import raise_input_error
 
-Count = Annotated[int, Field(gt=0, strict=True)]
+Count = Annotated[int, Field(gt=0, le=2**24, strict=True)]
+MOST_GPUS = 2**20
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
@@ -58,6 +59,14 @@ class DeepSpeedTable(_Table):
     stage: Literal[0, 1, 2, 3] | None = None
     config: str | dict[str, Any] | None = None
     version: str = "0.19.8"
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _is_quoted(cls, value: object) -> object:
+        if isinstance(value, int | float):
+            raise ValueError(f'found the number {value}, expected a release in quotes, as in "0.19.8"')
+        return value
+
     tile_numel: Count | None = None
 
 
@@ -129,7 +138,11 @@ class Experiment(_ExperimentFile):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise_input_error(error, origin, type(self))
+            try:
+                raise_input_error(error, origin, type(self))
+            except InputError as message:  # without the kind that pydantic puts into the path
+                kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""
+                raise InputError(str(message).replace(f"strategy.{kind}.", "strategy.")) from None
 
 
 def _with_strategy_kind(data: dict[str, Any], origin: str) -> dict[str, Any]:
@@ -163,16 +176,19 @@ def _with_strategy_kind(data: dict[str, Any], origin: str) -> dict[str, Any]:
     return {**data, "strategy": {**table, "kind": kind}}
 
 
-def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+def load_experiment(
+    path: str | Path, overrides: Mapping[str, Any] | None = None, *, origin: str | None = None
+) -> Experiment:
     """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that win over it.
 
-    Paths in the file are relative to the file, paths in overrides to the working directory.
+    Paths in the file are relative to the file, paths in overrides to the working directory. `origin` begins
+    error messages (else the file's name).
     """
     path = Path(path)
     data = read_toml(path)
     for keys in (("model",), ("cluster",), ("strategy", "config")):
         _make_relative(data, keys, path.parent)
-    return experiment_from(data, overrides or {}, origin=path.name)
+    return experiment_from(data, overrides or {}, origin=origin or path.name)
 
 
 def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:

@@ -7,7 +7,7 @@ Every table of numbers carries a `source` and an `evidence` grade for the number
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,22 +22,25 @@ from zsim.specs.table import Fraction as Fraction
 from zsim.specs.table import Table as Table
 from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
 
+PositiveRate = Annotated[BytesPerSecond, Field(gt=0)]
+PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
+
 
 class PeakRates(Table):
     """Dense peak arithmetic rates, without sparsity; None where the GPU lacks the type."""
 
-    bf16: FlopsPerSecond | None = None
-    fp16: FlopsPerSecond | None = None
-    tf32: FlopsPerSecond | None = None
-    fp32: FlopsPerSecond
-    fp8: FlopsPerSecond | None = None
+    bf16: PositiveFlops | None = None
+    fp16: PositiveFlops | None = None
+    tf32: PositiveFlops | None = None
+    fp32: PositiveFlops
+    fp8: PositiveFlops | None = None
 
 
 class DeviceMemory(Table):
     """`capacity` is what the driver reports as total."""
 
     capacity: Bytes
-    bandwidth: BytesPerSecond
+    bandwidth: PositiveRate
 
 
 class GemmEfficiency(Table):
@@ -147,6 +150,8 @@ class NodeLink(Table):
 
     @model_validator(mode="after")
     def _only_switches_span_nodes(self) -> Self:
+        if self.kind != "none" and self.bandwidth <= 0:
+            raise ValueError(f"bandwidth: kind '{self.kind}' needs one above 0")
         if self.nodes_per_domain > 1 and self.kind != "switch":
             raise ValueError(f"nodes_per_domain: only kind 'switch' spans nodes, found '{self.kind}'")
         return self
@@ -155,7 +160,7 @@ class NodeLink(Table):
 class Pcie(Table):
     """PCIe: each GPU has a link into a switch, `gpus_per_switch` share one uplink to the host."""
 
-    bandwidth: BytesPerSecond
+    bandwidth: PositiveRate
     efficiency: Fraction
     latency: Seconds
     gpus_per_switch: int = Field(default=1, gt=0)
@@ -166,7 +171,7 @@ class Nic(Table):
     """Network cards of one node; GPU i uses card i * per_node // gpus."""
 
     per_node: int = Field(gt=0)
-    bandwidth: BytesPerSecond
+    bandwidth: PositiveRate
     efficiency: Fraction
     latency: Seconds
     gpudirect: bool = True
@@ -181,7 +186,7 @@ class HostDevice(Table):
 
     cores: int = Field(gt=0)
     memory: Bytes
-    memory_bandwidth: BytesPerSecond
+    memory_bandwidth: PositiveRate
     seconds_per_launch: Seconds
     launch_queue: int = Field(default=1000, gt=0)
     overhead_factor: float = Field(default=1.0, gt=0, description="scales the frameworks' host costs")
@@ -198,7 +203,7 @@ class Nvme(Table):
 
     drives: int = Field(ge=0)
     capacity: Bytes
-    read_bandwidth: BytesPerSecond
+    read_bandwidth: PositiveRate
     write_bandwidth: BytesPerSecond
     efficiency: Fraction = 1.0
     read_latency: Seconds = 1e-4

@@ -8,7 +8,14 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import DdpTable, DeepSpeedTable, Experiment, Fsdp1Table, Fsdp2Table
+from zsim.specs.experiment import (
+    MOST_GPUS,
+    DdpTable,
+    DeepSpeedTable,
+    Experiment,
+    Fsdp1Table,
+    Fsdp2Table,
+)
 from zsim.specs.hardware import Cluster
 from zsim.specs.importers.deepspeed import (
     DeepSpeedConfig,
@@ -23,6 +30,9 @@ from zsim.specs.tiling import with_tiled_linears
 
 Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2
 _DEFAULT_SEQUENCE = 4096
+_MOST_BLOCKS = 50_000  # in one step, over all micro-batches
+_MOST_TOKENS = 2**27
+_MOST_PARAMETERS = 10**16
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ def resolve(experiment: Experiment) -> Job:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     num_nodes, gpus_per_node = _shape(experiment, cluster)
     world_size = num_nodes * gpus_per_node
+    if world_size > MOST_GPUS:
+        raise InputError(f"gpus: found {world_size:,}, expected at most {MOST_GPUS:,}")
     notes: list[str] = []
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
@@ -67,6 +79,7 @@ def resolve(experiment: Experiment) -> Job:
         deepspeed = _deepspeed(table, experiment, model, cluster, world_size)
         notes += deepspeed.notes
     training = _training(experiment, model, cluster, deepspeed, notes)
+    _check_size(model, training)
     strategy: Strategy
     if deepspeed is not None:
         strategy = deepspeed
@@ -162,6 +175,26 @@ def _training(
         optimizer=table.optimizer,
         gradient_clipping=clipping or 0.0,
     )
+
+
+def _check_size(model: ModelSpec, training: Training) -> None:
+    """A step that no machine could run would only exhaust this one."""
+    micro_batches = training.gradient_accumulation_steps
+    blocks = len(model.blocks) * micro_batches
+    if blocks > _MOST_BLOCKS:
+        raise InputError(
+            f"training.gradient_accumulation_steps: {micro_batches:,} micro-batches of {len(model.blocks):,} "
+            f"blocks are more than zsim simulates; expected at most {_MOST_BLOCKS:,} blocks in a step"
+        )
+    if training.micro_batch_tokens > _MOST_TOKENS:
+        raise InputError(
+            f"training.micro_batch_size: found {training.micro_batch_tokens:,} tokens in a micro-batch, "
+            f"expected at most {_MOST_TOKENS:,}"
+        )
+    if model.numel > _MOST_PARAMETERS:
+        raise InputError(
+            f"model '{model.name}': found {model.numel:,} parameters, expected at most {_MOST_PARAMETERS:,}"
+        )
 
 
 def _default_precision(cluster: Cluster) -> Precision:

@@ -1,0 +1,6 @@
+"""`python -m zsim`."""
+
+from zsim.cli import main
+
+if __name__ == "__main__":
+    main()
