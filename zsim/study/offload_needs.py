@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan
+from zsim.plan.ops import DriveIo, OffloadWork
 from zsim.specs.experiment import Experiment
 from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import resolve
 from zsim.units import format_seconds
 
 _PLENTY = 1000.0
@@ -137,14 +138,19 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
 
 
 def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None) -> list[Need]:
-    """The needs of each resource alone, the others as they are."""
-    job = resolve(experiment)
-    names = resources if resources is not None else _names(job)
-    return [offload_need(experiment, name) for name in names]
+    """The needs of each resource alone, the others as they are; without `resources`, of all that the plan
+    uses. Raises InputError when nothing is offloaded."""
+    if resources is None:
+        resources = _used(experiment)
+    return [offload_need(experiment, name) for name in resources]
 
 
-def _names(job: Job) -> list[str]:
-    return [name for name, resource in RESOURCES.items() if resource.amount(job.cluster) > 0]
+def _used(experiment: Experiment) -> list[str]:
+    works = [op.work for op in make_plan(resolve(experiment)).ops if isinstance(op.work, OffloadWork)]
+    if not works:
+        raise InputError("nothing is offloaded; expected offload_param, offload_optimizer or cpu_offload")
+    has_drives = any(isinstance(work, DriveIo) for work in works)
+    return [name for name in RESOURCES if has_drives or not name.startswith("drive")]
 
 
 def _least_factor(is_enough: Callable[[float], bool], whole: float | None) -> float:
