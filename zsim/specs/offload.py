@@ -35,8 +35,8 @@ def default_offload_rates() -> OffloadRates:
                 "assumed"
             ),
             "evidence": "assumed",
-            "optimizer_fraction": 0.4,
-            "copy_fraction": 0.4,
+            "optimizer_fraction": 0.35,
+            "copy_fraction": 0.35,
             "pageable_bandwidth": "6 GB/s",
         }
     )
