@@ -111,7 +111,7 @@ def test_many_micro_batches_cost_what_simulating_all_of_them_does(tmp_path: Path
 # Mean absolute error of the rows below, as of this commit, and a little more; (time, memory).
 PINNED = {
     "mosaic-2024-01": (0.05, None),
-    "torchtitan-pr135": (0.03, 0.20),
+    "torchtitan-pr135": (0.045, 0.20),
     "torchtitan-2024-12": (0.06, None),
     "torchtitan-2024-a100": (0.05, None),
     "fms-acceleration": (0.06, 0.06),

@@ -87,7 +87,7 @@ def _worst(result: CheckResult) -> list[str]:
     lines = [
         "## Worst rows of each source",
         "",
-        "| row | measured | predicted | error | cause |",
+        "| row | measured | predicted | error | likely cause |",
         "|---|---:|---:|---:|---|",
     ]
     shown: dict[str, int] = {}

@@ -187,8 +187,8 @@ def _stored_dtype(run: PublishedRun) -> str:
 
 
 def _is_compiled(run: PublishedRun) -> bool:
-    """torch.compile, or a library of fused kernels, which costs the same kernels."""
-    has_fused_kernels = re.search(r"foak|liger", run.text("software")) is not None
+    """torch.compile, or a library of fused kernels (Megatron has its own), which costs the same kernels."""
+    has_fused_kernels = re.search(r"foak|liger|[Mm]egatron", run.text("software")) is not None
     return has_fused_kernels or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
 
 
