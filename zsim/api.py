@@ -196,7 +196,7 @@ def _tiers(outcome: Outcome) -> list[TierRow]:
 
 def _notes(outcome: Outcome) -> list[str]:
     job = outcome.job
-    notes = list(job.notes)
+    notes = [*job.notes, *outcome.notes]
     if outcome.allocator_retries:
         notes.append(
             f"the allocator ran short {outcome.allocator_retries} times and waited for the GPU: blocks that "

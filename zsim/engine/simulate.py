@@ -18,6 +18,7 @@ from zsim.engine.offload import DeviceTraffic, Offload
 from zsim.engine.program import make_program
 from zsim.engine.record import make_trace
 from zsim.fabric.fabric import Fabric
+from zsim.fabric.symmetry import are_alike
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.job import Job
@@ -32,6 +33,9 @@ class SimulationStats:
     wall_seconds: float
     events: int
     rank_classes: int
+
+
+_MOST_UNFOLDED = 256  # ranks whose groups are not alike
 
 
 @contextmanager
@@ -59,6 +63,7 @@ class Outcome:
     devices: tuple[DeviceTraffic, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
     allocator_retries: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
@@ -70,6 +75,11 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     began = time.perf_counter()
     plan = plan or make_plan(job)
     topology = Topology(job.cluster, job.num_nodes, job.gpus_per_node)
+    notes: tuple[str, ...] = ()
+    if not unfold and not are_alike(topology, plan.groups):
+        if job.world_size <= _MOST_UNFOLDED:
+            return simulate_job(job, unfold=True, plan=plan)
+        notes = ("groups are at unequal places of the network; all are taken to be as slow as the slowest",)
     env = simpy.Environment()
     offload = Offload(topology, plan, is_folded=not unfold)
     works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
@@ -97,4 +107,4 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
     retries = executor.num_allocator_retries
     devices, limits = offload.traffic(step_seconds), offload.limits()
-    return Outcome(job, plan, topology, trace, stats, traffic, devices, limits, retries)
+    return Outcome(job, plan, topology, trace, stats, traffic, devices, limits, retries, notes)

@@ -28,6 +28,7 @@ from zsim.fabric.choice import planned_seconds
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES
 from zsim.fabric.rings import domains_of, hop_seconds
+from zsim.fabric.symmetry import by_pattern
 from zsim.fluid.sharing import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
@@ -100,20 +101,23 @@ class Fabric:
         self.num_transfers = 0
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
         self._shapes: dict[tuple[str, str], str] = {}
-        self._domains = {name: domains_of(topology, g.ranks_of(0)) for name, g in groups.items()}
-        self._extra_hops = {name: hop_seconds(topology, g.ranks_of(0)) for name, g in groups.items()}
-        kinds = _kinds_by_group(groups, works)
-        self._methods = {
-            (name, kind): self._methods_of(name, kind) for name, names in kinds.items() for kind in names
-        }
+        self._domains: dict[tuple[str, int], tuple[int, bool]] = {}
+        self._extra_hops: dict[tuple[str, int], float] = {}
+        self._kinds = _kinds_by_group(groups, works)
         self._base_usage: dict[tuple[str, str], Floats] = {}
         self._own_usage: dict[tuple[str, str], Floats] = {}
         usages: list[tuple[tuple[str, int, str], Floats]] = []
         for name, group in groups.items():
-            shapes = {m.shape: None for kind in kinds[name] for m in self._methods[name, kind]}
             for number, ranks in enumerate(self._instances(group)):
+                patterns = by_pattern(topology, ranks)
+                places = [domains_of(topology, alike[0]) for alike in patterns]
+                self._domains[name, number] = max(n for n, _ in places), all(even for _, even in places)
+                self._extra_hops[name, number] = max(hop_seconds(topology, alike[0]) for alike in patterns)
+                shapes = {m.shape: None for k in self._kinds[name] for m in self._methods_of(name, number, k)}
                 for shape in shapes:
-                    usage = SHAPES[shape](topology, ranks) if group.size > 1 else np.zeros(topology.num_links)
+                    usage = np.zeros(topology.num_links)
+                    for alike in patterns if group.size > 1 else []:
+                        usage += SHAPES[shape](topology, alike)
                     self._base_usage[name, shape] = usage + self._base_usage.get((name, shape), 0.0)
                     usages.append(((name, number, shape), usage))
                     if len(ranks) > 1 and group.size > 1:
@@ -130,9 +134,9 @@ class Fabric:
         parts = [group.ranks_of(first) for first in firsts]
         return [parts] if self.is_folded else [[part] for part in parts]
 
-    def _methods_of(self, name: str, kind: str) -> list[Method]:
+    def _methods_of(self, name: str, number: int, kind: str) -> list[Method]:
         has_switch = self.topology.cluster.node_link.kind == "switch"
-        count, is_even = self._domains[name]
+        count, is_even = self._domains[name, number]
         size = self.groups[name].size
         return methods(kind, size, count, self.costs, has_switch=has_switch, is_even=is_even)
 
@@ -179,11 +183,9 @@ class Fabric:
         """Every (algorithm, protocol) of one communicator, for each kind of collective it runs. A protocol
         reaches only its fraction of each link's bandwidth, so it weighs more."""
         profiles: dict[tuple[str, float, float], Profile] = {}
-        for (group, kind), found in self._methods.items():
-            if group != name:
-                continue
+        for kind in self._kinds[name]:
             choices = self._choices[name, number, kind] = []
-            for method in found:
+            for method in self._methods_of(name, number, kind):
                 self._shapes[name, method.algorithm] = method.shape
                 for protocol, costs in method.protocols.items():
                     key = (method.shape, costs.intra_fraction, costs.inter_fraction)
@@ -226,7 +228,7 @@ class Fabric:
         known = self._transfers.get((work, instance))
         if known is not None:
             return known
-        best = min(self.options(work, instance), key=self._preference(work))
+        best = min(self.options(work, instance), key=self._preference(work, instance))
         self._transfers[work, instance] = best
         return best
 
@@ -235,7 +237,7 @@ class Fabric:
         kind = self._kind(work)
         group = self.groups[work.group]
         size = edge_bytes(kind, work.bytes, group.size)
-        extra_hops = self._extra_hops[work.group]
+        extra_hops = self._extra_hops[work.group, instance]
         found = []
         for choice in self._choices[work.group, instance, kind]:
             latency = 0.0
@@ -248,10 +250,10 @@ class Fabric:
             found.append(transfer)
         return found
 
-    def _preference(self, work: Collective) -> Callable[[Transfer], float]:
+    def _preference(self, work: Collective, instance: int) -> Callable[[Transfer], float]:
         """What the backend minimises: the time on idle links, or NCCL's own estimate of it."""
         kind, group = self._kind(work), self.groups[work.group]
-        domains, _is_even = self._domains[work.group]
+        domains, _is_even = self._domains[work.group, instance]
         if self.costs.choice == "fastest" or group.size == 1:
             return lambda transfer: transfer.choice_seconds
 
