@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from zsim.engine.executor import Executor
-from zsim.engine.program import Program
+from zsim.engine.executor import Executor, Lane
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Memory, Op, Plan
 from zsim.specs.job import Job
 from zsim.trace.spans import Floats, MemoryEvents, SpanInfo, Trace
 
 
-def make_trace(job: Job, plan: Plan, program: Program, executor: Executor, step_seconds: float) -> Trace:
-    """Spans of every simulated rank; memory of the first, which holds the largest shards."""
+def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
+    """Spans of every simulated rank; memory of the first, which holds the largest shards.
+
+    Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
+    ended (see zsim.engine.steady).
+    """
     numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
     tracks = _copy_tracks(plan)
     infos = tuple(_info(plan.ops[number], plan, tracks) for number in numbers)
-    lanes = executor.lanes
+    lanes = [_Times(lane, len(plan.ops)) for lane in executor.lanes]
+    begin = max(lane.begin for lane in lanes)
+    for lane in lanes:
+        lane.start_at(begin)
+    step_seconds = end_seconds - begin
     index = np.array(numbers, dtype=np.int64)
     return Trace(
         source="simulated",
         infos=infos,
         ranks=np.repeat(np.array([lane.rank for lane in lanes], dtype=np.int64), len(numbers)),
         info_indices=np.tile(np.arange(len(numbers), dtype=np.int64), len(lanes)),
-        issue_seconds=np.concatenate([np.asarray(lane.issue)[index] for lane in lanes]),
-        start_seconds=np.concatenate([np.asarray(lane.start)[index] for lane in lanes]),
-        end_seconds=np.concatenate([np.asarray(lane.ended)[index] for lane in lanes]),
+        issue_seconds=np.concatenate([lane.issue[index] for lane in lanes]),
+        start_seconds=np.concatenate([lane.start[index] for lane in lanes]),
+        end_seconds=np.concatenate([lane.ended[index] for lane in lanes]),
         world_size=job.world_size,
         step_seconds=step_seconds,
-        memory=_memory(job, plan, executor, step_seconds),
-        host_blocks=_host_blocks(plan, numbers, executor),
+        memory=_memory(job, plan, lanes[0], step_seconds),
+        host_blocks=_host_blocks(numbers, lanes),
         metadata={
             "model": job.model.name,
             "cluster": job.cluster.name,
@@ -90,24 +97,45 @@ def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str]) -> SpanInfo:
     )
 
 
-def _host_blocks(
-    plan: Plan, numbers: list[int], executor: Executor
-) -> tuple[tuple[int, float, float, int], ...]:
+class _Times:
+    """A lane's times of the plan's last run, as arrays."""
+
+    def __init__(self, lane: Lane, num_ops: int) -> None:
+        self.rank = lane.rank
+        self.first = len(lane.issue) - num_ops
+        self.issue: Floats = np.asarray(lane.issue)[self.first :]
+        self.start: Floats = np.asarray(lane.start)[self.first :]
+        self.ended: Floats = np.asarray(lane.ended)[self.first :]
+        self.begin = max(lane.ended[: self.first], default=0.0)
+        self.host_blocks = lane.host_blocks
+
+    def start_at(self, begin: float) -> None:
+        """Shift the clock to `begin`; what the host did before is at 0."""
+        if begin > 0:
+            self.issue = np.maximum(self.issue - begin, 0.0)
+            self.start = np.maximum(self.start - begin, 0.0)
+            self.ended = self.ended - begin
+            self.host_blocks = [
+                (max(start - begin, 0.0), end - begin, op - self.first)
+                for start, end, op in self.host_blocks
+                if end > begin
+            ]
+
+
+def _host_blocks(numbers: list[int], lanes: list[_Times]) -> tuple[tuple[int, float, float, int], ...]:
     position = {number: place for place, number in enumerate(numbers)}
     return tuple(
         (lane.rank, start, end, position[op])
-        for lane in executor.lanes
+        for lane in lanes
         for start, end, op in lane.host_blocks
         if end > start and op in position
     )
 
 
-def _memory(job: Job, plan: Plan, executor: Executor, step_seconds: float) -> MemoryEvents:
+def _memory(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> MemoryEvents:
     """Memory changes of the first lane, in the order they happen; see [Note: memory follows the host]."""
-    lane = executor.lanes[0]
-    issue = np.asarray(lane.issue)
-    num_ops = len(plan.ops)
-    reached = _reached(plan, np.asarray(lane.start), step_seconds)
+    issue, num_ops = lane.issue, len(plan.ops)
+    reached = _reached(plan, lane.start, step_seconds)
     resident, changes = [*plan.resident, framework_memory(job, plan)], plan.memory
     ops = np.array([change.op for change in changes], dtype=np.int64)
     # The host makes a change once the op before is issued; op 0's come first of all.

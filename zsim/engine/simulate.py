@@ -17,6 +17,7 @@ from zsim.engine.executor import Executor
 from zsim.engine.offload import DeviceTraffic, Offload
 from zsim.engine.program import make_program
 from zsim.engine.record import make_trace
+from zsim.engine.steady import is_drained, twice
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.symmetry import are_alike
 from zsim.plan.make import make_plan
@@ -70,15 +71,16 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     """Run one steady step.
 
     All ranks run the same program on equal hardware at symmetric places, so one lane stands for all of
-    them; `unfold` simulates every rank instead.
+    them; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine.
     """
     began = time.perf_counter()
+    is_steady = plan is None
     plan = plan or make_plan(job)
     topology = Topology(job.cluster, job.num_nodes, job.gpus_per_node)
     notes: tuple[str, ...] = ()
     if not unfold and not are_alike(topology, plan.groups):
         if job.world_size <= _MOST_UNFOLDED:
-            return simulate_job(job, unfold=True, plan=plan)
+            return simulate_job(job, unfold=True, plan=None if is_steady else plan)
         notes = ("groups are at unequal places of the network; all are taken to be as slow as the slowest",)
     env = simpy.Environment()
     offload = Offload(topology, plan, is_folded=not unfold)
@@ -89,7 +91,7 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     resident, peak = resident_bytes(job, plan), peak_bytes(job, plan)
     fits = peak <= usable_bytes(job.cluster)
     program = make_program(
-        plan,
+        twice(plan) if is_steady and not is_drained(plan) else plan,
         pricer.seconds,
         lambda event, launches: host_seconds(event, launches, host, costs),
         launch_queue=host.launch_queue,
@@ -100,8 +102,9 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     free_bytes = usable_bytes(job.cluster) - resident
     executor = Executor(env, program, fabric, ranks, slowdown, offload, free_bytes)
     with _no_garbage_collection():
-        step_seconds = executor.run()
-    trace = make_trace(job, plan, program, executor, step_seconds)
+        end_seconds = executor.run()
+    trace = make_trace(job, plan, executor, end_seconds)
+    step_seconds = trace.step_seconds
     traffic = fabric.traffic(works)
     events = executor.num_events + fabric.num_transfers
     stats = SimulationStats(time.perf_counter() - began, events, len(ranks))

@@ -17,7 +17,7 @@ from zsim.specs.cluster_files import read_toml
 from zsim.specs.strategy import AttentionKind, Checkpointing, Precision
 from zsim.specs.validation import raise_input_error
 
-Count = Annotated[int, Field(gt=0, le=2**24, strict=True)]
+Count = Annotated[int, Field(gt=0, strict=True)]
 MOST_GPUS = 2**20
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 
