@@ -25,6 +25,11 @@ def test_one_block_at_a_time_waits_for_every_block() -> None:
     assert stream_bytes_per_second(nvme_of(), "read", 2**20, 1, 1) == pytest.approx(1.679635e9, rel=1e-6)
 
 
+def test_every_thread_has_a_queue_of_its_own() -> None:
+    one = stream_bytes_per_second(nvme_of(), "read", 2**20, 1, 1)
+    assert stream_bytes_per_second(nvme_of(), "read", 2**20, 1, 2) == pytest.approx(2 * one)
+
+
 def test_deep_queues_reach_all_drives() -> None:
     assert stream_bytes_per_second(nvme_of(), "read", 2**20, 8, 1) == 4e9
     assert stream_bytes_per_second(nvme_of(), "write", 2**20, 8, 1) == 2e9

@@ -106,6 +106,29 @@ def test_small_tensors_stay_in_host_memory() -> None:
     assert min(copies) < 2**20
 
 
+def test_gpudirect_storage_reads_shards_without_host_memory() -> None:
+    """Buffers for reading are on the GPU then, and no shard that was on NVMe is copied from the host."""
+    zero = {
+        "offload_param": {**NVME, "max_in_cpu": 0, "buffer_count": 60}, "stage3_max_reuse_distance": 0,
+        "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0,
+    }  # fmt: skip
+    experiment = experiment_of(zero)
+    for is_direct in (False, True):
+        table = experiment.strategy.model_copy(
+            update={"config": {**experiment.strategy.config, "aio": {"use_gds": is_direct}}}  # type: ignore[union-attr, dict-item]
+        )
+        plan = make_plan(resolve(experiment.model_copy(update={"strategy": table})))
+        reads = [op.work for op in plan.ops if isinstance(op.work, DriveIo) and op.work.direction == "read"]
+        assert {work.is_direct for work in reads} == {is_direct}
+        copies = [
+            op.work.bytes for op in plan.ops if isinstance(op.work, Copy) and op.work.direction == "h2d"
+        ]
+        assert (max(copies) < 2**20) == is_direct
+        swap = 60 * 100_000_000 * 2
+        device = "gpu" if is_direct else "host"
+        assert sum(m.bytes for m in plan.resident if m.device == device and m.category == "buffers") >= swap
+
+
 def test_max_in_cpu_keeps_whole_sub_groups_in_host_memory() -> None:
     """All of GPT-2's 31.1M elements per rank fit into 1e9: nothing is read for gathers."""
     plan = plan_of({"offload_param": {**NVME, "max_in_cpu": 10**9}})
