@@ -37,7 +37,7 @@ def test_large_rings_run_at_the_measured_bus_bandwidth() -> None:
 
 
 def test_gathers_and_scatters_never_get_in_switch_reduction() -> None:
-    """NVLS gives an all-reduce on 8 H100 1.3 times the ring; an all-gather stays below NVLink's 364.5 GB/s."""
+    """NVLS gives an all-reduce on 8 H100 1.3 times the ring; an all-gather stays below 364.5 GB/s."""
     h100 = load_cluster("dgx-h100")
     [reduce] = bench(h100, 1, "all_reduce", sizes=[16 * GIB])
     assert reduce.algorithm == "nvls"
@@ -90,7 +90,8 @@ def test_the_command_writes_the_contracts_json(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())
     assert list(rows[0]) == [
-        "size_bytes", "seconds", "algorithm_bytes_per_second", "bus_bytes_per_second", "algorithm", "protocol",
+        "size_bytes", "seconds", "algorithm_bytes_per_second", "bus_bytes_per_second", "algorithm",
+        "protocol",
     ]  # fmt: skip
     assert rows[0]["size_bytes"] == 8
     assert "algbw" in result.output

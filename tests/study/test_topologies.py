@@ -38,7 +38,7 @@ def test_other_fabrics_are_drawn_too(tmp_path: Path, network: str) -> None:
 
 
 def test_an_oversubscribed_fabric_is_slower_and_cheaper(tmp_path: Path) -> None:
-    """Eight to one above leaves of two nodes: full sharding over 4 nodes crosses the spine; fewer switches."""
+    """Eight to one above leaves of two nodes: sharding over 4 nodes crosses the spine; fewer switches."""
     origin = 'source = "made up for a test"\nevidence = "assumed"'
     paths = []
     for ratio in (1, 8):
