@@ -21,6 +21,7 @@ _FIRST_STREAM, _SECOND_STREAM, _STREAM_STRIDE = 7, 20, 4  # the default stream i
 _OFF_GPU_KINDS = frozenset({"cpu", "nvme_read", "nvme_write", "host"})
 _COPIES = {"h2d": "Memcpy HtoD (Pinned -> Device)", "d2h": "Memcpy DtoH (Device -> Pinned)"}
 _HOST_PID = 100_000
+_LAUNCH_NANOSECONDS = 5_000  # a cudaLaunchKernel's usual time; the rest of issuing an op is Python's
 _FIRST_CORRELATION = (
     100_000  # traceinsight keeps ids in the narrowest integers that hold them, row numbers too
 )
@@ -156,7 +157,8 @@ class RankEvents:
             op = "record_param_comms" if info.kind in COLLECTIVES else info.name
             yield _complete("cpu_op", op, self.host, self.host, begin, end, args)
             args = {"External id": number, "correlation": number}
-            yield _complete("cuda_runtime", name, self.host, self.host, begin, end, args)
+            launch = max(begin, end - _LAUNCH_NANOSECONDS)
+            yield _complete("cuda_runtime", name, self.host, self.host, launch, end, args)
             pid, tid = self._on_track(span)
             flow = {
                 "ph": "s",
@@ -166,7 +168,7 @@ class RankEvents:
                 "pid": self.host,
                 "tid": self.host,
             }
-            yield {**flow, "ts": begin / 1000}
+            yield {**flow, "ts": launch / 1000}
             yield {**flow, "ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": self.starts[span] / 1000}
 
     def _host_program(self) -> list[tuple[int, int, int | None, str]]:
@@ -174,7 +176,7 @@ class RankEvents:
 
         # [Note: host time]
         A trace knows when an op was issued, which is the end of the host's work for it; that work began
-        when the host was done with what came before.
+        when the host was done with what came before. The launch itself is the last few microseconds of it.
         """
         program: list[tuple[int, int, int | None, str]] = []
         issue = self.trace.issue_seconds
