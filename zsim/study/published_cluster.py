@@ -17,6 +17,7 @@ CLUSTERS = {
     "H100-SXM-96GB-HBM2e": "grand-teton-h100-500w",
     "H100-SXM5-80GB": "dgx-h100",
     "H200-SXM-141GB": "hgx-h200",
+    "B200-SXM-180GB": "hgx-b200",
     "V100-SXM3-32GB": "dgx-2",
 }
 

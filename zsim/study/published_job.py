@@ -183,7 +183,8 @@ def is_autocast(run: PublishedRun) -> bool:
 
 def _stored_dtype(run: PublishedRun) -> str:
     """What weights and optimizer states are kept in; transformers and litgpt can train in bf16 throughout."""
-    return "bf16" if re.search(r"pure bf16|bf16-true", run.text("precision")) else "fp32"
+    text = f"{run.text('precision')}, {run.text('optimizer')}"
+    return "bf16" if re.search(r"pure bf16|bf16-true|bf16 states", text) else "fp32"
 
 
 def _is_compiled(run: PublishedRun) -> bool:
