@@ -9,6 +9,7 @@ import pytest
 from zsim import Experiment
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
+from zsim.report.plan import plan_to_dict
 from zsim.specs.job import resolve
 
 CPU = {"device": "cpu"}
@@ -225,3 +226,13 @@ def test_nothing_is_left_in_any_buffer_after_a_step(zero: dict[str, Any], micro_
         left[key] = left.get(key, 0) + change.bytes
         assert left[key] >= 0 or change.category == "gradients", (key, change)
     assert {key: value for key, value in left.items() if value} == {}
+
+
+def test_a_written_plan_names_every_kind_of_work_and_its_bytes() -> None:
+    zero = {"stage": 3, "offload_optimizer": NVME, "offload_param": CPU}
+    rows = plan_to_dict(plan_of(zero))["ops"]
+    by_kind: dict[str, int] = {}
+    for row in rows:
+        by_kind[row["kind"]] = by_kind.get(row["kind"], 0) + row.get("bytes", 0)
+    assert {"h2d", "d2h", "cpu", "nvme_read", "nvme_write"} <= set(by_kind)
+    assert by_kind["cpu"] == (28 + 8 + 6) * SHARD

@@ -10,7 +10,7 @@ from zsim.devices.nvme import add_drives, drive_usage
 from zsim.devices.pool import NodePool, Usage
 from zsim.errors import InputError
 from zsim.fabric.fabric import Extra, Fabric, Transfer
-from zsim.plan.ops import Copy, DriveIo, HostWork, OffloadWork, Plan
+from zsim.plan.ops import Copy, DriveIo, HostWork, OffloadWork, Plan, offload_kind
 from zsim.specs.topology import Topology
 
 
@@ -99,7 +99,7 @@ class Offload:
                 inside = (usage.indices >= resource.first) & (usage.indices < resource.first + resource.count)
                 if inside.any():
                     rates[name] = resource.capacity / float(usage.weights[inside].max())
-            found.setdefault(span_kind(work), min(rates, key=lambda name: rates[name]))
+            found.setdefault(offload_kind(work), min(rates, key=lambda name: rates[name]))
         return found
 
     def traffic(self, step_seconds: float) -> tuple[DeviceTraffic, ...]:
@@ -127,13 +127,6 @@ class Offload:
                     )
                 )
         return tuple(rows)
-
-
-def span_kind(work: OffloadWork) -> str:
-    """The kind of span that a piece of work is on a timeline."""
-    if isinstance(work, Copy):
-        return work.direction
-    return "cpu" if isinstance(work, HostWork) else f"nvme_{work.direction}"
 
 
 def _kind(work: OffloadWork) -> Hashable:

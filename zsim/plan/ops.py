@@ -113,6 +113,16 @@ class MemoryChange(NamedTuple):
 
 
 OffloadWork = Copy | HostWork | DriveIo
+
+
+def offload_kind(work: OffloadWork) -> str:
+    """What a piece of offloaded work is called on timelines and in reports: h2d, d2h, cpu, nvme_read,
+    nvme_write."""
+    if isinstance(work, Copy):
+        return work.direction
+    return "cpu" if isinstance(work, HostWork) else f"nvme_{work.direction}"
+
+
 Work = Kernels | Collective | Copy | HostWork | DriveIo
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.plan.ops import Collective, Copy, Kernels, Op, Plan
+from zsim.plan.ops import Collective, Kernels, OffloadWork, Op, Plan, offload_kind
 from zsim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def _op(number: int, op: Op) -> dict[str, Any]:
     work = op.work
     if isinstance(work, Collective):
         row |= {"kind": work.kind, "bytes": work.bytes, "dtype": work.dtype, "group": work.group}
-    elif isinstance(work, Copy):
-        row |= {"kind": work.direction, "bytes": work.bytes}
+    elif isinstance(work, OffloadWork):
+        row |= {"kind": offload_kind(work), "bytes": work.bytes}
     elif isinstance(work, Kernels):
         row |= {
             "kind": "kernels",
@@ -112,8 +112,8 @@ def _work_text(op: Op) -> str:
     work = op.work
     if isinstance(work, Collective):
         return f"{format_bytes(work.bytes)} {work.dtype} {work.group}"
-    if isinstance(work, Copy):
-        return f"{format_bytes(work.bytes)} {work.direction}"
+    if isinstance(work, OffloadWork):
+        return f"{format_bytes(work.bytes)} {offload_kind(work)}"
     if isinstance(work, Kernels):
         flops = sum(kernel.flops for kernel in work.kernels)
         moved = format_bytes(sum(kernel.hbm_bytes for kernel in work.kernels))
