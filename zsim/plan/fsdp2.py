@@ -181,8 +181,6 @@ class Fsdp2Schedule(Hooks):
     def _pre_forward(self, unit: Unit) -> None:
         self._unshard(unit)
         self._wait_for_unshard(unit)
-        for target in unit.forward_prefetch:
-            self._unshard(target)
 
     def after_forward(self, segment: Segment) -> None:
         unit = self._by_segment.get(segment.name)

@@ -1,39 +1,18 @@
 """The walk through one training step that every framework shares.
 
 Forward over the segments, backward in reverse, once per micro-batch; then the optimizer. What differs
-between frameworks happens in the hooks of a `Schedule`, which are called where PyTorch calls theirs.
+between frameworks happens in the methods of its `Hooks`, which are called where PyTorch calls theirs.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload import ModuleCall, Segment, Workload
 
 
-class Schedule(Protocol):
-    """What a framework does around the computation. Every method may issue ops; most frameworks need few."""
-
-    builder: PlanBuilder
-
-    def begin_step(self) -> None: ...
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None: ...
-    def before_forward(self, segment: Segment) -> None: ...
-    def after_forward(self, segment: Segment) -> None: ...
-    def end_forward(self) -> None: ...
-    def begin_backward(self) -> None: ...
-    def before_backward(self, segment: Segment) -> None: ...
-    def after_backward(self, segment: Segment) -> None: ...
-    def before_module(self, call: ModuleCall) -> None: ...
-    def after_module(self, call: ModuleCall) -> None: ...
-    def gradient_ready(self, call: ModuleCall) -> None: ...
-    def end_backward(self) -> None: ...
-    def optimizer_step(self) -> None: ...
-
-
 class Hooks:
-    """A schedule that does nothing: the base that frameworks override."""
+    """What a framework does around the computation: nothing here, its own things in what overrides it.
+    Every method may issue ops to `builder`; most frameworks need few of them."""
 
     def __init__(self, builder: PlanBuilder) -> None:
         self.builder = builder
@@ -53,7 +32,7 @@ class Hooks:
     def optimizer_step(self) -> None: ...
 
 
-def walk_step(schedule: Schedule, workload: Workload, num_micro_batches: int) -> None:
+def walk_step(schedule: Hooks, workload: Workload, num_micro_batches: int) -> None:
     """Issue a whole step to `schedule.builder`."""
     builder = schedule.builder
     builder.phase = "forward"
@@ -68,7 +47,7 @@ def walk_step(schedule: Schedule, workload: Workload, num_micro_batches: int) ->
     schedule.optimizer_step()
 
 
-def _forward(schedule: Schedule, workload: Workload) -> None:
+def _forward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     for segment in workload.segments:
         schedule.before_forward(segment)
@@ -79,7 +58,7 @@ def _forward(schedule: Schedule, workload: Workload) -> None:
     schedule.end_forward()
 
 
-def _forward_module(schedule: Schedule, call: ModuleCall, *, keeps: bool) -> None:
+def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
     """One module forward; what it saves for backward stays allocated when `keeps`."""
     builder, work = schedule.builder, call.work
     schedule.before_module(call)
@@ -99,7 +78,7 @@ def _forward_module(schedule: Schedule, call: ModuleCall, *, keeps: bool) -> Non
     schedule.after_module(call)
 
 
-def _backward(schedule: Schedule, workload: Workload) -> None:
+def _backward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     builder.phase = "backward"
     builder.allocate("activations", workload.residual_bytes)
@@ -122,7 +101,7 @@ def _backward(schedule: Schedule, workload: Workload) -> None:
     schedule.end_backward()
 
 
-def _backward_module(schedule: Schedule, call: ModuleCall) -> None:
+def _backward_module(schedule: Hooks, call: ModuleCall) -> None:
     builder, work = schedule.builder, call.work
     schedule.before_module(call)
     if work.recompute is not None:  # selective checkpointing

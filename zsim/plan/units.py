@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.errors import InputError, did_you_mean
@@ -31,7 +31,6 @@ class Unit:
     post_forward_size: int = 0
     has_differentiable_input: bool = True
     ends_before_loss: bool = False
-    forward_prefetch: list[Unit] = field(default_factory=list)
 
     @cached_property
     def numel(self) -> int:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.trace.spans import COLLECTIVES
-
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
@@ -85,7 +83,3 @@ def span_meaning(kind: str) -> Meaning:
 def waiting_cause(kind: str) -> str:
     """What a wait for a span of `kind` on another stream counts as in the breakdown."""
     return "offload_stall" if kind in OFFLOAD_KINDS else "exposed_communication"
-
-
-def is_communication(kind: str) -> bool:
-    return kind in COLLECTIVES

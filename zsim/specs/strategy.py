@@ -52,7 +52,6 @@ class Ddp:
     bucket_cap_bytes: int = 25 * 2**20
     first_bucket_cap_bytes: int = 2**20
     gradient_as_bucket_view: bool = False
-    static_graph: bool = False
     no_sync: bool = True
 
 
