@@ -27,7 +27,7 @@ def test_busbw_is_algbw_times_nccl_tests_factor() -> None:
 
 def test_large_rings_run_at_the_measured_bus_bandwidth() -> None:
     """8 H200: 361 and 363 GB/s for all-gather and reduce-scatter of 16 GiB (mb-00324, mb-00325); across nodes
-    365 GB/s for a ring on 4 x p5en, at 4 GiB (ml-engineering network/README.md): NVLink with its hand-over."""
+    365 GB/s for a ring on 4 x p5en, at 4 GiB (ml-engineering network/README.md): NVLink, handing over."""
     for kind in ("all_gather", "reduce_scatter"):
         [row] = bench(load_cluster("hgx-h200"), 1, kind, sizes=[16 * GIB])
         assert row.bus_bytes_per_second == pytest.approx(362e9, rel=0.02)
