@@ -67,9 +67,10 @@ def test_a_rail_optimised_fabric_carries_a_ring_without_its_spine() -> None:
 
 @pytest.mark.parametrize(("nodes", "has_crossed"), [(16, False), (128, True)])
 def test_replicas_beat_full_sharding_beyond_the_crossing(nodes: int, has_crossed: bool) -> None:
-    """llama-3-8b, 2,048 tokens, DGX SuperPOD H100. A ring over all ranks has a round per rank: its all-gathers
-    hide under compute up to 512 GPUs, at 1,024 they do not. Replicas of one node gather over NVLink and add an
-    all-reduce by trees, whose rounds grow with log2 of the nodes: dearer at first, cheaper past the crossing."""
+    """llama-3-8b, 2,048 tokens, DGX SuperPOD H100. A ring over all ranks has a round per rank: its
+    all-gathers hide under compute up to 512 GPUs, at 1,024 they do not. Replicas of one node gather over
+    NVLink and add an all-reduce by trees, whose rounds grow with log2 of the nodes: dearer at first, cheaper
+    past the crossing."""
     full, replicas = (
         zsim.simulate(
             zsim.Experiment(
