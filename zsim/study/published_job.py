@@ -177,7 +177,8 @@ def stops_early(run: PublishedRun) -> bool:
 
 def is_autocast(run: PublishedRun) -> bool:
     """composer's mixed precision DEFAULT in its releases for torch 1.12 and 1.13: FSDP keeps parameters in
-    fp32 and leaves the low type to autocast, gradients are reduced in it (`prepare_fsdp_module`)."""
+    fp32 and leaves the low type to autocast, gradients are reduced in it (`prepare_fsdp_module`). This
+    overrides the row's `reduce_dtype`; the date at which it changed is inferred, not read from a release."""
     return is_composer(run) and "DEFAULT" in run.text("strategy") and run.text("date") < "2023-03"
 
 
