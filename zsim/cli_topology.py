@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 ClusterName = Annotated[str, typer.Argument(help="Cluster preset, or path to a topology TOML.")]
-Nodes = Annotated[int, typer.Option(help="Number of nodes.", min=1)]
+Nodes = Annotated[int, typer.Option(help="Number of nodes.", min=1, max=100_000)]
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write JSON ('-': standard output).")
 ]

@@ -21,10 +21,13 @@ def topology_with(nodes: int, **network: Any) -> Topology:
 
 def test_groups_within_equal_leaves_are_alike_and_those_across_their_border_are_not() -> None:
     """8 nodes, 2 per leaf: groups of 2 nodes each have their own leaf; with 4 per leaf, groups of 4 nodes
-    too; groups of 3 nodes' GPUs (24 of 48) on leaves of 2 lie differently."""
+    too; groups of 3 nodes' GPUs (24 of 48) on leaves of 2 lie differently, and so
+    do groups on a leaf that is half empty."""
     groups = {"shard": Group("shard", 16), "replicate": Group("replicate", 4, 16)}
     assert are_alike(topology_with(8, kind="fat-tree", nodes_per_leaf=2), groups)
     assert are_alike(topology_with(8, kind="rail-optimized", nodes_per_leaf=4), groups)
+    half_full = topology_with(6, kind="fat-tree", nodes_per_leaf=4)
+    assert not are_alike(half_full, {"shard": Group("shard", 16)})
     odd = {"shard": Group("shard", 24)}
     assert not are_alike(topology_with(6, kind="fat-tree", nodes_per_leaf=2), odd)
     assert are_alike(topology_with(6, kind="single-switch"), odd)
