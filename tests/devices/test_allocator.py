@@ -6,7 +6,13 @@ from math import nan
 from typing import Any
 
 import zsim
-from zsim.devices.allocator import Allocator
+from zsim.devices.allocator import Allocator as RealAllocator
+from zsim.devices.allocator import ChangesOfOp
+
+
+def Allocator(free_bytes: int, changes: dict[int, list[tuple[int, int]]]) -> RealAllocator:
+    """An allocator from plain changes: op -> [(bytes, protecting op or -1), ...]."""
+    return RealAllocator(free_bytes, {op: ChangesOfOp(of_op) for op, of_op in changes.items()})
 
 
 def test_room_is_taken_without_waiting() -> None:

@@ -11,8 +11,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 Changes = Sequence[tuple[int, int]]  # (bytes, op that protects a freed block or -1), in the host's order
+
+
+class ChangesOfOp:
+    """What the host allocates and frees before one op: `need` bytes at most at once, `net` when all is done,
+    without the blocks that stay `protected`, as (op, bytes)."""
+
+    __slots__ = ("changes", "need", "net", "protected")
+
+    def __init__(self, changes: Changes) -> None:
+        self.changes = changes
+        levels = list(accumulate(count for count, protector in changes if protector < 0))
+        self.need = max(levels, default=0)
+        self.net = levels[-1] if levels else 0
+        self.protected = [(protector, -count) for count, protector in changes if protector >= 0]
 
 
 class Allocator:
@@ -20,7 +35,7 @@ class Allocator:
 
     __slots__ = ("_changes", "_free", "_is_draining", "_last_op", "_position", "_protected", "num_retries")
 
-    def __init__(self, free_bytes: int, changes: Mapping[int, Changes]) -> None:
+    def __init__(self, free_bytes: int, changes: Mapping[int, ChangesOfOp]) -> None:
         self._free = free_bytes
         self._changes = changes
         self._protected: deque[tuple[int, int]] = deque()  # (op, bytes)
@@ -34,9 +49,16 @@ class Allocator:
 
         A host that then blocks on something else comes by once more: the changes are made once.
         """
-        changes = self._changes.get(op)
-        if changes is None or op == self._last_op:
+        of_op = self._changes.get(op)
+        if of_op is None or op == self._last_op:
             return -1
+        if of_op.need <= self._free and not self._position:
+            self._free -= of_op.net
+            self._protected.extend(of_op.protected)
+            self._is_draining = False
+            self._last_op = op
+            return -1
+        changes = of_op.changes
         while self._position < len(changes):
             count, protector = changes[self._position]
             if count > self._free and self._protected:

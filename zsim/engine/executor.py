@@ -116,9 +116,9 @@ class Executor:
         ended, issue = lane.ended, lane.issue
         time = lane.host_time
         op, num_ops = lane.next_op, self.program.num_ops
-        allocator = lane.allocator
+        allocator, memory = lane.allocator, self.program.memory
         while op < num_ops:
-            if allocator is not None:
+            if allocator is not None and op in memory:
                 wait = allocator.advance(op, time, ended)
                 while wait >= 0:
                     end = ended[wait]

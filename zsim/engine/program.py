@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
+from zsim.devices.allocator import ChangesOfOp
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, OffloadWork, Plan
 
@@ -24,7 +25,7 @@ class Program:
     host_seconds: list[float]
     kernel_seconds: list[float | None]
     host_waits: list[tuple[int, ...]]
-    memory: dict[int, list[tuple[int, int]]]
+    memory: dict[int, ChangesOfOp]
 
     @property
     def num_ops(self) -> int:
@@ -101,7 +102,7 @@ def _with_launch_queue(plan: Plan, limit: int) -> list[tuple[int, ...]]:
     return waits
 
 
-def _memory(plan: Plan) -> dict[int, list[tuple[int, int]]]:
+def _memory(plan: Plan) -> dict[int, ChangesOfOp]:
     """GPU memory changes by op, for plans in which blocks stay protected; empty for the others."""
     if not any(change.until >= 0 for change in plan.memory):
         return {}
@@ -109,4 +110,4 @@ def _memory(plan: Plan) -> dict[int, list[tuple[int, int]]]:
     for change in plan.memory:
         if change.device == "gpu":
             changes.setdefault(change.op, []).append((change.bytes, change.until))
-    return changes
+    return {op: ChangesOfOp(of_op) for op, of_op in changes.items()}
