@@ -15,11 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import Work, _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from validation.calls import Call
+from validation.tracing import SILENT, Tracer
 
 DTYPE_NAMES = {
     torch.float64: "fp64",
@@ -61,11 +62,12 @@ _UNIT = re.compile(r"^FSDP::\w+ \((.*?)\)")
 
 
 class CollectiveLog(TorchDispatchMode):
-    """`with CollectiveLog() as log: step()`; then `log.calls`."""
+    """`with CollectiveLog() as log: step()`; then `log.calls`. A tracer is told each call and its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: Tracer = SILENT) -> None:
         super().__init__()
         self.calls: list[Call] = []
+        self.tracer = tracer
         self._unit = ""
 
     def __torch_dispatch__(
@@ -83,7 +85,8 @@ class CollectiveLog(TorchDispatchMode):
             if name not in _C10D:
                 raise NotImplementedError(f"collective {func} is not in the log's table")
             kind, tensor_index, group_index = _C10D[name]
-            self._add(kind, args[tensor_index], dist.ProcessGroup.unbox(args[group_index]))
+            work = result[-1] if isinstance(result, tuple | list) else result
+            self._add(kind, args[tensor_index], dist.ProcessGroup.unbox(args[group_index]), work)
         elif namespace == "_c10d_functional" and name not in _IGNORED:
             if name not in _FUNCTIONAL:
                 raise NotImplementedError(f"collective {func} is not in the log's table")
@@ -92,19 +95,20 @@ class CollectiveLog(TorchDispatchMode):
             self._add(kind, args[0] if where == "input" else result, group)
         return result
 
-    def _add(self, kind: str, tensors: Any, group: dist.ProcessGroup) -> None:
+    def _add(self, kind: str, tensors: Any, group: dist.ProcessGroup, work: Any = None) -> None:
         flat = list(_tensors(tensors))
         ranks = dist.get_process_group_ranks(group)
-        self.calls.append(
-            Call(
-                kind=kind,
-                bytes=sum(tensor.numel() * tensor.element_size() for tensor in flat),
-                dtype=DTYPE_NAMES[flat[0].dtype],
-                group_size=len(ranks),
-                group_stride=ranks[1] - ranks[0] if len(ranks) > 1 else 1,
-                unit=self._unit,
-            )
+        call = Call(
+            kind=kind,
+            bytes=sum(tensor.numel() * tensor.element_size() for tensor in flat),
+            dtype=DTYPE_NAMES[flat[0].dtype],
+            group_size=len(ranks),
+            group_stride=ranks[1] - ranks[0] if len(ranks) > 1 else 1,
+            unit=self._unit,
         )
+        self.calls.append(call)
+        if self.tracer.is_on:
+            self.tracer.collective(call).track(Work.unbox(work) if work is not None else None)
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:

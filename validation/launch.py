@@ -112,7 +112,7 @@ def run_outcomes(
             **os.environ,
             **MALLOC,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             **job.environment,
         }
         with open(Path(folder) / "log", "w") as log:

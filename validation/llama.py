@@ -4,9 +4,7 @@ Small enough to read, real enough to shard: grouped-query attention, rotary embe
 optional tied head, checkpointing per block. `model(tokens, labels)` gives the loss and the logits.
 
 Two people's code for the same numbers, because they keep different tensors for the backward pass:
-
-- `transformers` (5.23): RMSNorm written out in fp32; the logits stay alive in the model's output;
-- `torchtitan`: RMSNorm as the one fused kernel that it is on a GPU; nobody keeps the logits.
+`transformers` (5.23) writes RMSNorm out in fp32; `torchtitan` has the one fused kernel that it is on a GPU.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ class Tracer:
         if not self.is_on:
             yield
             return
+        self.phase = op if kind == "phase" else self.phase
         event, cpu = self._begin(kind, op=op, phase=self.phase, **fields), time.thread_time_ns()
         try:
             yield
@@ -79,7 +80,7 @@ class Tracer:
         event["cpu_ns"] += time.thread_time_ns()
 
     def memory(self, category: str, change: int, live: int, unit: str = "") -> None:
-        """`category` changed by `change` bytes to `live`."""
+        """The unit's bytes of `category` changed by `change` to `live`."""
         if self.is_on and change:
             self._begin("mem", op=category, unit=unit, phase=self.phase, bytes=change, live=live)
 

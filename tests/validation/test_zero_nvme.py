@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[valid
 from validation.launch import RankError, run  # noqa: E402
 from validation.tracing import Tracer  # noqa: E402
 from validation.zero.config import ZeroConfig  # noqa: E402
-from validation.zero.nvme import BLOCK, NvmeParameters, NvmeStates, padded  # noqa: E402
+from validation.zero.files import BLOCK, padded  # noqa: E402
+from validation.zero.nvme import NvmeParameters, NvmeStates  # noqa: E402
 from validation.zero.places import MemoryStates  # noqa: E402
 
 pytestmark = pytest.mark.torch

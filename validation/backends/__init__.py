@@ -19,6 +19,10 @@ from validation.tracing import SILENT, Tracer
 Batch = tuple[Tensor, Tensor]
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class BackendMissing(Exception):
     """A backend's package is not installed, or does not run on this machine."""
 
@@ -26,8 +30,9 @@ class BackendMissing(Exception):
 class Trainer(Protocol):
     """A model in training on this rank."""
 
-    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
-        """One optimizer step; returns this rank's mean loss."""
+    def step(self, micro_batches: Sequence[Batch], before_update: Callable[[], None] = nothing) -> Tensor:
+        """One optimizer step; returns this rank's mean loss. `before_update` is called when the last backward
+        has ended: the moment at which a rank holds all its gradients."""
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Every parameter in fp32, whole; all ranks must ask together."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from validation.backends import Batch, Optimization, decay_groups
+from validation.backends import Batch, Optimization, decay_groups, nothing
 from validation.tracing import Tracer
 
 
@@ -28,18 +28,22 @@ class DdpTrainer:
     def make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, lr=self.optimization.learning_rate, foreach=False)
 
-    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch], before_update: Callable[[], None] = nothing) -> Tensor:
         losses = []
         for index, (tokens, labels) in enumerate(micro_batches):
             is_last = index == len(micro_batches) - 1
             with contextlib.nullcontext() if is_last else self.model.no_sync():
-                loss = self.model(tokens, labels).loss
-                (loss / len(micro_batches)).backward()
+                with self.tracer.span("phase", "forward"):
+                    loss = self.model(tokens, labels).loss
+                with self.tracer.span("phase", "backward"):
+                    (loss / len(micro_batches)).backward()
             losses.append(loss.detach().float())
-        if self.optimization.gradient_clipping:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.optimization.gradient_clipping)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        before_update()
+        with self.tracer.span("phase", "update"):
+            if self.optimization.gradient_clipping:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.optimization.gradient_clipping)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         return torch.stack(losses).mean()
 
     def full_parameters(self) -> dict[str, Tensor]:

@@ -1,10 +1,14 @@
-"""DeepSpeed stages 0 to 3, with offload to host memory; optional: `pip install deepspeed`."""
+"""DeepSpeed, any configuration; optional: `pip install deepspeed`.
+
+On gloo its coalesced collectives (the persistent parameters' all-gather after a step of stage 3) are one call
+per tensor, because gloo cannot coalesce.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +16,12 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch import Tensor
 
-from validation.backends import BackendMissing, Batch, Optimization, decay_groups
+from validation.backends import BackendMissing, Batch, Optimization, decay_groups, nothing
 from validation.tracing import Tracer
 
 
 class DeepSpeedTrainer:
-    """`stage`, `offload_optimizer`, `offload_param` (device names), and more of `zero_optimization`."""
+    """`stage`, or `config`: what stands in a user's own JSON file."""
 
     def __init__(
         self,
@@ -25,41 +29,41 @@ class DeepSpeedTrainer:
         optimization: Optimization,
         tracer: Tracer,
         stage: int = 0,
-        bf16: bool = False,
-        **zero_options: Any,
+        config: dict[str, Any] | None = None,
     ) -> None:
         if importlib.util.find_spec("deepspeed") is None:
             raise BackendMissing("DeepSpeed is not installed (pip install deepspeed)")
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+        os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
         import deepspeed  # type: ignore[import-not-found]
 
-        for name in ("offload_optimizer", "offload_param"):
-            if name in zero_options:
-                zero_options[name] = {"device": zero_options[name], "pin_memory": False}
-        micro = 1  # DeepSpeed wants a number; it scales nothing by it
-        config = {
-            "train_micro_batch_size_per_gpu": micro,
+        full = {
+            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed wants a number; nothing is scaled by it
             "gradient_accumulation_steps": optimization.accumulation_steps,
             "gradient_clipping": optimization.gradient_clipping,
-            "zero_optimization": {"stage": stage, **zero_options},
+            "zero_optimization": {"stage": stage},
+            **(config or {}),
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
-            "bf16": {"enabled": bf16},
         }
-        adamw = torch.optim.AdamW(
-            decay_groups(model, optimization), lr=optimization.learning_rate, foreach=False
-        )
+        groups = decay_groups(model, optimization)
+        adamw = torch.optim.AdamW(groups, lr=optimization.learning_rate, foreach=False)
+        self.tracer = tracer
         self.model, *_ = deepspeed.initialize(
-            model=model, optimizer=adamw, config=config, dist_init_required=False
+            model=model, optimizer=adamw, config=full, dist_init_required=False
         )
         self.deepspeed = deepspeed
 
-    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch], before_update: Callable[[], None] = nothing) -> Tensor:
         losses = []
         for tokens, labels in micro_batches:
-            loss = self.model(tokens, labels).loss
-            self.model.backward(loss)
-            self.model.step()
+            with self.tracer.span("phase", "forward"):
+                loss = self.model(tokens, labels).loss
+            with self.tracer.span("phase", "backward"):
+                self.model.backward(loss)
+            before_update()
+            with self.tracer.span("phase", "update"):
+                self.model.step()
             losses.append(loss.detach().float())
         return torch.stack(losses).mean()
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from validation.backends import Batch, Optimization
+from validation.backends import Batch, Optimization, nothing
 from validation.examples import blocks_of
 from validation.tracing import Tracer
 from validation.zero.config import ZeroConfig
@@ -37,13 +37,17 @@ class EngineTrainer:
         )
         self.engine = ZeroEngine(model, config, blocks=blocks_of(model), device=device, tracer=tracer)
 
-    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
-        losses = []
+    def step(self, micro_batches: Sequence[Batch], before_update: Callable[[], None] = nothing) -> Tensor:
+        losses, tracer = [], self.engine.tracer
         for tokens, labels in micro_batches:
-            loss = self.engine(tokens, labels).loss
-            self.engine.backward(loss)
+            with tracer.span("phase", "forward"):
+                loss = self.engine(tokens, labels).loss
+            with tracer.span("phase", "backward"):
+                self.engine.backward(loss)
             losses.append(loss.detach().float())
-        self.engine.step()
+        before_update()
+        with tracer.span("phase", "update"):
+            self.engine.step()
         return torch.stack(losses).mean()
 
     def full_parameters(self) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
-from validation.backends import Batch, Optimization, decay_groups
+from validation.backends import Batch, Optimization, decay_groups, nothing
 from validation.backends.ddp import model_states, storage_bytes
 from validation.examples import blocks_of
 from validation.tracing import Tracer
@@ -46,6 +46,7 @@ class Fsdp2Trainer:
         device: str = "cpu",
     ) -> None:
         self.optimization = optimization
+        self.tracer = tracer
         self.model = model
         world = dist.get_world_size()
         if replicate > 1:
@@ -73,16 +74,20 @@ class Fsdp2Trainer:
         groups = decay_groups(model, optimization)
         self.optimizer = torch.optim.AdamW(groups, lr=optimization.learning_rate, foreach=False)
 
-    def step(self, micro_batches: Sequence[Batch]) -> Tensor:
+    def step(self, micro_batches: Sequence[Batch], before_update: Callable[[], None] = nothing) -> Tensor:
         losses = []
         for tokens, labels in micro_batches:
-            loss = self.model(tokens, labels).loss
-            (loss / len(micro_batches)).backward()
+            with self.tracer.span("phase", "forward"):
+                loss = self.model(tokens, labels).loss
+            with self.tracer.span("phase", "backward"):
+                (loss / len(micro_batches)).backward()
             losses.append(loss.detach().float())
-        if self.optimization.gradient_clipping:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.optimization.gradient_clipping)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        before_update()
+        with self.tracer.span("phase", "update"):
+            if self.optimization.gradient_clipping:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.optimization.gradient_clipping)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         return torch.stack(losses).mean()
 
     def full_parameters(self) -> dict[str, Tensor]:

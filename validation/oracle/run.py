@@ -64,11 +64,7 @@ def run_step(case: Case, model: Llama, optimizer: ShardOptimizer, tracker: Categ
         tokens = torch.zeros(case.micro_batch_size, case.sequence_length, dtype=torch.int64)
         labels = torch.zeros_like(tokens)
         tracker.track_inputs((tokens, labels))
-        output = model(tokens, labels)
-        loss = output.loss
-        if case.code == "torchtitan":
-            del output  # transformers' callers keep the logits in their hands
-        loss.backward()
+        model(tokens, labels).loss.backward()  # nobody holds the logits, as in transformers' Trainer
     if case.gradient_clipping:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.gradient_clipping)
         if isinstance(norm, DTensor):

@@ -9,7 +9,7 @@ Read in this order; each file is one idea:
 5. `hooks.py`        when it is which
 6. `reduction.py`    gradients: buckets, what each stage keeps
 7. `adamw.py`, `scaler.py`      the update, and fp16's loss scale
-8. `places.py`, `nvme.py`       states on the device, in host memory, in files
+8. `places.py`, `nvme.py`, `files.py`    states on the device, in host memory, in files
 9. `engine.py`       all of it together
 10. `checkpoint.py`  save and resume, on another number of ranks too
 11. `closed_forms.py`  the bytes held and sent that all of this should come to

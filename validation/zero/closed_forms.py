@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from validation.zero.config import ZeroConfig
-from validation.zero.nvme import SECTIONS, padded
+from validation.zero.files import padded
+from validation.zero.nvme import SECTIONS
 
 
 @dataclass(frozen=True)

@@ -1,138 +1,27 @@
 """ZeRO-Infinity's third tier: states in files, read, stepped and written in a pipeline.
 
-Per rank and flat tensor one file of equal sections: master weights, mean, square, reduced gradient.
-Parameter shards have a file of their own. Files are opened with O_DIRECT where the file system has it, so
-the numbers are the drive's and not the page cache's; that wants sizes, offsets and addresses in multiples
-of 4096, and so every section is padded and every buffer is an anonymous memory map.
+Per rank and flat tensor one file of equal sections: master weights, mean, square, reduced gradient. Parameter
+shards have a file of their own. The files are `files.DirectFile`s, so the numbers are the drive's and not the
+page cache's.
 
-# [Note: the pipeline]
-While tensor i is stepped, i + 1 is read and i - 1 is written, each on an I/O thread of its own (Rajbhandari
-et al. 2021, section 6.3: "overlap-centric design"). Three buffers go round; a read into one waits for the
-write out of it. So the memory is that of three shards, however large the model is.
+# [Note: the pipeline] While tensor i is stepped, i + 1 is read and i - 1 is written, each on an I/O thread
+of its own (Rajbhandari et al. 2021, section 6.3: "overlap-centric design"). Three buffers go round; a read
+into one waits for the write out of it. So the memory is that of three shards, however large the model is.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from validation.tracing import Tracer
+from validation.zero.files import Buffer, Drive, padded
 from validation.zero.places import States
 
-BLOCK = 4096
 SECTIONS = 4  # master, mean, square, gradient
-
-
-def padded(num_bytes: int) -> int:
-    """Up to the next multiple of a block."""
-    return -(-num_bytes // BLOCK) * BLOCK
-
-
-class Buffer:
-    """Page-aligned memory that can be seen as tensors, and the last file operation that used it."""
-
-    def __init__(self, num_bytes: int) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the process's own: counted by its limits
-        self.memory = mmap.mmap(-1, max(BLOCK, padded(num_bytes)), flags=flags)
-        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
-        self.pending: Future[None] | None = None
-
-    def view(self, start: int, dtype: torch.dtype, numel: int) -> Tensor:
-        """`numel` elements from byte `start` on."""
-        return self.bytes[start : start + numel * dtype.itemsize].view(dtype)
-
-    def settle(self) -> None:
-        """Wait for what is under way here; an I/O error is raised now."""
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            pending.result()
-
-
-class DirectFile:
-    """A file that is read and written whole blocks at a time."""
-
-    def __init__(self, path: Path, num_bytes: int) -> None:
-        self.path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-        try:
-            self.descriptor = os.open(path, flags | os.O_DIRECT, 0o600)
-            self.is_direct = True
-        except (OSError, AttributeError):  # tmpfs before Linux 6.6, and systems without O_DIRECT
-            self.descriptor = os.open(path, flags, 0o600)
-            self.is_direct = False
-        self.bytes = padded(num_bytes)
-        os.posix_fallocate(self.descriptor, 0, max(self.bytes, BLOCK))
-
-    def read(self, buffer: Buffer, start: int, stop: int) -> None:
-        """Bytes `start` to `stop` of the file to the same place in the buffer."""
-        view = memoryview(buffer.memory)
-        while start < stop:
-            count = os.preadv(self.descriptor, [view[start:stop]], start)
-            if count == 0:
-                raise OSError(f"{self.path}: ends at byte {start}, expected {stop}")
-            start += count
-
-    def write(self, buffer: Buffer, start: int, stop: int) -> None:
-        view = memoryview(buffer.memory)
-        while start < stop:
-            start += os.pwritev(self.descriptor, [view[start:stop]], start)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-        self.path.unlink(missing_ok=True)
-
-
-class Drive:
-    """One rank's files, and a thread each for reading and writing."""
-
-    def __init__(self, folder: Path, rank: int, tracer: Tracer) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.rank, self.tracer = folder, rank, tracer
-        self.files: dict[str, DirectFile] = {}
-        self.read_bytes = self.written_bytes = 0
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="nvme-read")
-        self._writers = ThreadPoolExecutor(1, thread_name_prefix="nvme-write")
-
-    def create(self, name: str, num_bytes: int) -> None:
-        self.files[name] = DirectFile(self.folder / f"rank{self.rank}.{name}", num_bytes)
-
-    def read(self, name: str, buffer: Buffer, start: int, stop: int) -> None:
-        """Begin to read; `buffer.settle()` waits for it."""
-        buffer.settle()
-        self.read_bytes += stop - start
-        buffer.pending = self._readers.submit(self._traced, "read", name, buffer, start, stop)
-
-    def write(self, name: str, buffer: Buffer, start: int, stop: int) -> None:
-        """Begin to write; `buffer.settle()` waits for it."""
-        buffer.settle()
-        self.written_bytes += stop - start
-        buffer.pending = self._writers.submit(self._traced, "write", name, buffer, start, stop)
-
-    def _traced(self, op: str, name: str, buffer: Buffer, start: int, stop: int) -> None:
-        with self.tracer.span("io", op, unit=name, bytes=stop - start):
-            operate = self.files[name].read if op == "read" else self.files[name].write
-            operate(buffer, start, stop)
-
-    @property
-    def file_bytes(self) -> int:
-        return sum(file.bytes for file in self.files.values())
-
-    @property
-    def is_direct(self) -> bool:
-        return all(file.is_direct for file in self.files.values())
-
-    def close(self) -> None:
-        self._readers.shutdown()
-        self._writers.shutdown()
-        for file in self.files.values():
-            file.close()
-        self.files.clear()
 
 
 class NvmeStates:

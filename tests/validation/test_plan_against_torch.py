@@ -1,0 +1,189 @@
+"""The plan check: zsim's plans against PyTorch's own code, exact in collectives.
+
+Against the oracle's recorded answers and the recorded runs without torch; against a live oracle and a live
+FSDP2 on gloo with it; against DeepSpeed where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import zsim
+from validation import plan_check
+from validation.calls import Call, unfold
+from validation.oracle.answer import Answer
+from validation.oracle.case import Case
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="needs torch: pip install zsim[validate]"
+)
+ORACLE = pytest.mark.parametrize("path", plan_check.oracle_answers(), ids=lambda path: path.stem)
+RECORDED = pytest.mark.parametrize("path", plan_check.recordings(), ids=lambda path: path.parent.name)
+
+
+# Nine per block, embedding, final norm, head (one with the embedding when tied).
+TENSORS = {"llama-2-7b": 291, "llama-3-8b": 291, "llama-3-70b": 723, "llama-3.2-1b": 146}
+
+
+@ORACLE
+def test_collectives_are_the_oracles(path: Path) -> None:
+    answer = Answer.read(path)
+    plan = zsim.make_plan(plan_check.experiment_of(answer.case))
+    assert plan_check.first_difference(plan_check.plan_calls(plan), answer.calls) is None
+
+
+@ORACLE
+def test_memory_by_category_is_within_three_percent_of_the_oracles(path: Path) -> None:
+    """Model states to the byte but for AdamW's step counters, 4 bytes per parameter tensor.
+
+    The sum may be off by 6 %: zsim's loss holds a shifted fp32 copy of the logits in forward, which
+    transformers 5 no longer makes, while the last all-gather's output still waits to be freed.
+    """
+    answer = Answer.read(path)
+    if answer.case.code != "transformers":
+        pytest.skip("zsim's activations are those of transformers' code")
+    plan = zsim.make_plan(plan_check.experiment_of(answer.case))
+    errors, peaks = plan_check.memory_errors(plan, answer), plan_check.plan_peaks(plan)
+    assert abs(errors.pop("total")) <= 0.06
+    assert max(map(abs, errors.values())) <= 0.03, errors
+    assert errors["parameters"] == errors["gradients"] == 0
+    counters = 4 * TENSORS[answer.case.model]
+    assert peaks["optimizer_states"] == answer.peak_bytes["optimizer_states"] - counters
+
+
+# Where zsim is known to differ from DeepSpeed 0.19.8, by the recording's name. Strict: a plan that is mended
+# fails here until its line is taken out.
+KNOWN_DIFFERENCES = {
+    "deepspeed1": "stage 1 reduces parameters as they are registered: a Llama block's norms last",
+    "deepspeed3": "what the prefetcher has already counted on is not released",
+}
+
+
+@RECORDED
+def test_collectives_are_the_recorded_runs(path: Path, request: pytest.FixtureRequest) -> None:
+    reason = KNOWN_DIFFERENCES.get(path.parent.name.partition("-")[0])
+    if reason:
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    summary = json.loads(path.read_text())
+    plan = plan_check.recorded_plan(summary)
+    assert plan_check.first_difference(plan_check.plan_calls(plan), unfold(summary["calls"])) is None
+
+
+@RECORDED
+def test_model_states_are_the_recorded_runs(path: Path) -> None:
+    """On rank 0, which holds the largest shards, to the byte."""
+    summary = json.loads(path.read_text())
+    if not summary["held_bytes_before_update"][0]:
+        pytest.skip("DeepSpeed's tensors are not counted")
+    peaks = plan_check.plan_peaks(plan_check.recorded_plan(summary))
+    held = summary["held_bytes_before_update"][0]["device"]
+    for category in ("parameters", "gradients", "optimizer_states"):
+        assert peaks[category] == held[category], category
+
+
+# -- the check itself -------------------------------------------------------------------------------------
+
+RIGHT = [
+    Call("all_gather", 800, "bf16", 8, 1, "root"),
+    Call("all_gather", 400, "bf16", 8, 1, "block"),
+    Call("reduce_scatter", 800, "fp32", 8, 1, "block"),
+]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        RIGHT[:-1],
+        [*RIGHT, RIGHT[0]],
+        [RIGHT[1], RIGHT[0], RIGHT[2]],
+        [replace(RIGHT[0], bytes=801), *RIGHT[1:]],
+        [replace(RIGHT[0], dtype="fp32"), *RIGHT[1:]],
+        [replace(RIGHT[0], kind="all_reduce"), *RIGHT[1:]],
+        [replace(RIGHT[0], group_size=4), *RIGHT[1:]],
+        [replace(RIGHT[0], group_stride=2), *RIGHT[1:]],
+    ],
+)
+def test_a_wrong_plan_fails(wrong: list[Call]) -> None:
+    assert plan_check.first_difference(wrong, RIGHT) is not None
+    assert plan_check.first_difference(RIGHT, RIGHT) is None
+
+
+def test_a_plan_of_another_wrapping_fails_with_the_call_where_they_part() -> None:
+    """Hugging Face's wrapping gathers the last block again: 33 gathers in, torchtitan 0.1 reduces."""
+    answer = Answer.read(plan_check.TRACES / "oracle" / "llama-3-8b_w64_reshard-true.json")
+    plan = zsim.make_plan(plan_check.experiment_of(replace(answer.case, wrapping="huggingface")))
+    difference = plan_check.first_difference(plan_check.plan_calls(plan), answer.calls)
+    assert difference is not None
+    assert difference.startswith("call 34: zsim ('all_gather', 436224000")
+
+
+# -- live -------------------------------------------------------------------------------------------------
+
+
+@needs_torch
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("llama-3-70b@3", 2048, replicate=16, gradient_clipping=1.0, sequence_length=1024),
+        Case("llama-3-8b@5", 24, reshard_after_forward=3, wrapping="torchtitan", sequence_length=1024),
+        Case("llama-2-7b@2", 24, wrapping="huggingface", param_dtype="fp32", sequence_length=512),
+        Case("llama-3-8b@3", 96, reduce_dtype="bf16", gradient_accumulation_steps=3, sequence_length=512),
+    ],
+    ids=lambda case: case.name,
+)
+def test_questions_nobody_recorded_are_answered_alike(case: Case) -> None:
+    """Real FSDP2 now, on worlds and shapes outside the recorded ones: 2,048 ranks, uneven divisions, fp32."""
+    from validation.oracle.run import ask
+
+    base, _, layers = case.model.partition("@")
+    answer = ask(case)
+    experiment = plan_check.experiment_of(replace(case, model=base))
+    config = {**_preset(base), "num_hidden_layers": int(layers)}
+    shortened = zsim.Experiment(**{**experiment.model_dump(exclude_unset=True), "model": config})
+    plan = zsim.make_plan(shortened)
+    assert plan_check.first_difference(plan_check.plan_calls(plan), answer.calls) is None
+
+
+def _preset(name: str) -> dict[str, object]:
+    """The Hugging Face config that zsim ships under this name."""
+    folder = Path(zsim.__file__).parent / "presets" / "models"
+    config: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
+    return config
+
+
+@needs_torch
+@pytest.mark.torch
+def test_live_fsdp2_on_gloo_is_what_was_recorded_and_what_zsim_plans(tmp_path: Path) -> None:
+    check_live(tmp_path, "fsdp2-reshard-uneven")
+
+
+@needs_torch
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["deepspeed0-even", "deepspeed2-uneven"])
+def test_live_deepspeed_is_what_was_recorded_and_what_zsim_plans(tmp_path: Path, name: str) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed (pip install deepspeed): not checked live here")
+    check_live(tmp_path, name)
+
+
+def check_live(folder: Path, name: str) -> None:
+    """Train now on two ranks; the recording and the plan say the same."""
+    from validation.launch import run
+    from validation.record.cases import MODELS, find
+    from validation.record.run import Order
+
+    strategy, model = find(name)
+    header = {"provenance": {}, "model": MODELS[model]}
+    results = run("validation.record.run:record", 2, (strategy, model, Order(str(folder), 1), header))
+    path = plan_check.TRACES / "gloo" / f"{name}-2ranks" / "summary.json"
+    summary = json.loads(path.read_text())
+    plan = plan_check.recorded_plan(summary)
+    for result in results:
+        assert result.calls == summary["calls"]
+        assert plan_check.first_difference(plan_check.plan_calls(plan), unfold(result.calls)) is None

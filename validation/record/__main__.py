@@ -1,0 +1,182 @@
+"""`python -m validation.record`; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from validation.launch import run
+from validation.provenance import provenance, write_checksums
+from validation.record.cases import (
+    MODELS,
+    STRATEGIES,
+    Recording,
+    as_json,
+    experiment,
+    find,
+    folder_name,
+    recorded_cases,
+)
+
+FORMAT = 1
+WITH_KINETO = {"ddp", "fsdp2-reshard", "zero3"}
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(prog="python -m validation.record", description=__doc__)
+    add = arguments.add_argument
+    add("case", nargs="?", help="STRATEGY-MODEL, as --list shows them")
+    add("--list", action="store_true")
+    add("--ranks", type=int, default=2)
+    add("--out", type=Path, default=Path("recordings"))
+    add("--timed-steps", type=int, default=12)
+    add("--kineto", action="store_true", help="also PyTorch's own trace of one step")
+    add("--all", type=Path, metavar="DIR", help="make all recorded cases again")
+    return arguments
+
+
+def record_case(strategy: Recording, model: str, ranks: int, options: argparse.Namespace) -> Path:
+    """Start the ranks here, collect what they found out, write the folder."""
+    from validation.record.run import Order
+
+    header = make_header(strategy, model, ranks, options.kineto, "gloo")
+    with tempfile.TemporaryDirectory() as folder:
+        order = Order(folder, options.timed_steps, options.kineto)
+        arguments = (strategy, model, order, header)
+        results = run("validation.record.run:record", ranks, arguments, timeout=300)
+        return write_folder(Path(folder), options.out, header, results, strategy, model)
+
+
+def record_under_torchrun(strategy: Recording, model: str, options: argparse.Namespace) -> None:
+    """This process is one of torchrun's ranks; rank 0 writes the folder. All ranks share a file system."""
+    import torch
+    import torch.distributed as dist
+
+    from validation.record.run import Order, record
+
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if has_gpu else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    header = make_header(strategy, model, ranks, options.kineto, dist.get_backend())
+    folder = options.out / f".{folder_name(strategy, model, ranks)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    order = Order(str(folder), options.timed_steps, options.kineto, "cuda" if has_gpu else "cpu")
+    results: list[Any] = [None] * ranks
+    dist.all_gather_object(results, record(rank, ranks, strategy, model, order, header))
+    if rank == 0:
+        print(write_folder(folder, options.out, header, results, strategy, model))
+        shutil.rmtree(folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def make_header(
+    strategy: Recording, model: str, ranks: int, with_kineto: bool, backend: str
+) -> dict[str, Any]:
+    """What every file of a recording begins with."""
+    words = ["python", "-m", "validation.record", f"{strategy.name}-{model}", "--ranks", str(ranks)]
+    command = shlex.join(words + (["--kineto"] if with_kineto else []))
+    origin = provenance(command, backend=backend, seed=0)
+    return {"format": FORMAT, "provenance": origin, "case": as_json(strategy), "model": MODELS[model]}
+
+
+def write_folder(
+    source: Path, out: Path, header: dict[str, Any], results: list[Any], strategy: Recording, model: str
+) -> Path:
+    """The logs that ranks left in `source`, and the summary."""
+    target = out / folder_name(strategy, model, len(results))
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for file in sorted(source.glob("rank*.gz")):
+        shutil.copy(file, target / file.name)
+    (target / "summary.json").write_text(to_text({**header, **summarize(results, strategy, model)}))
+    return target
+
+
+def summarize(results: list[Any], strategy: Recording, model: str) -> dict[str, Any]:
+    """What all ranks together say."""
+    slowest = [max(times) for times in zip(*(result.step_seconds for result in results), strict=True)]
+    same = all(result.calls == results[0].calls for result in results)
+    busy, total, _ = results[0].cpu_ticks
+    own = sum(result.cpu_ticks[2] for result in results)
+    return {
+        "world_size": len(results),
+        "parameters": results[0].parameters,
+        "experiment": experiment(strategy, model, len(results)),
+        "loss": {"first": results[0].losses[0], "last": results[0].losses[-1]},
+        "step_seconds": {
+            "median": statistics.median(slowest),
+            "min": min(slowest),
+            "max": max(slowest),
+            "all": [round(seconds, 6) for seconds in slowest],
+            "foreign_cpu_fraction": round(max(0.0, busy - own) / max(1.0, total), 3),
+        },
+        "phase_seconds": {
+            name: statistics.median(results[0].phase_seconds[name]) for name in results[0].phase_seconds
+        },
+        "held_bytes_before_update": [result.held_before_update for result in results],
+        "held_bytes_between_steps": [result.held_between_steps for result in results],
+        "cuda_peak_bytes": [result.cuda_bytes for result in results],
+        "same_calls_on_all_ranks": same,
+        "calls": results[0].calls if same else [result.calls for result in results],
+        "flight_recorder": results[0].flight_recorder,
+    }
+
+
+def to_text(summary: dict[str, Any]) -> str:
+    """JSON with one line per field, and one per call."""
+    parts = []
+    for key, value in summary.items():
+        if key in ("calls", "flight_recorder") and value:
+            rows = ",\n".join(f"    {json.dumps(row)}" for row in value)
+            parts.append(f'  "{key}": [\n{rows}\n  ]')
+        else:
+            parts.append(f'  "{key}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main(words: list[str]) -> int:
+    options = parser().parse_args(words)
+    if options.list:
+        for strategy in STRATEGIES:
+            print(", ".join(f"{strategy.name}-{model}" for model in MODELS), f"({strategy.min_ranks}+ ranks)")
+        return 0
+    if options.all:
+        options.out = options.all
+        for strategy, model, ranks in recorded_cases():
+            if strategy.backend == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+                name = folder_name(strategy, model, ranks)
+                print(f"{name}: SKIPPED, DeepSpeed is not installed (pip install deepspeed)", flush=True)
+                continue
+            options.kineto = strategy.name in WITH_KINETO and model == "even" and ranks == 2
+            print(record_case(strategy, model, ranks, options), flush=True)
+        write_checksums(options.all.parent)
+        return 0
+    ranks = int(os.environ.get("WORLD_SIZE", options.ranks))
+    try:
+        strategy, model = find(options.case or "")
+        if ranks < strategy.min_ranks:
+            raise ValueError(f"{strategy.name} needs {strategy.min_ranks} ranks or more, found {ranks}")
+    except ValueError as error:
+        print(f"record: {error}", file=sys.stderr)
+        return 2
+    if "RANK" in os.environ:
+        record_under_torchrun(strategy, model, options)
+    else:
+        print(record_case(strategy, model, ranks, options))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

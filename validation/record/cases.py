@@ -1,0 +1,154 @@
+"""What is recorded: strategies by models by ranks. No torch needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+# Two Llamas. "even": every dimension divides by 4, so FSDP2 and flat partitions pad nothing on 2 and 4 ranks.
+# "uneven": an odd vocabulary, an MLP width that 4 does not divide, tied weights.
+MODELS: dict[str, dict[str, Any]] = {
+    "even": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    },
+    "uneven": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 192,
+        "intermediate_size": 510,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 1001,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def deepspeed_config(stage: int, **zero: Any) -> dict[str, Any]:
+    """A user's DeepSpeed JSON: fp32, no clipping, and small enough buckets and fetches to see some."""
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage, **zero},
+    }
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A case: who trains (`backend` and its `options`), and what zsim calls the same (`strategy`).
+
+    `strategy` is the experiment's table, or None where zsim has no plan of that kind.
+    """
+
+    name: str
+    backend: str
+    options: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] | None = None
+    min_ranks: int = 2
+    micro_batch_size: int = 2
+    sequence_length: int = 64
+
+
+_FSDP2 = {"kind": "fsdp2", "wrapping": "torchtitan-0.1", "param_dtype": "fp32", "reduce_dtype": "fp32"}
+
+STRATEGIES = (
+    Recording("ddp", "ddp", {}, {"kind": "ddp"}),
+    Recording("zero1", "engine", {"stage": 1}),
+    Recording("zero2", "engine", {"stage": 2}),
+    Recording("zero3", "engine", {"stage": 3}),
+    Recording("zero3-host", "engine", {"stage": 3, "optimizer_place": "host", "parameter_place": "host"}),
+    Recording("zero3-nvme", "engine", {"stage": 3, "optimizer_place": "nvme", "parameter_place": "nvme"}),
+    Recording("fsdp2-reshard", "fsdp2", {}, {**_FSDP2, "reshard_after_forward": True}),
+    Recording(
+        "fsdp2-keep", "fsdp2", {"reshard_after_forward": False}, {**_FSDP2, "reshard_after_forward": False}
+    ),
+    *(
+        Recording(
+            f"deepspeed{stage}", "deepspeed", {"config": config}, {"kind": "deepspeed", "config": config}
+        )
+        for stage, config in (
+            (0, deepspeed_config(0)),
+            (1, deepspeed_config(1, reduce_bucket_size=200_000)),
+            (2, deepspeed_config(2, reduce_bucket_size=200_000)),
+            (
+                3,
+                deepspeed_config(
+                    3,
+                    reduce_bucket_size=200_000,
+                    stage3_prefetch_bucket_size=50_000,
+                    stage3_param_persistence_threshold=1_000,
+                    stage3_max_reuse_distance=100_000,
+                ),
+            ),
+        )
+    ),
+    Recording(
+        "hsdp",
+        "fsdp2",
+        {"replicate": 2},
+        {**_FSDP2, "reshard_after_forward": True, "replicate": 2},
+        min_ranks=4,
+    ),
+)
+
+
+def find(name: str) -> tuple[Recording, str]:
+    """`zero3-even` -> (the recording, "even")."""
+    known = [f"{strategy.name}-{model}" for strategy in STRATEGIES for model in MODELS]
+    strategy_name, _, model = name.rpartition("-")
+    for strategy in STRATEGIES:
+        if strategy.name == strategy_name and model in MODELS:
+            return strategy, model
+    raise ValueError(f"no case '{name}'; expected one of {', '.join(known)}")
+
+
+def recorded_cases() -> Iterator[tuple[Recording, str, int]]:
+    """(strategy, model, ranks) of everything in `traces/gloo`."""
+    for model in MODELS:
+        for ranks in (2, 4):
+            for strategy in STRATEGIES:
+                if ranks >= strategy.min_ranks:
+                    yield strategy, model, ranks
+
+
+def folder_name(strategy: Recording, model: str, ranks: int) -> str:
+    return f"{strategy.name}-{model}-{ranks}ranks"
+
+
+def experiment(strategy: Recording, model: str, ranks: int) -> dict[str, Any] | None:
+    """The same run as a zsim experiment, without a cluster: a plan does not depend on one."""
+    if strategy.strategy is None:
+        return None
+    return {
+        "model": MODELS[model],
+        "gpus": ranks,
+        "training": {
+            "sequence_length": strategy.sequence_length,
+            "micro_batch_size": strategy.micro_batch_size,
+            "gradient_accumulation_steps": 1,
+            "precision": "fp32",
+            "activation_checkpointing": "none",
+            "attention": "math",
+            "optimizer": "adamw",
+            "gradient_clipping": 0.0,
+        },
+        "strategy": dict(strategy.strategy),
+    }
+
+
+def as_json(strategy: Recording) -> dict[str, Any]:
+    return dataclasses.asdict(strategy)
