@@ -11,6 +11,12 @@ import pytest
 from zsim.trace.spans import MemoryEvents, SpanInfo, Trace
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update", action="store_true", help="rewrite expectations that are files, then look at the diff"
+    )
+
+
 def build_memory(events: Sequence[tuple[Any, ...]]) -> MemoryEvents:
     """Events are (rank, seconds, device, category, delta, name); host and stream at the same time."""
     ranks, seconds, devices, categories, deltas, names = zip(*events, strict=True)

@@ -194,12 +194,16 @@ def _tiers(outcome: Outcome) -> list[TierRow]:
     ]
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def _notes(outcome: Outcome) -> list[str]:
     job = outcome.job
     notes = [*job.notes, *outcome.notes]
     if outcome.allocator_retries:
         notes.append(
-            f"the allocator ran short {outcome.allocator_retries} times and waited for the GPU: blocks that "
+            f"the allocator ran short {_times(outcome.allocator_retries)} and waited for the GPU: blocks that "
             "record_stream protects fill the memory beyond what the peak counts"
         )
     margin = job.cluster.framework_memory.allocator_margin
