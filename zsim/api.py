@@ -203,8 +203,8 @@ def _notes(outcome: Outcome) -> list[str]:
     notes = [*job.notes, *outcome.notes]
     if outcome.allocator_retries:
         notes.append(
-            f"the allocator ran short {_times(outcome.allocator_retries)} and waited for the GPU: blocks that "
-            "record_stream protects fill the memory beyond what the peak counts"
+            f"the allocator ran short {_times(outcome.allocator_retries)} and waited for the GPU: blocks "
+            "that record_stream protects fill the memory beyond what the peak counts"
         )
     margin = job.cluster.framework_memory.allocator_margin
     if margin > 0:

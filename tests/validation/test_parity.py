@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from validation.training import TrainCase, TrainResult  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-NVME = Path(tempfile.gettempdir()) / "zsim-validation-nvme"
+# two runs at once must not share files
+NVME = Path(tempfile.gettempdir()) / f"zsim-validation-nvme-{os.getpid()}"
 PLAIN = Optimization(learning_rate=3e-3)
 ACCUMULATED = Optimization(learning_rate=3e-3, accumulation_steps=2)
 CLIPPED = Optimization(learning_rate=3e-3, gradient_clipping=0.5)

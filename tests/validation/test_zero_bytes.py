@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from dataclasses import replace
 from itertools import product
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 pytestmark = pytest.mark.torch
-NVME = Path(tempfile.gettempdir()) / "zsim-validation-nvme-bytes"
+# two runs at once must not share files
+NVME = Path(tempfile.gettempdir()) / f"zsim-validation-nvme-bytes-{os.getpid()}"
 BF16 = torch.bfloat16
 
 CASES = {

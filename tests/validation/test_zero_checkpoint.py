@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from validation.zero.checkpoint import CheckpointError, newest_intact, verify  #
 from validation.zero.config import ZeroConfig  # noqa: E402
 
 pytestmark = pytest.mark.torch
-NVME = Path(tempfile.gettempdir()) / "zsim-validation-nvme-checkpoint"
+# two runs at once must not share files
+NVME = Path(tempfile.gettempdir()) / f"zsim-validation-nvme-checkpoint-{os.getpid()}"
 BF16 = torch.bfloat16
 CONFIGS = {
     "stage 0": ZeroConfig(stage=0),
