@@ -73,6 +73,6 @@ def _best_repeat(rows: Sequence[list[Any]], start: int) -> tuple[int, int]:
         part, times = rows[start : start + period], 1
         while rows[start + times * period : start + (times + 1) * period] == part:
             times += 1
-        if times > 1 and period * (times - 1) > best[0] * (best[1] - 1):
+        if period * (times - 1) > best[0] * (best[1] - 1):
             best = (period, times)
     return best

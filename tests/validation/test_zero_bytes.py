@@ -19,6 +19,7 @@ from validation import network  # noqa: E402
 from validation.launch import run  # noqa: E402
 from validation.zero.closed_forms import held_bytes, volume_bytes, wire_bytes  # noqa: E402
 from validation.zero.config import ZeroConfig  # noqa: E402
+from zsim.cost.model_states import model_state_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,6 +134,33 @@ def test_bytes_per_parameter_are_the_papers_figure_1(stage: int, parts: tuple[in
     assert tuple(held[name] for name in ("parameters", "gradients", "optimizer_states")) == tuple(
         part * numel for part in parts
     )
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize(("suffix", "sizes"), [("", (4, 4, 8)), (" in bf16 throughout", (2, 2, 12))])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_model_states_are_zsims_footprint_to_the_byte(
+    stage: int, suffix: str, sizes: tuple[int, int, int], world_size: int
+) -> None:
+    """zsim's formula on each padded flat tensor, against live storages of every rank. In fp32 parameters are
+    their own master weights: 8 bytes of states and not 12."""
+    for rank in measured(world_size)[f"stage {stage}{suffix}"]:
+        names = ("parameters", "gradients", "optimizer_states")
+        expected = dict.fromkeys(names, 0.0)
+        for flat in rank.flats:
+            states = model_state_bytes(
+                flat.padded_numel,
+                stage,
+                world_size,
+                parameter_bytes=sizes[0],
+                gradient_bytes=sizes[1],
+                optimizer_bytes=sizes[2],
+                is_padded=True,
+            )
+            for name in names:
+                expected[name] += getattr(states, name)
+        held = rank.held_before_step["device"]
+        assert {name: held[name] for name in names} == expected
 
 
 @functools.cache

@@ -159,6 +159,28 @@ def test_odd_modules_train_as_plain_ones(stage: int, keep: bool) -> None:
             torch.testing.assert_close(value, named[name].detach(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_checkpoint_around_a_block_does_not_delay_its_reduction(stage: int) -> None:
+    """Backward runs block 2 forward again; its hooks see that and leave its one use alone."""
+    model = Odd()
+    with engine_on(8, model, list(model.blocks), stage=stage) as engine:
+        engine.backward(engine(torch.randn(3, 6)))
+        engine.step()
+        units = [call.unit for call in engine.comm.calls if call.kind == "reduce_scatter"]
+        assert units == ["blocks.3", "blocks.2", "blocks.1", "blocks.0", "root"]
+
+
+def test_padding_of_gradients_is_zero() -> None:
+    """Whatever memory held before: it would count in the gradient's norm."""
+    model = Odd()
+    with engine_on(5, model, list(model.blocks), stage=2) as engine:
+        flat = engine.flats[1]
+        into = torch.full((flat.layout.padded_numel,), 7.0)
+        flat.take_gradients(into, accumulate=False)
+        assert (flat.layout.numel, flat.layout.padded_numel) == (42, 45)
+        assert into.abs().sum() == 0
+
+
 def test_a_parameter_that_is_not_gathered_has_its_shape_and_no_number() -> None:
     model = make_model("small")
     weight = model.model.layers[0].mlp.up_proj.weight

@@ -77,7 +77,7 @@ def test_the_original_tracker_changes_the_collectives_of_a_grouped_head() -> Non
 
 
 def test_the_shortcut_for_many_ranks_changes_nothing() -> None:
-    case = Case("llama-tiny", 16, wrapping="huggingface")
+    case = Case("llama-tiny", 12, wrapping="huggingface")  # 12 divides none of its sizes
     assert fake_step(case, run.CategoryTracker) == fake_step(case, run.CategoryTracker, shortcuts=False)
 
 
