@@ -51,7 +51,7 @@ def test_fifty_runs_end_without_abort() -> None:
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_killed_rank_is_an_error_on_the_others_and_no_hang(stage: int) -> None:
     outcomes = run_outcomes(
-        "tests.validation.ranks:die_in_backward", 3, (1, "is killed", stage), collective_timeout=30.0
+        "tests.validation.ranks:die_in_backward", 3, (1, "is killed", stage), collective_timeout=8.0
     )
     assert outcomes[1].exit_code == -signal.SIGKILL
     for survivor in (outcomes[0], outcomes[2]):
