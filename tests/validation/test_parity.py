@@ -172,9 +172,10 @@ def test_three_and_four_ranks_agree_with_ddp(world_size: int, name: str) -> None
 
 @pytest.mark.parametrize("name", [*BF16, "stage 3, fp16"])
 def test_half_precision_stays_near_fp32(name: str) -> None:
-    assert deviation(2, name)[0] <= 2e-2
+    assert deviation(2, name)[0] <= 5e-3
 
 
 @pytest.mark.parametrize("name", BF16)
-def test_stages_agree_in_bf16(name: str) -> None:
-    assert deviation(2, name, "stage 0 in bf16")[0] <= 1e-3
+def test_stages_give_the_same_bits_in_bf16(name: str) -> None:
+    """Gradients are reduced in fp32, and two numbers have one sum."""
+    assert deviation(2, name, "stage 0 in bf16") == (0.0, 0.0)

@@ -3,6 +3,7 @@
     python -m validation.record --list
     python -m validation.record zero3-even --ranks 2 --out traces/gloo
     python -m validation.record --all traces/gloo          the recorded cases, all of them again
+    python -m validation.record --everything traces        and the oracle's answers, and the shaped link
     torchrun --nproc-per-node 8 -m validation.record zero3-even --out traces/nccl    with GPUs
 
 A recording is a folder with `summary.json` (everything that tests read), and per rank its span log
