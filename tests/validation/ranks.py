@@ -68,7 +68,7 @@ class Bytes:
     held_before_step: dict[str, dict[str, int]]
     held_after_step: dict[str, dict[str, int]]
     foreign: int
-    received: int = 0
+    received: list[int]
 
 
 def live_storages() -> dict[int, int]:
@@ -104,14 +104,17 @@ def quiet_counter(interface: str) -> int:
 
 
 def measure_bytes(rank: int, world_size: int, cases: list[EngineCase], interface: str = "") -> list[Bytes]:
-    """Run each case; calls and received bytes are the last step's."""
+    """Run each case; calls are the last step's, received bytes each step's."""
     results = []
     for case in cases:
         before = live_storages() if case.looks_for_foreign else {}
         engine, vocab = make_engine(case)
+        received = []
         for _ in range(case.steps - 1):
+            start = quiet_counter(interface)
             one_step(engine, vocab, rank, world_size)
-        engine.settle()
+            engine.settle()
+            received.append(quiet_counter(interface) - start)
         engine.comm.calls.clear()
         start = quiet_counter(interface)
         one_step(engine, vocab, rank, world_size, update=False)
@@ -121,7 +124,7 @@ def measure_bytes(rank: int, world_size: int, cases: list[EngineCase], interface
         foreign = foreign_bytes(known | before.keys()) if case.looks_for_foreign else 0
         engine.step()
         engine.settle()
-        received = quiet_counter(interface) - start
+        received.append(quiet_counter(interface) - start)
         kept = {flat.name: unit.is_kept for unit in engine.schedule.units for flat in unit.flats}
         flats = [
             FlatSize(flat.layout.padded_numel, flat.layout.shard_numel, flat.is_trainable, kept[flat.name])

@@ -166,8 +166,8 @@ def test_model_states_are_zsims_footprint_to_the_byte(
 @functools.cache
 def on_the_wire(world_size: int) -> dict[str, list[Bytes]]:
     cases = {
-        **{f"stage {s}": EngineCase(ZeroConfig(stage=s), model="medium") for s in (0, 1, 2, 3)},
-        "stage 3, native": EngineCase(ZeroConfig(stage=3, reduce_scatter="native"), model="medium"),
+        **{f"stage {s}": EngineCase(ZeroConfig(stage=s), model="medium", steps=3) for s in (0, 1, 2, 3)},
+        "stage 3, native": EngineCase(ZeroConfig(stage=3, reduce_scatter="native"), model="medium", steps=3),
     }
     ranks = run(
         "tests.validation.ranks:measure_bytes",
@@ -182,11 +182,13 @@ def on_the_wire(world_size: int) -> dict[str, list[Bytes]]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("name", ["stage 0", "stage 1", "stage 2", "stage 3", "stage 3, native"])
 def test_the_wire_carries_what_the_closed_form_says(world_size: int, name: str) -> None:
-    """All ranks' traffic of one step, on a loopback of their own; within 0.5 % for headers and barriers."""
+    """All ranks' traffic of each of three steps, on a loopback of their own: never less, and within 0.5 % for
+    headers and barriers when TCP is not held up (a busy machine makes it send more, smaller segments).
+    """
     if network.why_not_private():
         pytest.skip(network.why_not_private() or "")
     ranks = on_the_wire(world_size)[name]
     native = "native" if "native" in name else "all_to_all"
     config = ZeroConfig(stage=int(name[6]))  # type: ignore[arg-type]
     expected = world_size * wire_bytes(volume_bytes(ranks[0].flats, config), world_size, native)
-    assert expected <= ranks[0].received <= 1.005 * expected
+    assert expected <= min(ranks[0].received) <= 1.005 * expected
