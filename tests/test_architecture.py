@@ -19,7 +19,7 @@ FLOOR = {
     "engine": 6,
     "api": 7,
     "study": 8,
-    "cli_topology": 9,
+    "commands": 9,
     "cli": 10, "__main__": 11,
 }  # fmt: skip
 WINGS = {"report": {"units", "errors", "version", "specs", "trace", "cost", "plan"}}

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from zsim.cli_topology import app as topology_app
+from zsim.commands.options import (
+    Cluster,
+    ExperimentFile,
+    Gpus,
+    Model,
+    Nodes,
+    Set,
+    experiment_from,
+    write_json,
+)
+from zsim.commands.topology import app as topology_app
 from zsim.errors import InputError, ZsimError
 from zsim.version import __version__
 
@@ -25,20 +34,6 @@ app = typer.Typer(
 )
 
 app.add_typer(topology_app, name="topology")
-
-_EXAMPLE = Path(__file__).parent / "presets" / "experiments" / "llama-3-70b-zero3.toml"
-
-ExperimentFile = Annotated[
-    Path | None, typer.Argument(help="Experiment file; without it the README's example.", show_default=False)
-]
-Model = Annotated[str | None, typer.Option(help="Model preset, or path to a Hugging Face config.json.")]
-Cluster = Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")]
-Nodes = Annotated[int | None, typer.Option(help="Number of nodes.")]
-Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the experiment file, e.g. strategy.stage=2."),
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -72,7 +67,7 @@ def run(
     from zsim.api import simulate
     from zsim.report.render import print_report
 
-    result = simulate(_experiment(experiment, model, cluster, nodes, gpus, set_), unfold=unfold)
+    result = simulate(experiment_from(experiment, model, cluster, nodes, gpus, set_), unfold=unfold)
     files: dict[str, Path] = {}
     if out is not None:
         files |= _write_all(result, out)
@@ -80,7 +75,7 @@ def run(
         print(json.dumps(result.report.to_dict(), indent=1))
     else:
         if json_ is not None:
-            files["json"] = _write_json(result.report.to_dict(), json_)
+            files["json"] = write_json(result.report.to_dict(), json_)
         print_report(result.report, files=files)
     if not result.report.fits:
         raise typer.Exit(1)
@@ -104,11 +99,11 @@ def plan(
     from zsim.api import make_plan
     from zsim.report.plan import plan_to_dict, print_plan
 
-    made = make_plan(_experiment(experiment, model, cluster, nodes, gpus, set_))
+    made = make_plan(experiment_from(experiment, model, cluster, nodes, gpus, set_))
     if json_ is not None and str(json_) == "-":
         print(json.dumps(plan_to_dict(made), indent=1))
         return
-    files = {"json": _write_json(plan_to_dict(made), json_)} if json_ is not None else {}
+    files = {"json": write_json(plan_to_dict(made), json_)} if json_ is not None else {}
     print_plan(made, limit=limit, files=files)
 
 
@@ -138,7 +133,7 @@ def check(
         return
     print("\n".join(markdown_lines(result) if markdown else check_lines(result)))
     if json_ is not None:
-        print(f"json    {_write_json(result.to_dict(), json_)}")
+        print(f"json    {write_json(result.to_dict(), json_)}")
 
 
 @app.command()
@@ -157,7 +152,7 @@ def needs(
     """How much more of what would hide the offloading, found by simulation."""
     from zsim.study.offload_needs import offload_needs
 
-    for need in offload_needs(_experiment(experiment, model, cluster, nodes, gpus, set_), resource):
+    for need in offload_needs(experiment_from(experiment, model, cluster, nodes, gpus, set_), resource):
         print(need.sentence())
 
 
@@ -176,51 +171,6 @@ def _wrapped(names: list[str] | tuple[str, ...]) -> str:
     return ("\n" + " " * 10).join(textwrap.wrap(", ".join(names), 68))
 
 
-def _experiment(
-    path: Path | None,
-    model: str | None,
-    cluster: str | None,
-    nodes: int | None,
-    gpus: int | None,
-    settings: list[str] | None,
-) -> Any:
-    """The experiment file with the command line's changes."""
-    from zsim.specs.experiment import load_experiment
-
-    overrides: dict[str, Any] = dict(_setting(text) for text in settings or [])
-    named = {"model": model, "cluster": cluster, "nodes": nodes, "gpus": gpus}
-    for key, value in named.items():
-        if value is None:
-            continue
-        if key in overrides and overrides[key] != value:
-            raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
-        overrides[key] = value
-    if path is None and "model" in overrides:  # the example's length is for its model
-        overrides.setdefault("training.sequence_length", None)
-    origin = None if path is not None else "command line" if overrides else "example"
-    return load_experiment(path or _EXAMPLE, overrides, origin=origin)
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """`training.precision=bf16` -> a dotted key and a value: TOML where it is TOML, else a string."""
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value.strip()
-
-
-def _write_json(content: dict[str, Any], path: Path) -> Path:
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
-
-
 def _write_all(result: Any, folder: Path) -> dict[str, Path]:
     from zsim.report.html import write_html_report
     from zsim.trace.chrome import write_chrome_trace
@@ -231,7 +181,7 @@ def _write_all(result: Any, folder: Path) -> dict[str, Path]:
         write_chrome_trace(result.trace, folder / "trace.json.gz")
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
-    _write_json(result.report.to_dict(), folder / "report.json")
+    write_json(result.report.to_dict(), folder / "report.json")
     return {
         "report": folder / "report.html",
         "trace": folder / "trace.json.gz",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from zsim.cli_topology import app
+from zsim.commands.topology import app
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 from zsim.study.collective_bench import bench, compare_curves, median_error, with_choice

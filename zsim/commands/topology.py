@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zsim.commands.options import write_json, write_text
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ def show(
     else:
         print_topology(facts)
         if json_ is not None:
-            _write(json_, json.dumps(facts, indent=1) + "\n")
+            write_json(facts, json_)
     if out is not None:
         from zsim.study.topology_page import topology_page
 
-        _write(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
+        write_text(topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"), out)
         print(f"page      {out}")
 
 
@@ -85,7 +86,7 @@ def bench(
         if out is not None:
             from zsim.study.topology_page import curves_page
 
-            _write(out, curves_page(points))
+            write_text(curves_page(points), out)
             print(f"page      {out}")
         if json_ is not None:
             from dataclasses import asdict
@@ -127,8 +128,8 @@ def compare(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}") from None
-        _write(out / "compare.html", comparison_page(found))
-        _write(out / "compare.json", json.dumps([row.to_dict() for row in found], indent=1) + "\n")
+        write_text(comparison_page(found), out / "compare.html")
+        write_json([row.to_dict() for row in found], out / "compare.json")
         print(f"page      {out / 'compare.html'}")
 
 
@@ -154,7 +155,7 @@ def import_(
     from zsim.specs.importers.topology_import import import_topology
 
     imported = import_topology(file, format_=format_, base=base, network=network, name=output.stem)
-    _write(output, imported.toml)
+    write_text(imported.toml, output)
     from zsim.specs.cluster_files import load_cluster
 
     load_cluster(output)
@@ -173,7 +174,7 @@ def export(
     from zsim.specs.cluster_files import load_cluster
     from zsim.specs.importers.astra_sim_network import astra_sim_yaml
 
-    _write(output, astra_sim_yaml(load_cluster(cluster), nodes))
+    write_text(astra_sim_yaml(load_cluster(cluster), nodes), output)
     print(f"written: {output}")
 
 
@@ -210,11 +211,4 @@ def _write_json(content: Any, path: Path) -> None:
     if str(path) == "-":
         print(text)
     else:
-        _write(path, text + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+        write_text(text + "\n", path)

@@ -1,0 +1,78 @@
+"""What several commands take: an experiment with changes on the command line, and a file for the JSON."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    from zsim.specs.experiment import Experiment
+
+EXAMPLE = Path(__file__).parents[1] / "presets" / "experiments" / "llama-3-70b-zero3.toml"
+
+ExperimentFile = Annotated[
+    Path | None, typer.Argument(help="Experiment file; without it the README's example.", show_default=False)
+]
+Model = Annotated[str | None, typer.Option(help="Model preset, or path to a Hugging Face config.json.")]
+Cluster = Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")]
+Nodes = Annotated[int | None, typer.Option(help="Number of nodes.")]
+Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the experiment file, e.g. strategy.stage=2."),
+]
+
+
+def experiment_from(
+    path: Path | None,
+    model: str | None,
+    cluster: str | None,
+    nodes: int | None,
+    gpus: int | None,
+    settings: list[str] | None,
+) -> Experiment:
+    """The experiment file with the command line's changes."""
+    from zsim.specs.experiment import load_experiment
+
+    overrides: dict[str, Any] = dict(setting(text) for text in settings or [])
+    named = {"model": model, "cluster": cluster, "nodes": nodes, "gpus": gpus}
+    for key, value in named.items():
+        if value is None:
+            continue
+        if key in overrides and overrides[key] != value:
+            raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
+        overrides[key] = value
+    if path is None and "model" in overrides:  # the example's length is for its model
+        overrides.setdefault("training.sequence_length", None)
+    origin = None if path is not None else "command line" if overrides else "example"
+    return load_experiment(path or EXAMPLE, overrides, origin=origin)
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """`training.precision=bf16` -> a dotted key and a value: TOML where it is TOML, else a string."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()
+
+
+def write_json(content: Any, path: Path) -> Path:
+    return write_text(json.dumps(content, indent=1) + "\n", path)
+
+
+def write_text(content: str, path: Path) -> Path:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
