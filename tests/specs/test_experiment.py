@@ -270,8 +270,8 @@ def test_overriding_gpus_drops_the_files_nodes_and_the_other_way_round(file: Pat
 
 
 def test_an_override_below_a_value_is_refused(file: Path) -> None:
-    with pytest.raises(InputError, match=r"--set model\.name: 'model' is not a table"):
-        load_experiment(file, {"model.name": "x"})
+    with pytest.raises(InputError, match=r"--set nodes\.name: 'nodes' is 2, not a table"):
+        load_experiment(file, {"nodes.name": "x"})
 
 
 def test_overrides_leave_their_source_alone() -> None:

@@ -25,7 +25,11 @@ Nodes = Annotated[int | None, typer.Option(help="Number of nodes.")]
 Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the experiment file, e.g. strategy.stage=2."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any key of the experiment and of the files it names: strategy.stage=2, cluster.nvme.drives=9.",
+    ),
 ]
 
 

@@ -21,26 +21,31 @@ _ORIGIN_KEYS = frozenset({"source", "evidence"})
 _MAX_DEPTH = 8
 
 
-def load_cluster(name_or_path: str | Path) -> Cluster:
-    """The cluster of a preset's name ("dgx-h100") or of a TOML file.
+def load_cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
+    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables themselves.
 
     Raises InputError when there is none, or when something in it is wrong.
     """
-    path = _find(name_or_path, topology_preset_path)
-    data = _read_with_parents(path, topology_preset_path)
-    if isinstance(data.get("gpu"), str):
+    if isinstance(source, Mapping):
+        file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path)
+    else:
+        path = _find(source, topology_preset_path)
+        file, data = path.name, _read_with_parents(path, topology_preset_path)
+    if isinstance(data.get("gpu"), str | Mapping):
         # The path of `gpu` is relative to the file that says it, which may be a parent.
         data["gpu"] = load_gpu(data["gpu"])
     elif "gpu" in data and not isinstance(data["gpu"], Gpu):
         raise InputError(
-            f"{path.name}: gpu: expected the name of a GPU ('h100-sxm-80gb') or the path of a GPU file"
+            f"{file}: gpu: expected the name of a GPU ('h100-sxm-80gb') or the path of a GPU file"
         )
-    return validated(data, path.name, Cluster)
+    return validated(data, file, Cluster)
 
 
-def load_gpu(name_or_path: str | Path) -> Gpu:
-    """The GPU of a preset's name ("h100-sxm-80gb") or of a TOML file."""
-    path = _find(name_or_path, gpu_preset_path)
+def load_gpu(source: str | Path | Mapping[str, Any]) -> Gpu:
+    """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables themselves."""
+    if isinstance(source, Mapping):
+        return validated(_with_parents(source, "gpu", Path(), gpu_preset_path), "gpu", Gpu)
+    path = _find(source, gpu_preset_path)
     return validated(_read_with_parents(path, gpu_preset_path), path.name, Gpu)
 
 
@@ -70,26 +75,44 @@ def _find(name_or_path: str | Path, preset: Callable[[str], Path]) -> Path:
 
 
 def _read_with_parents(path: Path, preset: Callable[[str], Path], depth: int = 0) -> dict[str, Any]:
-    """The file's tables over those of the file that it extends, all the way up."""
     data = read_toml(path)
     if isinstance(data.get("gpu"), str) and data["gpu"].endswith(".toml"):
         data["gpu"] = str(path.parent / data["gpu"])
+    return _with_parents(data, path.name, path.parent, preset, depth)
+
+
+def _with_parents(
+    data: Mapping[str, Any], file: str, folder: Path, preset: Callable[[str], Path], depth: int = 0
+) -> dict[str, Any]:
+    """The file's tables over those of the file that it extends, all the way up."""
     if "extends" not in data:
-        return data
-    parent_name = data.pop("extends")
+        return dict(data)
+    parent_name = data["extends"]
     if not isinstance(parent_name, str):
-        raise InputError(f"{path.name}: extends: expected a preset's name or a path, found {parent_name!r}")
+        raise InputError(f"{file}: extends: expected a preset's name or a path, found {parent_name!r}")
     if depth == _MAX_DEPTH:
-        raise InputError(f"{path.name}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
-    parent_path = path.parent / parent_name if parent_name.endswith(".toml") else preset(parent_name)
+        raise InputError(f"{file}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
+    parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
     parent = _read_with_parents(parent_path, preset, depth + 1)
     merged = dict(parent)
-    merged["name"] = path.stem
+    merged["name"] = Path(file).stem
     for key, value in data.items():
-        if isinstance(value, dict) and isinstance(parent.get(key), dict):
-            value = _merged_table(path.name, key, value, parent[key], parent_path.stem)
-        merged[key] = value
+        if key == "gpu" and isinstance(value, Mapping):
+            value = _changed_gpu(value, parent.get("gpu"))
+        elif isinstance(value, dict) and isinstance(parent.get(key), dict):
+            value = _merged_table(file, key, value, parent[key], parent_path.stem)
+        if key != "extends":
+            merged[key] = value
     return merged
+
+
+def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
+    """A `[gpu]` table changes the GPU of the file that is extended."""
+    if "extends" in change or not isinstance(parent, str | Mapping):
+        return dict(change)
+    if isinstance(parent, str):
+        return {"extends": parent, **change}
+    return {**parent, **change}
 
 
 def _merged_table(

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
+from zsim.specs.overrides import with_overrides
 from zsim.specs.strategy import AttentionKind, Checkpointing, Precision
 from zsim.specs.validation import raise_input_error
 
@@ -52,12 +53,14 @@ class DdpTable(_Table):
 
 
 class DeepSpeedTable(_Table):
-    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file. `tile_numel`: linear
-    layers with more weights are `deepspeed.zero.TiledLinear` with tiles of at most so many."""
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file. `config_name` is what
+    messages and reports call a `config` that is a table. `tile_numel`: linear layers with more weights are
+    `deepspeed.zero.TiledLinear` with tiles of at most so many."""
 
     kind: Literal["deepspeed"]
     stage: Literal[0, 1, 2, 3] | None = None
     config: str | dict[str, Any] | None = None
+    config_name: str | None = None
     version: str = "0.19.8"
 
     @field_validator("version", mode="before")
@@ -120,7 +123,7 @@ class _ExperimentFile(_Table):
     """An experiment as its file has it."""
 
     model: str | dict[str, Any] = Field(description="preset, or path to a Hugging Face config.json")
-    cluster: str = Field(description="preset, or path to a topology TOML")
+    cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
     nodes: Count | None = None
     gpus: Count | None = None
     training: TrainingTable = TrainingTable()
@@ -186,7 +189,7 @@ def load_experiment(
     """
     path = Path(path)
     data = read_toml(path)
-    for keys in (("model",), ("cluster",), ("strategy", "config")):
+    for keys in (("model",), ("cluster",), ("cluster", "extends"), ("strategy", "config")):
         _make_relative(data, keys, path.parent)
     return experiment_from(data, overrides or {}, origin=origin or path.name)
 
@@ -209,15 +212,7 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
     for one, other in (("nodes", "gpus"), ("gpus", "nodes")):
         if one in overrides and other not in overrides:
             data.pop(other, None)
-    for dotted, value in overrides.items():
-        table = data
-        *parents, key = dotted.split(".")
-        for parent in parents:
-            table = table.setdefault(parent, {})
-            if not isinstance(table, dict):
-                raise InputError(f"--set {dotted}: '{parent}' is not a table")
-        table[key] = value
-    return Experiment(origin=origin, **data)
+    return Experiment(origin=origin, **with_overrides(data, overrides))
 
 
 def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:

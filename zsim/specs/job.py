@@ -100,7 +100,7 @@ def resolve(experiment: Experiment) -> Job:
 
 def _model(model: str | dict[str, Any]) -> ModelSpec:
     if isinstance(model, dict):
-        return model_from_config(model, "model", "experiment")
+        return model_from_config(model, str(model.get("_name_or_path", "model")), "experiment")
     return load_model(model)
 
 
@@ -229,6 +229,7 @@ def _deepspeed(
         world_size=world_size,
         hidden_size=model.hidden_size,
         training=values,
+        name=table.config_name,
     )
     if table.config is not None and table.stage is not None and table.stage != resolved.zero.stage:
         raise InputError(

@@ -89,6 +89,11 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
     Raises InputError for a missing or damaged file, an unknown family, or shapes that cannot be.
     """
+    return model_from_config(*read_model_config(name_or_path))
+
+
+def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str, str]:
+    """(the parsed `config.json`, the model's name, what errors name) of a preset, a file or a folder."""
     text = str(name_or_path)
     path = Path(text)
     if text in presets.model_preset_names():
@@ -99,7 +104,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     else:
         path, name = presets.model_preset_path(text), text
-    return model_from_config(_read_json(path), name, str(path))
+    return _read_json(path), name, str(path)
 
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
