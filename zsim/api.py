@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
+from zsim.cost.power import Activity, kernel_activity
 from zsim.engine.capacity import least_gpus, node_capacity_bytes, usable_bytes
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan import make
+from zsim.plan.builder import COMPUTE
 from zsim.plan.make import is_offloaded
-from zsim.plan.ops import Plan
+from zsim.plan.ops import Kernels, Plan
+from zsim.report.energy import run_cost, step_energy
 from zsim.report.offload import TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
 from zsim.report.traffic import TrafficRow
@@ -78,7 +81,42 @@ def _report(outcome: Outcome, wall_seconds: float) -> Report:
     if not report.fits:
         arguments["least_gpus"] = least_gpus(job.experiment)
         report = make_report(outcome.trace, **arguments)
-    return report
+    return _with_cost(report, job, outcome.plan)
+
+
+def _with_cost(report: Report, job: Job, plan: Plan) -> Report:
+    """The report with the step's energy, and with what a run costs where the experiment has `[cost]`."""
+    energy = step_energy(report.breakdown, _activity(job, plan), job.cluster.gpu.power)
+    table = job.experiment.cost
+    if table is None:
+        return replace(report, energy=energy)
+    cost = run_cost(
+        table,
+        energy,
+        step_seconds=report.step_seconds,
+        step_tokens=report.work.tokens * job.world_size,
+        gpus=job.world_size,
+        nodes=job.num_nodes,
+        parameters=job.model.numel,
+    )
+    notes = report.notes
+    if energy is None:
+        notes = (*notes, f"no energy: how much power GPU '{job.cluster.gpu.name}' draws is not known")
+    return replace(report, energy=energy, cost=cost, notes=notes)
+
+
+def _activity(job: Job, plan: Plan) -> Activity:
+    """What the kernels of a step's compute stream are bound by, each distinct work looked at once."""
+    known: dict[int, Activity] = {}
+    totals = [0.0] * len(Activity._fields)
+    for op in plan.ops:
+        if op.stream == COMPUTE and isinstance(op.work, Kernels):
+            activity = known.get(id(op.work))
+            if activity is None:
+                activity = known[id(op.work)] = kernel_activity(op.work.kernels, job.cluster.gpu)
+            for index, part in enumerate(activity):
+                totals[index] += part
+    return Activity(*totals)
 
 
 def step_work(job: Job) -> StepWork:

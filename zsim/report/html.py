@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zsim.report import figures
+from zsim.report.cost_words import HEADINGS, cost_rows
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
@@ -74,6 +75,8 @@ def html_report(report: Report, trace: Trace) -> str:
             for name, seconds in report.breakdown.seconds.items()
         ],
         collective_rows=[_collective_row(row) for row in report.collectives],
+        cost_headings=HEADINGS,
+        cost_rows=list(cost_rows(report)),
         experiment=sections(report.experiment),
         grades={grade: meaning.color for grade, meaning in EVIDENCE.items()},
         wall=format_seconds(report.simulation.wall_seconds),

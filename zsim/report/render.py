@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zsim.report.cost_words import HEADINGS, cost_rows
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
@@ -59,6 +60,8 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
         yield _traffic(report, is_plain)
     if report.offload is not None:
         yield _offload(report, report.offload, is_plain)
+    if report.cost is not None:
+        yield _cost(report)
     yield _evidence(report)
 
 
@@ -170,6 +173,14 @@ def _offload(report: Report, section: OffloadSection, is_plain: bool) -> Table:
         moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
         used = row.utilisation_fraction
         table.add_row(row.tier, moved, _percent(used), _bar(used, "red", is_plain))
+    return table
+
+
+def _cost(report: Report) -> Table:
+    table = _table("What training costs", *HEADINGS[:-1], "")
+    for row in cost_rows(report):
+        table.add_row(*row)
+    table.columns[0].no_wrap, table.columns[-1].style = True, "dim"
     return table
 
 

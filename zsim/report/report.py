@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.energy import Energy, RunCost
 from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
@@ -63,6 +64,8 @@ class Report:
     simulation: SimulationStats
     notes: tuple[str, ...]
     offload: OffloadSection | None = None
+    energy: Energy | None = None
+    cost: RunCost | None = None
 
     @property
     def fits(self) -> bool:
@@ -117,6 +120,8 @@ class Report:
             "traffic": [asdict(row) for row in self.traffic],
             "notes": list(self.notes),
             "offload": None if self.offload is None else asdict(self.offload),
+            "energy": None if self.energy is None else asdict(self.energy),
+            "cost": None if self.cost is None else asdict(self.cost),
         }
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
+from zsim.specs.cost import CostTable
 from zsim.specs.overrides import with_overrides
 from zsim.specs.strategy import AttentionKind, Checkpointing, Precision
 from zsim.specs.validation import raise_input_error
@@ -128,6 +129,7 @@ class _ExperimentFile(_Table):
     gpus: Count | None = None
     training: TrainingTable = TrainingTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
+    cost: CostTable | None = None
 
 
 class Experiment(_ExperimentFile):

@@ -105,10 +105,14 @@ class Interference(Table):
 
 
 class Power(Table):
-    """Board power."""
+    """Board power by what the GPU does: `idle` while a job waits (memory held, clocks up), `memory_bound`
+    under kernels bound by HBM, `maximum` the board's limit, where large matrix products run;
+    `communication` while only collectives run (as `memory_bound` where it is left out)."""
 
     idle: Watts
     maximum: Watts
+    memory_bound: Watts | None = None
+    communication: Watts | None = None
 
 
 class Gpu(BaseModel):

@@ -1,0 +1,43 @@
+"""Money, energy and time of a training run in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zsim.report.report import Report
+
+HEADINGS = ("", "run", "per 1e9 tokens", "per parameter", "at")
+
+
+def cost_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    """A row per thing that `[cost]` asks for, under `HEADINGS`; nothing without `[cost]`."""
+    energy, cost = report.energy, report.cost
+    if cost is None:
+        return
+    billion_seconds = 1e9 / report.work.tokens / report.simulation.world_size * report.step_seconds
+    gpu_hours = billion_seconds * report.simulation.world_size / 3600
+    tokens = "" if cost.tokens is None else f"{cost.tokens:.4g} tokens"
+    yield "days", _shown(cost.days, "{:,.1f}"), f"{billion_seconds / 86400:,.3g}", "", tokens
+    yield "GPU-hours", _shown(cost.gpu_hours, "{:,.0f}"), f"{gpu_hours:,.1f}", "", ""
+    if cost.gpu_hour_price is not None:
+        yield (
+            cost.currency,
+            _shown(cost.money, "{:,.0f}"),
+            _shown(cost.money_per_billion_tokens, "{:,.2f}"),
+            _shown(cost.money_per_parameter, "{:.3g}"),
+            f"{cost.gpu_hour_price:g} per GPU-hour",
+        )
+    if energy is not None:
+        servers = f"+ {cost.node_power_watts:,.0f} W/node" if cost.node_power_watts else "GPUs alone"
+        yield (
+            "MWh",
+            _shown(cost.megawatt_hours, "{:,.1f}"),
+            _shown(cost.megawatt_hours_per_billion_tokens, "{:,.3g}"),
+            "",
+            f"{servers}, PUE {cost.pue:g}",
+        )
+        yield "W per GPU", f"{energy.watts:.0f}", "", "", f"mean of the step; {energy.evidence}"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

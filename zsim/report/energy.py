@@ -1,0 +1,116 @@
+"""What a step, and a whole training run, costs: energy, GPU-hours, money, days."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.cost.power import Activity, energy_joules
+from zsim.report.breakdown import Breakdown
+from zsim.specs.cost import CostTable
+from zsim.specs.hardware import Power
+
+_JOULES_PER_MEGAWATT_HOUR = 3.6e9
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """One GPU's step. `activity_seconds` add up to the step; `watts` is their mean power."""
+
+    joules: float
+    watts: float
+    activity_seconds: Mapping[str, float]
+    evidence: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What the experiment's `[cost]` makes of a step. A "run" is training on `tokens`; its fields are None
+    without them, money without a price, energy where the GPU's power is not known. Energy is at the meter:
+    GPUs and `node_power`, times `pue`."""
+
+    currency: str
+    gpu_hour_price: float | None
+    pue: float
+    node_power_watts: float
+    tokens: float | None
+    step_money: float | None
+    step_megawatt_hours: float | None
+    gpu_hours: float | None
+    days: float | None
+    money: float | None
+    megawatt_hours: float | None
+    money_per_billion_tokens: float | None
+    megawatt_hours_per_billion_tokens: float | None
+    money_per_parameter: float | None
+
+
+def step_energy(breakdown: Breakdown, kernels: Activity, power: Power | None) -> Energy | None:
+    """The energy of one GPU in a step; None where its power is not known.
+
+    `kernels` is what the compute stream's kernels are bound by; its parts are spread over the time that
+    they took in the step, slowed down or not. Exposed communication is communication, every other wait is
+    idle.
+    """
+    seconds = breakdown.seconds
+    computing = seconds["compute"] + seconds["optimizer"]
+    activity = (
+        kernels.scaled(computing / kernels.seconds) if kernels.seconds > 0 else Activity(idle=computing)
+    )
+    activity = activity._replace(
+        communication=seconds["exposed_communication"],
+        idle=activity.idle + seconds["offload_stall"] + seconds["host_bound"],
+    )
+    joules = None if power is None else energy_joules(activity, power)
+    if power is None or joules is None:
+        return None
+    return Energy(joules, joules / activity.seconds, activity._asdict(), power.evidence, power.source)
+
+
+def run_cost(
+    cost: CostTable,
+    energy: Energy | None,
+    *,
+    step_seconds: float,
+    step_tokens: int,
+    gpus: int,
+    nodes: int,
+    parameters: int,
+) -> RunCost:
+    """Money and energy of a step of all `gpus` (`step_tokens` of all of them), and of the whole run.
+
+        money = price * GPUs * t / 3600        energy = PUE * (GPUs * E + nodes * P * t)
+
+    t: seconds of a step; E: joules of one GPU; P: watts of the rest of a node.
+    """
+    step_hours = gpus * step_seconds / _SECONDS_PER_HOUR
+    money = None if cost.gpu_hour_price is None else cost.gpu_hour_price * step_hours
+    megawatt_hours = None
+    if energy is not None:
+        rest = nodes * cost.node_power * step_seconds
+        megawatt_hours = cost.pue * (gpus * energy.joules + rest) / _JOULES_PER_MEGAWATT_HOUR
+    steps = None if cost.tokens is None else cost.tokens / step_tokens
+    run_money = _times(money, steps)
+    run_seconds = _times(step_seconds, steps)
+    return RunCost(
+        currency=cost.currency,
+        gpu_hour_price=cost.gpu_hour_price,
+        pue=cost.pue,
+        node_power_watts=cost.node_power,
+        tokens=cost.tokens,
+        step_money=money,
+        step_megawatt_hours=megawatt_hours,
+        gpu_hours=_times(step_hours, steps),
+        days=None if run_seconds is None else run_seconds / 86400.0,
+        money=run_money,
+        megawatt_hours=_times(megawatt_hours, steps),
+        money_per_billion_tokens=_times(money, 1e9 / step_tokens),
+        megawatt_hours_per_billion_tokens=_times(megawatt_hours, 1e9 / step_tokens),
+        money_per_parameter=None if run_money is None else run_money / parameters,
+    )
+
+
+def _times(value: float | None, factor: float | None) -> float | None:
+    return None if value is None or factor is None else value * factor
