@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
 from zsim.trace.spans import MemoryEvents, SpanInfo, Trace
+
+# No test waits on a clock, not even Hypothesis's.
+hypothesis.settings.register_profile("zsim", deadline=None)
+hypothesis.settings.load_profile("zsim")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

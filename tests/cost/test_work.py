@@ -335,3 +335,24 @@ def test_routed_experts_are_refused() -> None:
         forward_kernels(experts, SHAPE, EAGER)
     with pytest.raises(NotSimulatedError):
         backward_kernels(experts, SHAPE, EAGER)
+
+
+def test_a_trainers_metrics_take_the_eager_loss_again_after_backward() -> None:
+    """200 tokens, 100 words: 20,000 logits; each metric casts (2 + 4) and goes over fp32 twice (8)."""
+    plain = Module("loss", Loss(100, is_fused=True))
+    logged = Module("loss", Loss(100, is_fused=True, num_metrics=2))
+    extra = total_bytes(backward_kernels(logged, SHAPE, EAGER)) - total_bytes(
+        backward_kernels(plain, SHAPE, EAGER)
+    )
+    assert extra == 2 * 14 * 20_000
+    assert forward_kernels(logged, SHAPE, EAGER) == forward_kernels(plain, SHAPE, EAGER)
+
+
+def test_a_padding_mask_costs_gathers_and_scatters_around_attention() -> None:
+    """4 heads of 8: q, k, v are 96 elements a token, the output 32. Forward 2 x 96 + 3 x 32 = 288, backward
+    3 x 96 + 2 x 32 = 352 elements of 2 bytes, 200 tokens."""
+    plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
+    masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
+    for kernels, elements in ((forward_kernels, 288), (backward_kernels, 352)):
+        extra = total_bytes(kernels(masked, SHAPE, EAGER)) - total_bytes(kernels(plain, SHAPE, EAGER))
+        assert extra == elements * 2 * 200

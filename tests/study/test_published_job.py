@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.model import Loss
+from zsim.specs.model import Attention, Loss
 from zsim.study.published_job import row_job
 from zsim.study.published_table import PublishedRun
 
@@ -89,7 +89,25 @@ def test_composers_releases_are_known_by_their_date() -> None:
     assert (old.training.checkpoint_stops_early, new.training.checkpoint_stops_early) == (False, True)
     assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[union-attr]
     losses = [module.work for module in new.model.after if isinstance(module.work, Loss)]
-    assert losses[0].is_fused
+    assert losses == [Loss(50368, is_fused=True, num_metrics=2)]
+    assert (old.training.optimizer_implementation, new.training.optimizer_implementation) == (
+        "fused",
+        "fused",
+    )
+
+
+def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_metrics() -> None:
+    """torch's cross-entropy and a padding mask until February 2023; two metrics a micro-batch always; its own
+    AdamW goes tensor by tensor."""
+    early = row_job(run(**MOSAIC, date="2023-02", optimizer="DecoupledAdamW fp32 states")).job
+    assert [module.work for module in early.model.after if isinstance(module.work, Loss)] == [
+        Loss(50368, is_fused=False, num_metrics=2)
+    ]
+    cores = [m.work for m in early.model.blocks[0].modules if isinstance(m.work, Attention)]
+    assert [core.unpads for core in cores] == [True]
+    assert early.training.optimizer_implementation == "for_loop"
+    plain = row_job(run(date="2023-02")).job
+    assert [m.work for m in plain.model.after if isinstance(m.work, Loss)] == [Loss(50368)]
 
 
 def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:

@@ -29,7 +29,11 @@ def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -
     assert isinstance(module.work, Attention)
     work = module.work
     core = _flash_forward if options.attention == "flash" else _math_forward
-    return (*_rotary(work, shape, options, 0), *core(work, shape, options))
+    return (
+        *_rotary(work, shape, options, 0),
+        *core(work, shape, options),
+        *_unpadding(work, shape, options, 0),
+    )
 
 
 def rotary_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
@@ -42,7 +46,11 @@ def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) 
     assert isinstance(module.work, Attention)
     work = module.work
     core = _flash_backward if options.attention == "flash" else _math_backward
-    return (*core(work, shape, options), *_rotary(work, shape, options, 1))
+    return (
+        *_unpadding(work, shape, options, 1),
+        *core(work, shape, options),
+        *_rotary(work, shape, options, 1),
+    )
 
 
 def query_elements(work: Attention) -> int:
@@ -73,6 +81,24 @@ def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction:
     elements = shape.tokens * (work.num_heads + work.num_kv_heads) * work.qk_head_dim
     launches = passes.launches if options.compile else 2 * passes.launches
     num_bytes = passes.tensors * elements * options.activation_bytes
+    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
+
+
+def _unpadding(
+    work: Attention, shape: BatchShape, options: WorkOptions, direction: int
+) -> tuple[Kernel, ...]:
+    """Gathers and scatters around the core where a padding mask is given, whether anything is padded or not.
+
+    With i elements of q, k, v and o of the output per token: forward gathers the input (2 i), fills the
+    padded output with zeros and puts the rows in (o + 2 o); backward gathers the output's gradient (2 o),
+    fills the input's with zeros and scatters (i + 2 i). The two waits of the host for the mask's counts are
+    left out. Source: HazyResearch/flash-attention 0.2, bert_padding.py `unpad_input`, `pad_input`.
+    """
+    if not work.unpads:
+        return ()
+    inputs, outputs = query_elements(work) + key_value_elements(work), output_elements(work)
+    passes, launches = ((2 * inputs + 3 * outputs), 7) if direction == 0 else (3 * inputs + 2 * outputs, 3)
+    num_bytes = shape.tokens * passes * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 
 

@@ -250,23 +250,29 @@ def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Ke
     logits, e = shape.tokens * module.work.vocab_size, options.activation_bytes
     if options.compile or module.work.is_fused:
         return (Kernel("loss", 0.0, float(2 * logits * e), options.kernel_dtype, (), 2),)
+    return (_eager_loss(logits, options),)
+
+
+def _eager_loss(logits: int, options: WorkOptions) -> Kernel:
+    e = options.activation_bytes
     cast, launches = (logits * (e + 4), 1) if e < 4 else (0, 0)
-    return (Kernel("loss", 0.0, float(cast + 8 * logits), options.kernel_dtype, (), 2 + launches),)
+    return Kernel("loss", 0.0, float(cast + 8 * logits), options.kernel_dtype, (), 2 + launches)
 
 
 def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Eager: fill a gradient with zeros and set the labels, log-softmax backward (2 read, 1 written), cast.
 
-    Compiled or fused: one reading of the logits, one writing of their gradient.
+    Compiled or fused: one reading of the logits, one writing of their gradient. The trainer's metrics, each
+    an eager forward without gradients, follow backward; they are counted here.
     """
     assert isinstance(module.work, Loss)
     logits, e = shape.tokens * module.work.vocab_size, options.activation_bytes
+    metrics = (_eager_loss(logits, options),) * module.work.num_metrics
     if options.compile or module.work.is_fused:
-        return (Kernel("loss", 0.0, float(2 * logits * e), options.kernel_dtype),)
+        return (Kernel("loss", 0.0, float(2 * logits * e), options.kernel_dtype), *metrics)
     cast, launches = (logits * (e + 4), 1) if e < 4 else (0, 0)
-    return (
-        Kernel("loss", 0.0, float(4 * logits + 12 * logits + cast), options.kernel_dtype, (), 3 + launches),
-    )
+    loss = Kernel("loss", 0.0, float(4 * logits + 12 * logits + cast), options.kernel_dtype, (), 3 + launches)
+    return (loss, *metrics)
 
 
 def _experts(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:

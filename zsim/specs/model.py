@@ -58,6 +58,8 @@ class Attention:
 
     `upcasts_softmax`: written-out attention computes its softmax in fp32 (most families).
     `splits_fused_qkv`: q, k and v are slices of one projection's output.
+    `unpads`: q, k and v are gathered by a padding mask before and the output scattered after, as
+    flash-attn's `FlashMHA` does whenever it is given a mask, padding or not.
     """
 
     num_heads: int
@@ -69,6 +71,7 @@ class Attention:
     window: int | None = None
     upcasts_softmax: bool = True
     splits_fused_qkv: bool = False
+    unpads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,12 @@ class Residual:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Cross-entropy over the vocabulary; `is_fused`: one kernel each way that keeps no fp32 copies, as
-    flash-attn's, Liger's or Apex's, whatever the rest of the model runs on."""
+    flash-attn's, Liger's or Apex's, whatever the rest of the model runs on. `num_metrics`: how many more
+    times the trainer takes the eager cross-entropy of the logits after each backward, to log it."""
 
     vocab_size: int
     is_fused: bool = False
+    num_metrics: int = 0
 
 
 @dataclass(frozen=True, slots=True)

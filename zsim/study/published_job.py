@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zsim.cost.update_work import OptimizerImplementation
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
 from zsim.specs.job import Job, resolve
 from zsim.study.published_cluster import cluster_preset, row_cluster
-from zsim.study.published_model import has_fused_loss, is_composer, model_config, with_fused_loss
+from zsim.study.published_model import composer_model, is_composer, model_config
 from zsim.study.published_table import PublishedRun
 
 _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
@@ -80,14 +81,14 @@ def row_job(run: PublishedRun) -> RowJob:
     except InputError as error:  # shapes that cannot be
         raise NotSimulatedError(str(error)) from None
     nodes = -(-gpus // cluster.gpus_per_node)
-    model = with_fused_loss(job.model) if has_fused_loss(run) else job.model
+    model = composer_model(run, job.model) if is_composer(run) else job.model
     training = replace(
         job.training,
         checkpoint_every=2 if is_every_second_block(run) else 1,
         checkpoint_stops_early=stops_early(run),
         autocast=is_autocast(run),
         stored_dtype=_stored_dtype(run),
-        optimizer_implementation="foreach" if "(HF)" in run.text("optimizer") else "fused",
+        optimizer_implementation=_optimizer_implementation(run),
     )
     job = replace(
         job, model=model, training=training, cluster=cluster, num_nodes=nodes, gpus_per_node=gpus // nodes
@@ -197,6 +198,12 @@ def _is_compiled(run: PublishedRun) -> bool:
 def _optimizer(run: PublishedRun) -> str:
     text = run.text("optimizer").lower()
     return "sgd" if text == "sgd" else "adamw"
+
+
+def _optimizer_implementation(run: PublishedRun) -> OptimizerImplementation:
+    """transformers' default is torch's foreach; composer's DecoupledAdamW goes tensor by tensor."""
+    text = run.text("optimizer")
+    return "foreach" if "(HF)" in text else "for_loop" if "Decoupled" in text else "fused"
 
 
 def _strategy(run: PublishedRun, gpus: int, assumptions: list[str]) -> dict[str, Any]:

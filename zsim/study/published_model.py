@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.model import Loss, ModelSpec
+from zsim.specs.model import Attention, Loss, ModelSpec, Module
 from zsim.study.published_table import PublishedRun
 
 _DECODERS = ("", "decoder")
@@ -86,15 +86,32 @@ def is_composer(run: PublishedRun) -> bool:
     return "MP mode" in run.text("strategy") or "composer" in run.text("software")
 
 
-def has_fused_loss(run: PublishedRun) -> bool:
-    """llm-foundry's models have flash-attn's fused cross-entropy (its default `loss_fn`) from 2023 on."""
-    return is_composer(run) and run.text("date") >= "2023"
+def composer_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
+    """The model as MosaicML's trainer and model code run it at the row's date.
 
-
-def with_fused_loss(model: ModelSpec) -> ModelSpec:
-    """The same model with a cross-entropy that is one kernel each way."""
+    - Every micro-batch ends with two metrics, LanguageCrossEntropy and Perplexity, which each take the eager
+      cross-entropy of the logits again (llm-foundry: `train_metrics` of its models, on by default; composer:
+      `_train_microbatch`, "Use microbatch outputs to update training metrics").
+    - The loss is torch's until February 2023 (llm-foundry@d14a7c94a, examples/llm/src/mosaic_gpt.py),
+      flash-attn's fused one after (its `loss_fn` then defaults to `fused_crossentropy`).
+    - Until February 2023 attention is flash-attn 0.2's `FlashMHA`, always given a padding mask (the same
+      file, "So we always provide a tensor"); the Triton kernel after takes none.
+    """
+    is_old = run.text("date") < "2023-03"
+    blocks = tuple(
+        replace(block, modules=tuple(_unpadding(module) for module in block.modules))
+        for block in model.blocks
+    )
     after = tuple(
-        replace(module, work=replace(module.work, is_fused=True)) if isinstance(module.work, Loss) else module
+        replace(module, work=replace(module.work, is_fused=not is_old, num_metrics=2))
+        if isinstance(module.work, Loss)
+        else module
         for module in model.after
     )
-    return replace(model, after=after)
+    return replace(model, blocks=blocks if is_old else model.blocks, after=after)
+
+
+def _unpadding(module: Module) -> Module:
+    if not isinstance(module.work, Attention):
+        return module
+    return replace(module, work=replace(module.work, unpads=True))
