@@ -3,7 +3,8 @@
     python -m validation.microbench --out microbench.json                 everything this machine has
     python -m validation.microbench --out microbench.json --only gemm     one family
     python -m validation.microbench --out microbench.json --quick         few sizes, for a look
+    python -m validation.microbench --out microbench.json --again-above 0.1
 
-A measurement that the file has already is not made again, so an interrupted run goes on where it stopped.
-Each entry has the work (FLOPs, bytes), and median, spread and number of its repeats; `zsim calibrate` is
-their reader."""
+A measurement that the file has already is not made again, so an interrupted run goes on where it stopped; the
+last form makes those again that were taken while others used more than a tenth of the machine.
+`traces/README.md` describes the file; `zsim calibrate` is its reader."""

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from validation.launch import run
-from validation.microbench import kernels, movement
-from validation.microbench.bench import Benchmark, ResultFile, rates, spread, time_repeats
+from validation.launch import MALLOC, run
+from validation.microbench import host, kernels, movement, ranks
+from validation.microbench.bench import Benchmark, ResultFile, Times, measure, rates, spread
 
-FAMILIES = ("gemm", "attention", "memory_bound", "optimizers", "host", "host_copies", "files", "collectives")
+LOCAL = {
+    "gemm": kernels.gemm,
+    "attention": kernels.attention,
+    "memory_bound": kernels.memory_bound,
+    "optimizers": host.optimizers,
+    "host": host.host,
+    "host_copies": movement.host_copies,
+}
+FAMILIES = (*LOCAL, "files", "collectives")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,6 +34,13 @@ def parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="few sizes")
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--ranks", type=int, action="append", help="group sizes of collectives (2 and 4)")
+    add(
+        "--again-above",
+        type=float,
+        default=1.0,
+        metavar="FRACTION",
+        help="measure again what was measured while others used more than this of the machine",
+    )
     return arguments
 
 
@@ -32,52 +49,77 @@ def local_benchmarks(families: list[str], device: str, quick: bool, folder: Path
     for name in families:
         if name == "files":
             yield from movement.files(folder, quick)
-        elif name == "host_copies":
-            if device == "cpu":
-                print("host_copies: SKIPPED, there is no GPU to copy to")
-            yield from movement.host_copies(device, quick)
-        elif name != "collectives":
-            yield from getattr(kernels, name)(device, quick)
+        elif name in LOCAL:
+            yield from LOCAL[name](device, quick)
 
 
-def measure_collectives(results: ResultFile, ranks: int, quick: bool) -> None:
-    """All of one group size in one start of its ranks."""
-    missing = [b for b in movement.collective_benchmarks(ranks, quick) if not results.has(b)]
-    if not missing:
-        return
-    wanted = [benchmark.parameters for benchmark in missing]
-    found = run("validation.microbench.movement:on_ranks", ranks, (wanted, "cpu"), timeout=600)[0]
-    for benchmark, seconds in zip(missing, found, strict=True):
-        report(results, benchmark, seconds)
+class Progress:
+    """Writes each result to the file, and a line about it."""
+
+    def __init__(self, results: ResultFile, missing: int) -> None:
+        self.results, self.missing, self.done, self.begun = results, missing, 0, time.monotonic()
+
+    def add(self, benchmark: Benchmark, times: Times) -> None:
+        self.results.add(benchmark, times)
+        self.done += 1
+        left = (time.monotonic() - self.begun) / self.done * (self.missing - self.done)
+        summary = spread(times.wall)
+        assert summary is not None
+        print(
+            f"{self.done:4}/{self.missing} {left:4.0f} s left {summary['median'] * 1e3:10.4f} ms "
+            f"{rates(benchmark.work, summary['median']):34} {benchmark.key}",
+            flush=True,
+        )
 
 
-def report(results: ResultFile, benchmark: Benchmark, seconds: dict[str, float]) -> None:
-    results.add(benchmark, seconds)
-    count = len(results.data["measurements"])
-    print(
-        f"{count:4}  {seconds['median'] * 1e3:10.4f} ms  {rates(benchmark.work, seconds['median']):40}",
-        end="",
-    )
-    print(benchmark.key, flush=True)
+def measure_collectives(progress: Progress, missing: list[Benchmark]) -> None:
+    """All of one group size and backend in one start of its ranks."""
+    starts = dict.fromkeys((b.parameters["ranks"], b.parameters["backend"]) for b in missing)
+    for size, backend in starts:
+        part = [b for b in missing if (b.parameters["ranks"], b.parameters["backend"]) == (size, backend)]
+        wanted = [benchmark.parameters for benchmark in part]
+        arguments = (wanted, backend)
+        found = run("validation.microbench.ranks:measure_all", size, arguments, timeout=600, backend=backend)
+        for benchmark, times in zip(part, found[0], strict=True):
+            progress.add(benchmark, times)
+
+
+def backends(group_size: int) -> list[str]:
+    """gloo, and NCCL where each rank can have a GPU of its own."""
+    has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= group_size
+    return ["gloo", "nccl"] if has_gpus else ["gloo"]
 
 
 def main(words: list[str]) -> int:
     options = parser().parse_args(words)
     families = list(options.only or FAMILIES)
     torch.manual_seed(0)
-    results = ResultFile(options.out, "python -m validation.microbench " + " ".join(words), options.device)
+    command = "python -m validation.microbench" + (" --quick" if options.quick else "")
+    results = ResultFile(options.out, command, options.device)
+    if "host_copies" in families and options.device == "cpu":
+        print("host_copies: SKIPPED, there is no GPU to copy to")
+
+    def missing(benchmarks: Iterator[Benchmark]) -> list[Benchmark]:
+        return [one for one in benchmarks if not results.has(one, options.again_above)]
+
     with movement.file_folder() as folder:
-        for benchmark in local_benchmarks(families, options.device, options.quick, Path(folder)):
-            if results.has(benchmark):
-                continue
-            place = str(benchmark.parameters.get("place", options.device))
-            device = "cpu" if benchmark.family in ("host", "file") else place
-            report(results, benchmark, spread(time_repeats(benchmark.prepare(), device)))
-    if "collectives" in families:
-        for ranks in options.ranks or (2, 4):
-            measure_collectives(results, ranks, options.quick)
+        local = missing(local_benchmarks(families, options.device, options.quick, Path(folder)))
+        together = [
+            benchmark
+            for size in (options.ranks or (2, 4))
+            for backend in backends(size)
+            for benchmark in missing(ranks.collective_benchmarks(size, backend, options.quick))
+            if "collectives" in families
+        ]
+        progress = Progress(results, len(local) + len(together))
+        for benchmark in local:
+            progress.add(benchmark, measure(benchmark))
+    measure_collectives(progress, together)
     return 0
 
 
 if __name__ == "__main__":
+    if not MALLOC.keys() <= os.environ.keys():  # as ranks have it; glibc reads it when a process starts
+        again = [sys.executable, "-m", "validation.microbench", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, **MALLOC})
     sys.exit(main(sys.argv[1:]))

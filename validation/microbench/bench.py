@@ -6,54 +6,85 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from validation.machine_load import CpuLoad, foreign_fraction
 from validation.provenance import provenance
 
+FORMAT = 1
 MIN_REPEATS, MAX_REPEATS = 5, 200
-BUDGET_SECONDS = 0.6  # per measurement, after warming up
+BUDGET_SECONDS = 0.5  # per measurement, after warming up
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """One measurement to make: `prepare` builds the tensors and gives the thing to time.
 
-    `work` holds FLOPs and bytes as zsim counts them: full tensors of collectives, reads plus writes of
-    kernels."""
+    `work` holds FLOPs, bytes, elements or calls as zsim counts them: full tensors of collectives, reads plus
+    writes of kernels. `timed_on` is the host's clock or the device's; `threads` torch's in this process.
+    """
 
     family: str
     parameters: dict[str, Any]
     prepare: Callable[[], Callable[[], Any]]
     work: dict[str, float] = field(default_factory=dict)
+    timed_on: str = "host"
+    threads: int = 1
 
     @property
     def key(self) -> str:
-        """Family and parameters in one line: what the file knows it by."""
-        return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.parameters.items())
+        """Family and parameters in one line."""
+        return key_of(self.family, self.parameters)
 
 
-def time_repeats(run: Callable[[], Any], device: str) -> list[float]:
-    """Seconds of each repeat, by CUDA events on a GPU; as many as the budget allows.
+def key_of(family: str, parameters: dict[str, Any]) -> str:
+    return f"{family} " + " ".join(f"{name}={value}" for name, value in parameters.items())
 
-    On a GPU repeats are issued without waiting, so what is timed is the device and not the launch.
-    """
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each repeat on the clock, and of this thread's processor (none where a GPU is timed)."""
+
+    wall: Sequence[float]
+    cpu: Sequence[float] = ()
+    foreign_cpu_fraction: float = 0.0
+
+
+def measure(benchmark: Benchmark) -> Times:
+    """Prepare, warm up, repeat."""
+    torch.set_num_threads(benchmark.threads)
+    run = benchmark.prepare()
+    load = CpuLoad()
+    wall, cpu = time_on_host(run) if benchmark.timed_on == "host" else (time_on_gpu(run), [])
+    return Times(wall, cpu, foreign_fraction(*load.since()))
+
+
+def time_on_host(run: Callable[[], Any]) -> tuple[list[float], list[float]]:
+    """(wall, thread CPU) of each repeat, as many as the budget allows."""
     for _ in range(3):
         run()
-    if device == "cpu":
-        seconds: list[float] = []
-        begun = time.perf_counter()
-        while len(seconds) < MIN_REPEATS or (
-            len(seconds) < MAX_REPEATS and time.perf_counter() - begun < BUDGET_SECONDS
-        ):
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+    wall: list[float] = []
+    cpu: list[float] = []
+    begun = time.perf_counter()
+    while len(wall) < MIN_REPEATS or (
+        len(wall) < MAX_REPEATS and time.perf_counter() - begun < BUDGET_SECONDS
+    ):
+        start, cpu_start = time.perf_counter(), time.thread_time()
+        run()
+        cpu.append(time.thread_time() - cpu_start)
+        wall.append(time.perf_counter() - start)
+    return wall, cpu
+
+
+def time_on_gpu(run: Callable[[], Any]) -> list[float]:
+    """By CUDA events. Repeats are issued without waiting, so the device is timed and not the launch."""
+    for _ in range(3):
+        run()
     torch.cuda.synchronize()
     start_time = time.perf_counter()
     run()
@@ -69,45 +100,61 @@ def time_repeats(run: Callable[[], Any], device: str) -> list[float]:
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
 
 
-def spread(seconds: list[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile, minimum, count."""
+def spread(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Median, mean, 10th and 90th percentile, minimum, count; None of nothing.
+
+    A step is a sum of parts, and so is its mean the sum of means: medians of skewed times add up to too
+    little."""
+    if not seconds:
+        return None
     ordered = sorted(seconds)
-    at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.1, 0.9)]
-    return {
+    low, high = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.1, 0.9))
+    rounded = {
         "median": statistics.median(ordered),
-        "p10": at[0],
-        "p90": at[1],
+        "mean": statistics.fmean(ordered),
+        "p10": low,
+        "p90": high,
         "min": ordered[0],
-        "repeats": len(ordered),
     }
+    return {name: float(f"{value:.4g}") for name, value in rounded.items()} | {"repeats": len(ordered)}
 
 
 class ResultFile:
-    """Results so far, written after each measurement."""
+    """Results so far, one row each, written after each measurement."""
 
     def __init__(self, path: Path, command: str, device: str) -> None:
         self.path = path
-        self.data: dict[str, Any] = {"provenance": {}, "measurements": {}}
+        self.rows: dict[str, dict[str, Any]] = {}
         if path.exists():
-            self.data = json.loads(path.read_text())
-        self.data["provenance"] = {**provenance(command), "device": device_name(device)}
+            rows = json.loads(path.read_text())["measurements"]
+            self.rows = {key_of(row["family"], row["parameters"]): row for row in rows}
+        self.provenance = provenance(command, device=device_name(device))
 
-    def has(self, benchmark: Benchmark) -> bool:
-        return benchmark.key in self.data["measurements"]
+    def has(self, benchmark: Benchmark, quieter_than: float = 1.0) -> bool:
+        """Whether it was measured already, and others used no more than so much of the machine meanwhile."""
+        row = self.rows.get(benchmark.key)
+        return row is not None and row["foreign_cpu_fraction"] <= quieter_than
 
-    def add(self, benchmark: Benchmark, seconds: dict[str, float]) -> None:
-        self.data["measurements"][benchmark.key] = {
+    def add(self, benchmark: Benchmark, times: Times) -> None:
+        """Keep the measurement, unless the file has one that was disturbed less."""
+        if self.has(benchmark, quieter_than=times.foreign_cpu_fraction):
+            return
+        self.rows[benchmark.key] = {
             "family": benchmark.family,
             "parameters": benchmark.parameters,
             "work": benchmark.work,
-            "seconds": seconds,
+            "timed_on": benchmark.timed_on,
+            "threads": benchmark.threads,
+            "seconds": spread(times.wall),
+            "cpu_seconds": spread(times.cpu),
+            "foreign_cpu_fraction": times.foreign_cpu_fraction,
         }
-        head = json.dumps(self.data["provenance"])
-        rows = ",\n".join(
-            f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in self.data["measurements"].items()
-        )
+        head = json.dumps(self.provenance)
+        rows = ",\n".join(f"  {json.dumps(row)}" for row in self.rows.values())
         partial = self.path.with_suffix(".partial")
-        partial.write_text(f'{{"provenance": {head},\n "measurements": {{\n{rows}\n}}}}\n')
+        partial.write_text(
+            f'{{"format": {FORMAT},\n "provenance": {head},\n "measurements": [\n{rows}\n]}}\n'
+        )
         partial.rename(self.path)
 
 
@@ -122,6 +169,8 @@ def rates(work: dict[str, float], seconds: float) -> str:
         parts.append(f"{work['flops'] / seconds / 1e12:8.3f} TFLOP/s")
     if "bytes" in work:
         parts.append(f"{work['bytes'] / seconds / 1e9:8.3f} GB/s")
+    if "calls" in work:
+        parts.append(f"{seconds / work['calls'] * 1e6:8.2f} us each")
     return " ".join(parts)
 
 

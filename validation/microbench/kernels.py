@@ -1,4 +1,4 @@
-"""Kernels of a transformer's step, and what the host spends on issuing them."""
+"""Kernels of a transformer's step: products, attention, and what is bound by memory."""
 
 from __future__ import annotations
 
@@ -6,179 +6,192 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from validation.calls import Call
+from validation.llama import RMSNorm, rotate
 from validation.microbench.bench import Benchmark, sizes
-from validation.tracing import Tracer
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Prepared = Callable[[], Any]
+
+
+def clock(device: str) -> str:
+    return "host" if device == "cpu" else "device"
+
+
+# -- products ---------------------------------------------------------------------------------------------
 
 
 def gemm(device: str, quick: bool) -> Iterator[Benchmark]:
     """tokens x k times k x n: a linear layer forward (nt), and its two products in backward (nn, tn).
 
-    Random data: a GPU multiplies zeros faster.
+    Widths are of the recorded small models on a CPU, of Llama-3's on a GPU.
     """
-    scale = 1 if device == "cpu" else 8
-    widths = [(512, 512), (512, 1408), (1024, 1024)]
-    shapes = [(256 * scale, n * scale, k * scale) for k, n in (widths[:1] if quick else widths)]
-    for dtype in ("fp32", "bf16"):
-        for m, n, k in shapes:
-            for layout in ("nt",) if quick else ("nt", "nn", "tn"):
+    if device == "cpu":
+        widths = [(128, 128), (128, 352), (128, 512), (512, 512), (512, 1408), (1024, 4096)]
+        tokens, dtypes = (128, 512, 2048), ["fp32", "bf16"]
+    else:
+        widths = [(4096, 4096), (4096, 14336), (4096, 128_256), (8192, 8192), (8192, 28_672)]
+        tokens, dtypes = (2048, 8192), ["bf16", "fp16", "tf32", "fp32"]
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
+            dtypes.append("fp8")
+    if quick:
+        widths, tokens = widths[:1], tokens[:1]
+    for dtype in dtypes:
+        layouts = ("nt",) if quick or dtype == "fp8" else ("nt", "nn", "tn")
+        for m, (k, n) in ((m, width) for width in widths for m in tokens):
+            for layout in layouts:
+                yield product(device, dtype, m, n, k, layout)
 
-                def prepare(
-                    m: int = m, n: int = n, k: int = k, layout: str = layout, dtype: str = dtype
-                ) -> Any:
-                    options: Any = {"device": device, "dtype": DTYPES[dtype]}
-                    left = torch.randn((k, m) if layout[0] == "t" else (m, k), **options)
-                    right = torch.randn((n, k) if layout[1] == "t" else (k, n), **options)
-                    left = left.t() if layout[0] == "t" else left
-                    right = right.t() if layout[1] == "t" else right
-                    return lambda: left @ right
 
-                size = DTYPES[dtype].itemsize * (m * k + k * n + m * n)
-                parameters = {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}
-                yield Benchmark("gemm", parameters, prepare, {"flops": 2.0 * m * n * k, "bytes": size})
+def product(device: str, dtype: str, m: int, n: int, k: int, layout: str) -> Benchmark:
+    """One product; random data, because a GPU multiplies zeros faster."""
+    item = 1 if dtype == "fp8" else DTYPES[dtype].itemsize
+    out_item = 2 if dtype == "fp8" else item
+
+    def operands(of: torch.dtype) -> tuple[Tensor, Tensor]:
+        left = torch.randn((k, m) if layout[0] == "t" else (m, k), device=device).to(of)
+        right = torch.randn((n, k) if layout[1] == "t" else (k, n), device=device).to(of)
+        return left.t() if layout[0] == "t" else left, right.t() if layout[1] == "t" else right
+
+    def prepare() -> Prepared:
+        if dtype == "fp8":
+            a, b = operands(torch.float8_e4m3fn)
+            one = torch.ones((), device=device)
+            return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        left, right = operands(DTYPES[dtype])
+        return lambda: left @ right
+
+    parameters = {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype}
+    work = {"flops": 2.0 * m * n * k, "bytes": float(item * (m * k + k * n) + out_item * m * n)}
+    return Benchmark("gemm", parameters, prepare, work, clock(device))
+
+
+# -- attention --------------------------------------------------------------------------------------------
 
 
 def attention(device: str, quick: bool) -> Iterator[Benchmark]:
     """Causal attention, forward, and forward with backward; FLOPs are of the causal half."""
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    lengths = (128, 512) if device == "cpu" else (1024, 4096, 8192)
-    heads, head_dim = (4, 64) if device == "cpu" else (32, 128)
-    for length in lengths[:1] if quick else lengths:
+    if device == "cpu":
+        dtype, shapes = "fp32", [(2, 4, 64, 32), (1, 4, 128, 64), (1, 4, 512, 64), (1, 8, 1024, 64)]
+    else:
+        dtype, shapes = "bf16", [(1, 32, length, 128) for length in (1024, 2048, 4096, 8192, 16_384)]
+    for batch, heads, length, head_dim in shapes[:1] if quick else shapes:
         for direction in ("forward", "both"):
 
-            def prepare(length: int = length, direction: str = direction) -> Callable[[], Any]:
-                shape = (1, heads, length, head_dim)
-                q, k, v = (
-                    torch.randn(shape, device=device, dtype=dtype, requires_grad=direction == "both")
-                    for _ in range(3)
-                )
-                grad = torch.randn(shape, device=device, dtype=dtype)
+            def prepare(
+                shape: tuple[int, ...] = (batch, heads, length, head_dim), direction: str = direction
+            ) -> Prepared:
+                def random(grad: bool) -> Tensor:
+                    return torch.randn(shape, device=device, dtype=DTYPES[dtype], requires_grad=grad)
+
+                q, k, v = (random(direction == "both") for _ in range(3))
+                upstream = random(False)
                 if direction == "forward":
                     return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
-                return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(grad)
+                return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(upstream)
 
-            forward = 2.0 * heads * length * length * head_dim  # two products, half of each masked away
-            parameters = {"heads": heads, "length": length, "head_dim": head_dim, "direction": direction}
+            forward = 2.0 * batch * heads * length * length * head_dim  # two products, half of each masked
             flops = forward * (1 if direction == "forward" else 3.5)
-            yield Benchmark("attention", {**parameters, "dtype": str(dtype)[6:]}, prepare, {"flops": flops})
+            parameters = {"batch": batch, "heads": heads, "length": length, "head_dim": head_dim}
+            parameters |= {"direction": direction, "dtype": dtype}
+            yield Benchmark("attention", parameters, prepare, {"flops": flops}, clock(device))
+
+
+# -- bound by memory --------------------------------------------------------------------------------------
 
 
 def memory_bound(device: str, quick: bool) -> Iterator[Benchmark]:
-    """Norm, activation, residual, embedding, cross-entropy, and a plain copy and fill."""
-    tokens, width, vocab = (256, 512, 2048) if device == "cpu" else (8192, 4096, 128_256)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    item = dtype.itemsize
+    """Norms, activation, residual, rotary embedding, embedding, cross-entropy; copies and fills by size.
 
-    def tensor(*shape: int, grad: bool = False) -> Tensor:
-        return torch.randn(*shape, device=device, dtype=dtype, requires_grad=grad)
+    `bytes` is read and written once by each kernel; pieces that run as many small kernels have `elements`
+    only.
+    """
+    if device == "cpu":
+        dtype, shapes = "fp32", [(128, 128, 512), (512, 512, 2048), (2048, 512, 8192)]
+    else:
+        dtype, shapes = "bf16", [(2048, 4096, 32_000), (8192, 4096, 128_256), (8192, 8192, 128_256)]
+    for tokens, width, vocab in shapes[:1] if quick else shapes:
+        yield from pieces(device, dtype, tokens, width, vocab)
+    for size in list(sizes(2**14, 2**28 if device == "cpu" else 2**30))[: 2 if quick else None]:
 
-    def norm() -> Callable[[], Any]:
-        x, weight = tensor(tokens, width), tensor(width)
-        return lambda: F.rms_norm(x, (width,), weight)
-
-    def silu_times() -> Callable[[], Any]:
-        gate, up = tensor(tokens, width), tensor(tokens, width)
-        return lambda: F.silu(gate) * up
-
-    def residual() -> Callable[[], Any]:
-        a, b = tensor(tokens, width), tensor(tokens, width)
-        return lambda: a + b
-
-    def embedding() -> Callable[[], Any]:
-        table = tensor(vocab, width)
-        rows = torch.randint(0, vocab, (tokens,), device=device)
-        return lambda: F.embedding(rows, table)
-
-    def cross_entropy() -> Callable[[], Any]:
-        logits = tensor(tokens, vocab, grad=True)
-        labels = torch.randint(0, vocab, (tokens,), device=device)
-        return lambda: F.cross_entropy(logits.float(), labels).backward()
-
-    full = float(tokens * width * item)
-    for name, prepare, count in (
-        ("rms_norm", norm, 2 * full),
-        ("silu_times", silu_times, 5 * full),
-        ("residual", residual, 3 * full),
-        ("embedding", embedding, 2 * full),
-        ("cross_entropy", cross_entropy, float(tokens * vocab * (3 * item + 24))),
-    ):
-        yield Benchmark(name, {"tokens": tokens, "width": width}, prepare, {"bytes": count})
-    for size in list(sizes(2**16, 2**26 if device == "cpu" else 2**30))[: 2 if quick else None]:
-
-        def copy(size: int = size) -> Callable[[], Any]:
+        def copy(size: int = size) -> Prepared:
             source = torch.ones(size, dtype=torch.uint8, device=device)
             target = torch.empty_like(source)
             return lambda: target.copy_(source)
 
-        yield Benchmark("copy", {"bytes": size}, copy, {"bytes": 2.0 * size})
+        def fill(size: int = size) -> Prepared:
+            target = torch.empty(size, dtype=torch.uint8, device=device)
+            return lambda: target.fill_(1)
+
+        yield Benchmark("copy", {"bytes": size}, copy, {"bytes": 2.0 * size}, clock(device))
+        yield Benchmark("fill", {"bytes": size}, fill, {"bytes": 1.0 * size}, clock(device))
 
 
-def optimizers(device: str, quick: bool) -> Iterator[Benchmark]:
-    """AdamW, 28 bytes per parameter (reads p, g, m, v; writes p, m, v); on a GPU also the CPU's."""
-    for place in dict.fromkeys((device, "cpu")):
-        for numel in (10**6,) if quick else (10**6, 10**7):
-            for kind in ("fused", "foreach", "loop"):
+def pieces(device: str, dtype: str, tokens: int, width: int, vocab: int) -> Iterator[Benchmark]:
+    """Each piece forward, and with its backward."""
+    item = DTYPES[dtype].itemsize
+    full, logits = float(tokens * width * item), float(tokens * vocab)
+    # Cross-entropy in fp32: log-softmax reads and writes, its backward reads two and writes one, the loss's
+    # writes one; logits of another type are cast before and after.
+    loss_bytes = logits * (24 + (0 if item == 4 else 8 + 2 * item))
+    table = float(vocab * width * item)
+    work: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+        "rms_norm": ({"bytes": 2 * full}, {"bytes": 5 * full}),
+        "rms_norm_eager": ({}, {}),
+        "silu_times": ({"bytes": 5 * full}, {"bytes": 14 * full}),
+        "residual": ({"bytes": 3 * full}, {}),
+        "rotary": ({}, {}),
+        "embedding": ({"bytes": 2 * full}, {"bytes": 5 * full + table}),
+        "cross_entropy": ({}, {"bytes": loss_bytes}),
+    }
+    for name, amounts in work.items():
+        for direction, amount in zip(("forward", "both"), amounts, strict=True):
+            if (name, direction) == ("residual", "both"):
+                continue  # its backward passes the gradient on
 
-                def prepare(place: str = place, numel: int = numel, kind: str = kind) -> Callable[[], Any]:
-                    parameter = nn.Parameter(torch.randn(numel, device=place))
-                    parameter.grad = torch.randn(numel, device=place)
-                    return torch.optim.AdamW(
-                        [parameter], fused=kind == "fused", foreach=kind == "foreach"
-                    ).step
+            def prepare(name: str = name, direction: str = direction) -> Prepared:
+                forward = make_piece(name, device, DTYPES[dtype], tokens, width, vocab, direction == "both")
+                if direction == "forward":
+                    return forward
+                upstream = torch.ones_like(forward())
+                return lambda: forward().backward(upstream)
 
-                parameters = {"kind": kind, "place": place, "numel": numel}
-                yield Benchmark("adamw", parameters, prepare, {"bytes": 28.0 * numel, "elements": numel})
+            parameters = {"tokens": tokens, "width": width, "dtype": dtype, "direction": direction}
+            if name in ("embedding", "cross_entropy"):
+                parameters["vocab"] = vocab
+            elements = {"elements": logits if name == "cross_entropy" else float(tokens * width)}
+            yield Benchmark(name, parameters, prepare, {**amount, **elements}, clock(device))
 
 
-def host(device: str, quick: bool) -> Iterator[Benchmark]:
-    """What the host spends: launching a small kernel, calling a module, four hooks more, a trace event."""
-    calls = 1000
+def make_piece(
+    name: str, device: str, dtype: torch.dtype, tokens: int, width: int, vocab: int, grad: bool
+) -> Prepared:
+    """A forward function on random data."""
 
-    def launch() -> Callable[[], Any]:
-        x = torch.zeros(1, device=device)
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype, requires_grad=grad)
 
-        def run() -> None:
-            for _ in range(calls):
-                x.add_(1)
-
-        return run
-
-    def module(with_hooks: bool) -> Callable[[], Callable[[], Any]]:
-        def prepare() -> Callable[[], Any]:
-            layer, x = nn.Identity(), torch.zeros(1)
-            if with_hooks:
-                for _ in range(2):
-                    layer.register_forward_pre_hook(lambda module, args: None)
-                    layer.register_forward_hook(lambda module, args, output: None)
-
-            def run() -> None:
-                for _ in range(calls):
-                    layer(x)
-
-            return run
-
-        return prepare
-
-    def trace_event() -> Callable[[], Any]:
-        call = Call("all_gather", 1, "fp32", 2)
-
-        def run() -> None:
-            tracer = Tracer()
-            for _ in range(calls):
-                tracer.collective(call).finished()
-
-        return run
-
-    for name, prepare in (
-        ("launch", launch),
-        ("module_call", module(False)),
-        ("module_call_with_4_hooks", module(True)),
-        ("trace_event", trace_event),
-    ):
-        yield Benchmark("host", {"what": name, "calls": calls}, prepare)
+    x, y = random(tokens, width), random(tokens, width)
+    if name == "rms_norm":
+        weight = random(width)
+        return lambda: F.rms_norm(x, (width,), weight)
+    if name == "rms_norm_eager":
+        norm = RMSNorm(width).to(device, dtype)
+        return lambda: norm(x)
+    if name == "silu_times":
+        return lambda: F.silu(x) * y
+    if name == "residual":
+        return lambda: x + y
+    if name == "rotary":
+        cos, sin = (torch.randn(tokens, width, device=device, dtype=dtype) for _ in range(2))
+        return lambda: rotate(x, cos, sin)
+    rows = torch.randint(0, vocab, (tokens,), device=device)
+    if name == "embedding":
+        table = random(vocab, width)
+        return lambda: F.embedding(rows, table)
+    assert name == "cross_entropy"
+    logits = random(tokens, vocab)
+    return lambda: F.cross_entropy(logits.float(), rows)

@@ -17,6 +17,7 @@ from validation.calls import Call, fold
 from validation.collective_log import CollectiveLog
 from validation.examples import make_batch
 from validation.llama import Llama, LlamaShape
+from validation.machine_load import CpuLoad
 from validation.record import flight_recorder, kineto
 from validation.record.cases import MODELS, Recording
 from validation.tracing import Tracer, now
@@ -203,22 +204,3 @@ def phases(tracer: Tracer) -> dict[str, list[float]]:
         if event["kind"] == "phase" and event["op"] in ("forward", "backward", "update"):
             seconds.setdefault(event["op"], []).append((event["done_ns"] - event["issue_ns"]) / 1e9)
     return seconds
-
-
-class CpuLoad:
-    """How busy the machine was, and how much of that was this process."""
-
-    def __init__(self) -> None:
-        self.start = self._read()
-
-    def since(self) -> tuple[float, float, float]:
-        """Clock ticks since the beginning: the machine's busy ones, all it had, this process's."""
-        busy, total, own = (after - before for before, after in zip(self.start, self._read(), strict=True))
-        return busy, total, own
-
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
-        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        idle, total = fields[3] + fields[4], sum(fields[:8])
-        own = sum(os.times()[:2]) * os.sysconf("SC_CLK_TCK")
-        return total - idle, total, own
