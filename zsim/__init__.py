@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.flows import simulate_flows
+    from zsim.report.compare import Comparison, compare
     from zsim.specs.experiment import Experiment, load_experiment
 
 _HOMES = {
@@ -26,6 +27,8 @@ _HOMES = {
     "make_plan": "zsim.api",
     "simulate": "zsim.api",
     "max_min_fair_rates": "zsim.cost.sharing",
+    "Comparison": "zsim.report.compare",
+    "compare": "zsim.report.compare",
     "InputError": "zsim.errors",
     "NotSimulatedError": "zsim.errors",
     "StuckError": "zsim.errors",
@@ -35,6 +38,7 @@ _HOMES = {
     "load_experiment": "zsim.specs.experiment",
 }
 __all__ = [
+    "Comparison",
     "Experiment",
     "InputError",
     "NotSimulatedError",
@@ -42,6 +46,7 @@ __all__ = [
     "StuckError",
     "ZsimError",
     "__version__",
+    "compare",
     "load_experiment",
     "make_plan",
     "max_min_fair_rates",

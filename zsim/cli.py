@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zsim.commands.compare import compare
 from zsim.commands.options import (
     Cluster,
     ExperimentFile,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 
 app.add_typer(topology_app, name="topology")
+app.command()(compare)
 
 
 @app.callback(invoke_without_command=True)

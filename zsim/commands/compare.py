@@ -1,0 +1,71 @@
+"""`zsim compare`: a simulated step against a recorded one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import Set, setting, write_json
+from zsim.errors import InputError
+
+
+def compare(
+    simulated: Annotated[
+        Path, typer.Argument(metavar="SIMULATED", help="A trace, or an experiment TOML to simulate now.")
+    ],
+    recorded: Annotated[
+        Path,
+        typer.Argument(metavar="RECORDED", help="A trace: a rank's file or a folder of ranks; or a TOML."),
+    ],
+    set_: Set = None,
+    rank: Annotated[int | None, typer.Option(help="Whose times are compared; else the first rank's.")] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FRACTION",
+            help="0.02 for all, or step=, time=, memory=, overlap=; again for more.",
+        ),
+    ] = None,
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write everything as JSON ('-': standard output)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one HTML page with both timelines.")
+    ] = None,
+) -> None:
+    """Two traces: are the calls the same, are times and bytes near, and what differs most.
+
+    Exit code 1: something is past its tolerance. Times measured beside foreign load are inconclusive.
+    """
+    from zsim.report.compare import compare as compare_traces
+    from zsim.report.verdict import Tolerances
+    from zsim.study.sides import load_side
+
+    tolerances = Tolerances.parse(tolerance or [])
+    changes = dict(setting(text) for text in set_ or [])
+    comparison = compare_traces(
+        load_side(simulated, changes),
+        load_side(recorded),
+        tolerances=tolerances,
+        rank=rank,
+        names=(str(simulated), str(recorded)),
+    )
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(comparison.to_dict(), indent=1))
+    else:
+        print(comparison)
+    if json_ is not None and str(json_) != "-":
+        print(f"json  {write_json(comparison.to_dict(), json_)}")
+    if out is not None:
+        try:
+            comparison.write_html(out)
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}") from None
+        if str(json_) != "-":
+            print(f"page  {out}")
+    if comparison.verdict == "fail":
+        raise typer.Exit(1)

@@ -1,0 +1,173 @@
+"""Which calls of two sequences are each other's, when some were dropped, added, changed or swapped.
+
+The longest common subsequence comes first (Myers, "An O(ND) Difference Algorithm and Its Variations", 1986),
+so one lost call costs one line and not all that follow it. What it leaves over is then read again: the same
+call a few places away was moved, calls that stand between the same neighbours and differ in a field or two
+were changed, and the rest is on one side only.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+MOST_EDITS = 1_000  # beyond, two sequences have nothing to do with one another
+_FAR = 16  # places that a call may be moved by and still count as the same one
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Index pairs (first, second), each list in order: `same` agree, `changed` stand in for one another,
+    `moved` agree but stand elsewhere; `only_first` and `only_second` have no counterpart.
+
+    `is_whole` is False where the sequences differ so much that nothing but their ends was aligned.
+    """
+
+    same: tuple[tuple[int, int], ...]
+    changed: tuple[tuple[int, int], ...]
+    moved: tuple[tuple[int, int], ...]
+    only_first: tuple[int, ...]
+    only_second: tuple[int, ...]
+    is_whole: bool = True
+
+
+def align(
+    first: Sequence[Hashable],
+    second: Sequence[Hashable],
+    likeness: Callable[[int, int], float] | None = None,
+) -> Alignment:
+    """Align two sequences of keys. `likeness(i, j)` in 0..1 says how alike two unequal entries are; from 0.5
+    on, entries between the same neighbours count as one that was changed."""
+    matches, is_whole = _matches(first, second)
+    gaps = _gaps(matches, len(first), len(second))
+    moved = _moved(gaps, first, second)
+    taken_first, taken_second = {i for i, _ in moved}, {j for _, j in moved}
+    changed: list[tuple[int, int]] = []
+    if likeness is not None:
+        for left, right in gaps:
+            free_left = [i for i in left if i not in taken_first]
+            free_right = [j for j in right if j not in taken_second]
+            changed += _changed(free_left, free_right, likeness)
+    taken_first |= {i for i, _ in changed}
+    taken_second |= {j for _, j in changed}
+    return Alignment(
+        same=tuple(matches),
+        changed=tuple(changed),
+        moved=tuple(moved),
+        only_first=tuple(i for left, _ in gaps for i in left if i not in taken_first),
+        only_second=tuple(j for _, right in gaps for j in right if j not in taken_second),
+        is_whole=is_whole,
+    )
+
+
+def _matches(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[list[tuple[int, int]], bool]:
+    """Pairs of a longest common subsequence, and whether it was found within `MOST_EDITS`."""
+    start, limit = 0, min(len(first), len(second))
+    while start < limit and first[start] == second[start]:
+        start += 1
+    tail = 0
+    while tail < limit - start and first[-1 - tail] == second[-1 - tail]:
+        tail += 1
+    head = [(i, i) for i in range(start)]
+    end = [(len(first) - k, len(second) - k) for k in range(tail, 0, -1)]
+    left, right = first[start : len(first) - tail], second[start : len(second) - tail]
+    middle = _shortest_edit(left, right) if left and right else []
+    if middle is None:
+        return head + end, False
+    return head + [(i + start, j + start) for i, j in middle] + end, True
+
+
+def _shortest_edit(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]] | None:
+    """Myers' greedy search: `reach[k]` is how far into `first` diagonal k = i - j gets with so many edits.
+
+    None where more than `MOST_EDITS` are needed. `history[d]` is the part of `reach` that round d starts
+    from.
+    """
+    rows, columns = len(first), len(second)
+    most = min(rows + columns, MOST_EDITS)
+    zero = most + 1  # where diagonal 0 stands
+    reach = array("i", [0]) * (2 * most + 3)
+    history: list[array[int]] = []
+    for edits in range(most + 1):
+        history.append(reach[zero - edits - 1 : zero + edits + 2])
+        for diagonal in range(-edits, edits + 1, 2):
+            below, left = reach[zero + diagonal + 1], reach[zero + diagonal - 1]
+            i = below if _comes_from_above(diagonal, edits, left, below) else left + 1
+            j = i - diagonal
+            while i < rows and j < columns and first[i] == second[j]:
+                i, j = i + 1, j + 1
+            reach[zero + diagonal] = i
+            if i >= rows and j >= columns:
+                return _walk_back(history, rows, columns)
+    return None
+
+
+def _comes_from_above(diagonal: int, edits: int, left: int, above: int) -> bool:
+    """Whether the furthest path on a diagonal goes down from the one above, not right from the one before."""
+    return diagonal == -edits or (diagonal != edits and left < above)
+
+
+def _walk_back(history: list[array[int]], rows: int, columns: int) -> list[tuple[int, int]]:
+    """The matches on the path that ended at (rows, columns), in order."""
+    matches: list[tuple[int, int]] = []
+    i, j = rows, columns
+    for edits in range(len(history) - 1, 0, -1):
+        reach, zero, diagonal = history[edits], edits + 1, i - j
+        left, above = reach[zero + diagonal - 1], reach[zero + diagonal + 1]
+        is_down = _comes_from_above(diagonal, edits, left, above)
+        before_i = above if is_down else left
+        before_j = before_i - (diagonal + 1 if is_down else diagonal - 1)
+        while i > before_i and j > before_j:
+            i, j = i - 1, j - 1
+            matches.append((i, j))
+        i, j = before_i, before_j
+    matches += [(k, k) for k in range(i - 1, -1, -1)]
+    return matches[::-1]
+
+
+_Gap = tuple[list[int], list[int]]
+
+
+def _gaps(matches: list[tuple[int, int]], rows: int, columns: int) -> list[_Gap]:
+    """What stands between neighbouring matches on either side, where something does."""
+    gaps: list[_Gap] = []
+    last_i = last_j = -1
+    for i, j in [*matches, (rows, columns)]:
+        if i - last_i > 1 or j - last_j > 1:
+            gaps.append((list(range(last_i + 1, i)), list(range(last_j + 1, j))))
+        last_i, last_j = i, j
+    return gaps
+
+
+def _moved(gaps: list[_Gap], first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """The same entry left over on both sides in different gaps, near one another."""
+    waiting: dict[Hashable, list[tuple[int, int]]] = {}
+    for number, (_, right) in enumerate(gaps):
+        for j in right:
+            waiting.setdefault(second[j], []).append((number, j))
+    moved = []
+    for left, _ in gaps:
+        for i in left:
+            near = [entry for entry in waiting.get(first[i], []) if abs(entry[1] - i) <= _FAR]
+            if near:
+                nearest = min(near, key=lambda entry: abs(entry[1] - i))
+                waiting[first[i]].remove(nearest)
+                moved.append((i, nearest[1]))
+    return moved
+
+
+def _changed(
+    left: list[int], right: list[int], likeness: Callable[[int, int], float]
+) -> list[tuple[int, int]]:
+    """Pairs in order, the most alike first wherever there is a choice."""
+    pairs: list[tuple[int, int]] = []
+    at = 0
+    for i in left:
+        best = max(
+            range(at, len(right)), key=lambda k: (likeness(i, right[k]), -k), default=None
+        )  # the earliest among equals
+        if best is not None and likeness(i, right[best]) >= 0.5:
+            pairs.append((i, right[best]))
+            at = best + 1
+    return pairs

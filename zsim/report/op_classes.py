@@ -1,0 +1,141 @@
+"""Ops by class, and each op with its counterpart on the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.report.alignment import align
+from zsim.report.meanings import COMPUTE_KINDS, span_meaning
+from zsim.report.plan_check import PlanCheck
+from zsim.trace.spans import COLLECTIVES, Floats, SpanInfo, Trace
+from zsim.units import format_bytes, format_seconds
+
+_KNOWN_PHASES = 0.9  # of the kernels' time: below, kernels are one class
+
+
+@dataclass(frozen=True, slots=True)
+class OpPair:
+    """One op and its counterpart in the recording: who it is, and how long each took."""
+
+    title: str
+    bytes: int
+    simulated_seconds: float
+    recorded_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpsOfClass:
+    """One side's ops of a class: their spans by start, and how long they ran in all."""
+
+    spans: tuple[int, ...]
+    seconds: float
+
+
+def class_name(info: SpanInfo, has_phases: bool) -> str:
+    """`all-gather, 64 ranks`, `backward kernels`, `optimizer`, `host to GPU`; "" for what is no work."""
+    if info.kind == "host":
+        return ""
+    if info.kind in COLLECTIVES:
+        return f"{span_meaning(info.kind).label}, {info.group_size:,} rank{'s' * (info.group_size != 1)}"
+    if info.kind not in COMPUTE_KINDS:
+        return span_meaning(info.kind).label
+    if not has_phases:
+        return "kernels"
+    if info.kind == "optimizer" or info.phase == "optimizer":
+        return "optimizer"
+    return f"{info.phase} kernels".strip()
+
+
+def knows_phases(trace: Trace) -> bool:
+    """Whether (nearly all of) the kernels' time belongs to a named phase of the step."""
+    if not len(trace):
+        return False
+    seconds = trace.end_seconds - trace.start_seconds
+    is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
+    is_known = np.array([bool(info.phase) or info.kind == "optimizer" for info in trace.infos], dtype=bool)
+    kernels = is_kernel[trace.info_indices]
+    known = float(seconds[kernels & is_known[trace.info_indices]].sum())
+    return known >= _KNOWN_PHASES * float(seconds[kernels].sum()) and known > 0
+
+
+def ops_by_class(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
+    """Class -> its ops, in the order of each class's first."""
+    names = [class_name(info, has_phases) for info in trace.infos]
+    spans: dict[str, list[int]] = {}
+    indices = trace.info_indices.tolist()
+    for span in np.argsort(trace.start_seconds, kind="stable").tolist():
+        if names[indices[span]]:
+            spans.setdefault(names[indices[span]], []).append(span)
+    seconds = trace.end_seconds - trace.start_seconds
+    return {name: OpsOfClass(tuple(rows), float(seconds[rows].sum())) for name, rows in spans.items()}
+
+
+def pairs_by_class(
+    simulated: Trace, recorded: Trace, plan: PlanCheck, has_phases: bool
+) -> dict[str, list[OpPair]]:
+    """Collectives as the plan check has paired them; other ops by name, where both sides name them alike."""
+    found: dict[str, list[OpPair]] = {}
+    for i, j in plan.pairs:
+        mine, theirs = plan.simulated[i], plan.recorded[j]
+        if (mine.kind, mine.bytes) == (theirs.kind, theirs.bytes) and min(mine.span, theirs.span) >= 0:
+            name = class_name(simulated.infos[simulated.info_indices[mine.span]], has_phases)
+            pair = _pair(mine.title, mine.bytes, simulated, mine.span, recorded, theirs.span)
+            found.setdefault(name, []).append(pair)
+    mine_by_class, theirs_by_class = ops_by_class(simulated, has_phases), ops_by_class(recorded, has_phases)
+    for name, ops in mine_by_class.items():
+        if name not in found and name in theirs_by_class:
+            pairs = _by_name(simulated, ops.spans, recorded, theirs_by_class[name].spans)
+            if pairs:
+                found[name] = pairs
+    return found
+
+
+def _by_name(simulated: Trace, mine: Sequence[int], recorded: Trace, theirs: Sequence[int]) -> list[OpPair]:
+    """Ops of one class in time order, aligned by name; none where less than half of the names are shared."""
+    names = [simulated.infos[simulated.info_indices[span]].name for span in mine]
+    others = [recorded.infos[recorded.info_indices[span]].name for span in theirs]
+    if 2 * len(set(names) & set(others)) < max(len(set(names)), len(set(others))):
+        return []
+    return [_pair(names[i], 0, simulated, mine[i], recorded, theirs[j]) for i, j in align(names, others).same]
+
+
+def _pair(title: str, num_bytes: int, simulated: Trace, span: int, recorded: Trace, other: int) -> OpPair:
+    mine = float(simulated.end_seconds[span] - simulated.start_seconds[span])
+    theirs = float(recorded.end_seconds[other] - recorded.start_seconds[other])
+    return OpPair(title, num_bytes, mine, theirs)
+
+
+def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
+    """What a class's error looks like: a link's bandwidth, a latency, or some ops only; "" within tolerance.
+
+    All calls longer by one factor: bandwidth. All longer by one amount: latency. What leaves the smaller
+    rest (relative, the median's) is said.
+    """
+    timed = [pair for pair in pairs if pair.simulated_seconds > 0]
+    mine = np.array([pair.simulated_seconds for pair in timed])
+    theirs = np.array([pair.recorded_seconds for pair in timed])
+    off = np.flatnonzero(np.abs(theirs - mine) > tolerance * mine).tolist()
+    if not off:
+        return ""
+    if 2 * len(off) <= len(timed):
+        worst = timed[max(off, key=lambda k: abs(theirs[k] - mine[k]))]
+        times = (
+            f"{format_seconds(worst.simulated_seconds)} simulated, {format_seconds(worst.recorded_seconds)}"
+        )
+        return f"{len(off)} of {len(timed)} ops, most of all {worst.title}: {times} recorded"
+    factor, extra = float(np.median(theirs / mine)), float(np.median(theirs - mine))
+    sizes = sorted({pair.bytes for pair in timed})
+    if len(sizes) > 1 and _rest(theirs, mine + extra) < _rest(theirs, factor * mine):
+        more = "longer" if extra > 0 else "shorter"
+        return f"every call {format_seconds(abs(extra))} {more}, whatever its size: latency"
+    if sizes == [0]:
+        return f"the usual op takes {factor:.2f} times as long as simulated"
+    spread = f", from {format_bytes(sizes[0])} to {format_bytes(sizes[-1])}" if len(sizes) > 1 else ""
+    return f"every call {factor:.2f} times as long{spread}: {1 / factor:.2f} of the simulated bandwidth"
+
+
+def _rest(measured: Floats, fitted: Floats) -> float:
+    return float(np.median(np.abs(measured - fitted) / np.maximum(measured, 1e-12)))
