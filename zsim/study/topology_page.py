@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim import report
+from zsim.report.page import Section, page
 from zsim.study import topology_figures as figures
 from zsim.units import format_rate, format_seconds
-from zsim.version import __version__
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from zsim.study.collective_bench import CurvePoint
     from zsim.study.topologies import Comparison
 
-_TEMPLATES = [Path(__file__).parent / "templates", Path(report.__file__).parent / "templates"]
+_KICKER = "topologies"
 
 
 def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
@@ -27,19 +23,16 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
     sections = []
     for number, (name, nodes) in enumerate(clusters):
         facts = describe_topology(name, nodes)
-        section = _section(
-            facts["description"], [(f"d{number}", _drawn(facts), figures.drawing(name, nodes))]
-        )
-        section["head"] = ["", "count", "each"]
-        section["rows"] = [
+        rows = [
             *([f"{tier} links", f"{row['links']:,}", format_rate(row["bytes_per_second"])]
               for tier, row in facts["tiers"].items()),
             *([f"{role} switches", f"{count:,}", f"{facts['ports_per_switch'][role]} ports"]
               for role, count in facts["switches"].items()),
             *([f"{kind} cables", f"{count:,}", ""] for kind, count in facts["cables"].items()),
         ]  # fmt: skip
-        sections.append(section)
-    return _page(title, sections)
+        drawn = [(f"d{number}", _drawn(facts), figures.drawing(name, nodes))]
+        sections.append(Section(facts["description"], drawn, ["", "count", "each"], rows))
+    return page(title, _KICKER, sections)
 
 
 def comparison_page(rows: Sequence[Comparison]) -> str:
@@ -47,16 +40,16 @@ def comparison_page(rows: Sequence[Comparison]) -> str:
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)
     summary = f"Fastest: {best.cluster}, {format_seconds(best.report.step_seconds)} per step."
-    table = _section(
+    table = Section(
         "Side by side",
         [
             ("steps", "Every instant of the step, by what the compute stream does or waits for.",
              figures.breakdowns(rows)),
         ],
+        ["cluster", "step", "exposed communication", "tokens/s/GPU", "MFU", "switches", "cables",
+         "bisection"],
+        [_cells(row) for row in rows],
     )  # fmt: skip
-    table["head"] = ["cluster", "step", "exposed communication", "tokens/s/GPU", "MFU", "switches", "cables",
-                     "bisection"]  # fmt: skip
-    table["rows"] = [_cells(row) for row in rows]
     drawn = [
         (f"d{number}", f"{row.cluster}, {_drawn(row.facts)} Colour: how busy a tier's fullest link is.",
          figures.drawing(row.file, row.nodes, {use.tier: use.utilisation_fraction for use in row.tiers}))
@@ -64,20 +57,20 @@ def comparison_page(rows: Sequence[Comparison]) -> str:
     ]  # fmt: skip
     sections = [
         table,
-        _section("Links", [
+        Section("Links", [
             ("heat", "How busy the fullest link of each tier is over the step.", figures.heat_map(rows)),
             ("traffic", "Bytes that one GPU puts on each tier per step.", figures.traffic(rows)),
         ]),
-        _section("Scaling", [
+        Section("Scaling", [
             ("scaling", "More GPUs, the same batch on each: a flat line is perfect.", figures.scaling(rows))
         ]),
-        _section("What the fabrics are built of", [("price", "Switches, ports in use, cables.",
+        Section("What the fabrics are built of", [("price", "Switches, ports in use, cables.",
                                                     figures.price(rows))]),
-        _section("The fabrics", drawn),
+        Section("The fabrics", drawn),
     ]  # fmt: skip
     gpus = f"{rows[0].gpus:,} GPUs"
     title = " | ".join(part for part in (labels.get("model"), labels.get("strategy"), gpus) if part)
-    return _page(title, sections, summary)
+    return page(title, _KICKER, sections, summary)
 
 
 def curves_page(points: Sequence[CurvePoint]) -> str:
@@ -88,19 +81,19 @@ def curves_page(points: Sequence[CurvePoint]) -> str:
     for number, cluster in enumerate(dict.fromkeys(point.cluster for point in points)):
         own = [point for point in points if point.cluster == cluster]
         caption = "Dots are measured, lines simulated; errors are of time, simulated over measured."
-        section = _section(cluster, [(f"c{number}", caption, figures.curves(own))])
-        section["head"] = ["curve", "points from 64 KiB to 4 GiB", "median absolute error", "worst"]
+        table = []
         for name in dict.fromkeys(point.curve for point in own):
             scored = [point for point in own if point.curve == name and point.is_scored]
             worst = max(scored, key=lambda point: abs(point.error), default=None)
-            section["rows"].append([
+            table.append([
                 name, str(len(scored)), f"{(median_error(scored) or 0) * 100:.1f} %",
                 f"{worst.error * 100:+.0f} % at {worst.size_bytes / 2**20:g} MiB" if worst else "",
             ])  # fmt: skip
-        sections.append(section)
+        head = ["curve", "points from 64 KiB to 4 GiB", "median absolute error", "worst"]
+        sections.append(Section(cluster, [(f"c{number}", caption, figures.curves(own))], head, table))
     total = median_error(points)
     summary = f"Median absolute error {total * 100:.1f} %." if total is not None else ""
-    return _page("Measured and simulated collectives", sections, summary)
+    return page("Measured and simulated collectives", _KICKER, sections, summary)
 
 
 def _cells(row: Comparison) -> list[str]:
@@ -121,32 +114,3 @@ def _cells(row: Comparison) -> list[str]:
 def _drawn(facts: dict[str, Any]) -> str:
     more = " The first 24 nodes (or two NVLink domains)." if facts["nodes"] > 24 else ""
     return f"{facts['network']}, {facts['nodes']} nodes, {facts['num_switches']:,} switches.{more}"
-
-
-def _section(title: str, plots: Sequence[tuple[str, str, Figure]]) -> dict[str, Any]:
-    drawn = [
-        {"id": name, "caption": caption, "json": figure.to_json().replace("</", "<\\/")}
-        for name, caption, figure in plots
-    ]
-    return {"title": title, "figures": drawn, "head": [], "rows": []}
-
-
-def _page(title: str, sections: list[dict[str, Any]], summary: str = "") -> str:
-    import jinja2
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.get_template("topologies.html.j2").render(
-        title=title,
-        sections=sections,
-        summary=summary,
-        version=__version__,
-        plotly_js=Markup(get_plotlyjs()),
-    )
