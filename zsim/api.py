@@ -9,7 +9,7 @@ from typing import Any
 
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.power import Activity, kernel_activity
-from zsim.engine.capacity import least_gpus, node_capacity_bytes, usable_bytes
+from zsim.engine.capacity import least_gpus, node_capacity_bytes, startup_bytes, usable_bytes
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
@@ -76,6 +76,7 @@ def _report(outcome: Outcome, wall_seconds: float) -> Report:
         "notes": _notes(outcome),
         "limits": outcome.limits,
         "tiers": _tiers(outcome),
+        "startup_bytes": startup_bytes(job, outcome.plan),
     }
     report = make_report(outcome.trace, **arguments)
     if not report.fits:
@@ -243,6 +244,11 @@ def _notes(outcome: Outcome) -> list[str]:
         notes.append(
             f"the allocator ran short {_times(outcome.allocator_retries)} and waited for the GPU: blocks "
             "that record_stream protects fill the memory beyond what the peak counts"
+        )
+    if outcome.plan.startup_bytes:
+        whole = format_bytes(startup_bytes(job, outcome.plan))
+        notes.append(
+            f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"
         )
     margin = job.cluster.framework_memory.allocator_margin
     if margin > 0:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.compute import KernelPricer, kernel_seconds, require_dtype, with_attention_variant
+from zsim.cost.compute import KernelPricer, kernel_seconds, require_dtype
 from zsim.cost.kernels import Kernel
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_gpu
-from zsim.specs.hardware import Gpu
+from zsim.specs.hardware import Gpu, with_attention_variant
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 

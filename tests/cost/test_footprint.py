@@ -126,7 +126,29 @@ def test_the_loss_keeps_log_probabilities_and_a_fused_one_logits() -> None:
     assert saved_bytes(loss, SHAPE, WorkOptions()) == 4 * logits
     assert forward_extra_bytes(loss, SHAPE, WorkOptions()) == 8 * logits
     assert backward_extra_bytes(loss, SHAPE, WorkOptions()) == 8 * logits
-    assert saved_bytes(loss, SHAPE, WorkOptions(compile=True)) == 2 * logits
+    assert saved_bytes(loss, SHAPE, WorkOptions(cross_entropy="fused")) == 2 * logits
+
+
+def test_megatrons_loss_works_in_place() -> None:
+    """Its fp32 softmax (4) stays and becomes the gradient; the 16-bit logits and their fp32 copy pass forward
+    (6), the gradient's cast backward (2)."""
+    loss = load_model("llama-3-8b").after[-1]
+    logits, options = TOKENS * 128_256, WorkOptions(cross_entropy="megatron")
+    assert saved_bytes(loss, SHAPE, options) == 4 * logits
+    assert forward_extra_bytes(loss, SHAPE, options) == 6 * logits
+    assert backward_extra_bytes(loss, SHAPE, options) == 2 * logits
+
+
+def test_liger_keeps_what_its_kernels_read() -> None:
+    """An RMSNorm its input (2 bytes of an element of 4096), SwiGLU gate and up (2 x 14,336), eager 6 and 3 of
+    them."""
+    modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
+    norm, gate = modules["input_layernorm"], modules["mlp.act_fn"]
+    eager, liger = WorkOptions(), WorkOptions(liger=True)
+    assert [saved_bytes(norm, SHAPE, o) for o in (eager, liger)] == [6 * TOKENS * 4096, 2 * TOKENS * 4096]
+    assert [saved_bytes(gate, SHAPE, o) for o in (eager, liger)] == [
+        3 * 2 * TOKENS * 14_336, 2 * 2 * TOKENS * 14_336,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2", "falcon-7b", "gemma2-9b", "bloom-7b1"])

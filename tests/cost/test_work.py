@@ -38,7 +38,8 @@ from zsim.specs.model import (
 
 SHAPE = BatchShape(sequences=2, sequence_length=100)  # 200 tokens
 EAGER = WorkOptions()
-FUSED = WorkOptions(compile=True)
+FUSED = WorkOptions(compile=True, cross_entropy="fused")
+LIGER = WorkOptions(liger=True, cross_entropy="fused_linear")
 
 
 def weight(*shape: int) -> tuple[Parameter, ...]:
@@ -224,6 +225,24 @@ def test_the_loss_upcasts_in_eager_and_reads_twice_when_fused() -> None:
     assert total_bytes(forward_kernels(module, SHAPE, WorkOptions("fp32"))) == 8 * 20_000
 
 
+def test_megatrons_loss_makes_seven_passes_in_fp32() -> None:
+    """20,000 logits: cast 6, maximum 4, subtract 8, exp 8, sum 4, divide 8; backward scale 8, cast 6."""
+    module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="megatron")
+    assert total_bytes(forward_kernels(module, SHAPE, options)) == 38 * 20_000
+    assert total_bytes(backward_kernels(module, SHAPE, options)) == 14 * 20_000
+
+
+def test_ligers_norm_leaves_the_residual_add_alone() -> None:
+    """200 tokens of 10 in bf16: a norm reads and writes 2 x 2 bytes forward, 3 x 2 backward; torch.compile's
+    takes the add along, 4 x 2, and leaves none."""
+    norm, add = Module("norm", Norm(10, "rms")), Module("residual", Residual(10))
+    assert total_bytes(forward_kernels(norm, SHAPE, LIGER)) == 4 * 2000
+    assert total_bytes(backward_kernels(norm, SHAPE, LIGER)) == 6 * 2000
+    assert total_bytes(forward_kernels(add, SHAPE, LIGER)) == 6 * 2000
+    assert total_bytes(forward_kernels(norm, SHAPE, FUSED)) == 8 * 2000
+    assert total_bytes(forward_kernels(add, SHAPE, FUSED)) == 0
+
+
 def test_fused_adamw_moves_28_bytes_per_parameter() -> None:
     """Parameter and two moments read and written, gradient read, all fp32; bf16 gradients save 2."""
     (update,) = optimizer_kernels(1000)
@@ -339,13 +358,12 @@ def test_routed_experts_are_refused() -> None:
 
 def test_a_trainers_metrics_take_the_eager_loss_again_after_backward() -> None:
     """200 tokens, 100 words: 20,000 logits; each metric casts (2 + 4) and goes over fp32 twice (8)."""
-    plain = Module("loss", Loss(100, is_fused=True))
-    logged = Module("loss", Loss(100, is_fused=True, num_metrics=2))
-    extra = total_bytes(backward_kernels(logged, SHAPE, EAGER)) - total_bytes(
-        backward_kernels(plain, SHAPE, EAGER)
+    plain, logged = Module("loss", Loss(100)), Module("loss", Loss(100, num_metrics=2))
+    extra = total_bytes(backward_kernels(logged, SHAPE, FUSED)) - total_bytes(
+        backward_kernels(plain, SHAPE, FUSED)
     )
     assert extra == 2 * 14 * 20_000
-    assert forward_kernels(logged, SHAPE, EAGER) == forward_kernels(plain, SHAPE, EAGER)
+    assert forward_kernels(logged, SHAPE, FUSED) == forward_kernels(plain, SHAPE, FUSED)
 
 
 def test_a_padding_mask_costs_gathers_and_scatters_around_attention() -> None:

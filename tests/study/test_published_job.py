@@ -89,7 +89,8 @@ def test_composers_releases_are_known_by_their_date() -> None:
     assert (old.training.checkpoint_stops_early, new.training.checkpoint_stops_early) == (False, True)
     assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[union-attr]
     losses = [module.work for module in new.model.after if isinstance(module.work, Loss)]
-    assert losses == [Loss(50368, is_fused=True, num_metrics=2)]
+    assert losses == [Loss(50368, num_metrics=2)]
+    assert (old.training.cross_entropy, new.training.cross_entropy) == ("eager", "fused")
     assert (old.training.optimizer_implementation, new.training.optimizer_implementation) == (
         "fused",
         "fused",
@@ -101,8 +102,9 @@ def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_me
     AdamW goes tensor by tensor."""
     early = row_job(run(**MOSAIC, date="2023-02", optimizer="DecoupledAdamW fp32 states")).job
     assert [module.work for module in early.model.after if isinstance(module.work, Loss)] == [
-        Loss(50368, is_fused=False, num_metrics=2)
+        Loss(50368, num_metrics=2)
     ]
+    assert early.training.cross_entropy == "eager"
     cores = [m.work for m in early.model.blocks[0].modules if isinstance(m.work, Attention)]
     assert [core.unpads for core in cores] == [True]
     assert early.training.optimizer_implementation == "for_loop"
@@ -129,7 +131,13 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
         ({"strategy": "DDP + distributed optimizer (ZeRO-1)"}, "distributed optimizer"),
         ({"strategy": "fairscale FSDP"}, "fairscale"),
         ({"strategy": "ZeRO-3 without model parallelism", "date": "2021-04"}, "before 0.6"),
-        ({"offload": "optimizer->CPU"}, "offload"),
+        ({"offload": "optimizer->CPU"}, "offload is not simulated (strategy"),
+        ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "unknown"}, "whether anything is offloaded"),
+        (
+            {"strategy": "ZeRO-3", "zero_stage": "3", "offload": "activations CPU"},
+            "offload 'activations CPU'",
+        ),
+        ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "optimizer NVMe"}, "NVMe of unknown drives"),
         ({"arch_type": "moe"}, "architecture 'moe'"),
         ({"mlp_type": "relu2"}, "'relu2'"),
         ({"gpu": "TPU v4"}, "GPU 'TPU v4'"),
@@ -152,3 +160,26 @@ def test_what_cannot_be_simulated_is_refused_with_its_reason(changes: dict[str, 
 def test_rows_of_role_trend_are_not_compared() -> None:
     with pytest.raises(NotSimulatedError, match="trend"):
         row_job(PublishedRun("r", "s", "trend", CELLS, "x"))
+
+
+def test_an_offloaded_row_names_its_blocks_its_release_and_how_its_script_builds_the_model() -> None:
+    """ml-engineering's script pins memory, checkpoints without re-entering and does not use zero.Init."""
+    row = run(
+        strategy="ZeRO-3 + CPU optimizer offload (pinned, DeepSpeedCPUAdam)", offload="optimizer->CPU",
+        source="", software="torch 2.13, DeepSpeed 0.19.2, Liger 0.8", act_ckpt="full-block",
+    )  # fmt: skip
+    job = row_job(PublishedRun(row.row_id, "stas00-h200-b200", "", row.cells, row.where)).job
+    offload = job.strategy.zero.offload_optimizer  # type: ignore[union-attr]
+    assert (offload.device, offload.pin_memory) == ("cpu", True)  # type: ignore[union-attr]
+    assert (job.strategy.version, job.strategy.zero_init) == ("0.19.2", False)  # type: ignore[union-attr]
+    training = job.training
+    assert (training.liger, training.compile, training.cross_entropy) == (True, False, "fused_linear")
+    assert training.checkpoint_stops_early
+
+
+def test_parameters_leave_the_gpu_where_the_row_says_so() -> None:
+    job = row_job(run(strategy="ZeRO-3", offload="optimizer+params CPU")).job
+    assert job.strategy.zero.offload_param.device == "cpu"  # type: ignore[union-attr]
+    likely = row_job(run(strategy="ZeRO-3", offload="optimizer->CPU (likely)"))
+    assert "offload" in likely.assumptions
+    assert likely.job.strategy.zero.offload_param is None  # type: ignore[union-attr]

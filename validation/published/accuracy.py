@@ -38,6 +38,8 @@ CAUSES = (
     ("azure-qwen", "cost: eager transformers' host time, and optimizer states whose type is not published"),
     ("fms-acceleration", "memory nearly full: flagged as such by the source"),
     ("litgpt", "schedule: gradient accumulation under DDP as lightning runs it"),
+    ("stas00-h200-torchver", "software: torch 2.10 to 2.13 and CUDA 12.9 or 13.0 on one machine, 16 % apart"),
+    ("ds-tutorial", "memory nearly full, kernels of 2020; the CPU's update no longer overlaps with its copy"),
     ("stas00", "unknown configuration: which of two kernel libraries the total refers to"),
 )
 

@@ -77,9 +77,9 @@ def causal_pairs(work: Attention, sequence_length: int) -> float:
 def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction: int) -> tuple[Kernel, ...]:
     if not work.rotary:
         return ()
-    passes = (ROTARY_FUSED if options.compile else ROTARY_EAGER)[direction]
+    passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
     elements = shape.tokens * (work.num_heads + work.num_kv_heads) * work.qk_head_dim
-    launches = passes.launches if options.compile else 2 * passes.launches
+    launches = passes.launches if options.fuses_kernels else 2 * passes.launches
     num_bytes = passes.tensors * elements * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zsim.cost.efficiency import attention_fraction, gemm_fraction, hbm_fraction
 from zsim.cost.kernels import Kernel
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError
 from zsim.specs.hardware import Gpu
 
 # Which fraction of `memory_bound` a kernel's HBM traffic gets.
@@ -68,21 +68,6 @@ def require_dtype(gpu: Gpu, precision: str) -> None:
             name for name in ("fp8", "bf16", "fp16", "tf32", "fp32") if getattr(gpu.peak, name) is not None
         ]
         raise InputError(f"GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}")
-
-
-def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:
-    """The same GPU running another generation of fused attention, one of `gpu.attention.variants`.
-
-    Raises InputError where the GPU's file has no curve of that name.
-    """
-    curve = gpu.attention.variants.get(variant)
-    if curve is None:
-        names = list(gpu.attention.variants)
-        raise InputError(
-            f"GPU '{gpu.name}' has no attention variant '{variant}'{did_you_mean(variant, names)}; "
-            f"it has {', '.join(names) or 'none'}"
-        )
-    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=curve.model_dump())})
 
 
 class KernelPricer:

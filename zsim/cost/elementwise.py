@@ -85,13 +85,14 @@ class NormCost:
     saved_bytes: int
 
 
-def norm_cost(kind: str, element_bytes: int, *, is_fused: bool) -> NormCost:
+def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = True) -> NormCost:
     """LayerNorm is one native kernel; the families' RMSNorm is Python in fp32 unless fused.
 
     With e bytes per element: a native norm moves 2e forward; backward one kernel for the input's gradient
     (reads dy and x, writes dx) and one for the weight's (reads both): 5e. Compiled, the residual add goes
-    into it: 4e (reads the stream and the branch, writes their sum and the normalised) and 6e. It keeps its
-    input.
+    into it (`adds`): 4e (reads the stream and the branch, writes their sum and the normalised) and 6e.
+    Liger's leaves the add alone: 2e, and 3e (reads dy and x once for both gradients, writes dx over dy; then
+    adds up the weight's). It keeps its input.
 
     Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward; weight 6e, casts 2(e + 4), fp32 passes
     68 backward. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts are
@@ -100,7 +101,7 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool) -> NormCost:
     """
     e = element_bytes
     if is_fused:
-        return NormCost(4 * e, 1, 6 * e, 2, e)
+        return NormCost(4 * e, 1, 6 * e, 2, e) if adds else NormCost(2 * e, 1, 3 * e, 2, e)
     if kind == "layer":
         return NormCost(2 * e, 1, 5 * e, 2, e)
     casts, cast_launches = (2 * (e + 4), 2) if e < 4 else (0, 0)

@@ -14,11 +14,7 @@ Adapted: grouped queries keep k and v of g < a heads; a gated MLP of width f kee
 log-sum-exp per head and token in place of everything with s^2 (its output is the projection's input). Eager
 Hugging Face code keeps more than the paper where it is written in Python: `norm_cost` and `activation_cost`
 say what. Norm statistics are neglected, as in the paper.
-
-The loss as transformers computes it: `logits.float()` replaces the logits, a shifted copy and log-softmax
-follow; log-softmax keeps 4 bytes per logit, its backward makes two fp32 tensors: 4 kept, 8 passing forward,
-8 passing backward. (Measured: 11.1 bytes per logit, PowerLM-3B in transformers, training_runs
-fms-acceleration-0025 and -0027 less their checkpoints.)
+The loss: `zsim.cost.losses`.
 """
 
 from __future__ import annotations
@@ -33,6 +29,7 @@ from zsim.cost.attention_work import (
     query_elements,
 )
 from zsim.cost.elementwise import activation_cost, norm_cost
+from zsim.cost.losses import kept_per_logit, passing_per_logit
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.errors import NotSimulatedError
 from zsim.specs.model import (
@@ -135,14 +132,14 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     if isinstance(work, Linear):
         return tokens * work.out_features * e
     if isinstance(work, Norm):
-        is_upcast = work.kind != "layer" and not options.compile
+        is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * (e + (4 if is_upcast else 0))
     if isinstance(work, Attention):
-        rotary = 2 * query_elements(work) * e if work.rotary and not options.compile else 0
+        rotary = 2 * query_elements(work) * e if work.rotary and not options.fuses_kernels else 0
         temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
         return tokens * (output_elements(work) * e + rotary) + temporaries
     if isinstance(work, Loss):
-        return 0 if _is_fused(work, options) else tokens * work.vocab_size * (4 if e == 4 else 8)
+        return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
     return tokens * work.width * e if isinstance(work, Activation | Residual | Embedding) else 0
 
 
@@ -155,7 +152,7 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Linear):
         return tokens * (work.in_features + work.out_features) * e
     if isinstance(work, Norm):
-        is_upcast = work.kind != "layer" and not options.compile
+        is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * (2 * e + (8 if is_upcast else 0))
     if isinstance(work, Attention):
         elements = query_elements(work) + key_value_elements(work) + output_elements(work)
@@ -166,18 +163,14 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     if isinstance(work, Activation):
         return tokens * work.width * e * (3 if work.gated else 2)
     if isinstance(work, Loss):
-        return tokens * work.vocab_size * (e if _is_fused(work, options) else 8)
+        return tokens * work.vocab_size * passing_per_logit(options, is_backward=True)
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
-
-
-def _is_fused(loss: Loss, options: WorkOptions) -> bool:
-    return options.compile or loss.is_fused
 
 
 def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
     work = module.work
     if isinstance(work, Norm):
-        return work.kind == "layer" or options.compile
+        return work.kind == "layer" or options.fuses_kernels
     return isinstance(work, Linear)
 
 
@@ -195,7 +188,7 @@ def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
 
 
 def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
-    cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.compile)
+    cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
     return shape.tokens * work.width * cost.saved_bytes
 
 
@@ -205,7 +198,7 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
     e, inputs = options.activation_bytes, query_elements(work) + key_value_elements(work)
     if options.attention == "flash":
         # Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive.
-        is_doubled = work.rotary and work.splits_fused_qkv and not options.compile
+        is_doubled = work.rotary and work.splits_fused_qkv and not options.fuses_kernels
         rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
         return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES)
     repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
@@ -219,7 +212,7 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
 
 
 def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:
-    cost = activation_cost(work.name, is_gated=work.gated, is_fused=options.compile)
+    cost = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels)
     return shape.tokens * work.width * cost.saved * options.activation_bytes
 
 
@@ -235,8 +228,7 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
     """The logits where fused, else the fp32 log-probabilities."""
-    kept = options.activation_bytes if _is_fused(work, options) else 4
-    return shape.tokens * work.vocab_size * kept
+    return shape.tokens * work.vocab_size * kept_per_logit(options)
 
 
 def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:

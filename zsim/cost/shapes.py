@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zsim.specs.strategy import AttentionKind, Precision, Training
+from zsim.specs.strategy import AttentionKind, CrossEntropy, Precision, Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,20 @@ class WorkOptions:
     `attention`: `flash` is one fused kernel that keeps no scores; `math` writes them out.
     `compile`: False is what Hugging Face's eager Python launches; True is one kernel per norm, activation,
     softmax and rotary, with the residual add inside the norm (torch.compile, or a library of fused kernels).
+    `liger`: as `compile` for norms, gated activations and rotary, but the residual add stays by itself.
     """
 
     dtype: Precision = "bf16"
     attention: AttentionKind = "flash"
     compile: bool = False
     autocast: bool = False
+    liger: bool = False
+    cross_entropy: CrossEntropy = "eager"
+
+    @property
+    def fuses_kernels(self) -> bool:
+        """Norms, activations and rotary embeddings are one kernel each."""
+        return self.compile or self.liger
 
     @property
     def stream_bytes(self) -> int:
@@ -55,4 +63,11 @@ class WorkOptions:
 
     @classmethod
     def of(cls, training: Training) -> WorkOptions:
-        return cls(training.precision, training.attention, training.compile, training.autocast)
+        return cls(
+            training.precision,
+            training.attention,
+            training.compile,
+            training.autocast,
+            training.liger,
+            training.cross_entropy,
+        )

@@ -13,6 +13,7 @@ from typing import Any
 from zsim.cost.attention_work import attention_backward, attention_forward, rotary_forward
 from zsim.cost.elementwise import activation_cost, norm_cost
 from zsim.cost.kernels import Kernel
+from zsim.cost.losses import eager_forward, loss_kernels
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.update_work import (
     accumulate_kernels,
@@ -166,7 +167,9 @@ def _linear(module: Module) -> Linear:
 
 def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     assert isinstance(module.work, Norm)
-    cost = norm_cost(module.work.kind, options.stream_bytes, is_fused=options.compile)
+    cost = norm_cost(
+        module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
+    )
     elements = shape.tokens * module.work.width
     kernel = _elementwise(cost.forward_bytes * elements, options.kernel_dtype, cost.forward_launches)
     return (kernel, *_autocast_cast(elements, options))
@@ -174,7 +177,9 @@ def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Ke
 
 def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     assert isinstance(module.work, Norm)
-    cost = norm_cost(module.work.kind, options.stream_bytes, is_fused=options.compile)
+    cost = norm_cost(
+        module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
+    )
     elements = shape.tokens * module.work.width
     kernel = _elementwise(cost.backward_bytes * elements, options.kernel_dtype, cost.backward_launches)
     return (*_autocast_cast(elements, options), kernel)
@@ -190,7 +195,7 @@ def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
 def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     work = module.work
     assert isinstance(work, Activation)
-    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.compile).forward
+    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).forward
     num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
     return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
 
@@ -198,7 +203,7 @@ def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions)
 def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     work = module.work
     assert isinstance(work, Activation)
-    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.compile).backward
+    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).backward
     num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
     return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
 
@@ -242,37 +247,20 @@ def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions)
 
 
 def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Eager: cast the logits to fp32 (`logits.float()`), log-softmax, pick the labels.
-
-    Compiled or fused: two readings of the logits (maximum and sum, then the label).
-    """
-    assert isinstance(module.work, Loss)
-    logits, e = shape.tokens * module.work.vocab_size, options.activation_bytes
-    if options.compile or module.work.is_fused:
-        return (Kernel("loss", 0.0, float(2 * logits * e), options.kernel_dtype, (), 2),)
-    return (_eager_loss(logits, options),)
-
-
-def _eager_loss(logits: int, options: WorkOptions) -> Kernel:
-    e = options.activation_bytes
-    cast, launches = (logits * (e + 4), 1) if e < 4 else (0, 0)
-    return Kernel("loss", 0.0, float(cast + 8 * logits), options.kernel_dtype, (), 2 + launches)
+    return loss_kernels(_loss_logits(module, shape), options, is_backward=False)
 
 
 def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Eager: fill a gradient with zeros and set the labels, log-softmax backward (2 read, 1 written), cast.
-
-    Compiled or fused: one reading of the logits, one writing of their gradient. The trainer's metrics, each
-    an eager forward without gradients, follow backward; they are counted here.
-    """
+    """The trainer's metrics, each an eager forward without gradients, follow backward: counted here."""
     assert isinstance(module.work, Loss)
-    logits, e = shape.tokens * module.work.vocab_size, options.activation_bytes
-    metrics = (_eager_loss(logits, options),) * module.work.num_metrics
-    if options.compile or module.work.is_fused:
-        return (Kernel("loss", 0.0, float(2 * logits * e), options.kernel_dtype), *metrics)
-    cast, launches = (logits * (e + 4), 1) if e < 4 else (0, 0)
-    loss = Kernel("loss", 0.0, float(4 * logits + 12 * logits + cast), options.kernel_dtype, (), 3 + launches)
-    return (loss, *metrics)
+    logits = _loss_logits(module, shape)
+    metrics = eager_forward(logits, options) * module.work.num_metrics
+    return (*loss_kernels(logits, options, is_backward=True), *metrics)
+
+
+def _loss_logits(module: Module, shape: BatchShape) -> int:
+    assert isinstance(module.work, Loss)
+    return shape.tokens * module.work.vocab_size
 
 
 def _experts(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:

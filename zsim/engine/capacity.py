@@ -29,11 +29,21 @@ def resident_bytes(job: Job, plan: Plan) -> int:
     return sum(m.bytes for m in (*plan.resident, framework_memory(job, plan)) if m.device == "gpu")
 
 
-def peak_bytes(job: Job, plan: Plan) -> int:
+def step_peak_bytes(job: Job, plan: Plan) -> int:
     """Highest GPU memory of rank 0 over a step."""
     start = resident_bytes(job, plan)
     changes = (change.bytes for change in plan.memory if change.device == "gpu")
     return max(accumulate(changes, initial=start))
+
+
+def peak_bytes(job: Job, plan: Plan) -> int:
+    """Highest GPU memory of rank 0 over a step, or before the first."""
+    return max(step_peak_bytes(job, plan), startup_bytes(job, plan))
+
+
+def startup_bytes(job: Job, plan: Plan) -> int:
+    """GPU memory of rank 0 before the first step; 0 where that is no more than it keeps."""
+    return plan.startup_bytes + framework_memory(job, plan).bytes if plan.startup_bytes else 0
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:

@@ -12,7 +12,7 @@ import simpy
 
 from zsim.cost.compute import KernelPricer
 from zsim.cost.host import host_seconds, load_host_costs
-from zsim.engine.capacity import peak_bytes, resident_bytes, usable_bytes
+from zsim.engine.capacity import resident_bytes, step_peak_bytes, usable_bytes
 from zsim.engine.executor import Executor
 from zsim.engine.offload import DeviceTraffic, Offload
 from zsim.engine.program import make_program
@@ -88,7 +88,7 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, extra=offload.extra(), works=works)
     pricer, costs = KernelPricer(job.cluster.gpu), load_host_costs()
     host = job.cluster.host
-    resident, peak = resident_bytes(job, plan), peak_bytes(job, plan)
+    resident, peak = resident_bytes(job, plan), step_peak_bytes(job, plan)
     fits = peak <= usable_bytes(job.cluster)
     program = make_program(
         twice(plan) if is_steady and not is_drained(plan) else plan,

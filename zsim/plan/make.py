@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.plan.ddp import ddp_plan
 from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp2 import fsdp2_plan
@@ -15,7 +17,7 @@ from zsim.plan.zero3 import zero3_plan
 from zsim.plan.zero12 import zero12_plan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
-from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2
+from zsim.specs.strategy import DTYPE_BYTES, Ddp, Fsdp1, Fsdp2
 
 _DEEPSPEED = {
     "none": zero0_plan,
@@ -40,6 +42,19 @@ def is_offloaded(job: Job) -> bool:
 
 def make_plan(job: Job) -> Plan:
     """What every rank does in one steady step; no hardware, no seconds."""
+    return replace(_plan(job), startup_bytes=startup_bytes(job))
+
+
+def startup_bytes(job: Job) -> int:
+    """GPU bytes before the first step: all 16-bit weights where ZeRO-3 gets a model that was built without
+    `deepspeed.zero.Init` (DeepSpeed 0.19.8 engine.py, `_configure_distributed_model`: it moves whole)."""
+    strategy = job.strategy
+    if not isinstance(strategy, DeepSpeedConfig) or strategy.stage != 3 or strategy.zero_init:
+        return 0
+    return job.model.numel * DTYPE_BYTES[strategy.param_dtype]
+
+
+def _plan(job: Job) -> Plan:
     workload = make_workload(job.model, job.training)
     strategy = job.strategy
     if isinstance(strategy, Fsdp2):

@@ -105,14 +105,15 @@ class OffloadedZero12Schedule(Zero12Schedule):
             kernels = norm_kernels(numel, "fp32" if self.is_compact else dtype)
             checked = builder.kernels("norm, look for infinities", kernels, stream=stream)
             self.host.wait(checked, "read whether there are infinities")
+            passing = 4 * min(numel, max(self._tensors))  # tensor by tensor
             if not self.is_compact:
-                builder.allocate("buffers", 4 * numel)
+                builder.allocate("buffers", passing)
                 builder.kernels("cast own gradients", cast_kernels(numel, dtype, "fp32"), stream=stream)
             self._last_copy = self.host.copy(
                 "fp32 gradients to host", "d2h", 4 * numel, stream, is_pinned=self.offload.pin_memory
             )
             if not self.is_compact and self._last_copy is not None:
-                builder.free_when_done("buffers", 4 * numel, self._last_copy)
+                builder.free_when_done("buffers", passing, self._last_copy)
         last = builder.record(stream)
         assert last is not None
         return last

@@ -161,7 +161,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """One steady training step of every rank (all ranks run the same program)."""
+    """One steady training step of every rank (all ranks run the same program).
+
+    `startup_bytes`: what each GPU holds before the first step where that is more than it keeps (a model that
+    is moved to the GPU whole and sharded there).
+    """
 
     framework: str
     world_size: int
@@ -171,3 +175,4 @@ class Plan:
     memory: tuple[MemoryChange, ...] = ()
     notes: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    startup_bytes: int = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zsim.cost import footprint, work
+from zsim.cost.fused_head import fused_head, head_place
 from zsim.plan.ops import Kernels
 from zsim.specs.model import Attention, Block, Linear, ModelSpec, Module, Parameter
 from zsim.specs.strategy import Training
@@ -91,13 +92,15 @@ class Segment:
 @dataclass(frozen=True)
 class Workload:
     """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive during
-    the whole backward; `optimizer_state_bytes` per parameter, fp32 master weights not included."""
+    the whole backward; `optimizer_state_bytes` per parameter, fp32 master weights not included;
+    `fused_head` names the module whose weight the loss takes without calling it ("" where it is called)."""
 
     model: ModelSpec
     training: Training
     segments: tuple[Segment, ...]
     residual_bytes: int
     optimizer_state_bytes: int
+    fused_head: str = ""
 
     @cached_property
     def numel(self) -> int:
@@ -109,6 +112,7 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
     shape = work.BatchShape.of(training)
     options = work.WorkOptions.of(training)
     deriver = _Deriver(shape, options, training)
+    head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
     is_checkpointed = training.activation_checkpointing in ("full", "selective-op")
     block_input = footprint.checkpoint_bytes(model.hidden_size, shape, options) if is_checkpointed else None
     every = training.checkpoint_every
@@ -120,7 +124,7 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
     segments.append(deriver.segment("after", "after", "", model.after, None))
     residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
     states = work.optimizer_state_bytes(training.optimizer, training.stored_dtype)
-    return Workload(model, training, tuple(segments), residual, states)
+    return Workload(model, training, tuple(segments), residual, states, head)
 
 
 class _Deriver:
@@ -132,6 +136,27 @@ class _Deriver:
         self._training = training
         self._works: dict[int, ModuleWork] = {}
         self._kept_works: dict[int, ModuleWork] = {}
+
+    def fuse_head(self, modules: tuple[Module, ...]) -> str:
+        """Let the head do the loss piece by piece, and what stands between and after nothing; the head's
+        name, "" where there is none."""
+        place = head_place(modules)
+        if place is None:
+            return ""
+        fused = fused_head(modules[place], self._shape, self._options)
+        self._works[id(modules[place])] = ModuleWork(
+            forward=Kernels(fused.forward),
+            backward=Kernels(fused.backward),
+            forward_launches=sum(kernel.launches for kernel in fused.forward),
+            backward_launches=sum(kernel.launches for kernel in fused.backward),
+            saved_bytes=fused.saved_bytes,
+            working_bytes=fused.saved_bytes,
+            forward_extra_bytes=fused.forward_extra_bytes,
+            backward_extra_bytes=fused.backward_extra_bytes,
+        )
+        nothing = ModuleWork(Kernels(()), Kernels(()), 0, 0, 0, 0, 0, 0)
+        self._works |= {id(module): nothing for module in modules[place + 1 :]}
+        return modules[place].name
 
     def segment(
         self, name: str, kind: str, prefix: str, modules: Block | tuple[Module, ...], checkpoint: int | None

@@ -20,7 +20,7 @@ from zsim.plan.ops import CollectiveKind, Group, Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Workload
-from zsim.plan.zero3_fetch import Coordinator, Fetch, trace_of
+from zsim.plan.zero3_fetch import ROOT, Coordinator, Fetch, trace_of
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.model import Linear
 from zsim.specs.strategy import DTYPE_BYTES, Training
@@ -104,15 +104,26 @@ class Zero3Schedule(Hooks):
         self.coordinator.reset_step()
         if number == 0 and self.gather_stream != COMPUTE:
             self.builder.wait_stream(self.gather_stream, COMPUTE)
+        self._fetch_external()
+
+    def begin_backward(self) -> None:
+        self._fetch_external()
+
+    def _fetch_external(self) -> None:
+        """The hooks of the model itself; see [Note: external parameters] of zero3_fetch."""
+        if self.trace.external:
+            self._fetch(ROOT, "")
 
     def before_module(self, call: ModuleCall) -> None:
         """PartitionedParameterCoordinator.fetch_sub_module, where a unit begins."""
         begins = self.trace.last if self.builder.phase == "backward" else self.trace.first
         unit = begins.get(call.name)
-        if unit is None:
-            return
+        if unit is not None:
+            self._fetch(unit, call.name)
+
+    def _fetch(self, unit: str, module: str) -> None:
         builder = self.builder
-        builder.host(f"fetch {unit}", overhead="deepspeed_fetch", module=call.name)
+        builder.host(f"fetch {unit}", overhead="deepspeed_fetch", module=module)
         self._gather(self.coordinator.fetch_needed(unit))
         for number in self.trace.by_unit[unit]:
             self._wait_for(number)
@@ -196,19 +207,20 @@ class Zero3Schedule(Hooks):
         last = builder.record(COMPUTE)
         assert last is not None
         holds = not self.zero.memory_efficient_linear and not is_backward and call.work.saved_bytes > 0
-        size = 0
         released = self.coordinator.release()
         self._released(released)
-        for number in released:
-            parameter = self.trace.parameters[number]
-            numel = parameter.padded_numel if self.world_size > 1 else parameter.numel
-            size += numel * self.param_bytes
+        size = self._gathered_bytes(released)
         if holds and isinstance(call.module.work, Linear) and not self._discards(call):
             self._held[unit] = self._held.get(unit, 0) + size
         else:
             builder.free_when_done("buffers", size, last)
         if is_backward:
             builder.free_when_done("buffers", self._held.pop(unit, 0), last)
+
+    def _gathered_bytes(self, numbers: list[int]) -> int:
+        parameters = [self.trace.parameters[number] for number in numbers]
+        whole = sum(p.padded_numel if self.world_size > 1 else p.numel for p in parameters)
+        return whole * self.param_bytes
 
     def _released(self, numbers: list[int]) -> None:
         """Parameters that are given back now; for shards that come from further away."""
@@ -304,6 +316,9 @@ class Zero3Schedule(Hooks):
 
     def end_backward(self) -> None:
         """independent_gradient_partition_epilogue: the last bucket, then the host waits for it."""
+        released = self.coordinator.release_external()
+        self._released(released)
+        self.builder.free("buffers", self._gathered_bytes(released))
         self._reduce()
         self.builder.host_wait(self.builder.record(self.reduce_stream))
         self.builder.host("end of backward")

@@ -2,6 +2,12 @@
 
 The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, on a trace that is known to be complete:
 the recorded order of modules of one forward and backward. Sizes are elements of whole parameters.
+
+# [Note: external parameters]
+A weight that another module's forward reads without calling its owner (the head's, by a loss that does both)
+becomes a parameter of that module, here the model itself (`parameter_offload.py`, `ZeROOrderedDict`). It is
+fetched when the model's forward begins and, since the model's inputs have no gradient and so no hook after
+backward, held to the end of backward.
 """
 
 from __future__ import annotations
@@ -13,6 +19,8 @@ from zsim.plan.leaf_units import unit_names
 from zsim.plan.workload import Workload
 from zsim.specs.importers.deepspeed_values import ZeroConfig
 from zsim.specs.model import Embedding, Linear
+
+ROOT = "the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,8 @@ class Trace:
     """`steps[i]` are the parameters of the unit fetched at step i, `traversed[i]` the elements of all
     units before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none).
 
-    `first` and `last` map a module call to the unit that begins or ends with it in forward order.
+    `first` and `last` map a module call to the unit that begins or ends with it in forward order; `external`
+    are the parameters of the unit ROOT, see [Note: external parameters].
     """
 
     parameters: tuple[ZeroParameter, ...]
@@ -41,6 +50,7 @@ class Trace:
     steps: tuple[tuple[int, ...], ...]
     traversed: tuple[int, ...]
     next_use: tuple[tuple[int, ...], ...]
+    external: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,7 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
                 embedding = tuple(numbers)
             elif isinstance(call.module.work, Linear) and not call.parameters and segment.kind == "after":
                 by_module[call.name] = embedding  # a tied head uses the embedding's weight
+    external = by_module.pop(workload.fused_head, ()) if workload.fused_head else ()
     owning = {
         name: sum(parameters[n].numel for n in numbers) for name, numbers in by_module.items() if numbers
     }
@@ -85,16 +96,22 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
     last = {unit: name for name, unit in unit_of.items()}
     first = {unit: name for name, unit in reversed(unit_of.items())}
     ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
-    steps = tuple(by_unit[unit] for unit in _hook_order(workload, *ends))
+    root = [ROOT] if external else []
+    by_unit |= dict.fromkeys(root, external)
+    steps = tuple(by_unit[unit] for unit in _hook_order(workload, *ends, root))
     traversed, next_use = _distances(parameters, steps)
-    return Trace(tuple(parameters), by_unit, *ends, steps, traversed, next_use)
+    return Trace(tuple(parameters), by_unit, *ends, steps, traversed, next_use, external)
 
 
-def _hook_order(workload: Workload, first: dict[str, str], last: dict[str, str]) -> list[str]:
+def _hook_order(
+    workload: Workload, first: dict[str, str], last: dict[str, str], root: list[str]
+) -> list[str]:
     """Units in the order in which their pre-forward and pre-backward hooks fire."""
-    units = [
+    units = [*root]
+    units += [
         first[call.name] for segment in workload.segments for call in segment.calls if call.name in first
     ]
+    units += root
     for segment in reversed(workload.segments):
         stop = [segment.stops_at] if segment.stops_at is not None else []
         units += [first[call.name] for call in (*segment.recomputed, *stop) if call.name in first]
@@ -183,11 +200,13 @@ class Coordinator:
 
     def release(self) -> list[int]:
         """Parameters of the unit fetched last to free now: not persistent, not fetched for a later step
-        already, not used again within the reuse distance."""
+        already, not used again within the reuse distance, not in use by the model itself."""
         trace, step = self.trace, self._step
         released = []
         for place, number in enumerate(trace.steps[step - 1]):
             if trace.parameters[number].is_persistent or self._fetched_for.get(number, -1) > step:
+                continue
+            if number in trace.external:
                 continue
             again = trace.next_use[step - 1][place]
             if (
@@ -199,4 +218,13 @@ class Coordinator:
                 self._is_available[number] = False
                 self._live_numel -= trace.parameters[number].numel
                 released.append(number)
+        return released
+
+    def release_external(self) -> list[int]:
+        """What the model itself has held since its forward began."""
+        released = [number for number in self.trace.external if self._is_available[number]]
+        released = [number for number in released if not self.trace.parameters[number].is_persistent]
+        for number in released:
+            self._is_available[number] = False
+            self._live_numel -= self.trace.parameters[number].numel
         return released

@@ -60,6 +60,8 @@ class OutOfMemory:
     least_gpus: int | None = None
 
 
+START_UP = "start-up"  # the op of an OutOfMemory before the first step
+
 Pool = Mapping[int, int]  # what shares one memory: {traced rank: how many ranks like it are on the pool}
 
 

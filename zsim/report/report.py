@@ -9,7 +9,7 @@ from typing import Any
 
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
-from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
+from zsim.report.memory import START_UP, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
 from zsim.report.traffic import CollectiveRow, TrafficRow, collective_rows, overlap_fraction
@@ -66,6 +66,7 @@ class Report:
     offload: OffloadSection | None = None
     energy: Energy | None = None
     cost: RunCost | None = None
+    startup_bytes: int = 0
 
     @property
     def fits(self) -> bool:
@@ -112,6 +113,7 @@ class Report:
             "labels": dict(self.labels),
             "limit": self.limit,
             "capacity_bytes": dict(self.capacity_bytes),
+            "startup_bytes": self.startup_bytes,
             "bytes_at_peak": {device: dict(peak.at_total) for device, peak in self.peaks.items()},
             "breakdown_by_phase_seconds": {
                 phase: dict(row) for phase, row in self.breakdown.by_phase.items()
@@ -143,13 +145,15 @@ def make_report(
     rank: int | None = None,
     limits: Mapping[str, str] | None = None,
     tiers: Sequence[TierRow] = (),
+    startup_bytes: int = 0,
 ) -> Report:
     """Explain `trace` from the side of `rank` (else its first rank).
 
     `experiment` is the resolved experiment as plain values. `capacity_bytes` is per GPU for "gpu", per node
     for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
     each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may say "model",
-    "cluster", "strategy"; what it leaves out is taken from `trace.metadata`.
+    "cluster", "strategy"; what it leaves out is taken from `trace.metadata`. `startup_bytes`: what each GPU
+    held before the first step, where that is more.
     """
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
@@ -157,6 +161,10 @@ def make_report(
         rank = int(trace.ranks[0]) if len(trace) else 0
     breakdown = step_breakdown(trace, rank)
     out_of_memory = first_over_capacity(trace.memory, capacity_bytes, gpus_per_node, nodes, least_gpus)
+    gpu = capacity_bytes.get("gpu")
+    if gpu is not None and startup_bytes > gpu:
+        missing = startup_bytes - gpu
+        out_of_memory = OutOfMemory(START_UP, "gpu", rank, 0.0, missing, missing, gpu, least_gpus)
     overlap = overlap_fraction(trace, rank)
     kernels = _ratio(_ratio(work.hardware_flops, breakdown.seconds["compute"]), work.peak_flops_per_second)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
@@ -181,6 +189,7 @@ def make_report(
         simulation=simulation,
         notes=tuple(notes),
         offload=offload_section(trace, breakdown, rank, limits or {}, tiers),
+        startup_bytes=startup_bytes,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.report.memory import OutOfMemory
+from zsim.report.memory import START_UP, OutOfMemory
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_seconds
 
@@ -23,7 +23,12 @@ def missing_memory(finding: OutOfMemory) -> str:
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool, when = _POOLS.get(finding.pool, finding.pool), format_seconds(finding.seconds)
     capacity = format_bytes(finding.capacity_bytes)
-    if finding.seconds == 0 and finding.op in ("", "start"):
+    if finding.op == START_UP:
+        text = (
+            f"{pool}: the whole model, on every GPU before it is sharded, exceeds {capacity} by {missing}; "
+            "built under deepspeed.zero.Init (zero_init = true) it would never be whole"
+        )
+    elif finding.seconds == 0 and finding.op in ("", "start"):
         text = (
             f"{pool}: what is held from the start exceeds {capacity} by {missing}; by {at_peak} at the peak"
         )

@@ -16,12 +16,13 @@ from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.cost import CostTable
 from zsim.specs.overrides import with_overrides
-from zsim.specs.strategy import AttentionKind, Checkpointing, Precision
+from zsim.specs.strategy import Checkpointing, CrossEntropy, Precision
 from zsim.specs.validation import raise_input_error
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 MOST_GPUS = 2**20
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+AttentionChoice = Literal["flash", "flash1", "flash2", "flash3", "flash4", "math"]
 
 
 class _Table(BaseModel):
@@ -30,16 +31,21 @@ class _Table(BaseModel):
 
 class TrainingTable(_Table):
     """`[training]`. What is left out: `sequence_length` the model's longest up to 4096; `precision` bf16
-    where the GPU has it; `attention` the best the GPU supports; `gradient_clipping` off, or as DeepSpeed's
-    version has it."""
+    where the GPU has it; `attention` flash where the GPU supports it, of the generation that its file is
+    calibrated for (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by
+    name); `gradient_clipping` off, or as DeepSpeed's version has it. `liger`: linkedin/Liger-Kernel, as
+    transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger, "fused" with `compile`, else
+    "eager"."""
 
     sequence_length: Count | None = None
     micro_batch_size: Count | None = None
     gradient_accumulation_steps: Count | None = None
     precision: Precision | None = None
     activation_checkpointing: Checkpointing = "none"
-    attention: AttentionKind | None = None
+    attention: AttentionChoice | None = None
     compile: bool = False
+    liger: bool = False
+    cross_entropy: CrossEntropy | None = None
     optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
     gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
@@ -56,7 +62,8 @@ class DdpTable(_Table):
 class DeepSpeedTable(_Table):
     """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file. `config_name` is what
     messages and reports call a `config` that is a table. `tile_numel`: linear layers with more weights are
-    `deepspeed.zero.TiledLinear` with tiles of at most so many."""
+    `deepspeed.zero.TiledLinear` with tiles of at most so many. `zero_init`: a stage-3 model is built sharded
+    (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds all of it."""
 
     kind: Literal["deepspeed"]
     stage: Literal[0, 1, 2, 3] | None = None
@@ -72,6 +79,7 @@ class DeepSpeedTable(_Table):
         return value
 
     tile_numel: Count | None = None
+    zero_init: bool = True
 
 
 class _FsdpTable(_Table):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from zsim.errors import InputError, did_you_mean
 from zsim.specs.collective_costs import CollectiveCosts as CollectiveCosts
 from zsim.specs.collective_costs import ProtocolCosts as ProtocolCosts
 from zsim.specs.network import Network as Network
@@ -76,7 +77,7 @@ class AttentionEfficiency(Table, AttentionCurve):
     """Fused attention: see `zsim.cost.efficiency.attention_fraction` for the equation.
 
     `variants`: the curves of other generations of the kernel by name ("flash1", "flash3"), for
-    `zsim.cost.compute.with_attention_variant`.
+    `with_attention_variant`.
     """
 
     variants: dict[str, AttentionCurve] = Field(default_factory=dict)
@@ -134,6 +135,21 @@ class Gpu(BaseModel):
     launch: KernelLaunch
     interference: Interference
     power: Power | None = None
+
+
+def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:
+    """The same GPU running another generation of fused attention, one of `gpu.attention.variants`.
+
+    Raises InputError where the GPU's file has no curve of that name.
+    """
+    curve = gpu.attention.variants.get(variant)
+    if curve is None:
+        names = list(gpu.attention.variants)
+        raise InputError(
+            f"GPU '{gpu.name}' has no attention variant '{variant}'{did_you_mean(variant, names)}; "
+            f"it has {', '.join(names) or 'none'}"
+        )
+    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=curve.model_dump())})
 
 
 class NodeLink(Table):

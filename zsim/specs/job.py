@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from zsim.specs.importers.deepspeed import (
     refuse_what_is_not_simulated,
 )
 from zsim.specs.importers.huggingface import load_model, model_from_config
+from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
 from zsim.specs.model import Embedding, ModelSpec
-from zsim.specs.strategy import AttentionKind, Ddp, Fsdp1, Fsdp2, Precision, Training
+from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Precision, Training
 from zsim.specs.tiling import with_tiled_linears
 
 Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2
@@ -63,7 +64,7 @@ def resolve(experiment: Experiment) -> Job:
     Raises InputError for what contradicts itself, NotSimulatedError for what zsim cannot do yet.
     """
     model = _model(experiment.model)
-    cluster = load_cluster(experiment.cluster)
+    cluster = with_attention(load_cluster(experiment.cluster), experiment.training.attention)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     num_nodes, gpus_per_node = _shape(experiment, cluster)
@@ -141,15 +142,7 @@ def _training(
         raise InputError(
             f"training.precision: GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}"
         )
-    attention: AttentionKind = table.attention or ("flash" if gpu.supports_flash_attention else "math")
-    if attention == "flash" and not gpu.supports_flash_attention:
-        raise InputError(f"training.attention: GPU '{gpu.name}' does not support 'flash'; expected 'math'")
-    if attention == "flash" and precision == "fp32" and gpu.vendor != "cpu":
-        if table.attention == "flash":
-            raise InputError(
-                "training.attention: 'flash' needs bf16 or fp16; expected 'math' with precision fp32"
-            )
-        attention = "math"
+    attention = attention_kind(table.attention, cluster, precision)
     longest = model.max_positions
     length = table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
     if longest and length > longest:
@@ -174,6 +167,8 @@ def _training(
         compile=table.compile,
         optimizer=table.optimizer,
         gradient_clipping=clipping or 0.0,
+        liger=table.liger,
+        cross_entropy=cross_entropy_of(table),
     )
 
 
@@ -237,7 +232,7 @@ def _deepspeed(
             f"{resolved.zero.stage}"
         )
     refuse_what_is_not_simulated(resolved)
-    return resolved
+    return replace(resolved, zero_init=table.zero_init)
 
 
 def _fsdp_dtypes(table: Fsdp1Table | Fsdp2Table, training: Training) -> tuple[str, str]:

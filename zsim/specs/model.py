@@ -93,12 +93,10 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Cross-entropy over the vocabulary; `is_fused`: one kernel each way that keeps no fp32 copies, as
-    flash-attn's, Liger's or Apex's, whatever the rest of the model runs on. `num_metrics`: how many more
-    times the trainer takes the eager cross-entropy of the logits after each backward, to log it."""
+    """Cross-entropy over the vocabulary. `num_metrics`: how many more times the trainer takes the eager
+    cross-entropy of the logits after each backward, to log it."""
 
     vocab_size: int
-    is_fused: bool = False
     num_metrics: int = 0
 
 

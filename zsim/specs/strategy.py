@@ -10,6 +10,9 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 # second matrix product and fused attention put out and runs the rest again (torchtitan's `op` policy).
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
 AttentionKind = Literal["flash", "math"]
+# "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place;
+# "fused": one kernel each way; "fused_linear": the head's product and the loss a piece at a time (Liger's).
+CrossEntropy = Literal["eager", "megatron", "fused", "fused_linear"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int64": 8}
 
@@ -22,7 +25,8 @@ class Training:
     `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
     checkpoint from 2.1 on). `autocast`: modules get fp32 weights and torch.autocast casts at every product,
     so norms and the residual stream are fp32. `stored_dtype`: what DDP and FSDP1 keep weights, gradients and
-    optimizer states in (a model loaded in bf16 and trained as it is keeps nothing in fp32).
+    optimizer states in (a model loaded in bf16 and trained as it is keeps nothing in fp32). `liger`: norms,
+    rotary embedding and gated activations are one kernel each (linkedin/Liger-Kernel).
     """
 
     sequence_length: int
@@ -39,6 +43,8 @@ class Training:
     autocast: bool = False
     stored_dtype: str = "fp32"
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
+    liger: bool = False
+    cross_entropy: CrossEntropy = "eager"
 
     @property
     def micro_batch_tokens(self) -> int:

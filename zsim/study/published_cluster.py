@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from zsim.cost.compute import with_attention_variant
 from zsim.errors import NotSimulatedError
 from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster
+from zsim.specs.hardware import Cluster, with_attention_variant
 from zsim.study.published_table import PublishedRun
 
 # GPU column (longest match first) -> preset.
@@ -57,7 +56,7 @@ def attention_variant(run: PublishedRun) -> str:
     kernel = run.text("attn_kernel").lower()
     if "v1" in kernel:
         return "flash1"
-    return "flash3" if "fa3" in kernel else ""
+    return next((f"flash{generation}" for generation in "34" if f"fa{generation}" in kernel), "")
 
 
 def _link_bytes_per_second(text: str) -> float | None:

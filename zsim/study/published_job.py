@@ -11,7 +11,8 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
 from zsim.specs.job import Job, resolve
 from zsim.study.published_cluster import cluster_preset, row_cluster
-from zsim.study.published_model import composer_model, is_composer, model_config
+from zsim.study.published_model import composer_model, cross_entropy, is_composer, model_config
+from zsim.study.published_offload import is_offloaded, is_stas00, offload_blocks
 from zsim.study.published_table import PublishedRun
 
 _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
@@ -21,8 +22,6 @@ _NOT_SIMULATED = (
     (r"\bTP ?(?!1\b)\d+", "tensor parallelism"),
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
     (r"ZeRO\+\+", "ZeRO++'s quantised and hierarchical collectives"),
-    (r"Infinity|NVMe", "offload to NVMe"),
-    (r"[Oo]ffload", "offload"),
     (r"dist(ributed|)[- _]?opt", "Megatron's distributed optimizer"),
     (r"Megatron-FSDP", "Megatron's own FSDP"),
     (r"Megatron", "Megatron's own data parallelism"),
@@ -72,6 +71,8 @@ def row_job(run: PublishedRun) -> RowJob:
             "activation_checkpointing": _checkpointing(run),
             "attention": "math" if "unfused" in run.text("attn_kernel") else None,
             "compile": _is_compiled(run),
+            "liger": "Liger" in run.text("software"),
+            "cross_entropy": cross_entropy(run),
             "optimizer": _optimizer(run),
         },
         strategy=_strategy(run, gpus, assumptions),
@@ -112,9 +113,6 @@ def _refuse_unsupported(run: PublishedRun) -> None:
         raise NotSimulatedError(
             "DeepSpeed before 0.6 fetched ZeRO-3's parameters one by one (DeepSpeed #1453)"
         )
-    offload = run.text("offload")
-    if offload and not offload.startswith("none"):
-        raise NotSimulatedError(f"offload is not simulated (offload '{offload}')")
     compiler = run.text("compile")
     if "thunder" in compiler:
         raise NotSimulatedError(f"compiler '{compiler}' is not torch.compile")
@@ -172,7 +170,8 @@ def stops_early(run: PublishedRun) -> bool:
     """Whether recomputation stops as soon as it can, as torch's non-reentrant checkpoint does from 2.1
     (October 2023) on. composer and torchtitan use it; Megatron, DeepSpeed and transformers before 5 use
     the other."""
-    uses_non_reentrant = is_composer(run) or run.source.startswith(("torchtitan", "kempnerforge", "fms-fsdp"))
+    frameworks = ("torchtitan", "kempnerforge", "fms-fsdp")
+    uses_non_reentrant = is_composer(run) or is_stas00(run) or run.source.startswith(frameworks)
     return uses_non_reentrant and run.text("date") >= "2023-10"
 
 
@@ -191,7 +190,8 @@ def _stored_dtype(run: PublishedRun) -> str:
 
 def _is_compiled(run: PublishedRun) -> bool:
     """torch.compile, or a library of fused kernels (Megatron has its own), which costs the same kernels."""
-    has_fused_kernels = re.search(r"foak|liger|[Mm]egatron", run.text("software")) is not None
+    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2") has none.
+    has_fused_kernels = re.search(r"foak|[Mm]egatron(?!-LM GPT-2)", run.text("software")) is not None
     return has_fused_kernels or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
 
 
@@ -211,12 +211,14 @@ def _strategy(run: PublishedRun, gpus: int, assumptions: list[str]) -> dict[str,
     text, stage = run.text("strategy"), run.count("zero_stage")
     if re.match(r"single|TP1 x DP1$", text):
         return _single(run, assumptions)
-    if re.match(r"FSDP2", text):
+    if re.match(r"FSDP2", text) and not is_offloaded(run):
         return _fsdp2(run)
-    if re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text):
+    if re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text) and not is_offloaded(run):
         return _fsdp1(run, gpus)
     if re.match(r"ZeRO-[123]|HF Trainer \+ DeepSpeed", text) and stage:
-        return {"kind": "deepspeed", "stage": stage, "version": _deepspeed_version(run)}
+        return _deepspeed(run, stage, assumptions)
+    if is_offloaded(run):
+        raise NotSimulatedError(f"offload is not simulated (strategy '{text}')")
     if re.match(r"DDP", text):
         return {"kind": "ddp"}
     raise NotSimulatedError(f"strategy '{text}' is not simulated")
@@ -261,8 +263,23 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
     return table
 
 
+def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[str, Any]:
+    table: dict[str, Any] = {"kind": "deepspeed", "version": _deepspeed_version(run)}
+    blocks = offload_blocks(run, assumptions)
+    if blocks:
+        table["config"] = {"zero_optimization": {"stage": stage, **blocks}}
+    else:
+        table["stage"] = stage
+    if is_stas00(run) and stage == 3:
+        table["zero_init"] = False
+    return table
+
+
 def _deepspeed_version(run: PublishedRun) -> str:
-    """The release whose defaults apply: the oldest and the newest that zsim knows."""
+    """The release whose defaults apply: the row's own; else the oldest and the newest that zsim knows."""
+    known = re.search(r"DeepSpeed (\d+)\.(\d+)\.(\d+)", run.text("software"))
+    if known and tuple(map(int, known.groups())) > (0, 10, 3):
+        return ".".join(known.groups())
     return "0.10.3" if run.text("date") < "2023-10" else "0.19.8"
 
 

@@ -92,26 +92,34 @@ def composer_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
     - Every micro-batch ends with two metrics, LanguageCrossEntropy and Perplexity, which each take the eager
       cross-entropy of the logits again (llm-foundry: `train_metrics` of its models, on by default; composer:
       `_train_microbatch`, "Use microbatch outputs to update training metrics").
-    - The loss is torch's until February 2023 (llm-foundry@d14a7c94a, examples/llm/src/mosaic_gpt.py),
-      flash-attn's fused one after (its `loss_fn` then defaults to `fused_crossentropy`).
     - Until February 2023 attention is flash-attn 0.2's `FlashMHA`, always given a padding mask (the same
-      file, "So we always provide a tensor"); the Triton kernel after takes none.
+      file as the loss's, "So we always provide a tensor"); the Triton kernel after takes none.
     """
-    is_old = run.text("date") < "2023-03"
     blocks = tuple(
         replace(block, modules=tuple(_unpadding(module) for module in block.modules))
         for block in model.blocks
     )
     after = tuple(
-        replace(module, work=replace(module.work, is_fused=not is_old, num_metrics=2))
-        if isinstance(module.work, Loss)
-        else module
+        replace(module, work=replace(module.work, num_metrics=2)) if isinstance(module.work, Loss) else module
         for module in model.after
     )
-    return replace(model, blocks=blocks if is_old else model.blocks, after=after)
+    return replace(model, blocks=blocks if _is_early(run) else model.blocks, after=after)
+
+
+def _is_early(run: PublishedRun) -> bool:
+    return run.text("date") < "2023-03"
 
 
 def _unpadding(module: Module) -> Module:
     if not isinstance(module.work, Attention):
         return module
     return replace(module, work=replace(module.work, unpads=True))
+
+
+def cross_entropy(run: PublishedRun) -> str | None:
+    """MosaicML's loss is torch's until February 2023 (llm-foundry@d14a7c94a, examples/llm/src/mosaic_gpt.py),
+    flash-attn's fused one after (its `loss_fn` then defaults to `fused_crossentropy`); Megatron has its own;
+    None leaves it to what the rest runs on."""
+    if is_composer(run):
+        return "eager" if _is_early(run) else "fused"
+    return "megatron" if "egatron" in run.text("software") else None

@@ -200,7 +200,8 @@ class DeepSpeedConfig:
     `param_dtype` is what the weights are kept and gathered in, `grad_accum_dtype` what gradients are
     accumulated in, `communication_dtype` what they are reduced in. `check_grad_overflow`: the step looks for
     infinities first, which costs a reduction and a wait. The `explicit_` values are what the file itself
-    says, None where it leaves a value open (or "auto").
+    says, None where it leaves a value open (or "auto"). `zero_init`: the model is built under
+    `deepspeed.zero.Init`; the script's choice, not the file's.
     """
 
     name: str
@@ -231,6 +232,7 @@ class DeepSpeedConfig:
     explicit_gradient_accumulation_steps: int | None
     explicit_precision: Precision | None
     explicit_gradient_clipping: float | None
+    zero_init: bool = True
 
     @property
     def stage(self) -> int:

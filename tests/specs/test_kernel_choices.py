@@ -1,0 +1,45 @@
+"""Which attention and which loss a training runs on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim import Experiment
+from zsim.errors import InputError
+from zsim.specs.job import Job, resolve
+
+
+def job_of(cluster: str = "dgx-h100", **training: Any) -> Job:
+    return resolve(Experiment(model="gpt2", cluster=cluster, nodes=1, training=training))
+
+
+def test_a_generation_of_flash_attention_replaces_the_gpus_curve() -> None:
+    """The H100's file has FlashAttention-2's curve, and those of 1 and 3 beside it."""
+    default, second, third = (job_of(attention=name) for name in (None, "flash2", "flash3"))
+    assert default.cluster == second.cluster
+    curves = default.cluster.gpu.attention, third.cluster.gpu.attention
+    assert curves[0].forward_fraction < curves[1].forward_fraction
+    assert third.training.attention == "flash"
+
+
+def test_a_generation_that_a_gpu_does_not_have_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"training.attention: GPU 'a100-sxm-80gb' has no attention variant"):
+        job_of("dgx-a100-80gb", attention="flash3")
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({}, "eager"),
+        ({"compile": True}, "fused"),
+        ({"liger": True}, "fused_linear"),
+        ({"liger": True, "cross_entropy": "eager"}, "eager"),
+        ({"cross_entropy": "megatron"}, "megatron"),
+    ],
+)
+def test_the_loss_follows_what_the_rest_runs_on_unless_it_is_named(
+    training: dict[str, Any], expected: str
+) -> None:
+    assert job_of(**training).training.cross_entropy == expected

@@ -1,0 +1,44 @@
+"""Which kernels a training runs on, where `[training]` says so and where it does not."""
+
+from __future__ import annotations
+
+from zsim.errors import InputError
+from zsim.specs.experiment import TrainingTable
+from zsim.specs.hardware import Cluster, with_attention_variant
+from zsim.specs.strategy import AttentionKind, CrossEntropy, Precision
+
+
+def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
+    """The cluster with its GPUs running the generation of fused attention that is asked for; "flash2" is the
+    one that NVIDIA's files are calibrated for."""
+    if choice in (None, "flash", "flash2", "math"):
+        return cluster
+    try:
+        gpu = with_attention_variant(cluster.gpu, str(choice))
+    except InputError as error:
+        raise InputError(f"training.attention: {error}") from None
+    return cluster.model_copy(update={"gpu": gpu})
+
+
+def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:
+    """Fused where the GPU can and nobody says otherwise."""
+    gpu = cluster.gpu
+    if choice is None:
+        is_possible = precision != "fp32" or gpu.vendor == "cpu"
+        return "flash" if gpu.supports_flash_attention and is_possible else "math"
+    if choice == "math":
+        return "math"
+    if not gpu.supports_flash_attention:
+        raise InputError(f"training.attention: GPU '{gpu.name}' does not support 'flash'; expected 'math'")
+    if precision == "fp32" and gpu.vendor != "cpu":
+        raise InputError(
+            f"training.attention: '{choice}' needs bf16 or fp16; expected 'math' with precision fp32"
+        )
+    return "flash"
+
+
+def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
+    """Liger brings its own; torch.compile makes one kernel of it."""
+    if table.cross_entropy is not None:
+        return table.cross_entropy
+    return "fused_linear" if table.liger else "fused" if table.compile else "eager"
