@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zsim.fluid.flows import simulate_flows
     from zsim.report.compare import Comparison, compare
     from zsim.specs.experiment import Experiment, load_experiment
+    from zsim.trace.read import read_trace
 
 _HOMES = {
     "Result": "zsim.api",
@@ -36,6 +37,7 @@ _HOMES = {
     "simulate_flows": "zsim.fluid.flows",
     "Experiment": "zsim.specs.experiment",
     "load_experiment": "zsim.specs.experiment",
+    "read_trace": "zsim.trace.read",
 }
 __all__ = [
     "Comparison",
@@ -50,6 +52,7 @@ __all__ = [
     "load_experiment",
     "make_plan",
     "max_min_fair_rates",
+    "read_trace",
     "simulate",
     "simulate_flows",
 ]

@@ -31,6 +31,8 @@ _KINDS: dict[str, tuple[str, str]] = {
     "all_to_all": ("all_to_allv", "SendRecv"),
     "broadcast": ("broadcast", "Broadcast"),
     "reduce": ("reduce", "Reduce_Sum"),
+    "gather": ("gather", "SendRecv"),
+    "scatter": ("scatter", "SendRecv"),
     "send": ("send", "SendRecv"),
     "recv": ("recv", "SendRecv"),
 }

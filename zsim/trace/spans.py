@@ -7,7 +7,7 @@ in `infos`, so a trace of a thousand ranks stays small.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,11 +20,14 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 SpanKind = Literal[
     "compute", "optimizer", "copy", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast",
-    "reduce", "send", "recv", "h2d", "d2h", "cpu", "nvme_read", "nvme_write", "host",
+    "reduce", "gather", "scatter", "send", "recv", "h2d", "d2h", "cpu", "nvme_read", "nvme_write", "host",
 ]  # fmt: skip
 COLLECTIVES = frozenset(
-    {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send", "recv"}
-)
+    {
+        "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "gather",
+        "scatter", "send", "recv",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,46 @@ class MemoryEvents:
     deltas: Ints
     names: tuple[str, ...] = ()
 
+    def between(self, start: float, end: float) -> MemoryEvents:
+        """What happens from `start` to `end`, on a clock that begins at `start`; what was there before is
+        allocated then."""
+        rows = [i for i, seconds in enumerate(self.stream_seconds.tolist()) if seconds <= end]
+        host = np.maximum(self.host_seconds[rows], start) - start
+        stream = np.maximum(self.stream_seconds[rows], start) - start
+        return MemoryEvents(
+            ranks=self.ranks[rows],
+            host_seconds=host,
+            stream_seconds=stream,
+            devices=tuple(self.devices[i] for i in rows),
+            categories=tuple(self.categories[i] for i in rows),
+            deltas=self.deltas[rows],
+            names=tuple(self.names[i] for i in rows) if self.names else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One recorded step: its number, when the first rank began and the last ended it, and what it took the
+    slowest rank. A rank's step ends when its last kernel has, and begins where its step before ended or,
+    where the host was later, with the host."""
+
+    number: int
+    start_seconds: float
+    end_seconds: float
+    seconds: float
+
 
 @dataclass(frozen=True)
 class Trace:
-    """All spans of one step (or of a recording).
+    """All spans of one step, or of the whole steps of a recording.
 
     Arrays have one entry per span: `ranks`, `info_indices` (into `infos`), `issue_seconds` (when the host
     enqueued it; NaN if unknown), `start_seconds`, `end_seconds`. `metadata` holds what a reader needs to
     know of the source: model, cluster, framework, world size.
+
+    A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: of a
+    collective's time, what remains when waiting for the slowest rank is taken off (NaN for other spans).
+    `step_seconds` is then that of the typical step; `typical_step()` is what compares with a simulated one.
     """
 
     source: Literal["simulated", "recorded"]
@@ -85,26 +120,61 @@ class Trace:
         tuple[int, float, float, int], ...
     ] = ()  # rank, start, end, info of what it waited for
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    step_numbers: Ints | None = None
+    transfer_seconds: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def of_rank(self, rank: int) -> Trace:
         """The same trace with the spans of one rank only."""
-        keep = self.ranks == rank
-        return Trace(
-            source=self.source,
-            infos=self.infos,
+        blocks = tuple(block for block in self.host_blocks if block[0] == rank)
+        return self._only(self.ranks == rank, host_blocks=blocks)
+
+    def of_step(self, number: int) -> Trace:
+        """One step of a recording as a trace of its own, whose clock starts with the step.
+
+        Raises KeyError for a step that was not recorded.
+        """
+        step = next((step for step in self.steps if step.number == number), None)
+        if step is None or self.step_numbers is None:
+            raise KeyError(f"step {number}; recorded are {[step.number for step in self.steps]}")
+        zero, end = step.start_seconds, step.end_seconds
+        only = self._only(self.step_numbers == number)
+        return replace(
+            only,
+            issue_seconds=only.issue_seconds - zero,
+            start_seconds=only.start_seconds - zero,
+            end_seconds=only.end_seconds - zero,
+            step_seconds=step.seconds,
+            steps=(replace(step, start_seconds=0.0, end_seconds=end - zero),),
+            memory=self.memory.between(zero, end) if self.memory else None,
+            host_blocks=tuple(
+                (rank, max(start, zero) - zero, min(stop, end) - zero, info)
+                for rank, start, stop, info in self.host_blocks
+                if stop > zero and start < end
+            ),
+        )
+
+    def typical_step(self) -> Trace:
+        """The recorded step of median length (the shorter of two); a simulated trace is its own."""
+        if not self.steps:
+            return self
+        by_length = sorted(self.steps, key=lambda step: (step.seconds, step.number))
+        return self.of_step(by_length[(len(by_length) - 1) // 2].number)
+
+    def _only(self, keep: npt.NDArray[np.bool_], **changes: Any) -> Trace:
+        return replace(
+            self,
             ranks=self.ranks[keep],
             info_indices=self.info_indices[keep],
             issue_seconds=self.issue_seconds[keep],
             start_seconds=self.start_seconds[keep],
             end_seconds=self.end_seconds[keep],
-            world_size=self.world_size,
-            step_seconds=self.step_seconds,
-            memory=self.memory,
-            host_blocks=tuple(block for block in self.host_blocks if block[0] == rank),
-            metadata=self.metadata,
+            step_numbers=None if self.step_numbers is None else self.step_numbers[keep],
+            transfer_seconds=None if self.transfer_seconds is None else self.transfer_seconds[keep],
+            **changes,
         )
 
     def rows(self) -> Iterator[tuple[int, SpanInfo, float, float]]:
