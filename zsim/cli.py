@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from zsim.commands.compare import compare
+from zsim.commands.export import export
+from zsim.commands.import_ import EXTRA, import_file
 from zsim.commands.options import (
     Cluster,
     ExperimentFile,
@@ -36,6 +38,8 @@ app = typer.Typer(
 
 app.add_typer(topology_app, name="topology")
 app.command()(compare)
+app.command(name="import", context_settings=EXTRA)(import_file)
+app.command()(export)
 
 
 @app.callback(invoke_without_command=True)

@@ -41,8 +41,10 @@ def experiment_from(
     gpus: int | None,
     settings: list[str] | None,
 ) -> Experiment:
-    """The experiment file with the command line's changes."""
-    from zsim.specs.experiment import load_experiment
+    """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
+    torchtitan TOML may stand in its place, as `--set strategy.config=FILE` would."""
+    from zsim.specs import experiment
+    from zsim.specs.importers.training_file import is_training_file, names_training_file
 
     overrides: dict[str, Any] = dict(setting(text) for text in settings or [])
     named = {"model": model, "cluster": cluster, "nodes": nodes, "gpus": gpus}
@@ -52,10 +54,15 @@ def experiment_from(
         if key in overrides and overrides[key] != value:
             raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
         overrides[key] = value
+    if path is not None and names_training_file(path):
+        overrides.setdefault("strategy.config", str(path))
+        path = None
+    if path is None and is_training_file(overrides.get("strategy.config")):
+        return experiment.experiment_from({}, overrides, origin="command line")
     if path is None and "model" in overrides:  # the example's length is for its model
         overrides.setdefault("training.sequence_length", None)
     origin = None if path is not None else "command line" if overrides else "example"
-    return load_experiment(path or EXAMPLE, overrides, origin=origin)
+    return experiment.load_experiment(path or EXAMPLE, overrides, origin=origin)
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -80,3 +87,12 @@ def write_text(content: str, path: Path) -> Path:
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
     return path
+
+
+def write_files(files: dict[str, str], folder: Path) -> list[Path]:
+    """{name: text} into `folder`, which is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+    return [write_text(text, folder / name) for name, text in files.items()]

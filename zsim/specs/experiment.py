@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.cost import CostTable
+from zsim.specs.importers.training_file import with_training_file
 from zsim.specs.overrides import with_overrides
 from zsim.specs.strategy import Checkpointing, CrossEntropy, Precision
 from zsim.specs.validation import raise_input_error
@@ -48,6 +49,13 @@ class TrainingTable(_Table):
     cross_entropy: CrossEntropy | None = None
     optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
     gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
+    checkpoint_stops_early: bool = Field(
+        default=True, description="recompute only until all that backward needs is there"
+    )
+    optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
+        default="fused", description="torch's kernels of the optimizer; DeepSpeed brings its own"
+    )
 
 
 class DdpTable(_Table):
@@ -138,6 +146,7 @@ class _ExperimentFile(_Table):
     training: TrainingTable = TrainingTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = None
+    notes: tuple[str, ...] = Field(default=(), description="said again by every report")
 
 
 class Experiment(_ExperimentFile):
@@ -208,7 +217,9 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
     """An experiment from file-shaped data and dotted overrides.
 
     An override of `strategy.kind` drops the keys of the old kind; of `nodes`, the file's `gpus`, and so on.
+    `strategy.config` may be another program's file, whose content then stands in its place.
     """
+    data, overrides = with_training_file(data, overrides, origin=origin)
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     new_kind = overrides.get("strategy.kind")
     if new_kind in STRATEGIES and isinstance(data.get("strategy"), dict):

@@ -71,7 +71,7 @@ def resolve(experiment: Experiment) -> Job:
     world_size = num_nodes * gpus_per_node
     if world_size > MOST_GPUS:
         raise InputError(f"gpus: found {world_size:,}, expected at most {MOST_GPUS:,}")
-    notes: list[str] = []
+    notes = list(experiment.notes)
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
         model = with_tiled_linears(model, table.tile_numel)
@@ -169,6 +169,9 @@ def _training(
         gradient_clipping=clipping or 0.0,
         liger=table.liger,
         cross_entropy=cross_entropy_of(table),
+        checkpoint_every=table.checkpoint_every,
+        checkpoint_stops_early=table.checkpoint_stops_early,
+        optimizer_implementation=table.optimizer_implementation,
     )
 
 

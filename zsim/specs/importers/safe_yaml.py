@@ -17,9 +17,9 @@ def load_yaml(text: str, file: str) -> Any:
     from ruamel.yaml.error import YAMLError
 
     if len(text) > _MOST_CHARACTERS or _depth(text) > _MOST_DEPTH:
-        raise InputError(f"{file}: nested or repeated beyond what a topology has")
+        raise InputError(f"{file}: nested or repeated beyond what such a file has")
     if _ALIAS.search(text):
-        raise InputError(f"{file}: has YAML anchors or aliases, which no topology needs")
+        raise InputError(f"{file}: has YAML anchors or aliases, which no such file needs")
     try:
         return YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError, RecursionError) as error:

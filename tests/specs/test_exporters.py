@@ -1,0 +1,197 @@
+"""Files that other programs take: importing what was exported gives the same plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.specs.experiment import Experiment, load_experiment
+from zsim.specs.exporters.exported import Exported
+from zsim.specs.exporters.files import export_files
+from zsim.specs.job import resolve
+
+NVME = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 12, "pipeline_read": True}
+# Strategy, training: every file that can say a case must give its plan back.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a stage": ({"stage": 3}, {}),
+    "stage 1 accumulating": ({"stage": 1}, {"micro_batch_size": 2, "gradient_accumulation_steps": 4}),
+    "old defaults": ({"stage": 2, "version": "0.14.5"}, {}),
+    "own buckets": (
+        {
+            "config": {
+                "bf16": {"enabled": True},
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": {
+                    "stage": 3,
+                    "reduce_bucket_size": 1e8,
+                    "stage3_prefetch_bucket_size": "auto",
+                    "overlap_comm": False,
+                    "param_persistence_threshold": 0,
+                },
+            }
+        },
+        {"activation_checkpointing": "full"},
+    ),
+    "offloaded": (
+        {
+            "config": {
+                "fp16": {"enabled": True, "initial_scale_power": 12},
+                "train_batch_size": 32,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+                "zero_optimization": {
+                    "stage": 3,
+                    "sub_group_size": 1e8,
+                    "offload_param": {"device": "cpu"},
+                    "offload_optimizer": NVME,
+                },
+            }
+        },
+        {},
+    ),
+    "fsdp2": ({"kind": "fsdp2"}, {"gradient_clipping": 1.0}),
+    "hsdp": (
+        {"kind": "fsdp2", "replicate": 2, "reshard_after_forward": False},
+        {
+            "gradient_clipping": 1.0,
+            "activation_checkpointing": "selective-op",
+            "gradient_accumulation_steps": 2,
+        },
+    ),
+    "every second block": (
+        {"kind": "fsdp2"},
+        {
+            "gradient_clipping": 0.5,
+            "activation_checkpointing": "full",
+            "checkpoint_every": 2,
+            "compile": True,
+        },
+    ),
+    "reduced in bf16": (
+        {"kind": "fsdp2", "reduce_dtype": "bf16", "replicate": 2, "no_sync": True},
+        {"activation_checkpointing": "full", "gradient_accumulation_steps": 2},
+    ),
+    "fsdp1": (
+        {
+            "kind": "fsdp1",
+            "sharding_strategy": "SHARD_GRAD_OP",
+            "reduce_dtype": "bf16",
+            "no_sync": True,
+            "backward_prefetch": "BACKWARD_POST",
+            "wrapping": "size:100000000",
+        },
+        {"gradient_accumulation_steps": 2},
+    ),
+    "hybrid fsdp1": (
+        {"kind": "fsdp1", "sharding_strategy": "_HYBRID_SHARD_ZERO2", "reduce_dtype": "bf16"},
+        {"micro_batch_size": 2},
+    ),
+    "ddp": ({"kind": "ddp"}, {"micro_batch_size": 2}),
+}
+READABLE = ("accelerate.yaml", "torchtitan.toml", "experiment.toml")
+
+
+def experiment_of(name: str) -> Experiment:
+    strategy, training = CASES[name]
+    return zsim.Experiment(
+        model="llama-3-8b", cluster="dgx-h100", nodes=2, training={"sequence_length": 2048, **training},
+        strategy=strategy,
+    )  # fmt: skip
+
+
+def exported(name: str, folder: Path) -> Exported:
+    """The files of a case, written."""
+    found = export_files(resolve(experiment_of(name)))
+    for file, text in found.files.items():
+        (folder / file).write_text(text)
+    return found
+
+
+def read_back(name: str, file: Path) -> Experiment:
+    """What is not in the file is said beside it."""
+    if file.name == "experiment.toml":
+        return load_experiment(file)
+    training = CASES[name][1]
+    said = {"sequence_length": 2048}
+    if file.name == "accelerate.yaml":
+        keys = ("micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
+        said |= {key: training[key] for key in keys if key in training}
+    if "ds_config.json" in file.read_text():
+        said = {
+            key: value
+            for key, value in {**said, **training}.items()
+            if key in ("sequence_length", "activation_checkpointing")
+        }
+    data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, "training": said}
+    strategy = {"config": str(file)}
+    if "version" in CASES[name][0]:
+        strategy["version"] = CASES[name][0]["version"]
+    from zsim.specs.experiment import experiment_from
+
+    return experiment_from({**data, "strategy": strategy}, {}, origin="test")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_importing_what_was_exported_gives_the_same_plan(name: str, tmp_path: Path) -> None:
+    plan = zsim.make_plan(experiment_of(name))
+    found = exported(name, tmp_path)
+    readable = [file for file in READABLE if file in found.files]
+    assert "experiment.toml" in readable
+    for file in readable:
+        again = zsim.make_plan(read_back(name, tmp_path / file))
+        assert again.ops == plan.ops, file
+        assert again.memory == plan.memory, file
+        assert (again.resident, again.groups) == (plan.resident, plan.groups), file
+
+
+def test_every_file_is_tried_by_some_case() -> None:
+    names = {file for name in CASES for file in export_files(resolve(experiment_of(name))).files}
+    assert names == {*READABLE, "ds_config.json", "fsdp2.py", "fsdp1.py", "ddp.py"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a stage", "stage 1 accumulating", "old defaults", "own buckets", "offloaded"]
+)
+def test_the_deepspeed_json_gives_the_same_plan_whatever_the_release_would_default_to(
+    name: str, tmp_path: Path
+) -> None:
+    """Gradient clipping, pinned memory and `use_multi_rank_bucket_allreduce` changed from release to
+    release; they are written out."""
+    exported(name, tmp_path)
+    data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2}
+    said = {key: CASES[name][1][key] for key in ("activation_checkpointing",) if key in CASES[name][1]}
+    training = {"sequence_length": 2048, **said}
+    strategy = {
+        "config": str(tmp_path / "ds_config.json"),
+        "version": CASES[name][0].get("version", "0.19.8"),
+    }
+    again = zsim.make_plan(zsim.Experiment(**data, training=training, strategy=strategy))
+    assert again.ops == zsim.make_plan(experiment_of(name)).ops
+
+
+def test_the_users_other_keys_stay_in_the_json() -> None:
+    made = json.loads(export_files(resolve(experiment_of("offloaded"))).files["ds_config.json"])
+    assert made["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-4}}
+    assert made["fp16"] == {"enabled": True, "initial_scale_power": 12}
+    assert made["train_batch_size"] == 32
+    assert made["zero_optimization"]["offload_optimizer"]["nvme_path"] == "/nvme"
+
+
+def test_what_a_file_cannot_say_is_said() -> None:
+    missing = export_files(resolve(experiment_of("fsdp2"))).missing
+    assert "reduces in fp32" in missing["accelerate.yaml"]
+    missing = export_files(resolve(experiment_of("reduced in bf16"))).missing
+    assert "reduces in fp32, not in bf16" in missing["torchtitan.toml"]
+    assert "full" in export_files(resolve(experiment_of("own buckets"))).notes[0]
+
+
+@pytest.mark.parametrize("name", [name for name, (strategy, _) in CASES.items() if strategy.get("kind")])
+def test_the_python_compiles(name: str) -> None:
+    files = export_files(resolve(experiment_of(name))).files
+    for file, text in files.items():
+        if file.endswith(".py"):
+            compile(text, file, "exec")
+            assert max(len(line) for line in text.splitlines()) < 120

@@ -1,0 +1,220 @@
+"""torchtitan's TOML and command line as experiments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment import Experiment, experiment_from
+from zsim.specs.importers.torchtitan import read_torchtitan
+
+NEW = """
+[job]
+dump_folder = "./outputs"
+
+[model]
+name = "llama3"
+flavor = "8B"
+
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+
+[training]
+local_batch_size = 2
+seq_len = 8192
+steps = 1000
+
+[parallelism]
+data_parallel_shard_degree = -1
+
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+OLD = """
+[model]
+name = "llama3"
+flavor = "8B"
+norm_type = "rmsnorm"
+
+[training]
+batch_size = 2
+seq_len = 8192
+warmup_steps = 200
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+compile = true
+
+[experimental]
+pipeline_parallel_degree = 1
+
+[activation_checkpoint]
+mode = 'selective'
+selective_ac_option = '2'
+
+[float8]
+enable_float8_linear = false
+"""
+
+
+def written(folder: Path, text: str, name: str = "train.toml") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def imported(config: str, **overrides: Any) -> Experiment:
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    return experiment_from(
+        {"cluster": "dgx-h100", "nodes": 2}, {"strategy.config": config, **changes}, origin="test"
+    )
+
+
+def test_a_toml_is_an_fsdp2_experiment(tmp_path: Path) -> None:
+    """Batch 2 x 8192 tokens as it says; clipping at 1.0, bf16 gathers and fp32 reductions by default."""
+    experiment = imported(written(tmp_path, NEW))
+    training, strategy = experiment.training, experiment.strategy
+    assert experiment.model == "llama-3-8b"
+    assert (training.micro_batch_size, training.sequence_length) == (2, 8192)
+    assert training.activation_checkpointing == "selective-op"
+    assert training.gradient_clipping == 1.0
+    assert (strategy.kind, strategy.wrapping) == ("fsdp2", "torchtitan")
+    assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "fp32")
+
+
+def test_keys_without_effect_are_named_in_one_note(tmp_path: Path) -> None:
+    path = written(tmp_path, NEW)
+    assert f"{path}: no effect on a step: [job], optimizer.lr, training.steps" in imported(path).notes
+
+
+def test_the_spellings_of_2024_are_understood(tmp_path: Path) -> None:
+    """Every second block checkpointed is "full" every 2; `training.compile` is today's `compile.enable`."""
+    training = imported(written(tmp_path, OLD)).training
+    assert (training.micro_batch_size, training.compile) == (2, True)
+    assert (training.activation_checkpointing, training.checkpoint_every) == ("full", 2)
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    config = (
+        f"{written(tmp_path, NEW)} --training.seq_len=4096 --training.local-batch-size 1 --compile.enable"
+    )
+    training = imported(config).training
+    assert (training.sequence_length, training.micro_batch_size, training.compile) == (4096, 1, True)
+
+
+def test_a_whole_torchrun_line_gives_the_number_of_gpus(tmp_path: Path) -> None:
+    config = (
+        "torchrun --nproc_per_node=8 --nnodes 4 --rdzv_backend c10d -m torchtitan.train "
+        f"--job.config_file {written(tmp_path, NEW)}"
+    )
+    experiment = experiment_from({"cluster": "dgx-h100"}, {"strategy.config": config}, origin="test")
+    assert (experiment.nodes, experiment.gpus) == (4, 32)
+
+
+def test_run_train_with_its_variables_is_understood(tmp_path: Path) -> None:
+    config = f"NGPU=8 CONFIG_FILE={written(tmp_path, NEW)} ./run_train.sh --training.seq_len 2048"
+    file = read_torchtitan(config)
+    assert (file.says["gpus"], file.says["training.sequence_length"]) == (8, 2048)
+
+
+def test_a_registered_function_of_0_3_has_its_settings() -> None:
+    """llama3_8b: 1 x 8192; 0.3 checkpoints selectively by op and recomputes to the end."""
+    experiment = imported("--module llama3 --config llama3_8b activation-checkpoint:full")
+    training = experiment.training
+    assert (training.micro_batch_size, training.sequence_length) == (1, 8192)
+    assert (training.activation_checkpointing, training.checkpoint_stops_early) == ("full", False)
+
+
+def test_the_json_that_0_3_saves_is_read(tmp_path: Path) -> None:
+    saved = {
+        "training": {"local_batch_size": 4, "seq_len": 4096, "mixed_precision_reduce": "float32"},
+        "parallelism": {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 8},
+        "activation_checkpoint": None,
+        "compile": {"enable": False, "components": ["model", "loss"]},
+    }
+    path = written(tmp_path, json.dumps(saved), "saved.json")
+    file = read_torchtitan(path)
+    assert (file.says["training.micro_batch_size"], file.says["strategy.replicate"]) == (4, 2)
+    assert file.says["training.activation_checkpointing"] == "none"
+    assert imported(path, model="llama-3-8b").strategy.replicate == 2
+
+
+def test_a_global_batch_is_accumulated(tmp_path: Path) -> None:
+    """128 sequences on 16 GPUs with 2 at a time: 4 micro-batches."""
+    config = f"{written(tmp_path, NEW)} --training.global_batch_size=128"
+    assert imported(config).training.gradient_accumulation_steps == 4
+    with pytest.raises(
+        InputError, match="global batch of 100 sequences: expected a multiple of micro-batch 2 x 16"
+    ):
+        imported(f"{written(tmp_path, NEW)} --training.global_batch_size=100")
+
+
+def test_replicas_and_shards_must_make_the_gpus(tmp_path: Path) -> None:
+    degrees = "--parallelism.data_parallel_replicate_degree=2 --parallelism.data_parallel_shard_degree={}"
+    path = written(tmp_path, NEW)
+    assert imported(f"{path} {degrees.format(8)}").strategy.replicate == 2
+    with pytest.raises(InputError, match="2 replicas of 4 shards are 8 GPUs, but the experiment has 16"):
+        imported(f"{path} {degrees.format(4)}")
+
+
+def test_shards_of_one_are_ddp_before_0_3(tmp_path: Path) -> None:
+    text = NEW.replace("shard_degree = -1", "shard_degree = 1\ndata_parallel_replicate_degree = 16")
+    strategy = imported(written(tmp_path, text)).strategy
+    assert (strategy.kind, strategy.bucket_cap_mb) == ("ddp", 100.0)
+
+
+def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
+    text = NEW.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["float8"]')
+    experiment = imported(written(tmp_path, text + "\n[float8]\nenable_fsdp_float8_all_gather = true\n"))
+    assert (experiment.training.precision, experiment.strategy.param_dtype) == ("fp8", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("--parallelism.tensor_parallel_degree=8", "tensor parallelism"),
+        ("--parallelism.pipeline_parallel_degree=2", "pipeline parallelism"),
+        ("--parallelism.context_parallel_degree=2", "context parallelism"),
+        ("--experimental.pipeline_parallel_degree=2", "pipeline parallelism"),
+        ("--activation_checkpoint.mode=memory_budget", "memory_budget"),
+        ("--optimizer.name=Muon", "Muon"),
+        ("--model.converters=mx", "mx"),
+        ("--optimizer.early_step_in_backward", "inside the backward"),
+        ("--training.dtype=bfloat16", "bf16 master weights"),
+    ],
+)
+def test_what_is_not_simulated_is_refused_by_name(tmp_path: Path, change: str, what: str) -> None:
+    with pytest.raises(NotSimulatedError, match=what):
+        imported(f"{written(tmp_path, NEW)} {change}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("--training.seq_lenn=4096", "did you mean 'seq_len'"),
+        ("--trainin.seq_len=4096", "did you mean 'training'"),
+        ("--training.seq_len=long", "expected a whole number"),
+        ("--parallelism.fsdp_reshard_after_forward=sometimes", "expected one of default, always, never"),
+        ("--parallelism.data_parallel_replicate_degree=0", "expected at least 1"),
+        ("--activation_checkpoint.selective_ac_option=layers", "expected 'op' or a number"),
+        ("--training.batch_size=4", "the old name of"),
+        ("--module llama3 --config llama3_9b", "zsim knows --module llama3 --config llama3_8b"),
+    ],
+)
+def test_mistakes_name_what_was_expected(tmp_path: Path, change: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        imported(f"{written(tmp_path, NEW)} {change}")
+
+
+def test_set_wins_over_the_file_and_the_experiment_may_not_contradict_it(tmp_path: Path) -> None:
+    path = written(tmp_path, NEW)
+    assert imported(path, training__micro_batch_size=1).training.micro_batch_size == 1
+    data = {"cluster": "dgx-h100", "nodes": 2, "training": {"micro_batch_size": 1}}
+    with pytest.raises(InputError, match=r"training.micro_batch_size: found 1, but .*train.toml says 2"):
+        experiment_from(data, {"strategy.config": path}, origin="test")

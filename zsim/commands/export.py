@@ -1,0 +1,41 @@
+"""`zsim export`: an experiment as the files that other programs take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import (
+    Cluster,
+    ExperimentFile,
+    Gpus,
+    Model,
+    Nodes,
+    Set,
+    experiment_from,
+    write_files,
+)
+
+
+def export(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the files there.")],
+    experiment: ExperimentFile = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+) -> None:
+    """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML: what can say it."""
+    from zsim.specs.exporters.files import export_files
+    from zsim.specs.job import resolve
+
+    exported = export_files(resolve(experiment_from(experiment, model, cluster, nodes, gpus, set_)))
+    for path in write_files(exported.files, out):
+        print(path)
+    for name, reason in exported.missing.items():
+        print(f"no {name}: {reason}")
+    for note in exported.notes:
+        print(f"note: {note}")

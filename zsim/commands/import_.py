@@ -1,0 +1,45 @@
+"""`zsim import`: another program's training file as an experiment."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, write_text
+
+EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def import_file(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="Accelerate YAML, torchtitan TOML, DeepSpeed JSON.")],
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the experiment there.")
+    ] = None,
+) -> None:
+    """A training file as an experiment; torchtitan's own options may follow it.
+
+    What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
+    """
+    from zsim.specs.exporters.experiment_toml import experiment_toml
+    from zsim.specs.job import resolve
+
+    config = shlex.join([file, *context.args]) if context.args else file
+    settings = [f"strategy.config={config}", *(set_ or [])]
+    experiment = experiment_from(None, model, cluster, nodes, gpus, settings)
+    resolve(experiment)
+    text = experiment_toml(experiment)
+    if output is None:
+        print(text, end="")
+        return
+    print(write_text(text, output))
+    for note in experiment.notes:
+        print(f"note: {note}")

@@ -1,0 +1,1 @@
+"""From an experiment to files that other programs take."""

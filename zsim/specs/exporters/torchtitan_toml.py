@@ -1,0 +1,104 @@
+"""A job -> torchtitan's TOML (0.2), with the command line of 0.3 as a comment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.specs.exporters.experiment_toml import toml_lines
+from zsim.specs.importers.torchtitan_keys import PRESETS
+from zsim.specs.job import Job
+from zsim.specs.strategy import Fsdp2
+
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_MODES = {"none": "none", "full": "full", "selective-op": "selective"}
+CLIPS_NOTHING = 1e9  # torchtitan takes the norm in any case
+_POLICIES = {None: "default", True: "always", False: "never"}
+
+
+def why_not_torchtitan(job: Job) -> str | None:
+    """Why torchtitan's TOML cannot say this job; None where it can."""
+    strategy, training = job.strategy, job.training
+    if not isinstance(strategy, Fsdp2):
+        return "it shards with FSDP2 only"
+    reshard = strategy.reshard_after_forward
+    if reshard is not None and not isinstance(reshard, bool):
+        return "it reshards after forward to all ranks or not at all"
+    if strategy.wrapping != "torchtitan":
+        return f"it has its own units, not '{strategy.wrapping}'"
+    if strategy.reduce_dtype != "fp32":
+        return f"it reduces in fp32, not in {strategy.reduce_dtype}"
+    if training.precision not in ("bf16", "fp32", "fp8"):
+        return f"it trains in bf16, fp32 or fp8, not in {training.precision}"
+    if strategy.param_dtype not in ("bf16", "fp32", "fp8"):
+        return f"it gathers in bf16, fp32 or fp8, not in {strategy.param_dtype}"
+    if training.activation_checkpointing not in _MODES:
+        return f"it has no checkpointing '{training.activation_checkpointing}'"
+    if training.gradient_accumulation_steps > 1 and strategy.no_sync:
+        return "it reduces gradients after every micro-batch"
+    if training.optimizer not in ("adamw", "adam"):
+        return f"it has no optimizer '{training.optimizer}'"
+    return None
+
+
+def torchtitan_toml(job: Job) -> str:
+    """The file's text."""
+    sections = _sections(job)
+    words = " ".join(
+        f"--{section}.{key}={value}"
+        for section in ("training", "parallelism", "compile")
+        for key, value in sections[section].items()
+    )
+    mode = sections["activation_checkpoint"]["mode"]
+    comment = (
+        "# torchtitan 0.2 reads this file; 0.3 takes the same as\n"
+        f"#   --module MODEL --config CONFIG {words} activation-checkpoint:{mode}\n"
+    )
+    return comment + "\n".join(toml_lines(sections)).lstrip("\n") + "\n"
+
+
+def _sections(job: Job) -> dict[str, dict[str, Any]]:
+    strategy, training = job.strategy, job.training
+    assert isinstance(strategy, Fsdp2)
+    reshard = strategy.reshard_after_forward
+    assert reshard is None or isinstance(reshard, bool)
+    checkpoint: dict[str, Any] = {"mode": _MODES[training.activation_checkpointing]}
+    if training.activation_checkpointing == "selective-op":
+        checkpoint["selective_ac_option"] = "op"
+    elif training.activation_checkpointing == "full" and training.checkpoint_every > 1:
+        checkpoint = {"mode": "selective", "selective_ac_option": str(training.checkpoint_every)}
+    checkpoint["early_stop"] = training.checkpoint_stops_early
+    sections: dict[str, dict[str, Any]] = {
+        "model": _model(job),
+        "optimizer": {
+            "name": {"adamw": "AdamW", "adam": "Adam"}[training.optimizer],
+            "implementation": training.optimizer_implementation.replace("_", "-"),
+        },
+        "training": {
+            "local_batch_size": training.micro_batch_size,
+            "global_batch_size": (
+                training.micro_batch_size * training.gradient_accumulation_steps * job.world_size
+            ),
+            "seq_len": training.sequence_length,
+            "max_norm": training.gradient_clipping or CLIPS_NOTHING,
+            "mixed_precision_param": _DTYPES["fp32" if training.precision == "fp32" else "bf16"],
+            "mixed_precision_reduce": "float32",
+            "enable_cpu_offload": strategy.cpu_offload,
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": strategy.replicate,
+            "data_parallel_shard_degree": job.world_size // strategy.replicate,
+            "fsdp_reshard_after_forward": _POLICIES[reshard],
+        },
+        "activation_checkpoint": checkpoint,
+        "compile": {"enable": training.compile},
+    }
+    if training.precision == "fp8":
+        sections["float8"] = {"enable_fsdp_float8_all_gather": strategy.param_dtype == "fp8"}
+    return sections
+
+
+def _model(job: Job) -> dict[str, Any]:
+    asked = job.experiment.model
+    found = next((key for key, preset in PRESETS.items() if preset == asked), None)
+    model: dict[str, Any] = {} if found is None else {"name": found[0], "flavor": found[1]}
+    return model | ({"converters": ["float8"]} if job.training.precision == "fp8" else {})

@@ -1,0 +1,150 @@
+"""torchtitan's keys: old spellings, what they do to a step, which do nothing.
+
+Read in torchtitan's `config_manager.py` (2024), `config/job_config.py` (0.1 and 0.2, TOML) and 0.3.0
+(`config/configs.py`, `distributed/activation_checkpoint.py`, `trainer.py`: no TOML, a command line over
+registered functions).
+"""
+
+from __future__ import annotations
+
+# Old place -> where 0.2 and 0.3 have it.
+RENAMED = {
+    "training.batch_size": "training.local_batch_size",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
+    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "training.context_parallel_degree": "parallelism.context_parallel_degree",
+    "training.enable_loss_parallel": "parallelism.enable_loss_parallel",
+    "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
+    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
+    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
+    "experimental.enable_compiled_autograd": "parallelism.enable_compiled_autograd",
+    "training.compile": "compile.enable",
+    "training.enable_fp8_linear": "float8.enable_float8_linear",
+    "quantize.linear.float8.enable_fsdp_float8_all_gather": "float8.enable_fsdp_float8_all_gather",
+}
+
+# Degrees above 1 need what zsim lacks.
+PARALLELISMS = {
+    "parallelism.tensor_parallel_degree": "tensor parallelism",
+    "parallelism.pipeline_parallel_degree": "pipeline parallelism",
+    "parallelism.context_parallel_degree": "context parallelism",
+    "parallelism.expert_parallel_degree": "expert parallelism",
+    "parallelism.expert_tensor_parallel_degree": "expert tensor parallelism",
+}
+
+# Switches that change what a step does in a way that zsim does not follow.
+REFUSED_SWITCHES = {
+    "parallelism.enable_fsdp_symm_mem": "symmetric-memory collectives",
+    "optimizer.early_step_in_backward": "optimizer steps inside the backward",
+    "fault_tolerance.enable": "TorchFT's replicas",
+    "float8.emulate": "emulated float8",
+}
+
+# What a step depends on, with the type of its value.
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "training.local_batch_size": int,
+    "training.global_batch_size": int,
+    "training.seq_len": int,
+    "training.max_norm": (int, float),
+    "training.mixed_precision_param": str,
+    "training.mixed_precision_reduce": str,
+    "training.enable_cpu_offload": bool,
+    "training.dtype": str,
+    "parallelism.data_parallel_replicate_degree": int,
+    "parallelism.data_parallel_shard_degree": int,
+    "parallelism.fsdp_reshard_after_forward": str,
+    "parallelism.fsdp_defer_gradient_reduction": bool,
+    "activation_checkpoint.mode": str,
+    "activation_checkpoint.selective_ac_option": (str, int),
+    "activation_checkpoint.early_stop": bool,
+    "compile.enable": bool,
+    "compile.components": list,
+    "optimizer.name": str,
+    "optimizer.implementation": str,
+    "optimizer.fused": bool,
+    "model.name": str,
+    "model.flavor": str,
+    "model.converters": list,
+    "float8.enable_float8_linear": bool,
+    "float8.enable_fsdp_float8_all_gather": bool,
+    **dict.fromkeys(PARALLELISMS, int),
+    **dict.fromkeys(REFUSED_SWITCHES, bool),
+}
+
+# Sections that do nothing to a step in its steady state.
+IDLE_SECTIONS = (
+    "job", "profiling", "profiler", "metrics", "lr_scheduler", "checkpoint", "comm", "validation",
+    "validator", "memory_estimation", "tokenizer", "dataloader", "debug", "override", "mx", "liger_kernel",
+)  # fmt: skip
+
+# Keys of the other sections that do nothing to a step, or nothing without the parallelism they belong to.
+IDLE_KEYS = {
+    "training": (
+        "dataset", "dataset_path", "steps", "gc_freq", "gc_debug", "seed", "deterministic", "warmup_steps",
+    ),
+    "parallelism": (
+        "disable_loss_parallel", "enable_loss_parallel", "enable_async_tensor_parallel",
+        "enable_sequence_parallel", "full_dtensor", "spmd_backend", "enable_compiled_autograd",
+        "module_fqns_per_model_part", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
+        "pipeline_parallel_split_points", "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_microbatches", "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+        "pipeline_parallel_expert_parallel_overlap", "context_parallel_rotate_method",
+        "context_parallel_load_balancer", "context_parallel_ptrr_mask_key", "expert_parallel_comm_backend",
+    ),
+    "activation_checkpoint": (
+        "per_op_sac_force_recompute_mm_shapes_by_fqns", "force_recompute_mm_shapes_by_fqns", "memory_budget",
+        "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug",
+    ),
+    "compile": ("backend", "enable_async_tensor_parallel"),
+    "optimizer": ("lr", "beta1", "beta2", "eps", "weight_decay"),
+    "model": ("tokenizer_path", "hf_assets_path", "norm_type", "print_after_conversion"),
+    "float8": (
+        "filter_fqns", "recipe_name", "precompute_float8_dynamic_scale_for_fsdp", "moe_fqns_prototype",
+    ),
+    "fault_tolerance": (
+        "process_group", "process_group_timeout_ms", "replica_id", "group_size", "min_replica_size",
+        "semi_sync_method", "sync_steps", "should_quantize", "fragment_sync_delay", "fragment_update_alpha",
+        "module_fqns_per_model_fragment", "num_fragments",
+    ),
+    "experimental": (
+        "custom_import", "custom_args_module", "pipeline_parallel_split_points", "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatches", "pipeline_parallel_schedule_csv",
+    ),
+}  # fmt: skip
+
+SECTIONS = (*IDLE_SECTIONS, *IDLE_KEYS)
+
+# (model, flavor) -> zsim's preset of the same shape.
+PRESETS = {
+    ("llama3", "1B"): "llama-3.2-1b",
+    ("llama3", "8B"): "llama-3-8b",
+    ("llama3", "70B"): "llama-3-70b",
+    ("llama3", "405B"): "llama-3.1-405b",
+    ("qwen3", "8B"): "qwen3-8b",
+}
+
+# What 0.3.0's registered functions set beyond its defaults (models/llama3/config_registry.py).
+REGISTERED: dict[tuple[str, str], dict[str, object]] = {
+    ("llama3", "llama3_8b"): {"training.local_batch_size": 1, "training.seq_len": 8192, "model.flavor": "8B"},
+    ("llama3", "llama3_70b"): {
+        "training.local_batch_size": 8,
+        "training.seq_len": 8192,
+        "model.flavor": "70B",
+        "parallelism.tensor_parallel_degree": 8,
+        "activation_checkpoint.mode": "full",
+    },
+    ("llama3", "llama3_405b"): {
+        "training.local_batch_size": 2,
+        "training.seq_len": 8192,
+        "model.flavor": "405B",
+        "model.converters": ["float8"],
+        "parallelism.tensor_parallel_degree": 8,
+        "activation_checkpoint.mode": "full",
+        "compile.enable": True,
+    },
+}
