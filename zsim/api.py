@@ -55,10 +55,12 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     job = resolve(experiment)
     outcome = simulate_job(job, unfold=unfold)
     wall_seconds = time.perf_counter() - began
-    return Result(job, outcome.plan, outcome.trace, _report(outcome, wall_seconds))
+    return Result(job, outcome.plan, outcome.trace, report_of(outcome, wall_seconds))
 
 
-def _report(outcome: Outcome, wall_seconds: float) -> Report:
+def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:
+    """What one simulated step means. `suggests_gpus`: where it does not fit, look for how many GPUs would do
+    (which takes longer than the step)."""
     job = outcome.job
     cluster = job.cluster
     arguments: dict[str, Any] = {
@@ -79,7 +81,7 @@ def _report(outcome: Outcome, wall_seconds: float) -> Report:
         "startup_bytes": startup_bytes(job, outcome.plan),
     }
     report = make_report(outcome.trace, **arguments)
-    if not report.fits:
+    if suggests_gpus and not report.fits:
         arguments["least_gpus"] = least_gpus(job.experiment)
         report = make_report(outcome.trace, **arguments)
     return _with_cost(report, job, outcome.plan)

@@ -22,6 +22,7 @@ from zsim.commands.options import (
     experiment_from,
     write_json,
 )
+from zsim.commands.sweep import sweep
 from zsim.commands.topology import app as topology_app
 from zsim.errors import InputError, ZsimError
 from zsim.version import __version__
@@ -40,6 +41,7 @@ app.add_typer(topology_app, name="topology")
 app.command()(compare)
 app.command(name="import", context_settings=EXTRA)(import_file)
 app.command()(export)
+app.command()(sweep)
 
 
 @app.callback(invoke_without_command=True)

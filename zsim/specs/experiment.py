@@ -207,10 +207,19 @@ def load_experiment(
     error messages (else the file's name).
     """
     path = Path(path)
-    data = read_toml(path)
-    for keys in (("model",), ("cluster",), ("cluster", "extends"), ("strategy", "config")):
-        _make_relative(data, keys, path.parent)
+    data = located(read_toml(path), path.parent)
     return experiment_from(data, overrides or {}, origin=origin or path.name)
+
+
+_PATHS = (("model",), ("cluster",), ("cluster", "extends"), ("strategy", "config"))
+
+
+def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """File-shaped data whose paths, where they lead to a file from `folder`, lead there from anywhere."""
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    for keys in _PATHS:
+        _make_relative(data, keys, folder)
+    return data
 
 
 def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:

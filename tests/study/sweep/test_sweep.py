@@ -1,0 +1,318 @@
+"""Studies from the file to the tables: resumed, stopped, with failing points and dying workers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from zsim.errors import InputError
+from zsim.study.sweep import record as record_module
+from zsim.study.sweep.pool import Task, run_tasks
+from zsim.study.sweep.progress import Progress, duration
+from zsim.study.sweep.store import Record, Store
+from zsim.study.sweep.study_file import load_study
+from zsim.study.sweep.sweep import Sweep, run_sweep
+
+SMALL = """
+[base]
+model = "gpt2"
+cluster = "dgx-h100"
+[base.training]
+sequence_length = 256
+[axes]
+strategy.stage = [1, 3]
+gpus = [8, 16]
+"""
+
+
+def study_file(folder: Path, text: str = SMALL) -> Path:
+    path = folder / "study.toml"
+    path.write_text(text)
+    return path
+
+
+def swept(folder: Path, text: str = SMALL, **options: Any) -> Sweep:
+    arguments = {"jobs": 1, "is_quiet": True, **options}
+    return run_sweep(load_study(study_file(folder, text)), folder / "out", **arguments)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+# -- results ---------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_the_axes_the_resolved_settings_and_the_results(tmp_path: Path) -> None:
+    done = swept(tmp_path)
+    rows = table(tmp_path / "out")
+    assert [(row["strategy.stage"], row["gpus"]) for row in rows] == [
+        ("1", "8"), ("1", "16"), ("3", "8"), ("3", "16"),
+    ]  # fmt: skip
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {row["training.precision"] for row in rows} == {"bf16"}
+    assert {row["nodes"] for row in rows} == {"1", "2"}
+    settings = json.loads(rows[0]["strategy.settings"])
+    assert settings["zero_optimization.reduce_bucket_size"] == "500,000,000"
+    assert all(float(row["step_seconds"]) > 0 and row["fits"] == "true" for row in rows)
+    assert (done.done, done.known, done.failed) == (4, 0, 0)
+    summary = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert summary["points"] == {"ok": 4, "error": 0, "not run": 0}
+
+
+def test_the_parquet_holds_what_the_csv_holds(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text = SMALL.replace("[1, 3]", "[1, 3, 7]").replace("[8, 16]", "[8]")
+    swept(tmp_path, text + 'training.gradient_clipping = [1.0]\n"label" = [true]\n')
+    found = parquet.read_table(tmp_path / "out" / "results.parquet").to_pylist()
+    rows = table(tmp_path / "out")
+    assert [row["step_seconds"] for row in found[:2]] == [float(row["step_seconds"]) for row in rows[:2]]
+    assert found[2]["step_seconds"] is None
+    assert found[2]["status"] == "error"
+    assert list(found[0]) == list(rows[0])
+
+
+def test_a_column_of_mixed_kinds_is_text_in_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    text = SMALL.replace("strategy.stage = [1, 3]", "strategy.reshard_after_forward = [true, 4]")
+    swept(tmp_path, text.replace("[8, 16]", "[8]"))
+    found = parquet.read_table(tmp_path / "out" / "results.parquet").to_pylist()
+    assert [row["strategy.reshard_after_forward"] for row in found] == ["true", "4"]
+
+
+def test_a_failing_point_is_a_row_with_its_error(tmp_path: Path) -> None:
+    """GPT-2 has 1,024 learned positions; 12 GPUs are no whole number of nodes."""
+    text = SMALL.replace("sequence_length = 256", "").replace("[8, 16]", "[8, 12]")
+    done = swept(tmp_path, text + "training.sequence_length = [1024, 2032]\n")
+    rows = table(tmp_path / "out")
+    assert [row["status"] for row in rows] == ["ok", "error", "error", "error"] * 2
+    assert "found 2032, but 'gpt2' has 1024 learned positions" in rows[1]["error"]
+    assert "expected a multiple of the 8 GPUs" in rows[2]["error"]
+    assert rows[1]["step_seconds"] == ""
+    assert done.failed == 6
+
+
+def test_a_bug_of_ours_costs_one_row_and_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_job: Any) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(record_module, "simulate_job", broken)
+    done = swept(tmp_path)
+    assert done.failed == 4
+    assert {row["error"] for row in done.rows} == {"internal error: ZeroDivisionError: oh"}
+    monkeypatch.undo()
+    assert swept(tmp_path).failed == 0
+
+
+def test_a_job_that_does_not_fit_is_a_result(tmp_path: Path) -> None:
+    text = SMALL.replace('"gpt2"', '"llama-3-8b"').replace("[8, 16]", "[1]").replace("[1, 3]", "[1]")
+    (row,) = swept(tmp_path, text).rows
+    assert (row["status"], row["fits"]) == ("ok", False)
+    assert row["missing_bytes"] > 0
+
+
+# -- what is known ---------------------------------------------------------------------------------------
+
+
+def test_only_new_points_are_simulated(tmp_path: Path) -> None:
+    assert swept(tmp_path).known == 0
+    again = swept(tmp_path)
+    assert (again.known, again.done) == (4, 4)
+    more = swept(tmp_path, SMALL.replace("[8, 16]", "[4, 8, 16]"))
+    assert (more.known, more.done) == (4, 6)
+
+
+def test_a_cache_serves_other_studies(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    swept(first, cache=tmp_path / "cache")
+    assert swept(second, cache=tmp_path / "cache").known == 4
+
+
+def test_equal_points_are_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label is no key of the experiment: three labels of one point are one simulation, three rows."""
+    calls: list[str] = []
+    real = record_module.simulate_job
+    monkeypatch.setattr(record_module, "simulate_job", lambda job: calls.append("") or real(job))
+    text = SMALL.replace("[1, 3]", "[1]").replace("[8, 16]", "[8]") + '"label" = ["a", "b", "c"]\n'
+    assert swept(tmp_path, text).done == 3
+    assert len(calls) == 1
+    assert len({row["step_seconds"] for row in table(tmp_path / "out")}) == 1
+
+
+def test_a_changed_file_makes_a_new_point(tmp_path: Path) -> None:
+    """The same path, other content: DeepSpeed's JSON, and the topology's TOML."""
+    ds, cluster = tmp_path / "ds.json", tmp_path / "mine.toml"
+    ds.write_text('{"zero_optimization": {"stage": 1}}')
+    cluster.write_text('schema = 1\nextends = "dgx-h100"\nname = "mine"\n')
+    text = '[base]\nmodel = "gpt2"\ncluster = "mine.toml"\ngpus = 8\n'
+    text += '[base.strategy]\nkind = "deepspeed"\nconfig = "ds.json"\n'
+    text += "[axes]\ntraining.sequence_length = [128]\n[base.training]\nmicro_batch_size = 1\n"
+    assert swept(tmp_path, text).known == 0
+    assert swept(tmp_path, text).known == 1
+    ds.write_text('{"zero_optimization": {"stage": 2}}')
+    assert swept(tmp_path, text).known == 0
+    cluster.write_text('schema = 1\nextends = "dgx-h100"\nname = "mine"\ngpus_per_node = 4\n')
+    assert swept(tmp_path, text.replace("gpus = 8", "gpus = 4")).known == 0
+
+
+def test_a_damaged_record_is_simulated_again(tmp_path: Path) -> None:
+    swept(tmp_path)
+    for path in list((tmp_path / "out" / "points").rglob("*.json"))[:2]:
+        path.write_text("{")
+    assert swept(tmp_path).known == 2
+
+
+# -- processes -------------------------------------------------------------------------------------------
+
+
+def test_processes_give_the_same_tables_as_one(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    swept(one)
+    swept(two, jobs=2)
+    assert (one / "out" / "results.csv").read_bytes() == (two / "out" / "results.csv").read_bytes()
+
+
+def test_dask_gives_the_same_tables_as_processes_here(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    here, dask = tmp_path / "here", tmp_path / "dask"
+    here.mkdir()
+    dask.mkdir()
+    swept(here)
+    swept(dask, jobs=2, backend="dask")
+    for name in ("results.csv", "results.parquet"):
+        assert (here / "out" / name).read_bytes() == (dask / "out" / name).read_bytes()
+    assert swept(dask, jobs=1).known == 4  # the records came back from the workers
+
+
+def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--backend lokki: joblib does not know it"):
+        swept(tmp_path, jobs=2, backend="lokki")
+    with pytest.raises(InputError, match=r"--scheduler tcp://x:1: is for --backend dask, found loky"):
+        swept(tmp_path, jobs=2, scheduler="tcp://x:1")
+
+
+def deadly(identity: str) -> Task:
+    """A task that ends its process without a word, as the kernel does when memory runs out."""
+
+    class Deadly:
+        @property
+        def model(self) -> str:
+            os._exit(9)
+
+    return Task(identity, Deadly())  # type: ignore[arg-type]
+
+
+def test_a_point_that_kills_its_worker_is_a_row_and_the_others_are_done(tmp_path: Path) -> None:
+    from zsim.study.sweep.points import study_points
+
+    points = study_points(load_study(study_file(tmp_path)))
+    tasks = [Task(f"{p.number:064}", p.experiment) for p in points if p.experiment is not None]
+    tasks.insert(1, deadly("f" * 64))
+    found: dict[str, Record] = {}
+    run_tasks(tasks, tmp_path / "points", lambda r: found.update({r["identity"]: r}), jobs=2)
+    assert set(found) == {task.identity for task in tasks}
+    assert found["f" * 64]["error"] == "the process that ran it died 2 times (killed, or out of memory?)"
+    assert all(found[task.identity]["status"] == "ok" for task in tasks if task.identity != "f" * 64)
+    assert Store(tmp_path / "points").load("f" * 64) is None  # tried anew the next time
+
+
+MANY = SMALL + "training.micro_batch_size = {from = 1, to = 8, step = 1}\n"
+
+
+def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`zsim sweep` of 32 points on 2 processes, once at least 5 points are on disk."""
+    study_file(folder, MANY)
+    command = [sys.executable, "-m", "zsim", "sweep", "study.toml", "--out", "out", "--jobs", "2", *arguments]
+    process = subprocess.Popen(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    wait_until(lambda: process.poll() is not None or len(kept(folder)) >= 5)
+    return process
+
+
+def kept(folder: Path) -> list[Path]:
+    return list((folder / "out" / "points").glob("??/*.json"))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if is_so():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+def test_killing_a_worker_mid_study_loses_nothing(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "loky" in " ".join(child.cmdline()) and "resource_tracker" not in " ".join(child.cmdline())
+    ]
+    assert len(workers) >= 2
+    workers[0].kill()
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "32 of 32 points: 32 simulated, 0 known, 0 failed" in output
+    rows = table(tmp_path / "out")
+    assert [row["status"] for row in rows] == ["ok"] * 32
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    swept(reference, MANY)
+    assert (reference / "out" / "results.csv").read_bytes() == (tmp_path / "out" / "results.csv").read_bytes()
+
+
+def test_ctrl_c_leaves_a_study_that_goes_on(tmp_path: Path) -> None:
+    """The signal goes to the whole process group, as a terminal sends it."""
+    process = started(tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "points are left; the same command goes on with them" in output
+    rows = table(tmp_path / "out")
+    done = [row for row in rows if row["status"] == "ok"]
+    assert 5 <= len(done) < 32
+    assert {row["status"] for row in rows} == {"ok", "not run"}
+    again = swept(tmp_path, MANY)
+    assert again.done == 32
+    assert again.known >= len(done)
+
+
+# -- progress --------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_progress_is_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(200, 20) as progress:
+        for number in range(180):
+            progress.advance(is_ok=number % 90 > 0)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 9
+    assert lines[0].startswith("40/200 points, ")
+    assert lines[-1].startswith("200/200 points, ")
+    assert lines[-1].endswith(", 2 failed")
+    assert " left" in lines[0]
+    assert " left" not in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(7.6, "8 s"), (100, "1 min 40 s"), (3600 * 3 + 300, "3 h 5 min")]
+)
+def test_time_left_is_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words

@@ -1,0 +1,93 @@
+"""`zsim sweep`: one experiment at many points."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zsim.commands.options import Set, setting
+
+if TYPE_CHECKING:
+    from zsim.study.sweep.sweep import Sweep
+
+_BEST = 5
+
+
+def sweep(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study: an experiment, and axes.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where results go; STUDY-results without it.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
+    ] = None,
+    set_: Set = None,
+    backend: Annotated[
+        str, typer.Option(help="What runs them: loky (processes here), dask, or another of joblib's.")
+    ] = "loky",
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A running Dask scheduler, tcp://HOST:PORT.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Finished points, to share between studies.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Only say which points there are.")] = False,
+) -> None:
+    """Simulate an experiment at every point of a study: results.csv and results.parquet.
+
+    Run it again to go on where it was stopped, and to get new points only.
+    """
+    from zsim.study.sweep.points import study_points
+    from zsim.study.sweep.study_file import load_study
+    from zsim.study.sweep.sweep import run_sweep
+
+    loaded = load_study(study, dict(setting(text) for text in set_ or []))
+    if list_:
+        points = study_points(loaded)
+        for point in points:
+            values = ", ".join(f"{key} = {value}" for key, value in point.values.items())
+            print(f"{point.number:>6}  {values}" + (f"  ({point.error})" if point.error else ""))
+        return
+    folder = out or Path(f"{study.stem}-results")
+    done = run_sweep(
+        loaded, folder, jobs=jobs or os.cpu_count() or 1, backend=backend, scheduler=scheduler, cache=cache
+    )
+    _print(done)
+    if done.is_stopped:
+        raise typer.Exit(130)
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _print(sweep: Sweep) -> None:
+    """What became of the points, the fastest that fit, why others failed, and the files."""
+    from zsim.units import format_bytes
+
+    total = len(sweep.rows)
+    fresh = sweep.done - sweep.known
+    print(f"{sweep.done} of {total} points: {fresh} simulated, {sweep.known} known, {sweep.failed} failed")
+    fitting = [row for row in sweep.rows if row["status"] == "ok" and row["fits"]]
+    best = sorted(fitting, key=lambda row: -(row["tokens_per_second_per_gpu"] or 0.0))[:_BEST]
+    if best:
+        print(f"\n{'tokens/s/GPU':>12} {'MFU':>6} {'GPU memory':>11}  fastest that fit, of {len(fitting)}")
+    for row in best:
+        values = ", ".join(f"{key.rpartition('.')[2]} {_shown(row[key])}" for key in sweep.study.keys)
+        mfu = "-" if row["mfu_fraction"] is None else f"{row['mfu_fraction'] * 100:.1f}%"
+        tokens, memory = row["tokens_per_second_per_gpu"] or 0.0, format_bytes(row["gpu_peak_bytes"])
+        print(f"{tokens:>12,.0f} {mfu:>6} {memory:>11}  {values}")
+    reasons: dict[str, int] = {}
+    for row in sweep.rows:
+        if row["status"] == "error":
+            reasons[row["error"]] = reasons.get(row["error"], 0) + 1
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:_BEST]:
+        print(f"\n{count} failed: {reason}")
+    print()
+    for kind, path in sweep.files.items():
+        print(f"{kind:<8}{path}")
+    if sweep.is_stopped:
+        print(f"stopped: {total - sweep.done} points are left; the same command goes on with them")

@@ -1,0 +1,185 @@
+"""Conditions and values of a study: a small part of Python's expressions, read as a tree, never executed.
+
+    strategy.stage == 3 and nodes > 4        4096 // (gpus * training.micro_batch_size)
+
+Numbers, strings, lists, arithmetic, comparisons, `in`, `and`, `or`, `not`, `a if b else c`, `min`, `max`,
+`round`, and the dotted keys of an experiment. A key that a point does not set is None; None equals only None,
+and to calculate with it or order it is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.errors import InputError
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, many: item in many,
+    ast.NotIn: lambda item, many: item not in many,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "round": round, "abs": abs}
+_CONSTANTS = {"true": True, "false": False, "none": None}  # as TOML and people write them
+_LARGEST_EXPONENT = 64
+_LONGEST = 500  # characters: nests no deeper than Python recurses
+
+
+@dataclass(frozen=True)
+class Expression:
+    """One expression; `names` are the dotted keys that it reads."""
+
+    text: str
+    where: str
+    tree: ast.expr
+    names: tuple[str, ...]
+
+    def value(self, lookup: Callable[[str], Any]) -> Any:
+        """The value, with `lookup` giving that of a dotted key. Raises InputError with the expression."""
+        try:
+            return _value(self.tree, lookup)
+        except InputError:
+            raise
+        except (TypeError, ValueError, ArithmeticError) as error:
+            values = ", ".join(f"{name} = {lookup(name)!r}" for name in self.names)
+            raise InputError(f"{self.where}: {self.text!r}: {error}; {values or 'no keys'}") from None
+
+
+def parse_expression(text: object, where: str) -> Expression:
+    """Raises InputError for what is not one of the expressions above; `where` names its place."""
+    if not isinstance(text, str):
+        raise InputError(f"{where}: found {text!r}, expected an expression in quotes")
+    if len(text) > _LONGEST:
+        raise InputError(f"{where}: {len(text):,} characters, expected at most {_LONGEST:,}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise InputError(f"{where}: {text!r} is not an expression: {said}") from None
+    names: dict[str, None] = {}
+    _check(tree, text, where, names)
+    return Expression(text, where, tree, tuple(names))
+
+
+def _check(node: ast.expr, text: str, where: str, names: dict[str, None]) -> None:
+    """Refuses every kind of node that `_value` does not know."""
+    children: list[ast.expr]
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None):
+            return
+        case ast.Name() | ast.Attribute():
+            key = _key(node)
+            if key is not None:
+                if key not in _CONSTANTS:
+                    names[key] = None
+                return
+            children = []
+        case ast.BoolOp():
+            children = node.values
+        case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.UAdd()):
+            children = [node.operand]
+        case ast.BinOp() if type(node.op) in _ARITHMETIC:
+            children = [node.left, node.right]
+        case ast.Compare() if all(type(op) in _COMPARISONS for op in node.ops):
+            children = [node.left, *node.comparators]
+        case ast.IfExp():
+            children = [node.test, node.body, node.orelse]
+        case ast.List() | ast.Tuple():
+            children = node.elts
+        case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS and not node.keywords:
+            children = node.args
+        case _:
+            children = []
+    if not children and not isinstance(node, ast.List | ast.Tuple):
+        raise InputError(
+            f"{where}: {text!r}: '{ast.unparse(node)}' is not allowed; expected keys, numbers, strings, "
+            f"comparisons, arithmetic, and, or, not, in, {', '.join(_FUNCTIONS)}"
+        )
+    for child in children:
+        _check(child, text, where, names)
+
+
+def _key(node: ast.expr) -> str | None:
+    """`training.precision` as a dotted key; None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def _value(node: ast.expr, lookup: Callable[[str], Any]) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name() | ast.Attribute():
+            key = _key(node)
+            assert key is not None
+            return _CONSTANTS[key] if key in _CONSTANTS else lookup(key)
+        case ast.BoolOp():
+            result = None
+            for part in node.values:
+                result = _value(part, lookup)
+                if bool(result) is isinstance(node.op, ast.Or):
+                    break
+            return result
+        case ast.UnaryOp():
+            operand = _value(node.operand, lookup)
+            if isinstance(node.op, ast.Not):
+                return not operand
+            return -operand if isinstance(node.op, ast.USub) else +operand
+        case ast.BinOp():
+            return _calculated(node, _value(node.left, lookup), _value(node.right, lookup))
+        case ast.Compare():
+            left = _value(node.left, lookup)
+            for op, part in zip(node.ops, node.comparators, strict=True):
+                right = _value(part, lookup)
+                if not _COMPARISONS[type(op)](left, right):
+                    return False
+                left = right
+            return True
+        case ast.IfExp():
+            return _value(node.body if _value(node.test, lookup) else node.orelse, lookup)
+        case ast.List() | ast.Tuple():
+            return [_value(part, lookup) for part in node.elts]
+        case ast.Call(func=ast.Name(id=name)):
+            return _FUNCTIONS[name](*(_value(part, lookup) for part in node.args))
+    raise AssertionError(ast.dump(node))
+
+
+def _calculated(node: ast.BinOp, left: Any, right: Any) -> Any:
+    """Numbers only: text times a number, or a huge power, would fill the memory."""
+    for side in (left, right):
+        if isinstance(side, bool) or not isinstance(side, int | float):
+            raise TypeError(f"'{ast.unparse(node)}' needs numbers, found {side!r}")
+    if isinstance(node.op, ast.Pow) and abs(right) > _LARGEST_EXPONENT:
+        raise ValueError(f"exponent {right!r}, expected at most {_LARGEST_EXPONENT}")
+    result = _ARITHMETIC[type(node.op)](left, right)
+    if isinstance(result, complex) or abs(result) > 1e300:
+        raise ValueError(f"'{ast.unparse(node)}' is too large")
+    return result
+
+
+def nested_value(data: Mapping[str, Any], dotted: str) -> Any:
+    """`data["a"]["b"]` for "a.b"; None where there is nothing."""
+    value: Any = data
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

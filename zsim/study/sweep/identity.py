@@ -1,0 +1,72 @@
+"""What a result depends on, as one hash: the experiment, the files it names, and zsim itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import zsim
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.experiment import DeepSpeedTable, Experiment
+from zsim.specs.importers.deepspeed_text import load_object
+from zsim.specs.importers.huggingface import read_model_config
+from zsim.version import __version__
+
+
+class Identities:
+    """Hashes experiments by content; each file is read once in a study."""
+
+    def __init__(self) -> None:
+        self._zsim = {"version": __version__, "source": source_digest()}
+        self._models: dict[str, Any] = {}
+        self._clusters: dict[str, Any] = {}
+
+    def of(self, experiment: Experiment) -> str:
+        """The hash of everything that decides the result. Raises InputError where a file cannot be read."""
+        content = {
+            "zsim": self._zsim,
+            "experiment": experiment.model_dump(mode="json", exclude={"model", "cluster"}),
+            "model": self._model(experiment.model),
+            "cluster": self._cluster(experiment.cluster),
+            "config": _config(experiment),
+        }
+        return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+    def _model(self, model: str | Mapping[str, Any]) -> Any:
+        if not isinstance(model, str):
+            return model
+        if model not in self._models:
+            config, name, _ = read_model_config(model)
+            self._models[model] = [name, config]
+        return self._models[model]
+
+    def _cluster(self, cluster: str | Mapping[str, Any]) -> Any:
+        key = cluster if isinstance(cluster, str) else _canonical(cluster)
+        if key not in self._clusters:
+            self._clusters[key] = load_cluster(cluster).model_dump(mode="json", by_alias=True)
+        return self._clusters[key]
+
+
+def _config(experiment: Experiment) -> Any:
+    table = experiment.strategy
+    if isinstance(table, DeepSpeedTable) and isinstance(table.config, str):
+        return load_object(table.config, None)[1]
+    return None
+
+
+def source_digest() -> str:
+    """A hash of zsim's own code and of the data it computes with (models and clusters aside, which every
+    identity holds by itself)."""
+    package = Path(zsim.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *package.glob("presets/*.toml")]):
+        digest.update(str(path.relative_to(package)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _canonical(content: Any) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)

@@ -1,0 +1,124 @@
+"""The points of a study: every combination that its conditions keep, each as an experiment."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.errors import InputError, ZsimError, did_you_mean
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.cost import CostTable
+from zsim.specs.experiment import STRATEGIES, Experiment, TrainingTable, experiment_from
+from zsim.study.sweep.expressions import Expression, nested_value
+from zsim.study.sweep.study_file import LABEL, Rule, Study
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point: its place in the study, the values of the axes, and its experiment, or why it is none."""
+
+    number: int
+    values: Mapping[str, Any]
+    experiment: Experiment | None
+    error: str | None = None
+
+
+def study_points(study: Study) -> list[Point]:
+    """The points in the grid's order, the last axis fastest. A combination that is no experiment is a point
+    with an error; one that `where` does not hold for is no point.
+
+    Raises InputError where a condition reads a key that nothing has, or keeps nothing.
+    """
+    _check_names(study)
+    points: list[Point] = []
+    for values in _combinations(study):
+        overrides = {**study.overrides, **{key: value for key, value in values.items() if key != LABEL}}
+        for rule in study.rules:
+            _apply(rule, overrides, _Lookup(study, overrides, values))
+        lookup = _Lookup(study, overrides, values)
+        if not all(condition.value(lookup) for condition in study.where):
+            continue
+        experiment, error = None, None
+        try:
+            experiment = experiment_from(dict(study.base), overrides, origin=study.name)
+        except ZsimError as problem:
+            error = str(problem)
+        points.append(Point(len(points), values, experiment, error))
+    if not points:
+        raise InputError(f"{study.name}: 'where' keeps none of {study.num_combinations:,} combinations")
+    return points
+
+
+def _combinations(study: Study) -> Iterator[dict[str, Any]]:
+    for rows in itertools.product(*(axis.rows for axis in study.axes)):
+        yield {
+            key: value
+            for axis, row in zip(study.axes, rows, strict=True)
+            for key, value in zip(axis.keys, row, strict=True)
+        }
+
+
+class _Lookup:
+    """What a key is at one point: as set there, as in the base, or as the experiment has it by default.
+    `nodes` and `gpus` are both known, whichever is given."""
+
+    def __init__(self, study: Study, overrides: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        self.study, self.overrides, self.values = study, overrides, values
+        self._data: Mapping[str, Any] | None = None
+
+    def __call__(self, name: str) -> Any:
+        for known in (self.overrides, self.values):
+            if name in known:
+                return known[name]
+        if name in ("nodes", "gpus"):
+            return self._counted(name)
+        if self._data is None:
+            self._data = self._resolved()
+        return nested_value(self._data, name)
+
+    def _resolved(self) -> Mapping[str, Any]:
+        try:
+            return experiment_from(dict(self.study.base), self.overrides, origin=self.study.name).model_dump()
+        except ZsimError:
+            return self.study.base  # what is wrong with it is the point's error
+
+    def _counted(self, name: str) -> int | None:
+        chosen = self.overrides if {"nodes", "gpus"} & set(self.overrides) else self.study.base
+        if chosen.get(name) is not None:
+            return int(chosen[name])
+        try:
+            per_node = load_cluster(self("cluster")).gpus_per_node
+        except ZsimError:
+            return None
+        if name == "gpus":
+            return int(chosen.get("nodes") or 1) * per_node
+        return max(1, -(-int(chosen.get("gpus") or 1) // per_node))
+
+
+def _apply(rule: Rule, overrides: dict[str, Any], lookup: _Lookup) -> None:
+    if rule.when is not None and not rule.when.value(lookup):
+        return
+    for key, value in rule.values:
+        overrides[key] = value.value(lookup) if isinstance(value, Expression) else value
+
+
+def _check_names(study: Study) -> None:
+    """Every key that a condition reads must be one that something could set."""
+    expressions = [*study.where]
+    for rule in study.rules:
+        expressions += [rule.when] if rule.when is not None else []
+        expressions += [value for _, value in rule.values if isinstance(value, Expression)]
+    known = {"model", "cluster", "nodes", "gpus", LABEL, *study.keys, *study.overrides}
+    known |= {key for rule in study.rules for key, _ in rule.values}
+    known |= {f"training.{name}" for name in TrainingTable.model_fields}
+    known |= {f"cost.{name}" for name in CostTable.model_fields}
+    known |= {f"strategy.{name}" for table in STRATEGIES.values() for name in table.model_fields}
+    for expression in expressions:
+        for name in expression.names:
+            if name not in known and nested_value(study.base, name) is None:
+                raise InputError(
+                    f"{expression.where}: {expression.text!r}: unknown key '{name}'"
+                    f"{did_you_mean(name, sorted(known))}"
+                )

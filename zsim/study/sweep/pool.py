@@ -1,0 +1,188 @@
+"""Many points on many processes, through joblib: loky's processes here, or another engine's elsewhere.
+
+# [Note: a worker that dies]
+Workers write each record themselves as soon as it is there, and mark the point that they are at. When one
+is killed, joblib ends the others and gives up on everything under way: what is on disk is taken from there,
+the points that workers were at become suspects, and the rest goes on. Suspects run at the end, alone; one
+whose worker dies then too, twice, gets an error for a record, which is not kept: the next run tries it anew.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zsim.errors import InputError
+from zsim.specs.experiment import Experiment
+from zsim.study.sweep.record import failed_record, point_record
+from zsim.study.sweep.store import Record, Store
+
+_LARGEST_BATCH = 16
+_BATCHES_PER_JOB = 8
+_MOST_DEATHS = 2
+OnRecord = Callable[[Record], None]
+
+
+class Task(NamedTuple):
+    """One point to run."""
+
+    identity: str
+    experiment: Experiment
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    folder: Path,
+    on_record: OnRecord,
+    *,
+    jobs: int,
+    backend: str = "loky",
+    scheduler: str | None = None,
+) -> None:
+    """Run every task and hand each record over, in the order in which they get done; records are kept in
+    `folder`. `backend` is joblib's name ("loky", "dask", "multiprocessing", "threading", ...), `scheduler`
+    the address of a running Dask scheduler; without it Dask runs `jobs` processes here.
+
+    KeyboardInterrupt leaves every finished point on disk.
+    """
+    store, left = Store(folder), {task.identity: task for task in tasks}
+    # Processes of this machine see the folder; those of a cluster may not.
+    is_local = backend in ("loky", "multiprocessing", "threading", "sequential") or jobs == 1
+
+    def finish(record: Record) -> None:
+        if left.pop(record["identity"], None) is not None:
+            if record.get("is_kept", True) and not is_local:
+                store.save(record)
+            on_record(record)
+
+    with _engine(backend, jobs, scheduler) as parallel:
+
+        def run(some: Sequence[Task], size: int) -> bool:
+            """Whether no worker died."""
+            batches = [list(some[start : start + size]) for start in range(0, len(some), size)]
+            try:
+                for records in parallel(batches, folder if is_local else None):
+                    for record in records:
+                        finish(record)
+            except Exception as error:
+                if not _is_death(error):
+                    raise
+                for identity in [*left]:
+                    kept = store.load(identity)
+                    if kept is not None:
+                        finish(kept)
+                return False
+            return True
+
+        suspects: dict[str, Task] = {}
+        while len(left) > len(suspects):
+            some = [task for identity, task in left.items() if identity not in suspects]
+            # A few at a time, because handing one over costs as much as a small simulation.
+            size = max(1, min(_LARGEST_BATCH, len(some) // (jobs * _BATCHES_PER_JOB)))
+            if not run(some, size):
+                suspects |= {identity: left[identity] for identity in _suspects(store, left, is_local)}
+        for identity, task in suspects.items():
+            if not any(run([task], 1) for _ in range(_MOST_DEATHS)):
+                said = f"the process that ran it died {_MOST_DEATHS} times (killed, or out of memory?)"
+                finish(failed_record(identity, "WorkerDied", said) | {"is_kept": False})
+
+
+def run_batch(tasks: Sequence[Task], folder: Path | None) -> list[Record]:
+    """What a worker does."""
+    store = None if folder is None else Store(folder)
+    records = []
+    for task in tasks:
+        if store is not None:
+            store.mark(task.identity)
+        record = point_record(task.identity, task.experiment)
+        if store is not None:
+            if record.get("is_kept", True):
+                store.save(record)
+            store.unmark(task.identity)
+        records.append(record)
+    return records
+
+
+def _suspects(store: Store, left: dict[str, Task], is_local: bool) -> list[str]:
+    """The points that dead workers were at; all of them where workers leave no marks."""
+    if not is_local:
+        return [*left]
+    marked = store.marked()
+    for identity in marked:
+        store.unmark(identity)
+    return [identity for identity in left if identity in marked]
+
+
+def _is_death(error: BaseException) -> bool:
+    """Whether a worker died, rather than something being wrong here."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    return isinstance(error, BrokenProcessPool) or type(error).__name__ in (
+        "TerminatedWorkerError", "KilledWorker", "FutureCancelledError", "CancelledError",
+    )  # fmt: skip
+
+
+Parallel = Callable[[list[list[Task]], Path | None], Iterator[list[Record]]]
+
+
+@contextmanager
+def _engine(backend: str, jobs: int, scheduler: str | None) -> Iterator[Parallel]:
+    """joblib with one backend, ready to run batches."""
+    import joblib
+
+    if scheduler is not None and backend != "dask":
+        raise InputError(f"--scheduler {scheduler}: is for --backend dask, found {backend}")
+    if jobs == 1 and backend == "loky":
+        yield lambda batches, folder: (run_batch(batch, folder) for batch in batches)
+        return
+    with _dask_client(jobs, scheduler) if backend == "dask" else nullcontext():
+        try:
+            config = joblib.parallel_config(backend=backend, n_jobs=-1 if backend == "dask" else jobs)
+        except (ValueError, ImportError) as error:
+            raise InputError(f"--backend {backend}: joblib does not know it: {error}") from None
+        with config:
+
+            def parallel(batches: list[list[Task]], folder: Path | None) -> Iterator[list[Record]]:
+                run: Any = joblib.Parallel(return_as="generator_unordered", batch_size=1, max_nbytes=None)
+                with _interrupts_held():
+                    return iter(run(joblib.delayed(run_batch)(batch, folder) for batch in batches))
+
+            yield parallel
+
+
+@contextmanager
+def _dask_client(jobs: int, scheduler: str | None) -> Iterator[None]:
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        raise InputError("--backend dask: Dask is not installed; pip install 'zsim[dask]'") from None
+    if scheduler is not None:
+        try:
+            client = Client(scheduler, timeout=20)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise InputError(f"--scheduler {scheduler}: no Dask scheduler answers there: {error}") from None
+        with client:
+            yield
+        return
+    options: dict[str, Any] = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with _interrupts_held():
+        cluster = LocalCluster(n_workers=jobs, **options)
+    with cluster, Client(cluster):
+        yield
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes that are started meanwhile never hear of Ctrl-C: it is for the process that started them,
+    which hears of it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

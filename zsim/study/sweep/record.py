@@ -1,0 +1,83 @@
+"""One point simulated: its resolved settings and its results as one flat row."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from typing import Any
+
+from zsim.api import report_of
+from zsim.engine.simulate import simulate_job
+from zsim.errors import ZsimError
+from zsim.report.report import Report
+from zsim.specs.experiment import Experiment
+from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
+from zsim.specs.job import Job, resolve
+from zsim.study.sweep.store import Record
+
+
+def point_record(identity: str, experiment: Experiment) -> Record:
+    """Simulate; what goes wrong is part of the record, so that one point never ends a study."""
+    try:
+        began = time.perf_counter()
+        job = resolve(experiment)
+        outcome = simulate_job(job)
+        report = report_of(outcome, time.perf_counter() - began, suggests_gpus=False)
+    except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
+        return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
+    except Exception as error:  # a bug of ours must cost one row, not the night
+        said = f"internal error: {type(error).__name__}: {error}"
+        failed = failed_record(identity, type(error).__name__, said)
+        return failed | {"traceback": traceback.format_exc(), "is_kept": False}
+    return {"identity": identity, "status": "ok", "error": None, "row": report_row(report, job)}
+
+
+def failed_record(identity: str, kind: str, said: str) -> Record:
+    """The record of a point that has no result."""
+    return {"identity": identity, "status": "error", "error": said, "error_kind": kind, "row": {}}
+
+
+def report_row(report: Report, job: Job) -> dict[str, Any]:
+    """A report as one row of plain values: resolved settings under the experiment's own keys, then results.
+    Units are in the names, as in the JSON."""
+    content = report.to_dict()
+    experiment = content["experiment"]
+    row: dict[str, Any] = {
+        "model": experiment["model"]["name"],
+        "parameters": experiment["model"]["parameters"],
+        "cluster": experiment["cluster"]["name"],
+        "gpu": experiment["cluster"]["gpu"]["name"],
+        "nodes": experiment["nodes"],
+        "gpus": experiment["gpus"],
+    }
+    row |= {f"training.{key}": value for key, value in experiment["training"].items()}
+    row |= {f"strategy.{key}": value for key, value in experiment["strategy"].items()}
+    if isinstance(job.strategy, DeepSpeedConfig):
+        row["strategy.settings"] = json.dumps(
+            {setting.key: setting.value for setting in describe(job.strategy)}
+        )
+    row["strategy"] = content["labels"].get("strategy")
+    row |= {
+        key: content[key]
+        for key in (
+            "step_seconds", "tokens_per_second_per_gpu", "model_flops_per_second_per_gpu", "mfu_fraction",
+            "hfu_fraction", "overlap_fraction", "fits",
+        )
+    }  # fmt: skip
+    tokens = content["tokens_per_second_per_gpu"]
+    row["tokens_per_second"] = None if tokens is None else tokens * experiment["gpus"]
+    row["step_tokens"] = report.work.tokens * experiment["gpus"]
+    row["missing_bytes"] = None if report.out_of_memory is None else report.out_of_memory.missing_bytes
+    for name, seconds in content["breakdown_seconds"].items():
+        row[f"{name}_seconds"] = seconds
+    for device, peak in content["peak_bytes"].items():
+        for category, size in peak.items():
+            row[f"{device}_peak_bytes" + ("" if category == "total" else f".{category}")] = size
+    row["gpu_capacity_bytes"] = content["capacity_bytes"].get("gpu")
+    energy = content["energy"] or {}
+    row["gpu_watts"], row["gpu_joules_per_step"] = energy.get("watts"), energy.get("joules")
+    row |= {f"cost.{key}": value for key, value in (content["cost"] or {}).items()}
+    row["rank_classes"] = content["simulation"]["rank_classes"]
+    row["limit"] = content["limit"]
+    return row

@@ -1,0 +1,240 @@
+"""The study file: an experiment, and what varies.
+
+experiment = "experiment.toml"           # or [base], a whole experiment or changes to that one
+
+[axes]                                   # every combination of these ...
+"strategy.stage" = [1, 2, 3]
+nodes = { from = 1, to = 128, factor = 2 }
+
+[[zip]]                                  # ... and of these, which go together
+label = ["8B", "70B"]                    # a column of its own, no key of the experiment
+model = ["llama-3-8b", "llama-3-70b"]
+
+[[set]]                                  # what follows from the rest
+when = "strategy.stage == 3 and nodes > 4"
+"training.activation_checkpointing" = "full"
+"training.gradient_accumulation_steps" = { value = "4096 // (gpus * training.micro_batch_size)" }
+
+# before the first table
+where = ["nodes * 8 >= 16"]              # which points to keep
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.cluster_files import read_toml
+from zsim.specs.experiment import located
+from zsim.study.sweep.expressions import Expression, parse_expression
+
+LABEL = "label"
+_KEYS = ("name", "experiment", "base", "axes", "zip", "set", "where")
+_RANGES = {frozenset({"from", "to", "step"}), frozenset({"from", "to", "factor"})}
+_MOST_POINTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values of one or more keys that change together; a grid is the product of axes."""
+
+    keys: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`[[set]]`: where `when` holds, keys get values, calculated where they are expressions."""
+
+    when: Expression | None
+    values: tuple[tuple[str, Any | Expression], ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to run. `base` is the experiment as file-shaped data, `overrides` its changes by dotted key."""
+
+    name: str
+    base: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    rules: tuple[Rule, ...] = ()
+    where: tuple[Expression, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all axes, in the file's order."""
+        return tuple(key for axis in self.axes for key in axis.keys)
+
+    @property
+    def num_combinations(self) -> int:
+        count = 1
+        for axis in self.axes:
+            count *= len(axis.rows)
+        return count
+
+
+def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """Read a study file; `overrides` are dotted keys of the experiment that win over it (not over axes)."""
+    path = Path(path)
+    return study_from(
+        read_toml(path), folder=path.parent, file=path.name, name=path.stem, overrides=overrides
+    )
+
+
+def study_from(
+    data: Mapping[str, Any],
+    *,
+    folder: Path,
+    file: str = "study",
+    name: str = "study",
+    overrides: Mapping[str, Any] | None = None,
+) -> Study:
+    """A study from file-shaped data; raises InputError with what is wrong with it."""
+    for key in data:
+        if key not in _KEYS:
+            raise InputError(f"{file}: unknown key '{key}'{did_you_mean(key, _KEYS)}")
+    base = _base(data, folder, file)
+    axes = [
+        _axis({key: value}, f"{file}: axes", folder)
+        for key, value in _flat(_table(data.get("axes", {}), f"{file}: axes"))
+    ]
+    axes += [
+        _axis(dict(_flat(table)), f"{file}: zip {number}", folder)
+        for number, table in _tables(data, "zip", file)
+    ]
+    if not axes:
+        raise InputError(f"{file}: nothing varies; expected [axes] or [[zip]]")
+    rules = tuple(_rule(table, f"{file}: set {number}") for number, table in _tables(data, "set", file))
+    where = data.get("where", [])
+    conditions = tuple(
+        parse_expression(text, f"{file}: where") for text in (where if isinstance(where, list) else [where])
+    )
+    study = Study(str(data.get("name", name)), base, dict(overrides or {}), tuple(axes), rules, conditions)
+    _check(study, file)
+    return study
+
+
+def _base(data: Mapping[str, Any], folder: Path, file: str) -> dict[str, Any]:
+    """The experiment's own file, and the study's `[base]` over it, as file-shaped data."""
+    base: dict[str, Any] = {}
+    if "experiment" in data:
+        if not isinstance(data["experiment"], str):
+            raise InputError(f"{file}: experiment: expected the path of an experiment file")
+        path = folder / data["experiment"]
+        base = located(read_toml(path), path.parent)
+    changes = _table(data.get("base", {}), f"{file}: base")
+    if not base and not changes:
+        raise InputError(f"{file}: what to vary? expected 'experiment' (a file), or [base]")
+    for key, value in changes.items():
+        is_table = isinstance(value, dict) and isinstance(base.get(key), dict)
+        base[key] = {**base[key], **value} if is_table else value
+    return located(base, folder)
+
+
+def _check(study: Study, file: str) -> None:
+    seen: set[str] = set()
+    for key in study.keys:
+        if key in seen:
+            raise InputError(f"{file}: '{key}' varies twice")
+        seen.add(key)
+        if key in study.overrides:
+            raise InputError(f"--set {key}: is an axis of {file}")
+    if study.num_combinations > _MOST_POINTS:
+        raise InputError(
+            f"{file}: {study.num_combinations:,} combinations, expected at most {_MOST_POINTS:,}"
+        )
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{where}: expected a table")
+    return value
+
+
+def _tables(data: Mapping[str, Any], key: str, file: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    tables = data.get(key, [])
+    if not isinstance(tables, list):
+        raise InputError(f"{file}: {key}: expected tables, [[{key}]]")
+    for number, table in enumerate(tables, 1):
+        yield number, _table(table, f"{file}: {key} {number}")
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys, quoted or not; a table of a range or a calculated value is a value."""
+    for key, value in table.items():
+        if isinstance(value, dict) and frozenset(value) not in _RANGES and set(value) != {"value"}:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _values(value: Any, where: str) -> list[Any]:
+    """The values of an axis: a list, or a range."""
+    if isinstance(value, dict) and frozenset(value) in _RANGES:
+        return _range(value, where)
+    if not isinstance(value, list) or not value:
+        raise InputError(
+            f"{where}: found {value!r}, expected a list of values, or {{ from, to, step }} or "
+            "{ from, to, factor }"
+        )
+    return value
+
+
+def _range(value: Mapping[str, Any], where: str) -> list[Any]:
+    first, last = value["from"], value["to"]
+    by = value.get("step", value.get("factor"))
+    for number in (first, last, by):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise InputError(f"{where}: found {number!r}, expected a number")
+    least = 1 if "factor" in value else 0
+    if by <= least or first > last or (least and first <= 0):
+        raise InputError(f"{where}: from {first} to {last} by {by} never gets there")
+    values = []
+    while first <= last * (1 + 1e-12):
+        values.append(first)
+        first = first * by if least else first + by
+        if len(values) > _MOST_POINTS:
+            raise InputError(f"{where}: more than {_MOST_POINTS:,} values")
+    return values
+
+
+def _axis(table: Mapping[str, Any], where: str, folder: Path) -> Axis:
+    columns = {key: _values(value, f"{where}: {key}") for key, value in table.items()}
+    if not columns:
+        raise InputError(f"{where}: is empty")
+    first = next(iter(columns))
+    for key, column in columns.items():
+        if len(column) != len(columns[first]):
+            raise InputError(
+                f"{where}: '{key}' has {len(column)} values and '{first}' {len(columns[first])}; expected "
+                "as many"
+            )
+    rows = zip(*(_located(key, column, folder) for key, column in columns.items()), strict=True)
+    return Axis(tuple(columns), tuple(rows))
+
+
+def _located(key: str, values: list[Any], folder: Path) -> list[Any]:
+    """Values that are paths, as paths that lead there from anywhere."""
+    if key not in ("model", "cluster", "strategy.config"):
+        return values
+    return [
+        str(folder / value) if isinstance(value, str) and (folder / value).is_file() else value
+        for value in values
+    ]
+
+
+def _rule(table: Mapping[str, Any], where: str) -> Rule:
+    when = parse_expression(table["when"], f"{where}: when") if "when" in table else None
+    values: list[tuple[str, Any]] = []
+    for key, value in _flat({key: value for key, value in table.items() if key != "when"}):
+        if isinstance(value, dict):
+            values.append((key, parse_expression(value["value"], f"{where}: {key}")))
+        else:
+            values.append((key, value))
+    if not values:
+        raise InputError(f"{where}: sets nothing")
+    return Rule(when, tuple(values))

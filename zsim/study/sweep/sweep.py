@@ -1,0 +1,131 @@
+"""A study from its file to its tables: what is known already is not simulated again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zsim.errors import InputError, ZsimError
+from zsim.study.sweep.identity import Identities
+from zsim.study.sweep.points import Point, study_points
+from zsim.study.sweep.pool import Task, run_tasks
+from zsim.study.sweep.progress import Progress
+from zsim.study.sweep.record import failed_record
+from zsim.study.sweep.store import Record, Store
+from zsim.study.sweep.study_file import Study
+from zsim.study.sweep.tables import Row, result_rows, write_tables
+from zsim.version import __version__
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A study that has run, or was stopped. `known` points were there before."""
+
+    study: Study
+    points: Sequence[Point]
+    rows: Sequence[Row]
+    files: Mapping[str, Path]
+    known: int
+    is_stopped: bool
+
+    @property
+    def done(self) -> int:
+        return sum(row["status"] != "not run" for row in self.rows)
+
+    @property
+    def failed(self) -> int:
+        return sum(row["status"] == "error" for row in self.rows)
+
+
+def run_sweep(
+    study: Study,
+    out: Path,
+    *,
+    jobs: int,
+    backend: str = "loky",
+    scheduler: str | None = None,
+    cache: Path | None = None,
+    is_quiet: bool = False,
+) -> Sweep:
+    """Run what is not known yet and write `out`/results.csv and .parquet; Ctrl-C writes what there is.
+
+    Results are kept by content in `cache` (`out`/points): a point whose experiment, files and zsim are the
+    same is never simulated twice, in this study or another one with the same cache.
+    """
+    points = study_points(study)
+    store = Store(cache or out / "points")
+    records, tasks, numbers = _known(points, store)
+    known = len(records)
+    is_stopped = False
+    with Progress(len(points), known, is_quiet=is_quiet) as progress:
+
+        def take(record: Record) -> None:
+            for number in numbers[record["identity"]]:
+                records[number] = record
+                progress.advance(is_ok=record["status"] == "ok")
+
+        try:
+            run_tasks(tasks, store.folder, take, jobs=jobs, backend=backend, scheduler=scheduler)
+        except KeyboardInterrupt:
+            is_stopped = True
+            for task in tasks:
+                record = None if numbers[task.identity][0] in records else store.load(task.identity)
+                if record is not None:
+                    take(record)
+    rows = result_rows(points, records, study.keys)
+    files = write_tables(rows, out)
+    _write_summary(study, rows, out / "study.json")
+    return Sweep(study, points, rows, files, known, is_stopped)
+
+
+def _known(
+    points: Sequence[Point], store: Store
+) -> tuple[dict[int, Record], list[Task], dict[str, list[int]]]:
+    """(records that are there, what must run, the points of each identity). Equal points run once."""
+    identities = Identities()
+    records: dict[int, Record] = {}
+    tasks: list[Task] = []
+    numbers: dict[str, list[int]] = {}
+    for point in points:
+        experiment, error = point.experiment, point.error
+        identity = ""
+        if experiment is not None:
+            try:
+                identity = identities.of(experiment)
+            except ZsimError as problem:
+                error = str(problem)
+        if experiment is None or error is not None:
+            records[point.number] = failed_record("", "InputError", error or "")
+            continue
+        if identity in numbers:
+            numbers[identity].append(point.number)
+            first = records.get(numbers[identity][0])
+            if first is not None:
+                records[point.number] = first
+            continue
+        numbers[identity] = [point.number]
+        record = store.load(identity)
+        if record is not None:
+            records[point.number] = record
+        else:
+            tasks.append(Task(identity, experiment))
+    return records, tasks, numbers
+
+
+def _write_summary(study: Study, rows: Sequence[Row], path: Path) -> None:
+    """What the tables are of."""
+    states = [row["status"] for row in rows]
+    content = {
+        "name": study.name,
+        "zsim_version": __version__,
+        "axes": [{key: [row[place] for row in axis.rows] for place, key in enumerate(axis.keys)}
+                 for axis in study.axes],
+        "where": [condition.text for condition in study.where],
+        "points": {state: states.count(state) for state in ("ok", "error", "not run")},
+    }  # fmt: skip
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
