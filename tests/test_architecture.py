@@ -22,7 +22,10 @@ FLOOR = {
     "commands": 9,
     "cli": 10, "__main__": 11,
 }  # fmt: skip
-WINGS = {"report": {"units", "errors", "version", "specs", "trace", "cost", "plan"}}
+WINGS = {
+    "report": {"units", "errors", "version", "specs", "trace", "cost", "plan"},
+    "calibrate": {"units", "errors", "version", "specs", "trace", "cost"},
+}
 CLOCK = {"fluid", "fabric", "devices", "engine"}
 HEAVY = {"torch", "pandas", "plotly", "jinja2", "networkx"}  # never at import time
 FILES = sorted(ROOT.rglob("*.py"))

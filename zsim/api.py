@@ -13,6 +13,7 @@ from zsim.engine.capacity import least_gpus, node_capacity_bytes, startup_bytes,
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
+from zsim.plan.extrapolation import extrapolation_sentence, extrapolations
 from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Kernels, Plan
 from zsim.report.energy import run_cost, step_energy
@@ -68,7 +69,7 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "experiment": resolved_experiment(job),
         "work": step_work(job),
         "capacity_bytes": {"gpu": usable_bytes(cluster), **node_capacity_bytes(cluster)},
-        "evidence": evidence(job),
+        "evidence": evidence(job, outcome.plan),
         "simulation": SimulationStats(
             wall_seconds, outcome.stats.events, outcome.stats.rank_classes, job.world_size
         ),
@@ -186,8 +187,9 @@ def _model_source(job: Job) -> str:
     return asked if asked.endswith(".json") or "/" in asked else f"preset {asked}"
 
 
-def evidence(job: Job) -> dict[str, Evidence]:
-    """The weakest grade among the numbers behind each part of the result."""
+def evidence(job: Job, plan: Plan) -> dict[str, Evidence]:
+    """The weakest grade among the numbers behind each part of the result; a calibrated part that is used out
+    of the range of its measurements is assumed."""
     cluster, gpu = job.cluster, job.cluster.gpu
     parts: Mapping[str, list[Evidence]] = {
         "compute": [
@@ -201,6 +203,8 @@ def evidence(job: Job) -> dict[str, Evidence]:
     if is_offloaded(job):
         nvme = [cluster.nvme.evidence] if cluster.nvme else []
         parts = {**parts, "offload": [cluster.pcie.evidence, cluster.offload.evidence, *nvme]}
+    for part in extrapolations(plan, cluster):
+        parts = {**parts, part: [*parts[part], "assumed"]}
     return {part: max(grades, key=EVIDENCE_ORDER.index) for part, grades in parts.items()}
 
 
@@ -242,6 +246,8 @@ def _times(count: int) -> str:
 def _notes(outcome: Outcome) -> list[str]:
     job = outcome.job
     notes = [*job.notes, *outcome.notes]
+    for rows in extrapolations(outcome.plan, job.cluster).values():
+        notes += [extrapolation_sentence(row) for row in rows]
     if outcome.allocator_retries:
         notes.append(
             f"the allocator ran short {_times(outcome.allocator_retries)} and waited for the GPU: blocks "

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from zsim.commands.calibrate import calibrate
 from zsim.commands.compare import compare
 from zsim.commands.export import export
 from zsim.commands.import_ import EXTRA, import_file
@@ -37,6 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command()(calibrate)
 app.add_typer(topology_app, name="topology")
 app.command()(compare)
 app.command(name="import", context_settings=EXTRA)(import_file)

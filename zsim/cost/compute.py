@@ -50,7 +50,13 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
         return 0.0
     limits = gpu.memory_bound
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
-    fraction = hbm_fraction(kernel.hbm_bytes / kernel.launches, max_fraction, limits.bytes_half)
+    fraction = hbm_fraction(
+        kernel.hbm_bytes / kernel.launches,
+        max_fraction,
+        limits.bytes_half,
+        limits.cache_bytes,
+        limits.cache_speedup,
+    )
     return kernel.hbm_bytes / (gpu.memory.bandwidth * fraction)
 
 

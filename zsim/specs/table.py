@@ -18,3 +18,7 @@ class Table(BaseModel):
 
     source: str = Field(min_length=10)
     evidence: Evidence
+    measured_range: dict[str, tuple[float, float]] = Field(
+        default_factory=dict,
+        description="what the measurements behind the numbers cover, by what varies (bytes, flops, ranks)",
+    )

@@ -1,0 +1,162 @@
+"""Numbers that made the measurements come back out of them; the file loads; what is out of range is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zsim
+from zsim.calibrate.fitting import Parameter, robust_fit
+from zsim.calibrate.hardware_file import calibrate
+from zsim.calibrate.kernel_fits import replaced
+from zsim.calibrate.measurements import Measurement, Measurements
+from zsim.cost.compute import kernel_seconds
+from zsim.cost.kernels import Kernel
+from zsim.errors import InputError
+from zsim.specs.cluster_files import load_cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+MICROBENCH = ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"
+TRUTH = {
+    "memory_bound.copy_fraction": 0.7,
+    "memory_bound.elementwise_fraction": 0.6,
+    "memory_bound.optimizer_fraction": 0.65,
+    "memory_bound.bytes_half": 3e6,
+    "gemm.max_fraction": 0.71,
+    "gemm.k_half": 300.0,
+    "attention.forward_fraction": 0.6,
+    "attention.backward_fraction": 0.5,
+    "attention.sequence_half": 400.0,
+}
+
+
+def synthetic() -> Measurements:
+    """What an H100 with TRUTH's numbers would measure, every eleventh point disturbed by half."""
+    gpu = replaced(load_cluster("dgx-h100").gpu, TRUTH)
+    rows: list[Measurement] = []
+
+    def add(
+        family: str, parameters: dict[str, object], kernels: list[Kernel], flops: float, num_bytes: float
+    ) -> None:
+        seconds = sum(kernel_seconds(kernel, gpu) for kernel in kernels)
+        seconds *= 1.5 if len(rows) % 11 == 5 else 1.0
+        rows.append(Measurement(family, parameters, seconds, "synthetic.json", flops, num_bytes))
+
+    for size in 2.0 ** np.arange(16, 31):
+        add("copy", {"bytes": size}, [Kernel("copy", 0.0, 2 * size)], 0.0, 2 * size)
+        add("residual", {"direction": "forward"}, [Kernel("elementwise", 0.0, 3 * size)], 0.0, 3 * size)
+        adam = {"kind": "fused", "place": "cuda", "threads": 1}
+        add("adamw", adam, [Kernel("optimizer", 0.0, 28 * size, "fp32")], 0.0, 28 * size)
+    for m in (1024, 4096, 16384):
+        for n, k in ((4096, 4096), (14336, 4096), (4096, 14336), (4096, 512), (128256, 4096)):
+            flops, moved = 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n)
+            shape = {"m": m, "n": n, "k": k, "dtype": "bf16"}
+            add("gemm", shape, [Kernel("gemm", flops, moved, "bf16", (m, n, k))], flops, moved)
+    for length in (512, 1024, 2048, 4096, 8192):
+        forward = 2.0 * 32 * length * length * 128
+        kernels = [
+            Kernel("attention_forward", forward, 0.0, "bf16", (32, length, length, 128)),
+            Kernel("attention_backward", 2.5 * forward, 0.0, "bf16", (32, length, length, 128), 3),
+        ]
+        common = {"batch": 1, "heads": 32, "length": length, "head_dim": 128, "dtype": "bf16"}
+        add("attention", common | {"direction": "forward"}, kernels[:1], forward, 0.0)
+        add("attention", common | {"direction": "both"}, kernels, 3.5 * forward, 0.0)
+    return Measurements(tuple(rows), ("a machine",), (), ("synthetic.json",))
+
+
+def test_a_disturbed_point_does_not_pull_a_fit() -> None:
+    """y = 3 x at nine points and 30 x at one: least squares of the logarithms would say 3.8."""
+    xs = np.arange(1.0, 11.0)
+    ys = 3 * xs
+    ys[4] *= 10
+    values, stuck = robust_fit(
+        [Parameter("a", 1.0, 0.1, 100.0)], lambda v: (v["a"] * xs).tolist(), ys.tolist()
+    )
+    assert values["a"] == pytest.approx(3.0, rel=0.02)
+    assert stuck == ()
+
+
+def test_a_number_that_stops_at_its_limit_is_named() -> None:
+    values, stuck = robust_fit([Parameter("a", 1.0, 0.5, 2.0)], lambda v: [v["a"]] * 3, [5.0, 5.0, 5.0])
+    assert (values["a"], stuck) == (pytest.approx(2.0, rel=1e-2), ("a",))
+
+
+def test_a_gpus_numbers_come_back_from_what_they_made() -> None:
+    found = calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", synthetic())
+    values = {name: value for fit in found.fits for name, value in fit.values.items()}
+    for name, truth in TRUTH.items():
+        assert values[name] == pytest.approx(truth, rel=0.15 if "half" in name else 0.04), name
+    assert all(fit.median_error < 0.02 for fit in found.fits if fit.points)
+
+
+def test_the_file_loads_over_its_base_and_says_where_each_number_is_from(tmp_path: Path) -> None:
+    found = calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", synthetic())
+    path = tmp_path / "mine.toml"
+    path.write_text(found.toml())
+    cluster = load_cluster(path)
+    assert cluster.gpu.gemm.max_fraction == pytest.approx(0.71, rel=0.03)
+    assert cluster.gpu.gemm.source.startswith(
+        "zsim calibrate, matrix products: synthetic.json on a machine: 15 points"
+    )
+    assert cluster.gpu.gemm.measured_range["flops"] == (2.0 * 1024 * 4096 * 512, 2.0 * 16384 * 128256 * 4096)
+    assert cluster.nic == load_cluster("dgx-h100").nic
+
+
+def test_work_beyond_the_measured_range_lowers_the_grade_and_is_said(tmp_path: Path) -> None:
+    found = calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", synthetic())
+    path = tmp_path / "mine.toml"
+    path.write_text(found.toml())
+    job = {
+        "model": "llama-3-8b",
+        "nodes": 1,
+        "training": {"sequence_length": 4096},
+        "strategy": {"kind": "fsdp2"},
+    }
+    inside = zsim.simulate(zsim.Experiment(origin="test", cluster=str(path), **job))
+    assert not [
+        note for note in inside.report.notes if note.startswith("extrapolated: ") and "matrix" in note
+    ]
+    lines = [
+        "flops = [1.0, 1000.0]" if line.startswith("flops") else line
+        for line in path.read_text().splitlines()
+    ]
+    path.write_text("\n".join(lines))
+    beyond = zsim.simulate(zsim.Experiment(origin="test", cluster=str(path), **job)).report
+    notes = [note for note in beyond.notes if "matrix products" in note]
+    assert len(notes) == 1
+    assert "100% of the work in matrix products is in pieces beyond the 1 to 1e+03 FLOP" in notes[0]
+    assert beyond.evidence["compute"] == "assumed"
+
+
+def test_measurements_that_say_nothing_of_the_cluster_are_refused() -> None:
+    row = Measurement("poetry", {}, 1.0, "a.json")
+    with pytest.raises(InputError, match="nothing of 'dgx-h100' follows"):
+        calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements((row,)))
+
+
+def test_rows_measured_beside_others_work_are_left_out_aloud() -> None:
+    rows = synthetic().rows
+    noisy = Measurement("copy", {"bytes": 1}, 1.0, "a.json", bytes=2.0**30, foreign_cpu_fraction=0.5)
+    found = calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements((*rows, noisy)))
+    assert found.notes == ("1 rows left out: others used more than 10% of the machine meanwhile",)
+
+
+def test_the_command_writes_a_cluster_that_runs(tmp_path: Path) -> None:
+    """The recorded microbenchmarks of a small CPU machine."""
+    command = [sys.executable, "-c", "from zsim.cli import main; main()", "calibrate", str(MICROBENCH)]
+    command += ["--base", "cpu-gloo", "--out", "cpu.toml", "--page", "page.html", "--json", "fits.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 96
+    fits = json.loads((tmp_path / "fits.json").read_text())["fits"]
+    titles = {fit["title"] for fit in fits}
+    assert {"matrix products", "fused attention", "collectives within a node", "drive, read"} <= titles
+    gemm = next(fit for fit in fits if fit["title"] == "matrix products")
+    assert gemm["median_absolute_error"] < 0.1
+    assert load_cluster(tmp_path / "cpu.toml").host.cores == 2
+    assert "plotly" in (tmp_path / "page.html").read_text().lower()

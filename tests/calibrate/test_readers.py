@@ -1,0 +1,122 @@
+"""Other people's files of measurements, each as its tool writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zsim.calibrate.measurements import joined
+from zsim.calibrate.readers import read_measurements
+from zsim.errors import InputError
+
+NCCL_TESTS = """\
+# nThread 1 nGpus 1 minBytes 1048576 maxBytes 4194304 step: 2(factor) warmup iters: 5 iters: 20
+# Using devices
+#  Rank  0 Group  0 Pid  1 on  node-a device  0 [0x0f] NVIDIA H100
+#  Rank  1 Group  0 Pid  2 on  node-b device  0 [0x0f] NVIDIA H100
+#
+# Collective test starting: all_gather_perf
+#       size         count   type redop root    time  algbw  busbw #wrong   time  algbw  busbw #wrong
+     1048576        131072    float  none  -1   50.00  20.97  10.49  0   51.00  20.56  10.28  0
+     4194304        524288    float  none  -1  150.00  27.96  13.98  0  151.00  27.78  13.89  0
+# Out of bounds values : 0 OK
+"""
+COMMS_LOGGER = """\
+rank=0 comm op: all_gather_into_tensor | time (ms): 2.00 | msg size: 1.0 MB | algbw (Gbps): 8.4
+rank=0 comm op: reduce_scatter_tensor | time (ms): 4.00 | msg size: 8.0 MB | algbw (Gbps): 8.4
+rank=0 comm op: barrier | time (ms): 0.10 | msg size: 0 B | algbw (Gbps): 0 | busbw (Gbps): 0
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_nccl_tests_says_its_collective_its_ranks_and_its_nodes(tmp_path: Path) -> None:
+    found = read_measurements(write(tmp_path, "log.txt", NCCL_TESTS))
+    assert [(row["kind"], row.bytes, row.seconds, row["ranks"], row["nodes"]) for row in found.rows] == [
+        ("all_gather", 1048576.0, pytest.approx(50e-6), 2, 2),
+        ("all_gather", 4194304.0, pytest.approx(150e-6), 2, 2),
+    ]
+
+
+def test_a_log_that_does_not_name_its_collective_is_known_by_its_files_name(tmp_path: Path) -> None:
+    text = NCCL_TESTS.replace("# Collective test starting: all_gather_perf\n", "")
+    assert read_measurements(write(tmp_path, "reduce_scatter.txt", text)).rows[0]["kind"] == "reduce_scatter"
+    with pytest.raises(InputError, match="which collective"):
+        read_measurements(write(tmp_path, "log.txt", text))
+
+
+def test_comms_logger_gives_the_shard_of_an_all_gather(tmp_path: Path) -> None:
+    """1.0 MB is 2^20 bytes from each of 8 ranks; the barrier is left out aloud."""
+    found = read_measurements(write(tmp_path, "ds.log", COMMS_LOGGER), ranks=8)
+    assert [(row["kind"], row.bytes, row.seconds) for row in found.rows] == [
+        ("all_gather", 8 * 2.0**20, pytest.approx(2e-3)),
+        ("reduce_scatter", 8 * 2.0**20, pytest.approx(4e-3)),
+    ]
+    assert found.notes == ("ds.log: 1 lines of other operations or empty times left out",)
+    with pytest.raises(InputError, match="--ranks"):
+        read_measurements(tmp_path / "ds.log")
+
+
+def test_fio_gives_rates_by_block_and_depth(tmp_path: Path) -> None:
+    data = {
+        "fio version": "fio-3.36",
+        "global options": {"bs": "1M"},
+        "jobs": [
+            {
+                "job options": {"iodepth": "32", "numjobs": "2"},
+                "read": {"bw_bytes": 6.5e9},
+                "write": {"bw_bytes": 0},
+            },
+            {
+                "job options": {"bs": "128k", "iodepth": "8"},
+                "read": {"bw_bytes": 0},
+                "write": {"bw_bytes": 3e9},
+            },
+        ],
+    }
+    rows = read_measurements(write(tmp_path, "fio.json", json.dumps(data))).rows
+    assert [(row["op"], row["block_bytes"], row["depth"], row.rate_bytes_per_second) for row in rows] == [
+        ("read", 2**20, 64, 6.5e9),
+        ("write", 128 * 2**10, 8, 3e9),
+    ]
+
+
+def test_ds_nvme_tune_is_a_folder_of_logs_named_by_their_settings(tmp_path: Path) -> None:
+    """Speeds are in GiB (DeepSpeed 0.19.8, nvme/test_ds_aio_utils.py: BYTES_PER_GB = 1024**3)."""
+    text = "Task Read Speed = 3.1 GB/sec\nE2E Read Speed = 3.0 GB/sec\n"
+    write(tmp_path, "read/read_single_overlap_t2_p1_d16_bs1M.txt", text)
+    (row,) = read_measurements(tmp_path).rows
+    assert (row["op"], row["block_bytes"], row["depth"]) == ("read", 2**20, 32)
+    assert row.rate_bytes_per_second == 3.0 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.txt", "", "empty"),
+        ("a.json", '{"measurements": [', "cut short"),
+        ("a.json", "{}", "neither 'measurements'"),
+        ("a.json", '{"format": 2, "measurements": []}', "format 2, expected 1"),
+        ("a.json", '{"format": 1, "measurements": [{"family": "gemm"}]}', "measurement 0: KeyError"),
+        ("a.txt", "hello\n", "not a file of measurements"),
+        ("a.json", '{"fio version": "fio-3.36", "jobs": []}', "no job of fio"),
+    ],
+)
+def test_what_is_no_measurement_is_one_clear_error(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        read_measurements(write(tmp_path, name, text))
+
+
+def test_a_missing_file_and_an_empty_set_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        read_measurements(tmp_path / "gone.json")
+    empty = write(tmp_path, "m.json", '{"format": 1, "measurements": []}')
+    with pytest.raises(InputError, match=r"no measurement in m\.json"):
+        joined([read_measurements(empty)])

@@ -1,0 +1,178 @@
+"""The result of a calibration as a cluster file that extends the one it began from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.calibrate.fitting import Fit
+from zsim.calibrate.kernel_fits import fit_gpu
+from zsim.calibrate.link_fits import fit_cluster
+from zsim.calibrate.measurements import Measurements
+from zsim.errors import InputError
+from zsim.specs.hardware import Cluster
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`tables`: what the file says beyond `base`, by table ("gpu.gemm", "node_link")."""
+
+    name: str
+    base: str
+    tables: Mapping[str, Mapping[str, Any]]
+    fits: tuple[Fit, ...]
+    machines: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def toml(self) -> str:
+        """The file: only what was fitted, each table with its source and the range of its points."""
+        described = f"{self.base}, calibrated from {', '.join(sources(self.fits))}"
+        lines = ["schema = 1", f"extends = {_value(self.base)}", f"name = {_value(self.name)}"]
+        lines.append(f"description = {_value(described)}")
+        for table, content in self.tables.items():
+            lines += _table(table, content)
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "base": self.base,
+            "machines": list(self.machines),
+            "notes": list(self.notes),
+            "fits": [_fit_dict(fit) for fit in self.fits],
+            "tables": {table: dict(content) for table, content in self.tables.items()},
+        }
+
+
+def calibrate(
+    cluster: Cluster, base: str, name: str, measured: Measurements, quiet: float = 0.1
+) -> Calibration:
+    """Fits what the measurements tell of `cluster`, which was loaded from `base`.
+
+    Rows measured while others used more than `quiet` of the machine are left out. Raises InputError when
+    nothing in the cluster follows from the measurements.
+    """
+    kept = tuple(row for row in measured.rows if row.foreign_cpu_fraction <= quiet)
+    notes = list(measured.notes)
+    if len(kept) < len(measured.rows):
+        lost = len(measured.rows) - len(kept)
+        notes.append(f"{lost} rows left out: others used more than {quiet:.0%} of the machine meanwhile")
+    rows = Measurements(kept, measured.machines, (), measured.sources)
+    gpu, gpu_fits = fit_gpu(cluster.gpu, rows)
+    changes, cluster_fits = fit_cluster(cluster.model_copy(update={"gpu": gpu}), rows)
+    fits = (*gpu_fits, *cluster_fits)
+    if not fits:
+        families = ", ".join(sorted({row.family for row in kept}))
+        raise InputError(f"nothing of '{base}' follows from these measurements (families: {families})")
+    tables: dict[str, dict[str, Any]] = {}
+    for fit in gpu_fits:
+        for dotted, value in fit.values.items():
+            table, _, key = dotted.partition(".")
+            content = tables.setdefault(f"gpu.{table}", _origin(fit, rows))
+            if key.startswith("by_dtype."):
+                content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = _rounded(value)
+            else:
+                content[key] = _quantity(value, fit.units.get(dotted, ""))
+            content["measured_range"] = {**content.get("measured_range", {}), **fit.ranges}
+    for table, values in changes.items():
+        own = [fit for fit in cluster_fits if _belongs(fit, table)]
+        content = _origin(own[0], rows) | {key: _plain(key, value) for key, value in values.items()}
+        content["measured_range"] = {key: span for fit in own for key, span in fit.ranges.items()}
+        tables[table] = content
+    return Calibration(name, base, tables, fits, measured.machines, tuple(notes))
+
+
+def sources(fits: Sequence[Fit]) -> list[str]:
+    return list(dict.fromkeys(source for fit in fits for source in fit.sources))
+
+
+_TABLE_OF = {"collectives within": ("node_link", "collectives"), "collectives across": ("nic", "collectives")}
+
+
+def _belongs(fit: Fit, table: str) -> bool:
+    for start, tables in _TABLE_OF.items():
+        if fit.title.startswith(start):
+            return table in tables
+    return any(name.split(".")[0] == table for name in fit.values)
+
+
+def _origin(fit: Fit, measured: Measurements) -> dict[str, Any]:
+    machine = f" on {'; '.join(measured.machines)}" if measured.machines else ""
+    count = f"{len(fit.points)} points, " if fit.points else ""
+    errors = (
+        f"median error {fit.median_error:.1%}, worst {fit.worst_error:.0%}" if fit.points else "one figure"
+    )
+    bound = f"; at a limit of the search: {', '.join(fit.at_bound)}" if fit.at_bound else ""
+    source = f"zsim calibrate, {fit.title}: {', '.join(fit.sources)}{machine}: {count}{errors}{bound}"
+    return {"source": source, "evidence": "calibrated"}
+
+
+def _plain(key: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(name, item) for name, item in value.items()}
+    if isinstance(value, float):
+        return _quantity(value, _UNIT_OF.get(key, ""))
+    return f"{value} B" if key in ("capacity", "write_cache") and value is not None else value
+
+
+_UNIT_OF = {
+    "seconds_per_launch": "s", "latency": "s", "read_latency": "s", "write_latency": "s", "base": "s",
+    "intra_round": "s", "inter_round": "s", "network_overhead": "s", "ramp": "s", "bandwidth": "B/s",
+    "pageable_bandwidth": "B/s", "read_bandwidth": "B/s", "write_bandwidth": "B/s",
+    "sustained_write_bandwidth": "B/s",
+}  # fmt: skip
+
+
+def _quantity(value: float, unit: str) -> Any:
+    """A number as files want it: seconds in microseconds, rates in GB/s or GFLOP/s, bytes whole."""
+    if unit == "s":
+        return f"{_rounded(value * 1e6)} us"
+    if unit == "B/s":
+        return f"{_rounded(value / 1e9)} GB/s"
+    if unit == "FLOP/s":
+        return f"{_rounded(value / 1e9)} GFLOP/s"
+    if unit == "B":
+        return f"{round(value)} B"
+    return _rounded(value)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _table(name: str, content: Mapping[str, Any]) -> list[str]:
+    lines = ["", f"[{name}]"]
+    plain = {
+        key: value for key, value in content.items() if not isinstance(value, Mapping) and value is not None
+    }
+    lines += [f"{key} = {_value(value)}" for key, value in plain.items()]
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            lines += _table(f"{name}.{key}", value)
+    return lines
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _fit_dict(fit: Fit) -> dict[str, Any]:
+    return {
+        "title": fit.title,
+        "values": dict(fit.values),
+        "units": dict(fit.units),
+        "ranges": {name: list(ends) for name, ends in fit.ranges.items()},
+        "sources": list(fit.sources),
+        "at_bound": list(fit.at_bound),
+        "points": len(fit.points),
+        "median_absolute_error": fit.median_error,
+        "worst_absolute_error": fit.worst_error,
+        "bias": fit.bias,
+    }

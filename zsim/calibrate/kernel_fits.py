@@ -1,0 +1,213 @@
+"""A GPU's tables from timed kernels, each with the cost model that the simulator uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
+from zsim.calibrate.measurements import Measurement, Measurements
+from zsim.cost.compute import kernel_seconds
+from zsim.cost.kernels import Kernel
+from zsim.specs.hardware import Gpu
+
+_BEYOND_CACHES = 100e6
+_ELEMENTWISE = ("residual", "silu_times", "rms_norm")
+Timed = tuple[Measurement, tuple[Kernel, ...]]
+
+
+def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    """The GPU with the tables that the measurements tell, in the order in which they rest on each other:
+    launches, peaks, memory, optimizer, products, attention, interference."""
+    fits: list[Fit] = []
+    for fit in (_launch, _peaks, _memory, _optimizer, _gemm, _attention, _interference):
+        gpu, found = fit(gpu, measured)
+        fits += found
+    return gpu, fits
+
+
+def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
+    """The GPU with these numbers, by dotted name ("gemm.k_half"; "gemm.by_dtype.bf16")."""
+    tables: dict[str, dict[str, Any]] = {}
+    for dotted, value in values.items():
+        table, _, name = dotted.partition(".")
+        changes = tables.setdefault(table, {})
+        if name.startswith("by_dtype."):
+            kept = changes.get("by_dtype", dict(gpu.gemm.by_dtype))
+            changes["by_dtype"] = kept | {name.removeprefix("by_dtype."): value}
+        else:
+            changes[name] = round(value) if name in ("bytes_half", "cache_bytes") else value
+    return gpu.model_copy(
+        update={table: getattr(gpu, table).model_copy(update=changes) for table, changes in tables.items()}
+    )
+
+
+def _launch(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    """On a CPU the thread that issues an operation runs it, so its dispatch is the kernel's own."""
+    rows = measured.of("host", what="launch")
+    if gpu.vendor != "cpu" or not rows:
+        return gpu, []
+    seconds = min(row.seconds / row.calls for row in rows)
+    value = {"launch.seconds_per_kernel": seconds}
+    fit = Fit("dispatch of one operation", value, (), {}, sources(rows), {"launch.seconds_per_kernel": "s"})
+    return replaced(gpu, value), [fit]
+
+
+def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    """The best of all rows, where the file has no data sheet: a CPU's, or a GPU that beats its file."""
+    values: dict[str, float] = {}
+    used: list[Measurement] = []
+    for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
+        rows = [row for row in measured.of("gemm", dtype=dtype) if row.flops > 0]
+        if not rows:
+            continue
+        best = max(row.flops / row.seconds for row in rows)
+        if gpu.vendor == "cpu" or best > (getattr(gpu.peak, dtype) or 0.0):
+            values[f"peak.{dtype}"] = best
+            used += rows
+    rows = [
+        row
+        for row in measured.of("copy", "fill", "adamw")
+        if row.bytes > _BEYOND_CACHES and row["place"] in (None, _place(gpu)) and row["threads"] in (None, 1)
+    ]
+    if rows:
+        best = max(row.bytes / row.seconds for row in rows)
+        if gpu.vendor == "cpu" or best > gpu.memory.bandwidth:
+            values["memory.bandwidth"] = best
+            used += rows
+    if not values:
+        return gpu, []
+    units = {name: "B/s" if name.startswith("memory") else "FLOP/s" for name in values}
+    return replaced(gpu, values), [Fit("best rates seen", values, (), {}, sources(used), units)]
+
+
+def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > 0]
+    others = [
+        (row, (Kernel("elementwise", 0.0, row.bytes),))
+        for row in measured.of(*_ELEMENTWISE)
+        if row.bytes > 0 and not _backward(row)
+    ]
+    parameters = [Parameter("memory_bound.bytes_half", max(gpu.memory_bound.bytes_half, 1024), 64, 64e6)]
+    if copies:
+        parameters.append(_fraction("memory_bound.copy_fraction", gpu.memory_bound.copy_fraction))
+    if others:
+        parameters.append(
+            _fraction("memory_bound.elementwise_fraction", gpu.memory_bound.elementwise_fraction)
+        )
+    if gpu.vendor == "cpu":
+        parameters.append(Parameter("memory_bound.cache_bytes", 8e6, 1e5, 1e8))
+        parameters.append(Parameter("memory_bound.cache_speedup", 3.0, 1.0, 20.0))
+    return _fit(
+        gpu, "kernels bound by memory", parameters, [*copies, *others], "bytes", lambda row: row.bytes
+    )
+
+
+def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    rows = [
+        row
+        for row in measured.of("adamw", kind="fused", place=_place(gpu))
+        if row.bytes > 0 and (gpu.vendor != "cpu" or row["threads"] == 1)
+    ]
+    timed: list[Timed] = [(row, (Kernel("optimizer", 0.0, row.bytes, "fp32"),)) for row in rows]
+    parameters = [_fraction("memory_bound.optimizer_fraction", gpu.memory_bound.optimizer_fraction)]
+    return _fit(gpu, "fused AdamW", parameters, timed, "bytes", lambda row: row.bytes)
+
+
+def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    timed: list[Timed] = []
+    for row in measured.of("gemm"):
+        if getattr(gpu.peak, str(row["dtype"]), None) is None:
+            continue
+        shape = (int(row["m"]), int(row["n"]), int(row["k"]))
+        timed.append((row, (Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape),)))
+    dtypes = sorted({str(row["dtype"]) for row, _ in timed}, key=lambda dtype: (dtype != "bf16", dtype))
+    parameters = [Parameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0)]
+    for index, dtype in enumerate(dtypes):
+        name = "gemm.max_fraction" if index == 0 else f"gemm.by_dtype.{dtype}"
+        parameters.append(_fraction(name, gpu.gemm.by_dtype.get(dtype, gpu.gemm.max_fraction)))
+    return _fit(gpu, "matrix products", parameters, timed, "flops", lambda row: row.flops)
+
+
+def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    """Rows of both directions are a forward and a backward, whose FLOPs are 2.5 times as many."""
+    timed: list[Timed] = []
+    for row in measured.of("attention"):
+        dtype = str(row["dtype"])
+        if getattr(gpu.peak, dtype, None) is None:
+            continue
+        length, width = int(row["length"]), int(row["head_dim"])
+        shape = (int(row["batch"]) * int(row["heads"]), length, length, width)
+        both = row["direction"] == "both"
+        forward = row.flops / 3.5 if both else row.flops
+        kernels = [Kernel("attention_forward", forward, 0.0, dtype, shape)]
+        if both:
+            kernels.append(Kernel("attention_backward", 2.5 * forward, 0.0, dtype, shape, 3))
+        timed.append((row, tuple(kernels)))
+    parameters = [
+        _fraction("attention.forward_fraction", gpu.attention.forward_fraction),
+        _fraction("attention.backward_fraction", gpu.attention.backward_fraction),
+        Parameter("attention.sequence_half", max(gpu.attention.sequence_half, 8.0), 1.0, 4096.0),
+    ]
+    return _fit(gpu, "fused attention", parameters, timed, "flops", lambda row: row.flops)
+
+
+def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    """Products beside a collective under way over products alone; the median over the groups measured."""
+    alone = {row["ranks"]: row.seconds for row in measured.of("interference", measured="gemm", beside=False)}
+    beside = {row["ranks"]: row.seconds for row in measured.of("interference", measured="gemm", beside=True)}
+    both = sorted(set(alone) & set(beside))
+    if not both:
+        return gpu, []
+    ratios = sorted(max(1.0, beside[ranks] / alone[ranks]) for ranks in both)
+    value = {"interference.compute_slowdown": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
+    rows = measured.of("interference", measured="gemm")
+    ranges = {"ranks": span([float(ranks) for ranks in both])}
+    return replaced(gpu, value), [Fit("products beside a collective", value, (), ranges, sources(rows))]
+
+
+def _fit(
+    gpu: Gpu,
+    title: str,
+    parameters: Sequence[Parameter],
+    timed: Sequence[Timed],
+    range_name: str,
+    x: Callable[[Measurement], float],
+) -> tuple[Gpu, list[Fit]]:
+    if len(timed) < len(parameters):
+        return gpu, []
+    measured = [row.seconds for row, _ in timed]
+
+    def predict(values: Mapping[str, float]) -> list[float]:
+        changed = replaced(gpu, values)
+        return [sum(kernel_seconds(kernel, changed) for kernel in kernels) for _, kernels in timed]
+
+    values, stuck = robust_fit(parameters, predict, measured)
+    xs = [x(row) for row, _ in timed]
+    points = points_of([_label(row) for row, _ in timed], xs, measured, predict(values))
+    units = {name: "B" for name in values if name.endswith(("bytes_half", "cache_bytes"))}
+    fit = Fit(title, values, points, {range_name: span(xs)}, sources(row for row, _ in timed), units, stuck)
+    return replaced(gpu, values), [fit]
+
+
+def _fraction(name: str, start: float) -> Parameter:
+    return Parameter(name, start, 0.01, 1.0)
+
+
+def _place(gpu: Gpu) -> str:
+    return "cpu" if gpu.vendor == "cpu" else "cuda"
+
+
+def _backward(row: Measurement) -> bool:
+    return bool(row["direction"] == "both")
+
+
+def sources(rows: Iterator[Measurement] | Sequence[Measurement] | Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(row.source for row in rows))
+
+
+def _label(row: Measurement) -> str:
+    shown = {
+        key: value for key, value in row.parameters.items() if key != "measured_threads" and value is not None
+    }
+    return f"{row.family} " + " ".join(str(value) for value in shown.values())

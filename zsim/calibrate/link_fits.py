@@ -1,0 +1,266 @@
+"""A cluster's tables from timed collectives, copies, files and host work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
+from zsim.calibrate.kernel_fits import sources
+from zsim.calibrate.measurements import Measurement, Measurements
+from zsim.cost.collectives import edge_bytes, ring_rounds
+from zsim.cost.nvme import stream_bytes_per_second
+from zsim.specs.hardware import Cluster, Nvme
+
+_ORIGIN = ("source", "evidence", "measured_range")
+_RING_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
+
+
+def fit_cluster(cluster: Cluster, measured: Measurements) -> tuple[dict[str, dict[str, Any]], list[Fit]]:
+    """Changed tables of the cluster file by name, and the fits behind them. `cluster` has the fitted GPU."""
+    tables: dict[str, dict[str, Any]] = {}
+    fits: list[Fit] = []
+    for fit in (_host, _collectives, _host_copies, _drives, _host_optimizer):
+        changes, found = fit(cluster, measured)
+        for table, values in changes.items():
+            tables.setdefault(table, {}).update(values)
+        fits += found
+    return tables, fits
+
+
+Found = tuple[dict[str, dict[str, Any]], list[Fit]]
+
+
+def _host(cluster: Cluster, measured: Measurements) -> Found:
+    """What issuing one kernel costs the host thread; on a CPU that is the kernel's own (`_launch`), and the
+    machine's cores are what its name says ("2 x AMD EPYC")."""
+    rows = measured.of("host", what="launch")
+    if cluster.gpu.vendor == "cpu" and (cores := cpu_cores(measured)):
+        fit = Fit("the machine", {"host.cores": cores}, (), {}, measured.sources)
+        return {"host": {"cores": cores}}, [fit]
+    if cluster.gpu.vendor == "cpu" or not rows:
+        return {}, []
+    seconds = min(row.seconds / row.calls for row in rows)
+    name = "host.seconds_per_launch"
+    fit = Fit("launch of one kernel", {name: seconds}, (), {}, sources(rows), {name: "s"})
+    return {"host": {"seconds_per_launch": seconds}}, [fit]
+
+
+def _collectives(cluster: Cluster, measured: Measurements) -> Found:
+    """Start, round and rate of one ring edge, for groups within a node and groups across nodes.
+
+        t = base + n_intra r_intra + n_inter r_inter + b / x
+
+    n: rounds of the ring; b: bus bytes of the call; x: bytes per second of the slowest edge. Within a node x
+    is `node_link.bandwidth` times `efficiency`, across nodes a GPU's share of the network cards times theirs.
+    """
+    rows = [row for row in measured.of("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]
+    if cluster.collectives.backend == "gloo":  # its reduce-scatter is an all-reduce, its broadcast no ring
+        rows = [row for row in rows if row["kind"] in ("all_gather", "all_reduce")]
+    within = [
+        row for row in rows if int(row["nodes"] or 1) == 1 and _own_core(cluster, row, cpu_cores(measured))
+    ]
+    across = [row for row in rows if int(row["nodes"] or 1) > 1]
+    tables: dict[str, dict[str, Any]] = {}
+    fits: list[Fit] = []
+    protocol = "tcp" if "tcp" in cluster.collectives.protocols else "simple"
+    base = cluster.collectives.protocols[protocol]
+    if len(within) >= 4:
+        start = cluster.node_link.bandwidth * cluster.node_link.efficiency or 1e9
+        fit, values = _ring_fit("collectives within a node", within, start, base.base, base.intra_round)
+        fits.append(fit)
+        tables |= _ring_tables(cluster, protocol, values, "node_link", "intra_round")
+    if len(across) >= 4:
+        per_gpu = cluster.nic.bandwidth * cluster.nic.per_node / cluster.gpus_per_node
+        fit, values = _ring_fit(
+            "collectives across nodes", across, per_gpu * cluster.nic.efficiency, base.base, base.inter_round
+        )
+        fits.append(fit)
+        found = _ring_tables(cluster, protocol, values, "nic", "inter_round")
+        for table, changes in found.items():
+            tables.setdefault(table, {}).update(changes)
+    return tables, fits
+
+
+def cpu_cores(measured: Measurements) -> int | None:
+    """The cores of the one machine that was measured, where its name begins with their number."""
+    found = {int(match[1]) for machine in measured.machines if (match := re.match(r"(\d+) x ", machine))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _own_core(cluster: Cluster, row: Measurement, cores: int | None) -> bool:
+    """On a CPU, ranks beyond its cores share them: no property of the link."""
+    return cluster.gpu.vendor != "cpu" or int(row["ranks"]) <= (cores or cluster.host.cores)
+
+
+def _ring_fit(
+    title: str, rows: list[Measurement], rate: float, base: float, round_seconds: float
+) -> tuple[Fit, dict[str, float]]:
+    parameters = [
+        Parameter("base", max(base, 1e-6), 1e-7, 1e-1),
+        Parameter("round", max(round_seconds, 1e-7), 1e-8, 1e-2),
+        Parameter("rate", rate, rate / 1e3, rate * 1e3),
+    ]
+    measured = [row.seconds for row in rows]
+
+    def predict(values: Mapping[str, float]) -> list[float]:
+        found = []
+        for row in rows:
+            ranks, nodes = int(row["ranks"]), int(row["nodes"] or 1)
+            rounds = ring_rounds(str(row["kind"]), ranks, nodes)
+            steps = rounds.inter if nodes > 1 else rounds.intra
+            moved = edge_bytes(str(row["kind"]), row.bytes, ranks)
+            found.append(values["base"] + steps * values["round"] + moved / values["rate"])
+        return found
+
+    values, stuck = robust_fit(parameters, predict, measured)
+    labels = [f"{row['kind']} of {row.bytes:.0f} B on {row['ranks']}" for row in rows]
+    xs = [row.bytes for row in rows]
+    fit = Fit(
+        title,
+        {"start": values["base"], "round": values["round"], "edge": values["rate"]},
+        points_of(labels, xs, measured, predict(values)),
+        {"bytes": span(xs), "ranks": span([float(row["ranks"]) for row in rows])},
+        sources(rows),
+        {"start": "s", "round": "s", "edge": "B/s"},
+        stuck,
+    )
+    return fit, values
+
+
+def _ring_tables(
+    cluster: Cluster, protocol: str, values: dict[str, float], link: str, round_name: str
+) -> dict[str, dict[str, Any]]:
+    """The rate goes into the link's efficiency where the link has a data sheet, else into its bandwidth."""
+    rate: dict[str, Any]
+    if link == "nic":
+        share = cluster.nic.bandwidth * cluster.nic.per_node / cluster.gpus_per_node
+        rate = {"efficiency": min(1.0, values["rate"] / share)}
+    elif cluster.node_link.kind != "none" and values["rate"] <= cluster.node_link.bandwidth:
+        rate = {"efficiency": values["rate"] / cluster.node_link.bandwidth}
+    else:
+        rate = {"bandwidth": values["rate"], "efficiency": 1.0, "kind": "switch"}
+    costs = cluster.collectives.protocols[protocol]
+    changed = {"base": values["base"], round_name: values["round"]}
+    protocols = {name: dict(cost) for name, cost in cluster.collectives.protocols.items()}
+    protocols[protocol] = dict(costs) | changed
+    return {link: rate, "collectives": {"protocols": protocols}}
+
+
+def _host_copies(cluster: Cluster, measured: Measurements) -> Found:
+    """Pinned copies over PCIe, one way at a time: t = latency + bytes / rate."""
+    rows = [
+        row for row in measured.of("host_copy", pinned=True) if row["way"] in ("h2d", "d2h") and row.bytes > 0
+    ]
+    if len(rows) < 2:
+        return {}, []
+    parameters = [
+        Parameter("pcie.latency", max(cluster.pcie.latency, 1e-6), 1e-7, 1e-3),
+        Parameter("pcie.efficiency", cluster.pcie.efficiency, 0.01, 1.0),
+    ]
+
+    def predict(values: Mapping[str, float]) -> list[float]:
+        rate = cluster.pcie.bandwidth * values["pcie.efficiency"]
+        return [values["pcie.latency"] + row.bytes / rate for row in rows]
+
+    measured_seconds, xs = [row.seconds for row in rows], [row.bytes for row in rows]
+    values, stuck = robust_fit(parameters, predict, measured_seconds)
+    labels = [f"{row['way']} {row.bytes:.0f} B" for row in rows]
+    points = points_of(labels, xs, measured_seconds, predict(values))
+    fit = Fit(
+        "copies over PCIe", values, points, {"bytes": span(xs)}, sources(rows), {"pcie.latency": "s"}, stuck
+    )
+    return {"pcie": {"latency": values["pcie.latency"], "efficiency": values["pcie.efficiency"]}}, [fit]
+
+
+def _drives(cluster: Cluster, measured: Measurements) -> Found:
+    """Bandwidth and latency of one drive each way, by Little's law (`zsim.cost.nvme`)."""
+    tables: dict[str, Any] = {}
+    fits: list[Fit] = []
+    base = cluster.nvme
+    if base is None:
+        rows = measured.of("file")
+        if not rows:
+            return {}, []
+        base = Nvme.model_validate(_UNKNOWN_DRIVE)
+    for op, name in (("read", "read_bandwidth"), ("write", "write_bandwidth")):
+        rows = [row for row in measured.of("file", op=op) if row["direct"] is not False and _rate_of(row) > 0]
+        if len(rows) < 2:
+            continue
+        fit, values = _drive_fit(base, op, name, rows)
+        fits.append(fit)
+        tables |= {name: values[name], f"{op}_latency": values["latency"], "efficiency": 1.0}
+    if not tables:
+        return {}, []
+    if cluster.nvme is None:
+        tables = {key: value for key, value in base if key not in _ORIGIN} | tables
+    return {"nvme": tables}, fits
+
+
+_UNKNOWN_DRIVE = {
+    "source": "calibrated from file measurements", "evidence": "calibrated", "drives": 1, "capacity": "1 TB",
+    "read_bandwidth": "1 GB/s", "write_bandwidth": "1 GB/s",
+}  # fmt: skip
+
+
+def _rate_of(row: Measurement) -> float:
+    return row.rate_bytes_per_second or (row.bytes / row.seconds if row.seconds > 0 else 0.0)
+
+
+def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple[Fit, dict[str, float]]:
+    rates = [_rate_of(row) for row in rows]
+    parameters = [
+        Parameter(name, max(rates) / base.drives, min(rates) / 10, max(rates) * 10),
+        Parameter("latency", 1e-4, 1e-6, 1e-1),
+    ]
+
+    def predict(values: Mapping[str, float]) -> list[float]:
+        changes = {name: values[name], f"{op}_latency": values["latency"], "efficiency": 1.0}
+        drive = base.model_copy(update=changes)
+        return [
+            1e9 / stream_bytes_per_second(drive, op, int(row["block_bytes"]), int(row["depth"]), 1)  # type: ignore[arg-type]
+            for row in rows
+        ]
+
+    measured = [1e9 / rate for rate in rates]  # seconds of a gigabyte
+    values, stuck = robust_fit(parameters, predict, measured)
+    labels = [f"{op} {row['block_bytes']} B x {row['depth']}" for row in rows]
+    xs = [float(row["block_bytes"] * row["depth"]) for row in rows]
+    ranges = {
+        "block_bytes": span([float(row["block_bytes"]) for row in rows]),
+        "depth": span([float(row["depth"]) for row in rows]),
+    }
+    shown = {f"nvme.{name}": values[name], f"nvme.{op}_latency": values["latency"]}
+    units = {f"nvme.{name}": "B/s", f"nvme.{op}_latency": "s"}
+    fit = Fit(
+        f"drive, {op}",
+        shown,
+        points_of(labels, xs, measured, predict(values)),
+        ranges,
+        sources(rows),
+        units,
+        stuck,
+    )
+    return fit, values
+
+
+def _host_optimizer(cluster: Cluster, measured: Measurements) -> Found:
+    """Fused AdamW on the CPU with the most threads measured, as a part of the host's memory bandwidth."""
+    rows = [row for row in measured.of("adamw", kind="fused", place="cpu") if row.bytes > 0]
+    if not rows:
+        return {}, []
+    threads = max(int(row["threads"] or 1) for row in rows)
+    largest = max((row for row in rows if int(row["threads"] or 1) == threads), key=lambda row: row.bytes)
+    rate = largest.bytes / largest.seconds
+    fraction = rate / cluster.host.memory_bandwidth
+    name = "offload.optimizer_fraction"
+    fit = Fit(
+        "AdamW on the CPU",
+        {name: min(1.0, fraction)},
+        (),
+        {"threads": (threads, threads)},
+        sources([largest]),
+    )
+    rates = {key: value for key, value in cluster.offload if key not in _ORIGIN}
+    return {"offload": rates | {"optimizer_fraction": min(1.0, fraction)}}, [fit]

@@ -1,0 +1,237 @@
+"""Files that people have measurements in, told apart by what is in them.
+
+| file | from |
+|---|---|
+| JSON with `format` and `measurements` | `python -m validation.microbench` |
+| text with a `busbw` column | nccl-tests, rccl-tests |
+| text with `comm op: ... \\| time (ms): ...` | DeepSpeed's `comms_logger`, verbose |
+| JSON with `fio version` | `fio --output-format=json` |
+| folder of text files with `E2E Read Speed` | DeepSpeed's `ds_io` and `ds_nvme_tune` |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zsim.calibrate.measurements import GIB, Measurement, Measurements
+from zsim.errors import InputError
+
+_MOST_BYTES = 64_000_000
+_KINDS = {
+    "all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter", "all_reduce": "all_reduce", "allreduce": "all_reduce",
+    "alltoall": "all_to_all", "all_to_all": "all_to_all", "broadcast": "broadcast", "sendrecv": "send",
+}  # fmt: skip
+_UNITS = {
+    "B": 1,
+    "KB": 2**10,
+    "MB": 2**20,
+    "GB": 2**30,
+    "TB": 2**40,
+}  # DeepSpeed's convert_size divides by 1024
+
+
+def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None = None) -> Measurements:
+    """The measurements of one file or folder.
+
+    `ranks` and `nodes` are whose collectives a log is that does not say. Raises InputError where the file
+    cannot be read or is none of the formats.
+    """
+    if path.is_dir():
+        return _ds_io(path)
+    text = _text(path)
+    if text.lstrip().startswith("{"):
+        return _json(path, text)
+    if "busbw" in text and re.search(r"^\s*\d+\s+\d+\s+\w+", text, re.MULTILINE):
+        return _nccl_tests(path, text, ranks, nodes)
+    if "comm op:" in text:
+        return _comms_logger(path, text, ranks, nodes)
+    if _DS_IO.search(text):
+        return _ds_io(path)
+    raise InputError(
+        f"{path.name}: not a file of measurements that zsim knows; expected JSON of validation.microbench or "
+        "fio, the output of nccl-tests, or a log of DeepSpeed's comms_logger, ds_io or ds_nvme_tune"
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path}: more than {_MOST_BYTES // 10**6} MB of measurements")
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise InputError(f"{path.name}: the file is empty")
+    return text
+
+
+def _json(path: Path, text: str) -> Measurements:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path.name}: not JSON, or cut short: {error}") from None
+    if "measurements" in data:
+        return _microbench(path, data)
+    if "fio version" in data:
+        return _fio(path, data)
+    raise InputError(
+        f"{path.name}: JSON with neither 'measurements' (validation.microbench) nor 'fio version'"
+    )
+
+
+# ---- validation.microbench ---------------------------------------------------------------------------------
+
+
+def _microbench(path: Path, data: dict[str, Any]) -> Measurements:
+    if data.get("format") != 1:
+        raise InputError(f"{path.name}: format {data.get('format')!r}, expected 1")
+    provenance = data.get("provenance") or {}
+    rows = []
+    for index, row in enumerate(data["measurements"]):
+        try:
+            rows.append(_microbench_row(path, row))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path.name}: measurement {index}: {type(error).__name__}: {error}") from None
+    versions = ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items())
+    machine = (
+        f"{provenance.get('machine', 'unknown machine')} ({versions}, {provenance.get('date', 'no date')})"
+    )
+    return Measurements(tuple(rows), (machine,), (), (path.name,))
+
+
+def _microbench_row(path: Path, row: dict[str, Any]) -> Measurement:
+    seconds, work = row["seconds"], row.get("work") or {}
+    middle = float(seconds["median"])
+    if not middle > 0:
+        raise ValueError(f"a median of {middle} s")
+    return Measurement(
+        family=row["family"],
+        parameters=row["parameters"] | {"measured_threads": row.get("threads")},
+        seconds=middle,
+        source=path.name,
+        flops=float(work.get("flops") or 0.0),
+        bytes=float(work.get("bytes") or 0.0),
+        calls=float(work.get("calls") or 1.0),
+        spread=max(abs(float(seconds["p90"]) - middle), abs(middle - float(seconds["p10"]))) / middle,
+        foreign_cpu_fraction=float(row.get("foreign_cpu_fraction") or 0.0),
+    )
+
+
+# ---- collectives -------------------------------------------------------------------------------------------
+
+
+def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> Measurements:
+    """Out-of-place times in microseconds; ranks and nodes from the `# Rank` lines."""
+    hosts = re.findall(r"^#\s+Rank\s+\d+.*? on\s+(\S+) device", text, re.MULTILINE)
+    found_ranks, found_nodes = ranks or len(hosts), nodes or len(set(hosts)) or 1
+    named = re.search(r"(\w+)_perf", text) or re.search(r"Collective test starting: (\w+)", text)
+    kind = _KINDS.get(named.group(1).lower()) if named else None
+    if kind is None:
+        kind = _KINDS.get(path.stem.lower().replace("-", "_").removesuffix("_perf"))
+    if kind is None:
+        raise InputError(
+            f"{path.name}: which collective? Neither the text nor the file's name says (all_gather_perf ...)"
+        )
+    if found_ranks < 2:
+        raise InputError(f"{path.name}: how many ranks? No '# Rank' lines; say it with --ranks")
+    rows = []
+    for line in text.splitlines():
+        cells = line.split()
+        if len(cells) < 8 or not cells[0].isdigit() or not cells[1].isdigit():
+            continue
+        size, microseconds = int(cells[0]), float(cells[5])
+        if size > 0 and microseconds > 0:
+            rows.append(_collective(path, kind, size, microseconds * 1e-6, found_ranks, found_nodes))
+    if not rows:
+        raise InputError(f"{path.name}: no row of sizes and times; is the output cut short?")
+    return Measurements(tuple(rows), (f"{found_ranks} ranks on {found_nodes} nodes",), (), (path.name,))
+
+
+_COMM = re.compile(
+    r"comm op: (\w+)(?: \| \[Caller Func: [^\]]*\])? \| time \(ms\): ([\d.]+) \| msg size: ([\d.]+) (\w+)"
+)
+
+
+def _comms_logger(path: Path, text: str, ranks: int | None, nodes: int | None) -> Measurements:
+    """Each op is synchronised, so there is no overlap in these times; sizes are what a rank passes in."""
+    if not ranks:
+        raise InputError(
+            f"{path.name}: comms_logger does not say how many ranks there are; say it with --ranks"
+        )
+    rows, unknown = [], 0
+    for name, milliseconds, number, unit in _COMM.findall(text):
+        word = re.sub(r"_(into_tensor|tensor|base|coalesced|single|fn)$", "", name.strip("_"))
+        kind = _KINDS.get(word) or _KINDS.get(word.removesuffix("_into_tensor"))
+        size = round(float(number) * _UNITS.get(unit, 0))
+        if kind is None or not size or float(milliseconds) <= 0:
+            unknown += 1
+            continue
+        full = size * ranks if kind == "all_gather" else size  # the shard goes in, the full tensor comes out
+        rows.append(_collective(path, kind, full, float(milliseconds) * 1e-3, ranks, nodes or 1))
+    if not rows:
+        raise InputError(f"{path.name}: no collective that zsim knows in {unknown} lines of comms_logger")
+    notes = (f"{path.name}: {unknown} lines of other operations or empty times left out",) if unknown else ()
+    return Measurements(tuple(rows), (), notes, (path.name,))
+
+
+def _collective(path: Path, kind: str, size: int, seconds: float, ranks: int, nodes: int) -> Measurement:
+    parameters = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": nodes}
+    return Measurement("collective", parameters, seconds, path.name, bytes=float(size))
+
+
+# ---- drives ------------------------------------------------------------------------------------------------
+
+_DS_IO = re.compile(r"E2E (Read|Write) Speed\s*[=:]\s*([\d.]+)")
+
+
+def _fio(path: Path, data: dict[str, Any]) -> Measurements:
+    rows = []
+    common = data.get("global options") or {}
+    for job in data.get("jobs") or []:
+        options = common | (job.get("job options") or {})
+        for op in ("read", "write"):
+            rate = float((job.get(op) or {}).get("bw_bytes") or 0.0)
+            if rate > 0:
+                block = _size(str(options.get("bs", "4k")))
+                depth = int(options.get("iodepth", 1)) * int(options.get("numjobs", 1))
+                rows.append(_rate(path, op, block, depth, rate))
+    if not rows:
+        raise InputError(f"{path.name}: no job of fio that moved bytes")
+    return Measurements(tuple(rows), (), (), (path.name,))
+
+
+def _ds_io(path: Path) -> Measurements:
+    """Every log of a sweep; block size and queue depth stand in the file's name (`..._d16_bs1M...`)."""
+    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    rows = list(_ds_io_rows(files))
+    if not rows:
+        raise InputError(f"{path}: no log of ds_io or ds_nvme_tune with an 'E2E Read Speed' in it")
+    return Measurements(tuple(rows), (), (), (path.name,))
+
+
+def _ds_io_rows(files: list[Path]) -> Iterator[Measurement]:
+    for file in files:
+        text = _text(file)
+        name = re.search(r"_t(\d+)_p(\d+)_d(\d+)_bs(\w+?)(?:_|\.|$)", file.name)
+        threads, depth, block = (int(name[1]), int(name[3]), _size(name[4])) if name else (1, 32, 2**20)
+        for way, gigabytes in _DS_IO.findall(text):
+            yield _rate(file, way.lower(), block, depth * threads, float(gigabytes) * GIB)
+
+
+def _rate(path: Path, op: str, block: int, depth: int, rate: float) -> Measurement:
+    parameters = {"op": op, "block_bytes": block, "depth": depth, "direct": True}
+    return Measurement("file", parameters, 0.0, path.name, rate_bytes_per_second=rate)
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*([kKmMgG]?)(?:i?[bB])?", text.split(",")[0].strip())
+    if match is None:
+        raise InputError(f"block size '{text}': expected a number with k, m or g")
+    return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match[2].lower()]

@@ -1,0 +1,101 @@
+"""`zsim calibrate`: measurements in, a cluster file out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zsim.commands.options import write_json, write_text
+from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    from zsim.calibrate.fitting import Fit
+    from zsim.calibrate.hardware_file import Calibration
+
+
+def calibrate(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="MEASUREMENTS...",
+            help="JSON of validation.microbench or fio, output of nccl-tests, logs of DeepSpeed's "
+            "comms_logger or ds_nvme_tune.",
+        ),
+    ],
+    base: Annotated[str, typer.Option(help="Cluster preset or file whose numbers are replaced.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new cluster; without it, of the file.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Write the cluster file there.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Draw every fit beside its points.")
+    ] = None,
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the fits as JSON ('-': standard output)."),
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=2, help="Ranks of a log that does not say.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a log that does not say.")] = None,
+) -> None:
+    """Fit a cluster's numbers to measurements: efficiencies, latencies, rates, interference."""
+    from zsim.calibrate.hardware_file import calibrate as fit_all
+    from zsim.calibrate.measurements import joined
+    from zsim.calibrate.readers import read_measurements
+    from zsim.specs.cluster_files import load_cluster
+
+    cluster = load_cluster(base)
+    if out is not None and out.suffix != ".toml":
+        raise InputError(f"--out {out}: expected a file that ends in .toml")
+    measured = joined([read_measurements(path, ranks=ranks, nodes=nodes) for path in inputs])
+    found = fit_all(cluster, base, name or (out.stem if out else f"{cluster.name}-calibrated"), measured)
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(found.to_dict(), indent=1))
+    else:
+        print("\n".join(_lines(found)))
+        if json_ is not None:
+            print(f"json    {write_json(found.to_dict(), json_)}")
+    if out is not None:
+        print(f"cluster {write_text(found.toml(), out)}")
+        load_cluster(out)
+    if page is not None:
+        from zsim.study.calibration_page import calibration_page
+
+        print(f"page    {write_text(calibration_page(found), page)}")
+
+
+def _lines(found: Calibration) -> Iterator[str]:
+    yield f"{'number':<36} {'value':>16}  {'points':>6} {'median':>7} {'worst':>6} {'bias':>6}"
+    for fit in found.fits:
+        yield from _fit_lines(fit)
+    for note in found.notes:
+        yield f"note    {note}"
+
+
+def _fit_lines(fit: Fit) -> Iterator[str]:
+    for index, (name, value) in enumerate(fit.values.items()):
+        label = name if "." in name else f"{fit.title}: {name}"
+        stuck = " (at a limit)" if name in fit.at_bound else ""
+        line = f"{label:<36} {shown(value, fit.units.get(name, '')):>16}"
+        if index == 0 and fit.points:
+            errors = f"{fit.median_error:>7.1%} {fit.worst_error:>6.0%} {fit.bias:>+6.1%}"
+            line += f"  {len(fit.points):>6} {errors}"
+        yield line + stuck
+
+
+def shown(value: float, unit: str) -> str:
+    """A number with the unit that people read."""
+    from zsim.units import format_bytes, format_flops, format_rate, format_seconds
+
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "B/s":
+        return format_rate(value)
+    if unit == "FLOP/s":
+        return format_flops(value)
+    return format_bytes(value) if unit == "B" else f"{value:.4g}"

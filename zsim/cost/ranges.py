@@ -1,0 +1,72 @@
+"""How much of a job's work lies outside of what its hardware numbers were measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from zsim.cost.kernels import Kernel
+from zsim.specs.hardware import Gpu
+
+# A curve is trusted this far beyond its first and last point, and a part of the work this small is let pass.
+_SLACK = 2.0
+_SMALL = 0.05
+_MEMORY_BOUND = ("elementwise", "copy", "embedding", "loss", "optimizer")
+_ATTENTION = ("attention_forward", "attention_backward")
+
+
+class Extrapolation(NamedTuple):
+    """`fraction` of the work of a kind is done by pieces outside of the measured range."""
+
+    what: str
+    fraction: float
+    low: float
+    high: float
+    unit: str
+
+
+def outside(value: float, ends: tuple[float, float]) -> bool:
+    """Whether a size is more than twice beyond what was measured."""
+    return value < ends[0] / _SLACK or value > ends[1] * _SLACK
+
+
+def extrapolated_kernels(gpu: Gpu, kernels: Iterable[tuple[Kernel, int]]) -> Iterator[Extrapolation]:
+    """Kinds of kernels, (kernel, how often), of which more than 5 % of the work is out of range. Tables
+    without a `measured_range` make no claim and are left out."""
+    counted = list(kernels)
+    for what, table, key, kinds in (
+        ("matrix products", gpu.gemm, "flops", ("gemm",)),
+        ("fused attention", gpu.attention, "flops", _ATTENTION),
+        ("kernels bound by memory", gpu.memory_bound, "bytes", _MEMORY_BOUND),
+    ):
+        ends = table.measured_range.get(key)
+        if ends is not None:
+            sizes = [
+                (_size(kernel, key), kernel.launches * times)
+                for kernel, times in counted
+                if kernel.kind in kinds
+            ]
+            yield from _share(what, sizes, ends, "FLOP" if key == "flops" else "B")
+
+
+def _size(kernel: Kernel, key: str) -> float:
+    return (kernel.flops if key == "flops" else kernel.hbm_bytes) / kernel.launches
+
+
+def extrapolated_calls(
+    ranges: Mapping[str, tuple[float, float]], calls: Iterable[tuple[int, int]]
+) -> Iterator[Extrapolation]:
+    """The same for collectives: (bytes of the full tensor, how often)."""
+    if "bytes" in ranges:
+        yield from _share(
+            "collectives", [(float(size), times) for size, times in calls], ranges["bytes"], "B"
+        )
+
+
+def _share(
+    what: str, sizes: list[tuple[float, int]], ends: tuple[float, float], unit: str
+) -> Iterator[Extrapolation]:
+    total = sum(size * times for size, times in sizes)
+    beyond = sum(size * times for size, times in sizes if outside(size, ends))
+    if total > 0 and beyond > _SMALL * total:
+        yield Extrapolation(what, beyond / total, *ends, unit)

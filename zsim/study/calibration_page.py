@@ -1,0 +1,64 @@
+"""A calibration to look at: every fit beside its points."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zsim.calibrate.fitting import Fit
+from zsim.calibrate.hardware_file import Calibration
+from zsim.report.figures import layout
+from zsim.report.page import Section, page
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_MEASURED, _FITTED, _ERROR = "#1f77b4", "#d95f02", "#7f7f7f"
+
+
+def calibration_page(calibration: Calibration) -> str:
+    """One card per fit: measured and fitted seconds over size, and the signed errors."""
+    sections = [_section(number, fit) for number, fit in enumerate(calibration.fits)]
+    machines = "; ".join(calibration.machines)
+    return page(f"Calibration of {calibration.name}", "calibration", sections, machines)
+
+
+def _section(number: int, fit: Fit) -> Section:
+    head = ["number", "value", "unit"]
+    rows = [[name, f"{value:.4g}", fit.units.get(name, "")] for name, value in fit.values.items()]
+    if fit.at_bound:
+        rows.append(["not told by these points", ", ".join(fit.at_bound), ""])
+    if not fit.points:
+        return Section(fit.title, (), head, rows)
+    caption = (
+        f"{len(fit.points)} points from {', '.join(fit.sources)}: median error {fit.median_error:.1%}, worst "
+        f"{fit.worst_error:.0%}, bias {fit.bias:+.1%}. Blue is measured, orange what the fitted numbers say."
+    )
+    return Section(fit.title, [(f"fit{number}", caption, fit_figure(fit))], head, rows)
+
+
+def fit_figure(fit: Fit) -> Figure:
+    """Seconds over size, both logarithmic, above the signed error of each point in percent."""
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3], vertical_spacing=0.06)
+    xs, labels = [point.x for point in fit.points], [point.label for point in fit.points]
+    for name, color, symbol, ys in (
+        ("measured", _MEASURED, "circle", [point.measured_seconds for point in fit.points]),
+        ("fitted", _FITTED, "x", [point.predicted_seconds for point in fit.points]),
+    ):
+        figure.add_scatter(
+            x=xs, y=ys, text=labels, name=name, mode="markers", row=1, col=1,
+            marker={"color": color, "symbol": symbol, "size": 7}, hovertemplate="%{text}<br>%{y:.3g} s",
+        )  # fmt: skip
+    errors = [100 * point.error for point in fit.points]
+    figure.add_scatter(
+        x=xs, y=errors, text=labels, showlegend=False, mode="markers", row=2, col=1,
+        marker={"color": _ERROR, "size": 6}, hovertemplate="%{text}<br>%{y:+.1f} %",
+    )  # fmt: skip
+    figure.update_layout(**layout(460))
+    figure.update_xaxes(type="log", dtick=1, row=1, col=1)
+    figure.update_xaxes(type="log", dtick=1, title_text=next(iter(fit.ranges), ""), row=2, col=1)
+    figure.update_yaxes(type="log", title_text="seconds", dtick=1, exponentformat="SI", row=1, col=1)
+    figure.update_yaxes(title_text="error, %", zeroline=True, row=2, col=1)
+    figure.update_yaxes(automargin=True)
+    return figure
