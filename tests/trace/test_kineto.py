@@ -194,5 +194,5 @@ def test_gloo_ranges_get_kind_and_size_from_the_call(kineto, tmp_path):
     trace = zsim.read_trace(file.write(tmp_path / "rank0.json"))
     assert collective_of(trace) == ("reduce_scatter", 8000, "fp32", "world", 2)
     found = {i.name: (i.stream, i.phase, i.module) for _, i, _, _ in trace.rows()}
-    assert found["gloo:all_reduce"] == ("reduce_scatter", "backward", "layers.2")
+    assert found["gloo:all_reduce"] == ("", "backward", "layers.2")
     assert found["aten::mm"][0] == "compute"

@@ -139,7 +139,7 @@ def compare(
     for theirs, mine in partners.items():
         calls = calls_of_trace(simulated.of_rank(mine), mine)
         others = calls_of_trace(recorded.of_rank(theirs), theirs)
-        plans[theirs] = check_plan(as_gloo_runs_them(calls) if is_gloo else calls, others)
+        plans[theirs] = check_plan(*map(as_gloo_runs_them, (calls, others)) if is_gloo else (calls, others))
     doubt = doubt_about_times(recorded) or doubt_about_times(simulated)
     one, other = simulated.of_rank(partners[rank]), recorded.of_rank(rank)
     return Comparison(

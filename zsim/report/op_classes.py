@@ -114,7 +114,7 @@ def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
     All calls longer by one factor: bandwidth. All longer by one amount: latency. What leaves the smaller
     rest (relative, the median's) is said.
     """
-    timed = [pair for pair in pairs if pair.simulated_seconds > 0]
+    timed = [pair for pair in pairs if pair.simulated_seconds > 0 and pair.recorded_seconds > 0]
     mine = np.array([pair.simulated_seconds for pair in timed])
     theirs = np.array([pair.recorded_seconds for pair in timed])
     off = np.flatnonzero(np.abs(theirs - mine) > tolerance * mine).tolist()

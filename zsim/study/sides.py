@@ -13,7 +13,8 @@ from zsim.trace.spans import Trace
 
 
 def load_side(path: Path, overrides: Mapping[str, Any] | None = None) -> Trace:
-    """The trace of a file: `.toml` is simulated, with `overrides` of its keys; anything else is read.
+    """The trace of a file: `.toml` is simulated, with `overrides` of its keys; anything else is read, and
+    of a recording of several steps the typical one is taken.
 
     Raises InputError for what is neither.
     """
@@ -25,5 +26,5 @@ def load_side(path: Path, overrides: Mapping[str, Any] | None = None) -> Trace:
         )
     import zsim
 
-    trace: Trace = zsim.read_trace(path)
+    trace: Trace = zsim.read_trace(path).typical_step()
     return trace

@@ -89,7 +89,7 @@ def _add(recording: Recording, entry: Entry, groups: dict[str, tuple[int, ...]])
     start = as_int(entry.get("time_discovered_started_ns")) or issue
     length = round(float(entry.get("duration_ms") or 0.0) * 1e6)
     sequence = as_int(entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"), UNKNOWN)
-    info = SpanInfo(name, kind, kind, full, dtype, group, size)
+    info = SpanInfo(name, kind, "", full, dtype, group, size)
     recording.add(info, start if length else issue, (start if length else issue) + length, issue, sequence)
 
 

@@ -9,6 +9,14 @@ from zsim.trace.kineto import KinetoFile, Thread
 from zsim.trace.recording import Ranges
 
 _UNIT = re.compile(r"^FSDP::\S+(?: for (?P<next>\S+)| \((?P<unit>.*)\))")
+_OF_A_UNIT = frozenset(
+    f"FSDP::{what}"
+    for what in (
+        "pre_forward", "post_forward", "pre_backward", "all_gather", "all_gather_copy_out",
+        "post_backward_accumulate", "post_backward_reshard", "post_backward_reduce",
+        "post_backward_rs_wait",
+    )
+)  # fmt: skip
 
 
 class Context:
@@ -52,6 +60,8 @@ def phase_of(name: str) -> str:
 
 
 def module_of(name: str) -> str:
-    """The unit that an FSDP2 range is about: `FSDP::all_gather (layers.3)` -> layers.3."""
+    """The unit of an FSDP2 range: `FSDP::all_gather (layers.3)` -> layers.3; the root has no name."""
     match = _UNIT.match(name)
-    return (match["unit"] or match["next"]) if match else ""
+    if match:
+        return match["unit"] or match["next"]
+    return "root" if name in _OF_A_UNIT else ""

@@ -63,7 +63,7 @@ def _info(name: str, kind: str, event: HostEvent, world: int, phase: str, module
         full = max((elements_of(shape) for shape in shapes), default=0) * dtype_bytes
     else:
         full = full_tensor_bytes(kind, elements_of(first_dims(event.args)), 0, dtype_bytes, world)
-    return SpanInfo(name, kind, kind, full, dtype, "world", world, phase, module)
+    return SpanInfo(name, kind, "", full, dtype, "world", world, phase, module)
 
 
 def add_cpu_spans(recording: Recording, file: KinetoFile) -> None:

@@ -208,12 +208,10 @@ def _metadata(
     recordings: Sequence[Recording], world_size: int, offsets: Sequence[int], table: _Table
 ) -> dict[str, Any]:
     groups: dict[str, tuple[int, int]] = {}
-    sizes = {info.group: info.group_size for info in table.infos if info.kind in COLLECTIVES}
     for recording in recordings:
         for name, ranks in recording.groups.items():
-            stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-            if name not in groups or ranks:
-                groups[name] = len(ranks) or sizes.get(name, 1), stride
+            if ranks:
+                groups[name] = len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
     first = recordings[0]
     notes = list(dict.fromkeys(note for recording in recordings for note in recording.notes))
     if len(recordings) < world_size:

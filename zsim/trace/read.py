@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zsim.errors import InputError
 from zsim.trace.flight_recorder import read_flight_recorder
@@ -32,7 +34,8 @@ def read_trace(source: str | Path | Iterable[str | Path], *, whole: bool = False
     Raises InputError for files that are damaged, of another kind, without steps, or not of one run.
     """
     paths = _paths(source)
-    return join([_read_one(path) for path in paths], whole=whole)
+    trace = join([_read_one(path) for path in paths], whole=whole)
+    return replace(trace, metadata={**trace.metadata, **_summary(paths)})
 
 
 def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
@@ -61,6 +64,15 @@ def _in_folder(folder: Path) -> list[Path]:
         raise InputError(f"{folder}: has no trace in it; expected a file per rank ({', '.join(_SUFFIXES)})")
     logs = [path for path in files if ".jsonl" in path.name]
     return logs or files
+
+
+def _summary(paths: list[Path]) -> dict[str, Any]:
+    """What validation.record found out about the machine, from the summary beside its files."""
+    try:
+        summary = json.loads((paths[0].parent / "summary.json").read_text("utf-8"))
+        return {"foreign_cpu_fraction": float(summary["step_seconds"]["foreign_cpu_fraction"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _read_one(path: Path) -> Recording:

@@ -101,7 +101,7 @@ def _add_collective(recording: Recording, event: Event) -> None:
     world = recording.world_size
     group = "world" if size == world else f"group of {size}"
     recording.groups.setdefault(group, ())
-    info = SpanInfo(event["op"], event["op"], event["op"], as_int(event.get("bytes")), event.get("dtype", ""),
+    info = SpanInfo(event["op"], event["op"], "", as_int(event.get("bytes")), event.get("dtype", ""),
                     group, size, _phase(event), event.get("unit", ""))  # fmt: skip
     recording.add(info, event["issue_ns"], _end(event), event["issue_ns"], as_int(event.get("seq"), UNKNOWN))
     if "wait0_ns" in event and "wait1_ns" in event:

@@ -32,7 +32,8 @@ COLLECTIVES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SpanInfo:
-    """What one op is; `bytes` as in `Collective.bytes` for collectives, moved bytes for copies, else 0."""
+    """What one op is; `bytes` as in `Collective.bytes` for collectives, moved bytes for copies, else 0.
+    `stream` is "" where none was recorded: gloo has no streams."""
 
     name: str
     kind: str

@@ -1,0 +1,115 @@
+"""Span logs of validation.record, and the recordings in traces/."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import zsim
+from zsim.trace.spans import COLLECTIVES
+
+TRACES = Path(__file__).resolve().parents[2] / "traces" / "gloo"
+HEADER = {"format": 1, "provenance": {"backend": "gloo"}, "rank": 0, "world_size": 2,
+          "clock": {"perf_counter_ns": 0, "epoch_ns": 10**18}}  # fmt: skip
+
+
+def write_log(path, *events, **header):
+    common = {"step": 7, "micro": 0}
+    lines = [HEADER | header, *({**common, **event} for event in events)]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def unit(op, name, start, end, phase="forward"):
+    return {"kind": "comp", "op": op, "unit": name, "phase": phase, "issue_ns": start, "done_ns": end}
+
+
+def test_a_unit_computes_while_it_does_not_wait_and_no_unit_inside_does(tmp_path):
+    """The phase from 0 to 100 us holds root from 10 to 90, that holds a layer from 20 to 60, which waits for
+    its parameters from 30 to 35 us."""
+    gather = {"kind": "coll", "op": "all_gather", "unit": "layers.0", "phase": "forward", "bytes": 64,
+              "dtype": "fp32", "group": 2, "seq": 1, "issue_ns": 15_000, "wait0_ns": 30_000,
+              "done_ns": 34_000, "wait1_ns": 35_000}  # fmt: skip
+    phase = {"kind": "phase", "op": "forward", "phase": "forward", "issue_ns": 0, "done_ns": 100_000}
+    path = write_log(
+        tmp_path / "rank0.jsonl",
+        phase,
+        unit("forward", "root", 10_000, 90_000),
+        gather,
+        unit("forward", "layers.0", 20_000, 60_000),
+    )
+    trace = zsim.read_trace(path)
+    rows = [(i.kind, i.module, round(s * 1e6), round(e * 1e6)) for _, i, s, e in trace.rows()]
+    assert sorted(rows, key=lambda row: row[2:]) == [
+        ("compute", "", 0, 10),
+        ("compute", "root", 10, 20),
+        ("all_gather", "layers.0", 15, 34),
+        ("compute", "layers.0", 20, 30),
+        ("compute", "layers.0", 35, 60),
+        ("compute", "root", 60, 90),
+        ("compute", "", 90, 100),
+    ]
+    assert [(s.number, s.seconds) for s in trace.steps] == [(7, pytest.approx(100e-6))]
+    assert [block[:3] for block in trace.host_blocks] == [(0, pytest.approx(30e-6), pytest.approx(35e-6))]
+
+
+def test_ranks_on_one_machines_clock_are_not_shifted(tmp_path):
+    """Their collectives do not even overlap: on clocks of two machines that would be a shift of 100 us."""
+    for rank in (0, 1):
+        start = 10_000 + 100_000 * rank
+        coll = {"kind": "coll", "op": "all_gather", "phase": "forward", "bytes": 64, "dtype": "fp32",
+                "group": 2, "seq": 1, "issue_ns": start, "done_ns": start + 5_000}  # fmt: skip
+        phase = {"kind": "phase", "op": "forward", "phase": "forward", "issue_ns": 0, "done_ns": 200_000}
+        write_log(tmp_path / f"rank{rank}.jsonl", phase, coll, rank=rank)
+    assert zsim.read_trace(tmp_path).metadata["clock_offsets_seconds"] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"rank": 0, "world_size": 2}\n{"kind": "coll"', "line 2 is not JSON.*cut off"),
+        ('{"rank": 0, "world_size": 2}\n[1]', r"line 2 is '\[1\]'; expected an object"),
+        ('{"rank": 0, "world_size": 2}\n', "has a header and no events"),
+        ('{"rank": 0, "world_size": 2}\n{"kind": "coll"}', "has no 'op'; expected a span log"),
+    ],
+)
+def test_a_damaged_log_is_one_clear_error(tmp_path, text, message):
+    path = tmp_path / "rank0.jsonl"
+    path.write_text(text)
+    with pytest.raises(zsim.InputError, match=message):
+        zsim.read_trace(path)
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in TRACES.iterdir()))
+def test_every_recorded_run_is_read_with_the_calls_of_its_summary(case):
+    summary = json.loads((TRACES / case / "summary.json").read_text())
+    trace = zsim.read_trace(TRACES / case)
+    assert trace.world_size == summary["world_size"] == len(trace.metadata["ranks"])
+    assert len(trace.steps) == 2
+    expected = Counter()
+    for row in summary["calls"]:
+        times, calls = (row["times"], row["calls"]) if isinstance(row, dict) else (1, [row])
+        for kind, count, dtype, size, _, _ in calls:
+            expected[kind, count, dtype, size] += times
+    step = trace.of_step(trace.steps[-1].number)
+    for rank in range(trace.world_size):
+        infos = [info for of_rank, info, _, _ in step.rows() if of_rank == rank]
+        found = Counter((i.kind, i.bytes, i.dtype, i.group_size) for i in infos if i.kind in COLLECTIVES)
+        assert found == expected
+
+
+@pytest.mark.parametrize("case", ["fsdp2-reshard-even-2ranks", "ddp-even-2ranks", "zero3-even-2ranks"])
+def test_the_profiles_of_recorded_runs_hold_the_flight_recorders_collectives(case):
+    """Kineto and the Flight Recorder saw the same step: kinds as gloo ran them, elements of the input."""
+    summary = json.loads((TRACES / case / "summary.json").read_text())
+    files = sorted((TRACES / case).glob("*.kineto.json.gz"))
+    trace = zsim.read_trace(files, whole=True)
+    sizes = Counter()
+    for name, inputs, _, _, _ in summary["flight_recorder"]:
+        full = inputs[0][0] * (2 if name == "gloo:all_gather" else 1)
+        sizes[name, full * 4] += 1
+    infos = [info for rank, info, _, _ in trace.rows() if rank == 0 and info.kind in COLLECTIVES]
+    assert Counter((info.name, info.bytes) for info in infos) == sizes
