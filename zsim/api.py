@@ -23,6 +23,7 @@ from zsim.report.traffic import TrafficRow
 from zsim.specs.experiment import Experiment
 from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
+from zsim.specs.importers.deepspeed_zeropp import deepspeed_label
 from zsim.specs.job import Job, resolve
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes
@@ -136,10 +137,10 @@ def step_work(job: Job) -> StepWork:
 
 
 def strategy_label(job: Job) -> str:
-    """The strategy in a few words: "ZeRO-3", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
+    """The strategy in a few words: "ZeRO-3 + hpZ 8", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
     strategy = job.strategy
     if isinstance(strategy, DeepSpeedConfig):
-        return f"ZeRO-{strategy.stage}"
+        return deepspeed_label(strategy)
     if job.kind == "ddp":
         return "DDP"
     replicate = getattr(strategy, "replicate", 1)

@@ -144,18 +144,9 @@ def test_one_gpu_needs_no_collective() -> None:
         assert not any(isinstance(op.work, Collective) for op in plan.ops)
 
 
-@pytest.mark.parametrize(
-    "zero",
-    [
-        {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
-        {"stage": 3, "zero_quantized_weights": True},
-        {"stage": 3, "zero_hpz_partition_size": 4},
-    ],
-)
-def test_superoffload_and_zeropp_are_refused_by_name(zero: dict[str, Any]) -> None:
-    key = next(key for key in zero if key != "stage")
-    with pytest.raises(NotSimulatedError, match=key):
-        job_of(zero)
+def test_superoffload_is_refused_by_name() -> None:
+    with pytest.raises(NotSimulatedError, match="offload_optimizer"):
+        job_of({"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}})
 
 
 def fetches(**zero: Any) -> int:
@@ -195,11 +186,14 @@ def test_without_memory_efficient_linear_weights_stay_until_their_backward() -> 
     assert more == 2 * (48 * 12 * 1600 * 1600 + 50257 * 1600)
 
 
-def test_fetching_by_all_reduce_sends_twice_as_much() -> None:
+def test_fetching_by_all_reduce_sends_the_same_tensors_where_they_are_several() -> None:
+    """A parameter that is fetched alone is gathered all the same (`_all_gather_sequential`)."""
     plan = plan_of({"stage": 3, "stage3_use_all_reduce_for_fetch_params": True})
-    fetched = [work for work in collectives(plan, "all_reduce") if work.bytes > 4]
-    usual = collectives(plan_of({"stage": 3}), "all_gather")[:-1]
-    assert [work.bytes for work in fetched] == [work.bytes for work in usual]
+    kinds = [op.work.kind for op in plan.ops if isinstance(op.work, Collective) and op.stream == "all_gather"]
+    usual = [op for op in plan_of({"stage": 3}).ops if op.stream == "all_gather" and "gather" in op.name]
+    assert kinds == ["all_reduce" if " more" in op.name else "all_gather" for op in usual]
+    reduced, alone = kinds.count("all_reduce"), kinds.count("all_gather")
+    assert min(reduced, alone) > 50
 
 
 def test_no_norm_means_no_reduction_and_no_wait() -> None:

@@ -144,10 +144,10 @@ def test_comments_are_read_past_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
-        ({"zero_hpz_partition_size": 2}, "zero_hpz_partition_size"),
-        ({"zero_quantized_weights": True}, "zero_quantized_weights"),
-        ({"zero_quantized_gradients": True}, "zero_quantized_gradients"),
-        ({"zero_quantized_nontrainable_weights": True}, "zero_quantized_nontrainable_weights"),
+        (
+            {"zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}},
+            "zero_hpz_partition_size",
+        ),
         ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "offload_optimizer"),
         ({"zenflow": {"topk_ratio": 0.1, "update_interval": 4}}, "zenflow"),
     ],
@@ -169,7 +169,6 @@ def test_what_is_not_simulated_at_stage_3_is_refused_by_name(extra: dict[str, An
         ("0.16.9", {"sparse_attention": {"mode": "fixed"}}, "sparse_attention"),
         ("0.16.9", {"sparse_gradients": True}, "sparse_gradients"),
         ("0.19.7", {"curriculum_learning": {"enabled": True}}, "curriculum_learning"),
-        ("0.19.6", zero(3, mics_shard_size=1), "zero_optimization.mics_shard_size"),
         ("0.19.8", zero(1, zenflow={}), "zero_optimization.zenflow"),
     ],
 )
@@ -198,13 +197,13 @@ def test_blocks_that_are_there_but_off_are_simulated(extra: dict[str, Any]) -> N
     "extra",
     [
         {"zero_hpz_partition_size": 1},
-        {"zero_quantized_weights": False},
+        {"zero_hpz_partition_size": 2, "zero_quantized_weights": True, "zero_quantized_gradients": True},
         {"offload_param": {"device": "none"}},
         {"offload_optimizer": {"device": "none"}},
         {"zenflow": None},
     ],
 )
-def test_the_same_keys_switched_off_are_simulated(extra: dict[str, Any]) -> None:
+def test_the_same_keys_switched_off_and_zero_plus_plus_are_simulated(extra: dict[str, Any]) -> None:
     config = load(zero(3, **extra))
     assert config.unsimulated == ()
 
@@ -238,12 +237,13 @@ def test_blocks_that_change_the_step_are_refused_by_name(extra: dict[str, Any], 
 
 
 def test_everything_unsimulated_is_named() -> None:
-    config = load(zero(3, zero_quantized_weights=True, zero_hpz_partition_size=8))
+    offload = {"device": "cpu", "super_offload": True}
+    config = load({**zero(3, offload_optimizer=offload), "sequence_parallel_size": 2})
     with pytest.raises(NotSimulatedError) as caught:
         refuse_what_is_not_simulated(config)
     assert str(caught.value) == (
-        "ds.json: zero_optimization.zero_hpz_partition_size: zsim does not simulate ZeRO++'s secondary "
-        "shards (hpZ) yet (nor 'zero_optimization.zero_quantized_weights')"
+        "ds.json: zero_optimization.offload_optimizer: zsim does not simulate SuperOffload yet "
+        "(nor 'sequence_parallel_size')"
     )
 
 

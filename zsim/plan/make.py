@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.errors import NotSimulatedError
 from zsim.plan.ddp import ddp_plan
 from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp2 import fsdp2_plan
+from zsim.plan.mics import mics_plan
 from zsim.plan.offload_fsdp2 import offloaded_fsdp2_plan
 from zsim.plan.offload_zero3 import offloaded_zero3_plan
 from zsim.plan.offload_zero12 import offloaded_zero12_plan
@@ -66,6 +68,10 @@ def _plan(job: Job) -> Plan:
     if isinstance(strategy, Fsdp1):
         return fsdp1_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, DeepSpeedConfig):
+        if strategy.zero.is_mics:
+            if is_offloaded(job):
+                raise NotSimulatedError(f"{strategy.name}: zsim does not simulate MiCS with offloading yet")
+            return mics_plan(workload, strategy, job.training, job.world_size)
         wrapper = strategy.optimizer_wrapper
         make = _OFFLOADED.get(wrapper) if is_offloaded(job) else None
         make = make or _DEEPSPEED[wrapper]

@@ -23,12 +23,13 @@ from zsim.plan.offload_checkpoints import CheckpointsInHostMemory
 from zsim.plan.offload_homes import parameter_homes
 from zsim.plan.offload_states import StateSwapper, swapped_group
 from zsim.plan.offload_swap import ParameterSwapper
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.ops import Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import walk_step
 from zsim.plan.workload import Segment, Workload
-from zsim.plan.zero3 import GradientBucket, Zero3Schedule
+from zsim.plan.zero3 import Zero3Schedule, zero3_groups
 from zsim.plan.zero3_fetch import Fetch
+from zsim.plan.zero3_gradients import GradientBucket
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.strategy import DTYPE_BYTES, Training
 
@@ -92,6 +93,7 @@ class OffloadedZero3Schedule(Zero3Schedule):
         """As without offload, with each piece at its home; pinned buffers are `buffers` of the host."""
         kept = [memory for memory in super().resident() if memory.category == "buffers"]
         kept += self.homes.memory(self.trace.parameters, self.param_bytes)
+        kept += self.secondary.resident() if self.secondary else []
         accumulated = self.shard_numel * self._accum_bytes
         if self.offload is None:
             kept += [m for m in super().resident() if m.category in ("gradients", "optimizer_states")]
@@ -231,9 +233,10 @@ class OffloadedZero3Schedule(Zero3Schedule):
 
     def optimizer_step(self) -> None:
         """One sub-group after another: read, scale, update, write back the 16-bit weights, write."""
+        self._partition_all()
         if self.offload is None:
             self._step_on_gpu()
-            self._gather_persistent()
+            self._post_step()
             return
         check_overflow(self.builder, self.config, [])
         for _ in self.groups:
@@ -254,7 +257,7 @@ class OffloadedZero3Schedule(Zero3Schedule):
                 assert self._states is not None
                 self._states.write(group)
         self._bring_persistent()
-        self._gather_persistent()
+        self._post_step()
 
     def _read_states(self, group: int) -> None:
         assert self._states is not None
@@ -337,7 +340,7 @@ def offloaded_zero3_plan(
     workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int
 ) -> Plan:
     """One steady step of ZeRO-3 with something off the GPU."""
-    builder = PlanBuilder([Group("world", world_size)])
+    builder = PlanBuilder(zero3_groups(config, world_size))
     schedule = OffloadedZero3Schedule(builder, workload, config, training, world_size)
     walk_step(schedule, workload, training.gradient_accumulation_steps)
     schedule.checkpoints.finish()

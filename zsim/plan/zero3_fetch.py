@@ -28,6 +28,7 @@ class ZeroParameter:
     """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last ones padded."""
 
     name: str
+    shape: tuple[int, ...]
     numel: int
     shard_numel: int
     padded_numel: int
@@ -55,13 +56,14 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Parameters gathered by one call, in registration order."""
+    """Parameters gathered by one call, in registration order, among the ranks of `group`."""
 
     parameters: tuple[int, ...]
+    group: str = "world"
 
 
 def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
-    """The trace that DeepSpeed records: modules in the order their hooks fire."""
+    """The trace that DeepSpeed records: modules in the order their hooks fire; `world_size` ranks shard."""
     parameters: list[ZeroParameter] = []
     by_module: dict[str, tuple[int, ...]] = {}
     model = workload.model
@@ -76,9 +78,8 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
                 persistent_left -= numel if persists else 0
                 shard = -(-numel // world_size)
                 numbers.append(len(parameters))
-                parameters.append(
-                    ZeroParameter(f"{call.name}.{parameter.name}", numel, shard, shard * world_size, persists)
-                )
+                full_name, padded = f"{call.name}.{parameter.name}", shard * world_size
+                parameters.append(ZeroParameter(full_name, parameter.shape, numel, shard, padded, persists))
             by_module[call.name] = tuple(numbers)
             if isinstance(call.module.work, Embedding) and not embedding:
                 embedding = tuple(numbers)

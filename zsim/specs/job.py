@@ -77,7 +77,7 @@ def resolve(experiment: Experiment) -> Job:
         model = with_tiled_linears(model, table.tile_numel)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
-        deepspeed = _deepspeed(table, experiment, model, cluster, world_size)
+        deepspeed = _deepspeed(table, experiment, model, cluster, (num_nodes, gpus_per_node))
         notes += deepspeed.notes
     training = _training(experiment, model, cluster, deepspeed, notes)
     _check_size(model, training)
@@ -200,9 +200,13 @@ def _default_precision(cluster: Cluster) -> Precision:
 
 
 def _deepspeed(
-    table: DeepSpeedTable, experiment: Experiment, model: ModelSpec, cluster: Cluster, world_size: int
+    table: DeepSpeedTable,
+    experiment: Experiment,
+    model: ModelSpec,
+    cluster: Cluster,
+    shape: tuple[int, int],
 ) -> DeepSpeedConfig:
-    """The user's JSON, or a stage with defaults; both may say the same stage."""
+    """The user's JSON, or a stage with defaults; both may say the same stage. `shape`: nodes, GPUs each."""
     config: str | Path | dict[str, Any]
     if table.config is None:
         if table.stage is None:
@@ -224,7 +228,8 @@ def _deepspeed(
     resolved = load_deepspeed_config(
         config,
         version=table.version,
-        world_size=world_size,
+        world_size=shape[0] * shape[1],
+        gpus_per_node=shape[1],
         hidden_size=model.hidden_size,
         training=values,
         name=table.config_name,

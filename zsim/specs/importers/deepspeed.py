@@ -15,6 +15,7 @@ from zsim.errors import InputError
 from zsim.specs.importers import deepspeed_checks as checks
 from zsim.specs.importers import deepspeed_effects as effects
 from zsim.specs.importers import deepspeed_resolve as resolve
+from zsim.specs.importers import deepspeed_zeropp as zeropp
 from zsim.specs.importers.deepspeed_batch import resolve_batch
 from zsim.specs.importers.deepspeed_reader import Reading, json_key, read_deepspeed_file
 from zsim.specs.importers.deepspeed_schema import Bf16Block, DataTypesBlock, Fp16Block
@@ -58,13 +59,14 @@ def load_deepspeed_config(
     training: TrainingValues | None = None,
     lenient: bool = False,
     name: str | None = None,
+    gpus_per_node: int | None = None,
 ) -> DeepSpeedConfig:
     """Read, check and resolve a DeepSpeed JSON (a path or the object itself).
 
-    `world_size` counts data-parallel GPUs, `hidden_size` fills Hugging Face's "auto" sizes, `training` is
-    what the experiment says by itself, `name` begins every message (the path by default). Offload and ZeRO++
-    are checked and kept; `refuse_what_is_not_simulated` says no to them. `lenient` turns unknown keys, and
-    keys of other releases, from errors into notes.
+    `world_size` counts data-parallel GPUs, `gpus_per_node` those of one node (all of them by default),
+    `hidden_size` fills Hugging Face's "auto" sizes, `training` is what the experiment says by itself, `name`
+    begins every message (the path by default). `refuse_what_is_not_simulated` says no to what is only read.
+    `lenient` turns unknown keys, and keys of other releases, from errors into notes.
 
     Raises InputError for whatever DeepSpeed `version` would refuse, and where file and experiment disagree.
     """
@@ -75,7 +77,7 @@ def load_deepspeed_config(
     reading = read_deepspeed_file(
         source, name=name, release=release, hidden_size=hidden_size, lenient=lenient
     )
-    return _Resolver(reading, release, training, world_size).config()
+    return _Resolver(reading, release, training, world_size, gpus_per_node or world_size).config()
 
 
 def describe(config: DeepSpeedConfig) -> tuple[Setting, ...]:
@@ -84,13 +86,21 @@ def describe(config: DeepSpeedConfig) -> tuple[Setting, ...]:
 
 
 class _Resolver:
-    """Resolves one reading; a class only to carry the four inputs and the origins found on the way."""
+    """Resolves one reading; a class only to carry the inputs and the origins found on the way."""
 
-    def __init__(self, reading: Reading, release: Release, training: TrainingValues, world_size: int) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        release: Release,
+        training: TrainingValues,
+        world_size: int,
+        gpus_per_node: int,
+    ) -> None:
         self.reading = reading
         self.release = release
         self.training = training
         self.world_size = world_size
+        self.gpus_per_node = gpus_per_node
         self.origins: dict[str, str] = {}
 
     def config(self) -> DeepSpeedConfig:
@@ -98,7 +108,8 @@ class _Resolver:
         file, where = reading.file, reading.where
         bf16, fp16 = file.bf16 or Bf16Block(), file.fp16 or Fp16Block()
         zero = resolve.resolve_zero(reading.zero, release)
-        checks.check_zero(reading, zero, self.world_size, release)
+        checks.check_zero(reading, zero, release)
+        zeropp.check_zero_plus_plus(reading, zero, self.world_size, self.gpus_per_node)
         precision, explicit_precision, origin = resolve.resolve_precision(reading, self.training)
         self.origins["precision"] = origin if origin != "default" else f"default {release}"
         param: Dtype = "bf16" if precision == "fp8" else precision
@@ -124,20 +135,25 @@ class _Resolver:
             self.origins.setdefault(key, "worked out")
         self._trace_origins()
         master, states = resolve.resolve_state_dtypes(bf16, fp16)
+        communication: Dtype = file.communication_data_type or param
+        num_nodes = self.world_size // self.gpus_per_node
         notes = [
             *reading.notes,
             *self._auto_notes(),
-            *effects.notes_without_effect(reading, zero, wrapper, release),
+            *effects.notes_without_effect(reading, zero, wrapper, release, num_nodes),
+            *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
         ]
         return DeepSpeedConfig(
             name=where,
             version=str(release),
+            world_size=self.world_size,
+            gpus_per_node=self.gpus_per_node,
             zero=zero,
             precision=precision,
             param_dtype=param,
             grad_accum_dtype=accumulate,
-            communication_dtype=file.communication_data_type or param,
+            communication_dtype=communication,
             master_weights_dtype=master,
             optimizer_states_dtype=states,
             check_grad_overflow=resolve.resolve_overflow_check(wrapper, param, bf16, release),

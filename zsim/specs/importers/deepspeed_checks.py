@@ -16,8 +16,8 @@ TORCH_OPTIMIZERS = (
 )  # fmt: skip
 
 
-def check_zero(reading: Reading, zero: ZeroConfig, world_size: int, release: Release) -> None:
-    """`zero_optimization` in itself and against the world size."""
+def check_zero(reading: Reading, zero: ZeroConfig, release: Release) -> None:
+    """`zero_optimization` in itself."""
     where = f"{reading.where}: zero_optimization"
     block = reading.zero
     if block.legacy_stage1 and zero.stage in (1, 2, 3):
@@ -30,7 +30,6 @@ def check_zero(reading: Reading, zero: ZeroConfig, world_size: int, release: Rel
         )
     _check_reduction(reading, zero)
     _check_offload(where, reading, zero)
-    _check_zero_plus_plus(where, reading, zero, world_size)
 
 
 def _check_reduction(reading: Reading, zero: ZeroConfig) -> None:
@@ -62,19 +61,6 @@ def _check_offload(where: str, reading: Reading, zero: ZeroConfig) -> None:
         offload = getattr(reading.zero, name)
         if offload is not None and offload.device == "nvme" and zero.stage == 3 and not offload.nvme_path:
             raise InputError(f"{where}.{name}.nvme_path: missing; device 'nvme' needs the path of a folder")
-
-
-def _check_zero_plus_plus(where: str, reading: Reading, zero: ZeroConfig, world_size: int) -> None:
-    if zero.stage != 3:
-        return
-    for key, size in (
-        ("zero_hpz_partition_size", min(zero.zero_hpz_partition_size, world_size)),
-        ("mics_shard_size", zero.mics_shard_size),
-    ):
-        if size > 1 and world_size % size:
-            raise InputError(f"{where}.{key}: found {size}, expected a divisor of the {world_size} GPUs")
-    if zero.zero_quantized_gradients and not zero.reduce_scatter:
-        raise InputError(f"{where}.zero_quantized_gradients: needs reduce_scatter, which is false")
 
 
 def check_gradient_norm(

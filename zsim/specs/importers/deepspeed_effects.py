@@ -8,6 +8,7 @@ from typing import Any
 from zsim.specs.importers.deepspeed_reader import Reading, json_key
 from zsim.specs.importers.deepspeed_values import DeepSpeedConfig, OptimizerWrapper, Setting, ZeroConfig
 from zsim.specs.importers.deepspeed_versions import Release
+from zsim.specs.importers.deepspeed_zeropp import reason_without_effect
 
 _ANY = (0, 1, 2, 3)
 _ZERO12 = (1, 2)
@@ -82,7 +83,7 @@ def _acting_stage(stage: int, wrapper: OptimizerWrapper) -> int:
 
 
 def _reason_without_effect(
-    bare: str, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release
+    bare: str, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
 ) -> str | None:
     """Why the key does nothing here, or None when it does something."""
     effect = ZERO_EFFECTS[bare]
@@ -97,19 +98,17 @@ def _reason_without_effect(
         return "no effect: BF16_Optimizer reduces without ZeRO's buckets"
     if bare == "use_multi_rank_bucket_allreduce" and not zero.reduce_scatter:
         return "no effect: without reduce_scatter a bucket is all-reduced anyway"
-    if bare == "mics_hierarchical_params_gather" and zero.mics_shard_size <= 0:
-        return "no effect without mics_shard_size"
-    return None
+    return reason_without_effect(bare, zero, num_nodes)
 
 
 def notes_without_effect(
-    reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release
+    reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
 ) -> list[str]:
     """One note per reason, naming the file's keys that do nothing for it."""
     by_reason: dict[str, list[str]] = {}
     for bare in ZERO_EFFECTS:
         if reading.says(f"zero_optimization.{bare}"):
-            reason = _reason_without_effect(bare, zero, wrapper, release)
+            reason = _reason_without_effect(bare, zero, wrapper, release, num_nodes)
             if reason is not None:
                 by_reason.setdefault(reason, []).append(json_key(bare))
     notes = [
@@ -174,6 +173,7 @@ def describe(config: DeepSpeedConfig, release: Release) -> tuple[Setting, ...]:
     """The resolved settings as rows for a report: key, value, where it comes from, what it does here."""
     origins = dict(config.origins)
     default = f"default {config.version}"
+    num_nodes = config.world_size // config.gpus_per_node
     rows: list[Setting] = []
 
     def add(key: str, value: Any, effect: str) -> None:
@@ -196,7 +196,7 @@ def describe(config: DeepSpeedConfig, release: Release) -> tuple[Setting, ...]:
         value = _zero_value(config.zero, bare)
         if value is None or not release.knows_zero_key(bare):
             continue
-        reason = _reason_without_effect(bare, config.zero, config.optimizer_wrapper, release)
+        reason = _reason_without_effect(bare, config.zero, config.optimizer_wrapper, release, num_nodes)
         add(f"zero_optimization.{json_key(bare)}", value, reason or effect.text)
     return tuple(rows)
 

@@ -91,10 +91,13 @@ def _refuse_removed(
         blocks.append((f"{_ZERO}.", zero, ZERO_KEYS_UNTIL))
     for prefix, block, until in blocks:
         for key in [key for key in block if key in until and release.number >= until[key]]:
-            gone = ".".join(str(part) for part in until[key])
-            message = f"{where}: {prefix}{key}: removed from DeepSpeed in {gone}"
+            major, minor, patch = until[key]
+            message = f"{where}: {prefix}{key}: removed from DeepSpeed in {major}.{minor}.{patch}"
             if not lenient:
-                raise InputError(f"{message}, and {release} refuses it; expected the key to be left out")
+                raise InputError(
+                    f"{message}, and {release} refuses it; expected the key to be left out, or [strategy] "
+                    f"version '{major}.{minor}.{patch - 1}'"
+                )
             notes.append(f"{message}; ignored")
             del block[key]
 

@@ -42,10 +42,12 @@ DEFAULT_LEAF_CLASSES = (
 
 def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
     """Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded; one all-gather per
-    parameter leaves nothing to prefetch but the next one (bucket size 1)."""
+    parameter leaves nothing to prefetch but the next one (bucket size 1). MiCS does not read what
+    `IGNORED_BY_MICS` lists."""
     offload_param = _resolve_offload_param(zero.offload_param, zero.stage, release)
     offload_optimizer = _resolve_offload_optimizer(zero.offload_optimizer, zero.stage, release)
     multi_rank = zero.use_multi_rank_bucket_allreduce
+    is_mics = zero.stage == 3 and zero.mics_shard_size > 0
     return ZeroConfig(
         stage=zero.stage,
         contiguous_gradients=zero.contiguous_gradients
@@ -63,23 +65,23 @@ def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
         parameter_alignment=zero.parameter_alignment,
         sub_group_size=zero.sub_group_size,
         prefetch_bucket_size=1
-        if zero.stage == 3 and zero.allgather_sequential
+        if zero.stage == 3 and zero.allgather_sequential and not is_mics
         else zero.prefetch_bucket_size,
         param_persistence_threshold=zero.param_persistence_threshold,
         model_persistence_threshold=zero.model_persistence_threshold,
         max_live_parameters=zero.max_live_parameters,
         max_reuse_distance=zero.max_reuse_distance,
-        module_granularity_threshold=zero.module_granularity_threshold,
-        use_all_reduce_for_fetch_params=zero.use_all_reduce_for_fetch_params,
-        allgather_sequential=zero.allgather_sequential,
+        module_granularity_threshold=0 if is_mics else zero.module_granularity_threshold,
+        use_all_reduce_for_fetch_params=zero.use_all_reduce_for_fetch_params and not is_mics,
+        allgather_sequential=zero.allgather_sequential and not is_mics,
         gather_16bit_weights_on_model_save=zero.gather_16bit_weights_on_model_save,
         memory_efficient_linear=zero.memory_efficient_linear,
-        enable_sanity_checks=zero.enable_sanity_checks,
+        enable_sanity_checks=zero.enable_sanity_checks and not is_mics,
         leaf_module=_resolve_leaf_modules(zero, release),
         zero_hpz_partition_size=zero.zero_hpz_partition_size,
-        zero_quantized_weights=zero.zero_quantized_weights,
+        zero_quantized_weights=zero.zero_quantized_weights and not is_mics,
         zero_quantized_nontrainable_weights=zero.zero_quantized_nontrainable_weights,
-        zero_quantized_gradients=zero.zero_quantized_gradients,
+        zero_quantized_gradients=zero.zero_quantized_gradients and not is_mics,
         has_loco=zero.zeropp_loco_param is not None,
         mics_shard_size=zero.mics_shard_size,
         mics_hierarchical_params_gather=zero.mics_hierarchical_params_gather,

@@ -96,22 +96,10 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
         found.append(("offload_optimizer", "SuperOffload"))
     if optimizer is not None and optimizer.device == "nvme" and optimizer.ratio < 1:
         found.append(("offload_optimizer", "stepping on the GPU (ratio) what is kept on NVMe"))
+    if zero.stage == 3 and zero.zero_hpz_partition_size > 1 and zero.offload_param is not None:
+        found.append(("zero_hpz_partition_size", "secondary shards in host memory (offload_param)"))
     if zero.zenflow and zero.stage > 0:
         found.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
-    if zero.stage == 3:
-        candidates = (
-            ("zero_hpz_partition_size", zero.zero_hpz_partition_size > 1, "ZeRO++'s secondary shards (hpZ)"),
-            ("zero_quantized_weights", zero.zero_quantized_weights, "ZeRO++'s int8 all-gather (qwZ)"),
-            (
-                "zero_quantized_nontrainable_weights",
-                zero.zero_quantized_nontrainable_weights,
-                "frozen weights kept in int8",
-            ),
-            ("zero_quantized_gradients", zero.zero_quantized_gradients, "ZeRO++'s int4 reduction (qgZ)"),
-            ("zeropp_loco_param", zero.has_loco, "LoCo's error feedback"),
-            ("mics_shard_size", zero.mics_shard_size > 0, "MiCS's shard groups"),
-        )
-        found.extend((key, what) for key, is_on, what in candidates if is_on)
     return [Unsimulated(prefix + key, what) for key, what in found]
 
 

@@ -101,6 +101,10 @@ class ZeroConfig:
     offload_optimizer: OptimizerOffload | None
     zenflow: bool
 
+    @property
+    def is_mics(self) -> bool:
+        return self.stage == 3 and self.mics_shard_size > 0
+
 
 @dataclass(frozen=True, slots=True)
 class LossScaling:
@@ -199,13 +203,16 @@ class DeepSpeedConfig:
 
     `param_dtype` is what the weights are kept and gathered in, `grad_accum_dtype` what gradients are
     accumulated in, `communication_dtype` what they are reduced in. `check_grad_overflow`: the step looks for
-    infinities first, which costs a reduction and a wait. The `explicit_` values are what the file itself
-    says, None where it leaves a value open (or "auto"). `zero_init`: the model is built under
-    `deepspeed.zero.Init`; the script's choice, not the file's.
+    infinities first, which costs a reduction and a wait. `world_size` and `gpus_per_node` are the job's own,
+    which qgZ and MiCS build their groups from. The `explicit_` values are what the file itself says, None
+    where it leaves a value open (or "auto"). `zero_init`: the model is built under `deepspeed.zero.Init`; the
+    script's choice, not the file's.
     """
 
     name: str
     version: str
+    world_size: int
+    gpus_per_node: int
     zero: ZeroConfig
     precision: Precision
     param_dtype: Dtype

@@ -127,6 +127,34 @@ class Release:
         return self.number < (0, 19, 7)
 
     @property
+    def refreshes_secondary_shards(self) -> bool:
+        """Since 0.13.2 hpZ's secondary shards are dropped after a step and written anew by the next forward.
+        Before, they kept what initialisation wrote: backward ran on stale weights (`_post_step` has the call
+        commented out), and every forward gathered over all GPUs."""
+        return self.number >= (0, 13, 2)
+
+    @property
+    def waits_for_secondary_shards(self) -> bool:
+        """Since 0.13.5 the host waits for the copy of every secondary shard."""
+        return self.number >= (0, 13, 5)
+
+    @property
+    def scatters_indivisible_gradients(self) -> bool:
+        """Since 0.13.2 (#5056) qgZ reduce-scatters what two hops cannot divide; before, it failed."""
+        return self.number >= (0, 13, 2)
+
+    @property
+    def casts_before_quantizing(self) -> bool:
+        """Since 0.19.6 qwZ casts weights to fp16 first; before, its kernels took bf16 for fp16 as it was."""
+        return self.number >= (0, 19, 6)
+
+    @property
+    def misreduces_mics(self) -> bool:
+        """0.19.3 to 0.19.6 scatter MiCS's gradients over all GPUs, not over the group that holds the shards
+        (`_get_param_partition_group`)."""
+        return (0, 19, 3) <= self.number < (0, 19, 7)
+
+    @property
     def aio_threads_key(self) -> str:
         return "intra_op_parallelism" if self.number >= (0, 16, 1) else "thread_count"
 
