@@ -165,11 +165,16 @@ def _take_device_event(file: KinetoFile, event: Event, start: int, end: int) -> 
 
 
 def _take_runtime(file: KinetoFile, event: Event, start: int, end: int) -> None:
-    if _SYNCHRONIZE.match(str(event.get("name", ""))):
+    if is_synchronize(str(event.get("name", ""))):
         file.blocks.append((start, end, _thread(event)))
     correlation = as_int(_args(event).get("correlation"), -1)
     if correlation >= 0:
         file.launches[correlation] = (start, end, _thread(event))
+
+
+def is_synchronize(name: str) -> bool:
+    """Whether a runtime call makes the host wait for the device."""
+    return _SYNCHRONIZE.match(name) is not None
 
 
 def _take_op(file: KinetoFile, event: Event, start: int, end: int) -> None:
@@ -210,7 +215,17 @@ def _take_memory(file: KinetoFile, event: Event) -> None:
 
 
 def _take_annotation(file: KinetoFile, event: Event, start: int, end: int) -> None:
-    name, thread = str(event.get("name", "")), _thread(event)
+    name, thread, args = str(event.get("name", "")), _thread(event), _args(event)
+    if name.startswith(("nccl:", "gloo:", "rccl:", "ucc:", "mpi:")):
+        file.backend_ranges.append(
+            HostEvent(name, thread, start, end, as_int(args.get("External id"), -1), args)
+        )
+        return
+    note_range(file, thread, name, start, end)
+
+
+def note_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int) -> None:
+    """A range that the program wrote: a step, the optimizer, or part of one."""
     step = _STEP.match(name)
     if step:
         file.steps.append((int(step[1]), start, end))
@@ -219,10 +234,4 @@ def _take_annotation(file: KinetoFile, event: Event, start: int, end: int) -> No
     if name.startswith(_OPTIMIZER_STEP):
         file.optimizer_steps.append((len(file.optimizer_steps), start, end))
         file.optimizer_thread = thread
-    args = _args(event)
-    if name.startswith(("nccl:", "gloo:", "rccl:", "ucc:", "mpi:")):
-        file.backend_ranges.append(
-            HostEvent(name, thread, start, end, as_int(args.get("External id"), -1), args)
-        )
-        return
     file.annotations.setdefault(thread, Ranges()).add(start, end, name)

@@ -24,12 +24,18 @@ def read_kineto(path: Path, stream: JsonStream) -> Recording:
     info = file.head.get("distributedInfo")
     distributed: dict[str, Any] = info if isinstance(info, dict) else {}
     rank = as_int(distributed.get("rank"), rank_in_name(path))
-    recording = Recording(path, rank, as_int(distributed.get("world_size"), 0))
-    recording.backend = str(distributed.get("backend", ""))
+    largest = max((as_int(event.args.get("Group size"), 1) for event in file.comms), default=1)
+    world_size = as_int(distributed.get("world_size")) or max(largest, rank + 1)
+    recording = Recording(path, rank, world_size, str(distributed.get("backend", "")))
     recording.metadata = _metadata(file, distributed)
-    if not recording.world_size:
-        recording.world_size = max((event.args.get("Group size", 1) for event in file.comms), default=1)
-        recording.world_size = max(as_int(recording.world_size, 1), rank + 1)
+    return fill(recording, file)
+
+
+def fill(recording: Recording, file: KinetoFile) -> Recording:
+    """The recording with the file's spans, steps and memory.
+
+    Raises InputError where there are no spans.
+    """
     if file.device_events:
         add_device_spans(recording, file)
     else:
@@ -38,8 +44,8 @@ def read_kineto(path: Path, stream: JsonStream) -> Recording:
         add_backend_spans(recording, file)
     if not len(recording):
         raise InputError(
-            f"{path}: has no kernel, copy, collective or CPU operator in {sum(file.counts.values())} events; "
-            "expected a profile with ProfilerActivity.CUDA, or of a CPU run"
+            f"{file.path}: has no kernel, copy, collective or CPU operator in {sum(file.counts.values())} "
+            "events; expected a profile with ProfilerActivity.CUDA, or of a CPU run"
         )
     recording.sort()
     recording.steps = _steps(file, recording)
@@ -104,9 +110,11 @@ def _add_memory(recording: Recording, file: KinetoFile) -> None:
     held: dict[tuple[str, str], int] = {}
     for time, name, levels in sorted(file.counters, key=lambda row: row[0]):
         device = name.removesuffix(" memory")
-        for category, level in levels.items():
-            change = as_int(level) - held.get((device, category), 0)
-            held[device, category] = as_int(level)
+        changes = [
+            (as_int(level) - held.get((device, category), 0), category) for category, level in levels.items()
+        ]
+        for change, category in sorted(changes):  # what is freed first, so that no peak is made up
+            held[device, category] = held.get((device, category), 0) + change
             if change:
                 recording.memory.append((time, device, category, change, ""))
 

@@ -12,6 +12,7 @@ from zsim.errors import InputError
 from zsim.trace.flight_recorder import read_flight_recorder
 from zsim.trace.json_stream import EXPECTED, JsonStream, beginning
 from zsim.trace.kineto_recording import read_kineto
+from zsim.trace.nsys import read_nsys
 from zsim.trace.ranks import join
 from zsim.trace.recording import Recording
 from zsim.trace.span_log import read_span_log
@@ -34,7 +35,7 @@ def read_trace(source: str | Path | Iterable[str | Path], *, whole: bool = False
     Raises InputError for files that are damaged, of another kind, without steps, or not of one run.
     """
     paths = _paths(source)
-    trace = join([_read_one(path) for path in paths], whole=whole)
+    trace = join([recording for path in paths for recording in _read_one(path)], whole=whole)
     return replace(trace, metadata={**trace.metadata, **_summary(paths)})
 
 
@@ -75,13 +76,15 @@ def _summary(paths: list[Path]) -> dict[str, Any]:
         return {}
 
 
-def _read_one(path: Path) -> Recording:
+def _read_one(path: Path) -> list[Recording]:
     kind = _kind_of(path)
+    if kind == "nsys":
+        return read_nsys(path)
     if kind == "span log":
-        return read_span_log(path)
+        return [read_span_log(path)]
     if kind == "flight recorder":
-        return read_flight_recorder(path, JsonStream(path))
-    return read_kineto(path, JsonStream(path))
+        return [read_flight_recorder(path, JsonStream(path))]
+    return [read_kineto(path, JsonStream(path))]
 
 
 def _kind_of(path: Path) -> str:

@@ -1,0 +1,49 @@
+"""Other people's traces, where they are at hand; they stay out of the repository."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import zsim
+from zsim.trace.spans import COLLECTIVES
+
+FOLDER = Path(
+    os.environ.get("ZSIM_EXTERNAL_TRACES", Path(__file__).parents[3] / "shared/data/external/kineto")
+)
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there: other people's traces")
+
+
+def test_resnet50_has_the_buckets_that_ddp_makes():
+    """Holistic Trace Analysis' test data, 2x A100, rank 0, 3 steps: elements of ResNet-50's five buckets
+    (closing one at 1 MiB first and at 25 MiB later gives the same), and its BatchNorm buffers."""
+    trace = zsim.read_trace(FOLDER / "resnet50_ddp_2xA100_rank0_nccl_data.json.gz")
+    assert [step.number for step in trace.steps] == [4, 5, 6]
+    for step in trace.steps:
+        infos = [info for _, info, _, _ in trace.of_step(step.number).rows() if info.kind in COLLECTIVES]
+        reduced = [info.bytes // 4 for info in infos if info.kind == "all_reduce"]
+        assert reduced == [2_049_000, 7_875_584, 6_563_840, 6_637_568, 2_431_040]
+        assert [info.bytes for info in infos if info.kind == "broadcast"] == [4 * 53_120, 8 * 53]
+    assert trace.step_seconds == pytest.approx(0.2224, abs=1e-4)
+
+
+def test_dlrm_of_2023_is_sized_by_shapes_and_its_ranks_wait_for_each_other(tmp_path):
+    """facebookresearch/param, 8x V100: sizes stand only in the shapes of inputs. Rank 0's first all-to-all
+    lasts 2.1 ms, of which 10 us are transfer."""
+    with tarfile.open(FOLDER / "dlrm_8xv100_kineto.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    trace = zsim.read_trace(tmp_path / "dlrm_kineto")
+    assert trace.metadata["ranks"] == tuple(range(8))
+    first = trace.of_rank(0)
+    found = [
+        (info.kind, info.bytes, round((end - start) * 1e6), round(transfer * 1e6))
+        for (_, info, start, end), transfer in zip(first.rows(), first.transfer_seconds, strict=True)
+        if info.kind in COLLECTIVES
+    ]
+    assert found[0] == ("all_to_all", 24_576, 2146, 10)
+    assert Counter(kind for kind, *_ in found) == {"all_to_all": 5, "all_reduce": 3}
+    assert [count for kind, count, _, _ in found if kind == "all_reduce"] == [1_576_964, 448, 907_840]
