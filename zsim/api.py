@@ -214,13 +214,15 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
     seconds = outcome.trace.step_seconds
     rows = []
     copied = {row.name: row for row in outcome.devices}
-    for name, carried in outcome.traffic.items():
+    for name, load in outcome.traffic.items():
         link_class = outcome.topology.classes[name]
+        per_gpu = load.total_bytes / outcome.job.world_size
+        busy = load.fullest_bytes / (link_class.capacity * seconds)
         if name in copied:  # by offloading too
-            carried += copied[name].utilisation_fraction * link_class.capacity * seconds
-        if carried > 0:
-            per_gpu = carried * link_class.count / outcome.job.world_size
-            rows.append(TrafficRow(name, per_gpu, carried / (link_class.capacity * seconds)))
+            per_gpu += copied[name].per_rank
+            busy += copied[name].utilisation_fraction
+        if per_gpu > 0:
+            rows.append(TrafficRow(name, per_gpu, busy))
     return rows
 
 

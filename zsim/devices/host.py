@@ -41,5 +41,5 @@ def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> Usage:
     cluster = pool.topology.cluster
     host, rates = cluster.host, cluster.offload
     rate = optimizer_bytes_per_second if work.kind == "optimizer" else copy_bytes_per_second
-    share = core_share(host, rates, pool.topology.gpus_per_node)
+    share = core_share(host, rates, pool.ranks_beside(rank))
     return pool.usage(rank, {"dram": 1.0, "cpu": 1.0 / (rate(host, rates) * share)})

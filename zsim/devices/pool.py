@@ -1,7 +1,7 @@
 """The resources of nodes besides their links: memory bandwidth, cores, drives, and queues of their own.
 
 They are numbered after the links of the topology, so that one activity can use both; a `Usage` is what one
-unit of work takes of which of them. Folded, one activity stands for all ranks and carries the load of all.
+unit of work takes of which of them. An activity stands for all ranks of a class and carries the load of all.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class ResourceClass:
 
 
 class NodePool:
-    """All resources that offloaded work of a topology's ranks can use, by name."""
+    """All resources that offloaded work of a topology's ranks can use, by name; `of_rank` is the class of
+    every rank."""
 
-    def __init__(self, topology: Topology, *, is_folded: bool) -> None:
+    def __init__(self, topology: Topology, of_rank: Ints) -> None:
         self.topology = topology
-        self.is_folded = is_folded
+        self._of_rank = of_rank
         self.classes: dict[str, ResourceClass] = {}
         scopes: dict[str, Scope] = {
             "pcie_up": "rank", "pcie_down": "rank", "uplink_up": "switch", "uplink_down": "switch",
@@ -56,13 +57,10 @@ class NodePool:
             self.classes[name] = ResourceClass(name, scope, link.first, link.count, link.capacity)
         self._capacities: list[Floats] = []
         self._next = topology.num_links
-        pcie = topology.cluster.pcie
-        self._per_switch = pcie.gpus_per_switch
-        self._switches = topology.switches_per_node
 
     def add(self, name: str, scope: Scope, capacity: float) -> None:
-        """Add one resource per rank or per node."""
-        count = self.topology.world_size if scope == "rank" else self.topology.num_nodes
+        """Add one resource per GPU or per node."""
+        count = self.topology.num_slots if scope == "rank" else self.topology.num_nodes
         self.classes[name] = ResourceClass(name, scope, self._next, count, capacity)
         self._capacities.append(np.full(count, capacity))
         self._next += count
@@ -72,44 +70,36 @@ class NodePool:
         """Per added resource, in order: they follow the topology's links."""
         return np.concatenate(self._capacities) if self._capacities else np.zeros(0)
 
+    def ranks_beside(self, rank: int) -> int:
+        """How many ranks are on the node of `rank`, itself included."""
+        nodes = self.topology.node_of(self.topology.slots)
+        return int((nodes == nodes[rank]).sum())
+
     def usage(self, rank: int, own: dict[str, float], spread: dict[str, float] | None = None) -> Usage:
-        """What one unit of work of `rank` takes (of every rank, when folded; `rank` is then ignored).
+        """What one unit of work of every rank of a class takes; `rank` is one of them.
 
         `own` is {resource: weight} on the rank's own link, switch and node; `spread` the same over all
         switches of its node, evenly.
         """
-        parts = [self._entries(self.classes[name], weight, rank) for name, weight in own.items() if weight]
+        slots = self.topology.slots[self._of_rank == self._of_rank[rank]]
+        parts = [self._entries(self.classes[name], weight, slots) for name, weight in own.items() if weight]
         for name, weight in (spread or {}).items():
             if weight:
-                parts.append(self._spread(self.classes[name], weight, rank))
+                parts.append(self._spread(self.classes[name], weight, slots))
         indices, inverse = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
         weights = np.zeros(len(indices))
         np.add.at(weights, inverse, np.concatenate([part[1] for part in parts]))
         return Usage(indices, weights)
 
-    def _entries(self, resource: ResourceClass, weight: float, rank: int) -> tuple[Ints, Floats]:
-        topology = self.topology
-        if not self.is_folded:
-            place = {"rank": rank, "node": rank // topology.gpus_per_node, "switch": self._switch(rank)}
-            return np.array([resource.first + place[resource.scope]]), np.array([weight])
-        indices = resource.first + np.arange(resource.count)
-        if resource.scope == "rank":
-            return indices, np.full(resource.count, weight)
-        if resource.scope == "node":
-            return indices, np.full(resource.count, weight * topology.gpus_per_node)
-        members = np.minimum(
-            topology.gpus_per_node - np.arange(self._switches) * self._per_switch, self._per_switch
-        )
-        return indices, weight * np.tile(members, topology.num_nodes).astype(np.float64)
+    def _entries(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
+        """`weight` of every slot on its own resource."""
+        places = {"rank": lambda own: own, "node": self.topology.node_of, "switch": self.topology.switch_of}
+        used, counts = np.unique(places[resource.scope](slots), return_counts=True)
+        return resource.first + used, counts.astype(np.float64) * weight
 
-    def _spread(self, resource: ResourceClass, weight: float, rank: int) -> tuple[Ints, Floats]:
-        each = weight / self._switches
-        if self.is_folded:
-            indices = resource.first + np.arange(resource.count)
-            return indices, np.full(resource.count, each * self.topology.gpus_per_node)
-        first = resource.first + rank // self.topology.gpus_per_node * self._switches
-        return first + np.arange(self._switches), np.full(self._switches, each)
-
-    def _switch(self, rank: int) -> int:
-        node, local = divmod(rank, self.topology.gpus_per_node)
-        return node * self._switches + local // self._per_switch
+    def _spread(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
+        """`weight` of every slot over all PCIe switches of its node."""
+        switches = self.topology.switches_per_node
+        nodes, counts = np.unique(self.topology.node_of(slots), return_counts=True)
+        indices = resource.first + (nodes[:, None] * switches + np.arange(switches)).ravel()
+        return indices, np.repeat(weight / switches * counts, switches)

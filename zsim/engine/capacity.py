@@ -9,8 +9,10 @@ from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Device, Plan
 from zsim.specs.experiment import Experiment
+from zsim.specs.faults import FaultsTable
 from zsim.specs.hardware import Cluster
 from zsim.specs.job import Job, resolve
+from zsim.specs.placement import PlacementTable
 
 _MOST_GPUS = 65536
 
@@ -104,4 +106,5 @@ def _fits(experiment: Experiment, gpus: int) -> bool:
 
 
 def _on(experiment: Experiment, gpus: int) -> Experiment:
-    return experiment.model_copy(update={"gpus": gpus, "nodes": None})
+    whole = {"placement": PlacementTable(), "faults": FaultsTable()}
+    return experiment.model_copy(update={"gpus": gpus, "nodes": None, **whole})

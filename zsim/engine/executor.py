@@ -28,11 +28,18 @@ class Lane:
 
     __slots__ = (
         "allocator", "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue",
-        "next_op", "pending", "rank", "start",
+        "kernel_seconds", "next_op", "pending", "rank", "start",
     )  # fmt: skip
 
-    def __init__(self, rank: int, program: Program, instances: dict[str, int]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        program: Program,
+        instances: dict[str, int],
+        kernel_seconds: Sequence[float | None],
+    ) -> None:
         self.rank = rank
+        self.kernel_seconds = kernel_seconds
         self.instances = instances  # which instance of each group it belongs to
         self.pending = list(program.pending)
         nan = array("d", [math.nan]) * program.num_ops
@@ -48,8 +55,8 @@ class Lane:
 class Executor:
     """Runs one step of `program` on `ranks` (all of them, or one per class).
 
-    `free_bytes` is what each GPU's memory leaves to the step; it makes the host wait only in programs in
-    which blocks stay protected.
+    `kernel_seconds` are the program's on each of these ranks. `free_bytes` is what each GPU's memory leaves
+    to the step; it makes the host wait only in programs in which blocks stay protected.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class Executor:
         program: Program,
         fabric: Fabric,
         ranks: Sequence[int],
+        kernel_seconds: Sequence[Sequence[float | None]],
         slowdown: float,
         offload: Offload,
         free_bytes: int,
@@ -70,15 +78,14 @@ class Executor:
         self._ops = program.plan.ops
         self._works = [op.work for op in self._ops]
         self._successors = program.successors
-        self._kernel_seconds = program.kernel_seconds
         self._waits = program.host_waits
         self._agenda: dict[float, list[tuple[Lane | Gpu, int]]] = {}
         self._arrived: dict[tuple[int, int], list[Lane]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
-        for rank in ranks:
+        for rank, seconds in zip(ranks, kernel_seconds, strict=True):
             instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
-            lane = Lane(rank, program, instances)
+            lane = Lane(rank, program, instances, seconds)
             lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane))
             if program.memory:
                 lane.allocator = Allocator(free_bytes, program.memory)
@@ -180,7 +187,7 @@ class Executor:
     def _start(self, lane: Lane, op: int) -> None:
         now = self.env.now
         lane.start[op] = now
-        seconds = self._kernel_seconds[op]
+        seconds = lane.kernel_seconds[op]
         if seconds is not None:
             lane.gpu.start(now, op, seconds)
             return
@@ -224,7 +231,7 @@ class Executor:
             pending[successor] = left
             if left == 0 and successor < lane.next_op:  # issued already
                 delay = lane.issue[successor] - now
-                seconds = self._kernel_seconds[successor]
+                seconds = lane.kernel_seconds[successor]
                 if delay > 0:
                     self._call_at(delay, lane, successor)
                 elif seconds is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from zsim.devices.host import add_host, copy_usage, host_work_usage
 from zsim.devices.nvme import add_drives, drive_usage
 from zsim.devices.pool import NodePool, Usage
 from zsim.errors import InputError
-from zsim.fabric.fabric import Extra, Fabric, Transfer
+from zsim.fabric.classes import Classes
+from zsim.fabric.communicators import Transfer
+from zsim.fabric.fabric import Fabric
+from zsim.fabric.pooling import Extra
 from zsim.plan.ops import Copy, DriveIo, HostWork, OffloadWork, Plan, offload_kind
 from zsim.specs.topology import Topology
 
@@ -28,9 +31,10 @@ class DeviceTraffic:
 class Offload:
     """The resources that offloaded work needs besides links, and the profile of every kind of work."""
 
-    def __init__(self, topology: Topology, plan: Plan, *, is_folded: bool) -> None:
+    def __init__(self, topology: Topology, plan: Plan, classes: Classes) -> None:
         self.works = [op.work for op in plan.ops if isinstance(op.work, OffloadWork)]
-        self.pool = NodePool(topology, is_folded=is_folded)
+        self.pool = NodePool(topology, classes.of_rank)
+        self._ranks = classes.representatives
         self._nvme = topology.cluster.nvme
         self._transfers: dict[tuple[OffloadWork, int], Transfer] = {}
         self._samples: dict[Hashable, OffloadWork] = {}
@@ -51,12 +55,12 @@ class Offload:
             self._samples.setdefault(_kind(work), work)
 
     def extra(self) -> Extra:
-        """Resources and usages to register with the links'; keys are (kind of work, rank)."""
-        ranks = [0] if self.pool.is_folded else range(self.pool.topology.world_size)
+        """Resources and usages to register with the links'; keys are (kind of work, first rank of a
+        class)."""
         usages = [
             ((kind, rank), usage.indices, usage.weights)
             for kind, work in self._samples.items()
-            for rank in ranks
+            for rank in self._ranks
             for usage in [self._usage(work, rank)]
         ]
         return Extra(self.pool.capacities, usages)
@@ -70,8 +74,7 @@ class Offload:
         return drive_usage(self.pool, self._nvme, work, rank)
 
     def transfer(self, work: OffloadWork, rank: int, fabric: Fabric) -> Transfer:
-        """The work of one rank as a transfer on the fabric's pool."""
-        rank = 0 if self.pool.is_folded else rank
+        """The work of a class, by its first rank, as a transfer on the fabric's pool."""
         known = self._transfers.get((work, rank))
         if known is None:
             profile = fabric.extra_profiles[_kind(work), rank]
@@ -108,9 +111,8 @@ class Offload:
         per_kind: dict[Hashable, float] = {}
         for work in self.works:
             per_kind[_kind(work)] = per_kind.get(_kind(work), 0.0) + work.bytes
-        ranks: Iterable[int] = [0] if self.pool.is_folded else range(self.pool.topology.world_size)
         for kind, total in per_kind.items():
-            for rank in ranks:
+            for rank in self._ranks:
                 usage = self._usage(self._samples[kind], rank)
                 for index, weight in zip(usage.indices.tolist(), usage.weights.tolist(), strict=True):
                     carried[index] += weight * total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
@@ -78,6 +78,13 @@ def make_program(
     waits = _with_launch_queue(plan, launch_queue)
     memory = _memory(plan) if is_limited else {}
     return Program(plan, pending, [tuple(s) for s in successors], host, durations, waits, memory)
+
+
+def slowed(kernel_seconds: Sequence[float | None], factor: float) -> Sequence[float | None]:
+    """The kernels' seconds on a GPU that takes `factor` times as long."""
+    if factor == 1.0:
+        return kernel_seconds
+    return [None if seconds is None else seconds * factor for seconds in kernel_seconds]
 
 
 def _with_launch_queue(plan: Plan, limit: int) -> list[tuple[int, ...]]:

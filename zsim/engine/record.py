@@ -14,16 +14,18 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     """Spans of every simulated rank; memory of the first, which holds the largest shards.
 
     Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
-    ended (see zsim.engine.steady).
+    rank had ended the first run (see zsim.engine.steady). Ranks that are not held up by a slower one begin
+    earlier than that one: `Trace.begins` says when. A step lasts from the last rank's end to its next.
     """
     numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
     tracks = _copy_tracks(plan)
     infos = tuple(_info(plan.ops[number], plan, tracks) for number in numbers)
     lanes = [_Times(lane, len(plan.ops)) for lane in executor.lanes]
-    begin = max(lane.begin for lane in lanes)
+    step_seconds = end_seconds - max(lane.begin for lane in lanes)
+    origin = lanes[0].begin
+    begins = {lane.rank: lane.begin - origin for lane in lanes if lane.begin != origin}
     for lane in lanes:
-        lane.start_at(begin)
-    step_seconds = end_seconds - begin
+        lane.start_at(origin)
     index = np.array(numbers, dtype=np.int64)
     return Trace(
         source="simulated",
@@ -36,6 +38,7 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
         world_size=job.world_size,
         step_seconds=step_seconds,
         memory=_memory(job, plan, lanes[0], step_seconds),
+        begins=begins,
         host_blocks=_host_blocks(numbers, lanes),
         metadata={
             "model": job.model.name,
@@ -110,15 +113,16 @@ class _Times:
         self.host_blocks = lane.host_blocks
 
     def start_at(self, begin: float) -> None:
-        """Shift the clock to `begin`; what the host did before is at 0."""
+        """Shift the clock to `begin`; what the host did before the rank's own begin is at that."""
         if begin > 0:
-            self.issue = np.maximum(self.issue - begin, 0.0)
-            self.start = np.maximum(self.start - begin, 0.0)
+            first = self.begin - begin
+            self.issue = np.maximum(self.issue - begin, first)
+            self.start = np.maximum(self.start - begin, first)
             self.ended = self.ended - begin
             self.host_blocks = [
-                (max(start - begin, 0.0), end - begin, op - self.first)
+                (max(start - begin, first), end - begin, op - self.first)
                 for start, end, op in self.host_blocks
-                if end > begin
+                if end > self.begin
             ]
 
 

@@ -15,14 +15,16 @@ from zsim.cost.host import host_seconds, load_host_costs
 from zsim.engine.capacity import resident_bytes, step_peak_bytes, usable_bytes
 from zsim.engine.executor import Executor
 from zsim.engine.offload import DeviceTraffic, Offload
-from zsim.engine.program import make_program
+from zsim.engine.program import make_program, slowed
 from zsim.engine.record import make_trace
 from zsim.engine.steady import is_drained, twice
-from zsim.fabric.fabric import Fabric
-from zsim.fabric.symmetry import are_alike
+from zsim.engine.symmetry import find_classes
+from zsim.fabric.classes import Classes
+from zsim.fabric.fabric import Fabric, LinkLoad
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.job import Job
+from zsim.specs.faults import kernel_slowdowns
+from zsim.specs.job import Job, job_topology
 from zsim.specs.topology import Topology
 from zsim.trace.spans import Trace
 
@@ -34,9 +36,6 @@ class SimulationStats:
     wall_seconds: float
     events: int
     rank_classes: int
-
-
-_MOST_UNFOLDED = 256  # ranks whose groups are not alike
 
 
 @contextmanager
@@ -58,9 +57,10 @@ class Outcome:
     job: Job
     plan: Plan
     topology: Topology
+    classes: Classes
     trace: Trace
     stats: SimulationStats
-    traffic: dict[str, float]
+    traffic: dict[str, LinkLoad]
     devices: tuple[DeviceTraffic, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
     allocator_retries: int = 0
@@ -70,22 +70,20 @@ class Outcome:
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
     """Run one steady step.
 
-    All ranks run the same program on equal hardware at symmetric places, so one lane stands for all of
-    them; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine.
+    One lane stands for all ranks of a class, which run the same program on equal hardware at symmetric
+    places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine.
     """
     began = time.perf_counter()
     is_steady = plan is None
     plan = plan or make_plan(job)
-    topology = Topology(job.cluster, job.num_nodes, job.gpus_per_node)
-    notes: tuple[str, ...] = ()
-    if not unfold and not are_alike(topology, plan.groups):
-        if job.world_size <= _MOST_UNFOLDED:
-            return simulate_job(job, unfold=True, plan=None if is_steady else plan)
-        notes = ("groups are at unequal places of the network; all are taken to be as slow as the slowest",)
+    topology = job_topology(job)
+    slowdowns = kernel_slowdowns(topology, job.experiment.faults)
+    is_plain = job.placement.is_plain
+    classes, notes = find_classes(topology, plan, slowdowns, is_plain=is_plain, unfold=unfold)
     env = simpy.Environment()
-    offload = Offload(topology, plan, is_folded=not unfold)
+    offload = Offload(topology, plan, classes)
     works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
-    fabric = Fabric(env, topology, plan.groups, is_folded=not unfold, extra=offload.extra(), works=works)
+    fabric = Fabric(env, topology, plan.groups, blocks=classes.blocks, extra=offload.extra(), works=works)
     pricer, costs = KernelPricer(job.cluster.gpu), load_host_costs()
     host = job.cluster.host
     resident, peak = resident_bytes(job, plan), step_peak_bytes(job, plan)
@@ -97,10 +95,11 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
         launch_queue=host.launch_queue,
         is_limited=fits,
     )
-    ranks = range(job.world_size) if unfold else [0]
+    ranks = classes.representatives
+    kernels = [slowed(program.kernel_seconds, float(slowdowns[rank])) for rank in ranks]
     slowdown = job.cluster.gpu.interference.compute_slowdown
     free_bytes = usable_bytes(job.cluster) - resident
-    executor = Executor(env, program, fabric, ranks, slowdown, offload, free_bytes)
+    executor = Executor(env, program, fabric, ranks, kernels, slowdown, offload, free_bytes)
     with _no_garbage_collection():
         end_seconds = executor.run()
     trace = make_trace(job, plan, executor, end_seconds)
@@ -110,4 +109,4 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
     retries = executor.num_allocator_retries
     devices, limits = offload.traffic(step_seconds), offload.limits()
-    return Outcome(job, plan, topology, trace, stats, traffic, devices, limits, retries, notes)
+    return Outcome(job, plan, topology, classes, trace, stats, traffic, devices, limits, retries, notes)

@@ -4,83 +4,50 @@ A collective is one activity. Its size is its bus bytes (what every rank must se
 link carries per such byte under the chosen algorithm, its latency the algorithm's rounds. So its rate is
 nccl-tests' bus bandwidth, whatever the algorithm.
 
-# [Note: lumped links]
-Links with the same capacity and the same weight in every profile constrain the rates in the same way, so
-one of them stands for all: exact, whatever the topology, and 100,000 links become a handful.
-
-# [Note: a communicator knows only itself]
-A folded activity carries the load of all groups of its kind, which may share cards. But NCCL chooses
-algorithm and protocol for each communicator by itself, so the choice goes by the time of one group alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import simpy
 
-from zsim.cost.collectives import Rounds, edge_bytes
+from zsim.cost.collectives import edge_bytes
 from zsim.fabric.choice import planned_seconds
+from zsim.fabric.communicators import Choice, Instance, Transfer, ring_latency
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES
-from zsim.fabric.rings import domains_of, hop_seconds
-from zsim.fabric.symmetry import by_pattern
+from zsim.fabric.pooling import NO_EXTRA, Extra, lump
+from zsim.fabric.rings import Floats, Ints, domains_of, fault_delays, hop_seconds
+from zsim.fabric.symmetry import by_pattern, groups_of
 from zsim.fluid.sharing import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
 from zsim.specs.topology import Topology
 
-Floats = npt.NDArray[np.float64]
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 _MIB = 2.0**20
 
 
-class Extra(NamedTuple):
-    """Resources besides links, numbered after them, and what else uses links or them: (key, resource
-    numbers, units per unit of work) per kind of work. Their profiles are `Fabric.extra_profiles`."""
+class LinkLoad(NamedTuple):
+    """What a class of links carries: bytes over all of them, and over the fullest (a link that has lost a
+    part of its bandwidth counts as that much fuller)."""
 
-    capacities: Floats
-    usages: Sequence[tuple[Hashable, npt.NDArray[np.int64], Floats]]
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A collective ready to run: wait `latency_seconds`, then move `size` under `profile`.
-
-    `seconds_alone` on links that nothing else uses; `choice_seconds` with a single group of its kind.
-    """
-
-    latency_seconds: float
-    size: float
-    profile: Profile
-    algorithm: str
-    protocol: str
-    seconds_alone: float
-    choice_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """One algorithm and protocol of one communicator; see [Note: a communicator knows only itself]."""
-
-    method: Method
-    protocol: str
-    costs: ProtocolCosts
-    profile: Profile
-    bandwidth: float  # bus bytes per second, alone
-    own_bandwidth: float  # the same without the other groups of its kind
+    total_bytes: float
+    fullest_bytes: float
 
 
 class Fabric:
     """The links of a topology as resources, and the communicators of a plan on them.
 
-    `is_folded`: one activity stands for the same collective in all groups of a kind, and carries the load
-    of all of them; else every group has its own. `works`: the collectives to expect (any of the usual kinds
-    in every group when None).
+    `blocks`: per kind of group, which of its groups (in the order of `groups_of`) share one activity, which
+    then stands for the same collective in all of them and carries the load of all: groups with one number.
+    `is_folded` puts all groups of a kind into one block, or each into its own. `works`: the collectives to
+    expect (any of the usual kinds in every group when None). Fabrics of several jobs are made with
+    `is_connected` false, and then joined with `connect`.
     """
 
     def __init__(
@@ -89,124 +56,100 @@ class Fabric:
         topology: Topology,
         groups: Mapping[str, Group],
         *,
-        is_folded: bool,
-        extra: Extra | None = None,
+        is_folded: bool = True,
+        blocks: Mapping[str, Ints] | None = None,
+        extra: Extra = NO_EXTRA,
         works: Iterable[Collective] | None = None,
+        is_connected: bool = True,
     ) -> None:
         self.env = env
         self.topology = topology
         self.costs: CollectiveCosts = topology.cluster.collectives
         self.groups = groups
-        self.is_folded = is_folded
+        self.extra = extra
         self.num_transfers = 0
+        self.pool: FluidPool
+        self.extra_profiles: dict[Hashable, Profile] = {}
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
-        self._shapes: dict[tuple[str, str], str] = {}
-        self._domains: dict[tuple[str, int], tuple[int, bool]] = {}
-        self._extra_hops: dict[tuple[str, int], float] = {}
         self._kinds = _kinds_by_group(groups, works)
-        self._base_usage: dict[tuple[str, str], Floats] = {}
-        self._own_usage: dict[tuple[str, str], Floats] = {}
-        usages: list[tuple[tuple[str, int, str], Floats]] = []
+        self._blocks = blocks or {
+            name: np.zeros(count, dtype=np.int64) if is_folded else np.arange(count)
+            for name, group in groups.items()
+            for count in [self.topology.world_size // group.size]
+        }
+        self._instances: dict[tuple[str, int], Instance] = {}
         for name, group in groups.items():
-            for number, ranks in enumerate(self._instances(group)):
-                patterns = by_pattern(topology, ranks)
-                places = [domains_of(topology, alike[0]) for alike in patterns]
-                self._domains[name, number] = max(n for n, _ in places), all(even for _, even in places)
-                self._extra_hops[name, number] = max(hop_seconds(topology, alike[0]) for alike in patterns)
-                shapes = {m.shape: None for k in self._kinds[name] for m in self._methods_of(name, number, k)}
-                for shape in shapes:
-                    usage = np.zeros(topology.num_links)
-                    for alike in patterns if group.size > 1 else []:
-                        usage += SHAPES[shape](topology, alike)
-                    self._base_usage[name, shape] = usage + self._base_usage.get((name, shape), 0.0)
-                    usages.append(((name, number, shape), usage))
-                    if len(ranks) > 1 and group.size > 1:
-                        self._own_usage[name, shape] = SHAPES[shape](topology, ranks[:1])
-        self._build_pool(usages, extra or Extra(np.zeros(0), []))
+            parts = groups_of(topology.world_size, group)
+            for number in range(int(self._blocks[name].max()) + 1):
+                own = [parts[index] for index in np.flatnonzero(self._blocks[name] == number).tolist()]
+                self._instances[name, number] = self._instance(name, own)
+        if is_connected:
+            connect([self])
 
     # -- communicators ------------------------------------------------------------------------------
 
-    def _instances(self, group: Group) -> list[list[range]]:
-        """The groups that run at once, as lists of groups that share one activity."""
-        span = group.size * group.stride
-        starts = range(0, self.topology.world_size, span)
-        firsts = [start + offset for start in starts for offset in range(group.stride)]
-        parts = [group.ranks_of(first) for first in firsts]
-        return [parts] if self.is_folded else [[part] for part in parts]
+    def _instance(self, name: str, ranks: list[range]) -> Instance:
+        topology, group = self.topology, self.groups[name]
+        patterns = by_pattern(topology, ranks)
+        places = [domains_of(topology, alike[0]) for alike in patterns]
+        count, is_even = max(n for n, _ in places), all(even for _, even in places)
+        has_switch = topology.cluster.node_link.kind == "switch"
+        kinds = {
+            kind: methods(kind, group.size, count, self.costs, has_switch=has_switch, is_even=is_even)
+            for kind in self._kinds[name]
+        }
+        shapes = list(dict.fromkeys(method.shape for found in kinds.values() for method in found))
+        usage, own = {}, {}
+        for shape in shapes:
+            usage[shape] = np.zeros(topology.num_links)
+            for alike in patterns if group.size > 1 else []:
+                usage[shape] += SHAPES[shape](topology, alike)
+            if len(ranks) > 1 and group.size > 1:
+                own[shape] = SHAPES[shape](topology, ranks[:1])
+        hops = max(hop_seconds(topology, alike[0]) for alike in patterns)
+        return Instance(kinds, usage, own, count, hops, fault_delays(topology, ranks))
 
-    def _methods_of(self, name: str, number: int, kind: str) -> list[Method]:
-        has_switch = self.topology.cluster.node_link.kind == "switch"
-        count, is_even = self._domains[name, number]
-        size = self.groups[name].size
-        return methods(kind, size, count, self.costs, has_switch=has_switch, is_even=is_even)
-
-    def _build_pool(self, usages: list[tuple[tuple[str, int, str], Floats]], extra: Extra) -> None:
-        """Lump the links and register one profile per usage; see [Note: lumped links]."""
-        capacities = np.concatenate([self.topology.capacities(), extra.capacities])
-        num_links = self.topology.num_links
-        signature = np.stack([capacities, capacities])
-        # Two independent weighted sums tell links apart; equal rows give equal sums, bit for bit.
-        coefficients = np.random.default_rng(20010).uniform(1.0, 2.0, size=(2, len(usages) + 1))
-        leaves_node = self.topology.leaves_node()
-        columns = [leaves_node.astype(np.float64), *(usage for _key, usage in usages)]
-        for column, usage in enumerate(columns):
-            signature[:, :num_links] += coefficients[:, column : column + 1] * usage
-        coefficients = np.random.default_rng(20011).uniform(1.0, 2.0, size=(2, len(extra.usages)))
-        for column, (_extra_key, indices, weights) in enumerate(extra.usages):
-            signature[:, indices] += coefficients[:, column : column + 1] * weights
-        keys = signature.view(np.int64)
-        mixed = keys[0] * np.int64(0x1003F) ^ keys[1]
-        _unique, representatives = np.unique(mixed, return_index=True)
-        representatives = np.sort(representatives)
-        self.pool = FluidPool(self.env, capacities[representatives].tolist())
-        of_links = representatives[representatives < num_links]
-        lumped = {key: usage[of_links] for key, usage in usages}
-        self._choices: dict[tuple[str, int, str], list[_Choice]] = {}
-        instances = sorted({(name, number) for name, number, _shape in lumped})
-        for name, number in instances:
-            self._add_choices(name, number, lumped, leaves_node[of_links])
-        self.extra_profiles: dict[Hashable, Profile] = {}
-        position = {resource: place for place, resource in enumerate(representatives.tolist())}
-        for key, indices, weights in extra.usages:
-            pairs = zip(indices.tolist(), weights.tolist(), strict=True)
-            self.extra_profiles[key] = self.pool.profile(
-                [(position[index], weight) for index, weight in pairs if index in position]
-            )
-
-    def _add_choices(
-        self,
-        name: str,
-        number: int,
-        lumped: Mapping[tuple[str, int, str], Floats],
-        leaves_node: npt.NDArray[np.bool_],
-    ) -> None:
-        """Every (algorithm, protocol) of one communicator, for each kind of collective it runs. A protocol
+    def _add_choices(self, pool: FluidPool, links: Ints) -> None:
+        """Every (algorithm, protocol) of every communicator, for each kind of collective it runs. A protocol
         reaches only its fraction of each link's bandwidth, so it weighs more."""
-        profiles: dict[tuple[str, float, float], Profile] = {}
-        for kind in self._kinds[name]:
-            choices = self._choices[name, number, kind] = []
-            for method in self._methods_of(name, number, kind):
-                self._shapes[name, method.algorithm] = method.shape
-                for protocol, costs in method.protocols.items():
-                    key = (method.shape, costs.intra_fraction, costs.inter_fraction)
-                    profile = profiles.get(key)
-                    if profile is None:
-                        fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
-                        weights = lumped[name, number, method.shape] / fraction
-                        used = np.nonzero(weights)[0]
-                        pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
-                        profile = profiles[key] = self.pool.profile(list(pairs))
-                    alone = min((self.pool.capacity[r] / w for r, w in profile.usage), default=float("inf"))
-                    own = self._own_bandwidth(name, method.shape, costs)
-                    own = alone if own is None else own
-                    bandwidths = alone * method.fraction, own * method.fraction
-                    choices.append(_Choice(method, protocol, costs, profile, *bandwidths))
+        self.pool = pool
+        leaves_node = self.topology.leaves_node()[links]
+        for instance in self._instances.values():
+            profiles: dict[tuple[str, float, float], Profile] = {}
+            for kind, found in instance.methods.items():
+                instance.choices[kind] = [
+                    self._choice(instance, method, protocol, costs, profiles, links, leaves_node)
+                    for method in found
+                    for protocol, costs in method.protocols.items()
+                ]
+            instance.keep_used_links()
 
-    def _own_bandwidth(self, name: str, shape: str, costs: ProtocolCosts) -> float | None:
-        """Bus bytes per second of one group without the others of its kind; None where it has none."""
-        usage = self._own_usage.get((name, shape))
-        if usage is None:
-            return None
+    def _choice(
+        self,
+        instance: Instance,
+        method: Method,
+        protocol: str,
+        costs: ProtocolCosts,
+        profiles: dict[tuple[str, float, float], Profile],
+        links: Ints,
+        leaves_node: npt.NDArray[np.bool_],
+    ) -> Choice:
+        key = (method.shape, costs.intra_fraction, costs.inter_fraction)
+        profile = profiles.get(key)
+        if profile is None:
+            fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
+            weights = instance.usage[method.shape][links] / fraction
+            used = np.nonzero(weights)[0]
+            pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
+            profile = profiles[key] = self.pool.profile(list(pairs))
+        alone = min((self.pool.capacity[r] / w for r, w in profile.usage), default=float("inf"))
+        own = alone
+        if method.shape in instance.own_usage:
+            own = self._bandwidth(instance.own_usage[method.shape], costs)
+        return Choice(method, protocol, costs, profile, alone * method.fraction, own * method.fraction)
+
+    def _bandwidth(self, usage: Floats, costs: ProtocolCosts) -> float:
+        """Bus bytes per second of one group without the others of its kind."""
         used = np.flatnonzero(usage)
         leaves_node = self.topology.leaves_node()[used]
         fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
@@ -216,12 +159,10 @@ class Fabric:
     # -- running ------------------------------------------------------------------------------------
 
     def instance_of(self, group_name: str, rank: int) -> int:
-        """Which of a group's instances a rank belongs to (0 for all when folded)."""
-        if self.is_folded:
-            return 0
+        """The number of the block that a rank's group is in."""
         group = self.groups[group_name]
         block, offset = divmod(group.ranks_of(rank).start, group.size * group.stride)
-        return block * group.stride + offset
+        return int(self._blocks[group_name][block * group.stride + offset])
 
     def transfer(self, work: Collective, instance: int) -> Transfer:
         """The collective with the algorithm and protocol that the backend chooses."""
@@ -237,23 +178,25 @@ class Fabric:
         kind = self._kind(work)
         group = self.groups[work.group]
         size = edge_bytes(kind, work.bytes, group.size)
-        extra_hops = self._extra_hops[work.group, instance]
+        own = self._instances[work.group, instance]
         found = []
-        for choice in self._choices[work.group, instance, kind]:
+        for choice in own.choices[kind]:
             latency = 0.0
             if group.size > 1:
-                latency = _latency(choice.method.rounds, choice.costs, extra_hops)
+                rounds = choice.method.rounds
+                latency = ring_latency(rounds, choice.costs, own.extra_hops) + own.fault_seconds(kind, rounds)
                 latency += choice.costs.ramp * (work.bytes / _MIB) ** 0.5
-            seconds, own = (latency + size / rate for rate in (choice.bandwidth, choice.own_bandwidth))
+            rates = choice.bandwidth, choice.own_bandwidth
+            seconds = [latency + size / rate for rate in rates]
             fraction, name = choice.method.fraction, choice.method.algorithm
-            transfer = Transfer(latency, size / fraction, choice.profile, name, choice.protocol, seconds, own)
+            transfer = Transfer(latency, size / fraction, choice.profile, name, choice.protocol, *seconds)
             found.append(transfer)
         return found
 
     def _preference(self, work: Collective, instance: int) -> Callable[[Transfer], float]:
         """What the backend minimises: the time on idle links, or NCCL's own estimate of it."""
         kind, group = self._kind(work), self.groups[work.group]
-        domains, _is_even = self._domains[work.group, instance]
+        domains = self._instances[work.group, instance].num_domains
         if self.costs.choice == "fastest" or group.size == 1:
             return lambda transfer: transfer.choice_seconds
 
@@ -289,25 +232,47 @@ class Fabric:
 
     # -- accounting ---------------------------------------------------------------------------------
 
-    def traffic(self, works: Iterable[Collective]) -> dict[str, float]:
-        """Bytes over the busiest link of every link class, for the collectives one rank calls."""
+    def traffic(self, works: Iterable[Collective]) -> dict[str, LinkLoad]:
+        """Per class of links, what the collectives that every rank calls put on it."""
         total = self.usage(works)
+        needed = total if self.topology.condition is None else total / self.topology.condition.fractions
         return {
-            name: float(total[c.first : c.first + c.count].max(initial=0.0))
+            name: LinkLoad(
+                float(total[c.first : c.first + c.count].sum()),
+                float(needed[c.first : c.first + c.count].max(initial=0.0)),
+            )
             for name, c in self.topology.classes.items()
         }
 
     def usage(self, works: Iterable[Collective]) -> Floats:
         """Bytes over every link, when every rank calls `works` in all groups."""
-        carried: dict[tuple[str, str], float] = {}
+        counts: dict[Collective, int] = {}
         for work in works:
-            size = edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
-            shape = self._shapes[work.group, self.transfer(work, 0).algorithm]
-            carried[work.group, shape] = carried.get((work.group, shape), 0.0) + size
+            counts[work] = counts.get(work, 0) + 1
         total = np.zeros(self.topology.num_links)
-        for key, size in carried.items():
-            total += self._base_usage[key] * size
+        for (name, number), instance in self._instances.items():
+            carried: dict[str, float] = {}
+            for work, count in counts.items():
+                if work.group == name and self.groups[name].size > 1:
+                    size = count * edge_bytes(self._kind(work), work.bytes, self.groups[name].size)
+                    shape = instance.shapes[self.transfer(work, number).algorithm]
+                    carried[shape] = carried.get(shape, 0.0) + size
+            for shape, size in carried.items():
+                links, weights = instance.used[shape]
+                total[links] += weights * size
         return total
+
+
+def connect(fabrics: Sequence[Fabric]) -> None:
+    """Put the fabrics of jobs on one topology (each with its own ranks) on one pool of links."""
+    first = fabrics[0]
+    usages = [
+        usage for fabric in fabrics for own in fabric._instances.values() for usage in own.usage.values()
+    ]
+    lumped = lump(first.env, first.topology, usages, [fabric.extra for fabric in fabrics])
+    for fabric, profiles in zip(fabrics, lumped.extra_profiles, strict=True):
+        fabric.extra_profiles = profiles
+        fabric._add_choices(lumped.pool, lumped.links)
 
 
 def _kinds_by_group(
@@ -322,10 +287,3 @@ def _kinds_by_group(
         if work.kind == "reduce_scatter":
             found[work.group]["all_reduce"] = None
     return {name: tuple(kinds) for name, kinds in found.items()}
-
-
-def _latency(rounds: Rounds, costs: ProtocolCosts, extra_hops: float) -> float:
-    """NCCL's ring latency: base + rounds inside nodes + rounds between nodes; once a group spans nodes, every
-    round waits at least for the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
-    intra_round = max(costs.intra_round, costs.network_overhead) if rounds.inter else costs.intra_round
-    return costs.base + rounds.intra * intra_round + rounds.inter * (costs.inter_round + extra_hops)

@@ -20,11 +20,12 @@ from zsim.fabric.rings import (
     Floats,
     Ints,
     add_crossings,
+    by_dead_cards,
+    channel_entries,
     hierarchical_usage,
     local_ranks,
     members_of,
     ring_usage,
-    rotate,
 )
 from zsim.specs.topology import Topology
 
@@ -51,19 +52,25 @@ def tree_parents(count: int) -> tuple[Ints, Ints]:
 
 
 def tree_usage(topology: Topology, groups: Groups) -> Floats:
-    """Double binary trees across domains, chains inside them."""
+    """Double binary trees across domains, chains inside them; as many pairs of trees as there are cards, see
+    [Note: dead cards] in zsim.fabric.rings."""
     usage = np.zeros(topology.num_links)
-    members = members_of(groups)
-    size = members.shape[1]
-    local = local_ranks(topology, members)
-    share = size / (2 * (size - 1)) / local  # bytes on a chain's edge (both trees), per bus byte and rotation
-    for rotation in range(local):
-        order = rotate(members, local, rotation).reshape(len(members), -1, local)
-        for position in range(local - 1):
-            above, below = order[:, :, position].ravel(), order[:, :, position + 1].ravel()
-            topology.add_routes(usage, below, above, share)
-            topology.add_routes(usage, above, below, share)
-        _add_trees(topology, usage, order[:, :, 0], share)
+    for members in by_dead_cards(topology, members_of(topology, groups)):
+        size = members.shape[1]
+        local = local_ranks(topology, members)
+        starts = np.arange(0, size, local)
+        entries = channel_entries(topology, members, starts, np.full(len(starts), local))
+        channels = entries.shape[1]
+        share = size / (2 * (size - 1)) / channels  # bytes on a chain's edge (both trees), per bus byte
+        by_domain = members.reshape(len(members), -1, local)
+        for channel in range(channels):
+            places = (np.arange(local) + entries[:, [channel]]) % local
+            order = by_domain[:, np.arange(len(starts))[:, None], places]
+            for position in range(local - 1):
+                above, below = order[:, :, position].ravel(), order[:, :, position + 1].ravel()
+                topology.add_routes(usage, below, above, share)
+                topology.add_routes(usage, above, below, share)
+            _add_trees(topology, usage, order[:, :, 0], share)
     return usage
 
 
@@ -79,12 +86,12 @@ def _add_trees(topology: Topology, usage: Floats, heads: Ints, amount: float) ->
 def nvls_usage(topology: Topology, groups: Groups) -> Floats:
     """In-switch reduction; across domains joined by trees, one pair per rail."""
     usage = np.zeros(topology.num_links)
-    members = members_of(groups)
+    members = members_of(topology, groups)
     size = members.shape[1]
     local = local_ranks(topology, members)
     bus = 2 * (size - 1) / size
     for name in ("nvlink_out", "nvlink_in"):
-        usage[topology.classes[name].first + members.ravel()] += (local + 1) / local / bus
+        topology.add_links(usage, name, members.ravel(), (local + 1) / local / bus)
     if local < size:
         heads = members.reshape(len(members), -1, local)
         for rail in range(local):
@@ -96,7 +103,7 @@ def pat_usage(topology: Topology, groups: Groups) -> Floats:
     """PAT: in round d of log2 n, rank i exchanges with i + 2^d what both have gathered so far (Bruck's
     pattern; NCCL 2.23 release notes), S/n min(2^d, n - 2^d) bytes."""
     usage = np.zeros(topology.num_links)
-    members = members_of(groups)
+    members = members_of(topology, groups)
     size = members.shape[1]
     distance = 1
     while distance < size:
@@ -110,7 +117,7 @@ def all_to_all_usage(topology: Topology, groups: Groups, *, by_rail: bool = Fals
     """S/n from every rank to every other: 1/(n-1) of a bus byte per pair. `by_rail`: what leaves a node goes
     over NVLink to the GPU on the target's rail first (PXN)."""
     usage = np.zeros(topology.num_links)
-    members = members_of(groups)
+    members = members_of(topology, groups)
     size = members.shape[1]
     if size > _MOST_PAIRS:
         raise NotSimulatedError(
@@ -139,7 +146,7 @@ def binomial_usage(topology: Topology, groups: Groups) -> Floats:
     """gloo's broadcast: the root sends the whole tensor in every round, everyone who has it sends it on.
     Rounds follow each other, so a link's load counts with all rounds of the root."""
     usage = np.zeros(topology.num_links)
-    members = members_of(groups)
+    members = members_of(topology, groups)
     size = members.shape[1]
     distance = 1
     while distance < size:
@@ -152,7 +159,7 @@ def binomial_usage(topology: Topology, groups: Groups) -> Floats:
 def pair_usage(topology: Topology, groups: Groups) -> Floats:
     """From the first rank of a group to its last."""
     usage = np.zeros(topology.num_links)
-    members = members_of(groups)
+    members = members_of(topology, groups)
     topology.add_routes(usage, members[:, 0], members[:, -1], 1.0)
     return usage
 

@@ -10,6 +10,14 @@ so that on rail-optimised fabrics it never crosses the spine. The node's last ra
 NVLink to the GPU whose card it is (PXN, NCCL 2.12 and later): every GPU then sends one whole byte over
 NVLink per bus byte, and a large ring across nodes is as fast as NVLink allows or as all cards together,
 whichever is less.
+
+# [Note: dead cards]
+NCCL looks for as many channels as a node's live cards can carry, and then every node takes the fewest that
+any has (NCCL 2.21 src/init.cc, initTransportsRank: nChannels is the minimum over ranks). So one dead card of
+eight leaves seven channels to all nodes, each with a seventh of the bytes; the node's channels enter by the
+cards that are left, the other nodes' by their first seven, and from the dead one on they are on different
+rails (github.com/NVIDIA/nccl/issues/1671). A communicator with one GPU on the node, whose card is dead,
+shares another card of the node.
 """
 
 from __future__ import annotations
@@ -30,9 +38,37 @@ def ring_usage(topology: Topology, groups: Sequence[range]) -> Floats:
     """Per link, bytes carried when each of `groups` (all of the same shape) runs its rings at one byte per
     edge, all groups at once."""
     usage = np.zeros(topology.num_links)
-    if len(groups[0]) <= 1:
-        return usage
-    members = members_of(groups)
+    if len(groups[0]) > 1:
+        for rows in by_dead_cards(topology, members_of(topology, groups)):
+            _add_rings(topology, usage, rows)
+    return usage
+
+
+def by_dead_cards(topology: Topology, members: Ints) -> list[Ints]:
+    """The rows of `members` whose cards all live, together, and each of the others by itself."""
+    is_whole = live_cards(topology, members).all(axis=1)
+    parts = [members[is_whole]] if is_whole.any() else []
+    return [*parts, *(members[[row]] for row in np.flatnonzero(~is_whole).tolist())]
+
+
+def live_cards(topology: Topology, members: Ints) -> npt.NDArray[np.bool_]:
+    """For every slot, whether it has a card of its own that works."""
+    alive: npt.NDArray[np.bool_] = topology.nic_of(members) == topology.own_card_of(members)
+    return alive
+
+
+def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Ints) -> Ints:
+    """Per domain and channel, the place in the domain at which the channel enters; see [Note: dead cards]."""
+    alive = live_cards(topology, members[0])
+    places: list[Ints] = []
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        living = np.flatnonzero(alive[start : start + count])
+        places.append(living if len(living) else np.arange(count))
+    channels = np.arange(min(len(own) for own in places))
+    return np.stack([own[channels * len(own) // len(channels)] for own in places])
+
+
+def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
     size = members.shape[1]
     starts, counts = _segments(topology, members)
     is_mesh = topology.cluster.node_link.kind == "mesh"
@@ -43,24 +79,56 @@ def ring_usage(topology: Topology, groups: Sequence[range]) -> Floats:
         add_all_pairs(topology, usage, members.reshape(-1, local), inside / (local - 1))
     else:
         is_mesh = False
-    spans = len(counts) > 1
-    rotations = int(counts.min()) if spans else 1
-    crosses = np.zeros(size, dtype=bool)
-    crosses[starts + counts - 1] = spans
-    for rotation in range(rotations):
-        places = [
-            start + (np.arange(count) + rotation * count // rotations) % count
-            for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
-        ]
-        order = members[:, np.concatenate(places)]
+    is_whole = bool(live_cards(topology, members).all())
+    orders = ring_orders(topology, members)
+    for order, crosses in orders:
         targets = np.roll(order, -1, axis=1)
         if not is_mesh:
             inside_edges = order[:, ~crosses].ravel(), targets[:, ~crosses].ravel()
-            topology.add_routes(usage, *inside_edges, 1.0 / rotations)
-        if spans:
+            topology.add_routes(usage, *inside_edges, 1.0 / len(orders))
+        if crosses.any():
             edges = order[:, crosses].ravel(), order[:, starts].ravel(), targets[:, crosses].ravel()
-            add_crossings(topology, usage, *edges, 1.0 / rotations)
-    return usage
+            add_crossings(topology, usage, *edges, 1.0 / len(orders), is_fixed=not is_whole)
+
+
+def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, npt.NDArray[np.bool_]]]:
+    """Per channel, the slots of every row in the order of its ring, and after which of them the ring goes to
+    another domain."""
+    starts, counts = _segments(topology, members)
+    entries = channel_entries(topology, members, starts, counts)
+    crosses = np.zeros(members.shape[1], dtype=bool)
+    crosses[starts + counts - 1] = len(counts) > 1
+    orders = []
+    for channel in range(entries.shape[1] if len(counts) > 1 else 1):
+        places = [
+            start + (np.arange(count) + entry) % count
+            for start, count, entry in zip(
+                starts.tolist(), counts.tolist(), entries[:, channel].tolist(), strict=True
+            )
+        ]
+        orders.append((members[:, np.concatenate(places)], crosses))
+    return orders
+
+
+def fault_delays(topology: Topology, groups: Sequence[range]) -> list[tuple[Floats, Floats]]:
+    """Per channel of all `groups`, what faults add to a message on each of the ring's edges inside domains
+    and across them, the largest first."""
+    if topology.condition is None or not topology.condition.delays.any() or len(groups[0]) < 2:
+        return []
+    return [found for group in groups for found in _ring_delays(topology, group, topology.condition.delays)]
+
+
+def _ring_delays(topology: Topology, group: range, delays: Floats) -> list[tuple[Floats, Floats]]:
+    starts, _counts = _segments(topology, members_of(topology, [group]))
+    found = []
+    for order, crosses in ring_orders(topology, members_of(topology, [group])):
+        targets = np.roll(order, -1, axis=1)
+        sources = order[0].copy()
+        if topology.cluster.node_link.kind == "switch":
+            sources[crosses] = order[0, starts]
+        seconds = topology.gather_routes(delays, sources, targets[0], is_peak=True)
+        found.append((np.sort(seconds[~crosses])[::-1], np.sort(seconds[crosses])[::-1]))
+    return found
 
 
 def _segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
@@ -74,14 +142,23 @@ def _segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
 
 
 def add_crossings(
-    topology: Topology, usage: Floats, sources: Ints, proxies: Ints, targets: Ints, amount: float
+    topology: Topology,
+    usage: Floats,
+    sources: Ints,
+    proxies: Ints,
+    targets: Ints,
+    amount: float,
+    *,
+    is_fixed: bool = False,
 ) -> None:
-    """Bytes from domain to domain, by way of `proxies`, whose cards are on the targets' rails."""
+    """Bytes from domain to domain, by way of `proxies`, whose cards are on the targets' rails (`is_fixed`:
+    by way of them in any case)."""
     if not len(sources):
         return
     rails = topology.cluster.nic.per_node * topology.cluster.node_link.nodes_per_domain
     if topology.cluster.node_link.kind == "switch":
         changes = topology.nic_of(sources) % rails != topology.nic_of(targets) % rails
+        changes |= is_fixed
         changes &= (proxies != sources) & (topology.domain_of(sources) != topology.domain_of(targets))
         topology.add_routes(usage, sources[changes], proxies[changes], amount)
         sources = np.where(changes, proxies, sources)
@@ -99,7 +176,7 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
     a ring inside each node, pipelined: with g local ranks on k nodes, an edge across carries
     S/g (k-1)/k and an edge inside S (g-1)/g, against S (n-1)/n on the flat ring (both doubled for an
     all-reduce)."""
-    members = members_of(groups)
+    members = members_of(topology, groups)
     size = members.shape[1]
     local = local_ranks(topology, members)
     nodes = size // local
@@ -115,7 +192,7 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
 
 def domains_of(topology: Topology, group: range) -> tuple[int, bool]:
     """NVLink domains (nodes) that the ranks of a group are on, and whether each has as many of them."""
-    counts = np.unique(topology.domain_of(np.array(group, dtype=np.int64)), return_counts=True)[1]
+    counts = np.unique(topology.domain_of(members_of(topology, [group])[0]), return_counts=True)[1]
     return len(counts), bool((counts == counts[0]).all())
 
 
@@ -125,23 +202,29 @@ def hop_seconds(topology: Topology, group: range) -> float:
     latency = topology.cluster.network.hop_latency
     if not latency:
         return 0.0
-    ranks = np.array(group, dtype=np.int64)
-    heads = np.concatenate([[0], np.flatnonzero(np.diff(topology.domain_of(ranks))) + 1])
-    targets = ranks[heads[1 : _MOST_SAMPLED + 1]]
-    by_rail = topology.cluster.node_link.kind == "switch"
-    sources = ranks[heads[:-1]][:_MOST_SAMPLED] if by_rail else ranks[heads[1:] - 1][:_MOST_SAMPLED]
     first = topology.classes["nic_out"].first
     switches = [
         sum(link >= first for link in topology.route(source, target)) - 1
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True)
+        for source, target in _crossings(topology, group)[:_MOST_SAMPLED]
     ]
     return latency * (max(switches, default=1) - 1)
 
 
-def members_of(groups: Sequence[range]) -> Ints:
-    """The groups' ranks, one row each."""
+def _crossings(topology: Topology, group: range) -> list[tuple[int, int]]:
+    """Slots between which a group goes from domain to next domain, on one rail where there are rails."""
+    slots = members_of(topology, [group])[0]
+    heads = np.concatenate([[0], np.flatnonzero(np.diff(topology.domain_of(slots))) + 1])
+    by_rail = topology.cluster.node_link.kind == "switch"
+    sources = slots[heads[:-1]] if by_rail else slots[heads[1:] - 1]
+    return list(zip(sources.tolist(), slots[heads[1:]].tolist(), strict=True))
+
+
+def members_of(topology: Topology, groups: Sequence[range]) -> Ints:
+    """The slots of the groups' ranks, one row each."""
     starts = np.array([group.start for group in groups], dtype=np.int64)
-    return starts[:, None] + np.arange(0, len(groups[0]), dtype=np.int64) * groups[0].step
+    ranks = starts[:, None] + np.arange(0, len(groups[0]), dtype=np.int64) * groups[0].step
+    slots: Ints = topology.slots[ranks]
+    return slots
 
 
 def local_ranks(topology: Topology, members: Ints) -> int:

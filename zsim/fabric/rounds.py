@@ -49,7 +49,7 @@ class Rounds:
         self.costs = costs
         self.env = simpy.Environment()
         self.pool = FluidPool(self.env, topology.capacities().tolist())
-        self.members = members_of([group])
+        self.members = members_of(topology, [group])
         self.size = self.members.shape[1]
         self.local = local_ranks(topology, self.members)
         self.spans = self.local < self.size

@@ -36,7 +36,7 @@ def groups_of(world_size: int, group: Group) -> list[range]:
 
 def by_pattern(topology: Topology, groups: Sequence[range]) -> list[list[range]]:
     """Groups that change from domain to domain at the same places, together."""
-    changes = np.diff(topology.domain_of(members_of(groups)), axis=1) != 0
+    changes = np.diff(topology.domain_of(members_of(topology, groups)), axis=1) != 0
     if len(groups) == 1 or (changes == changes[0]).all():
         return [list(groups)]
     found: dict[bytes, list[range]] = {}
@@ -48,7 +48,7 @@ def by_pattern(topology: Topology, groups: Sequence[range]) -> list[list[range]]
 def _is_symmetric(topology: Topology, groups: list[range]) -> bool:
     if len(groups) == 1:
         return True
-    members = members_of(groups)
+    members = members_of(topology, groups)
     if not _is_shifted(topology.domain_of(members)):
         return False
     wiring, network = topology.wiring, topology.cluster.network

@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.cost import CostTable
+from zsim.specs.faults import FaultsTable
 from zsim.specs.importers.training_file import with_training_file
 from zsim.specs.overrides import with_overrides
+from zsim.specs.placement import PlacementTable
 from zsim.specs.strategy import Checkpointing, CrossEntropy, Precision
 from zsim.specs.validation import raise_input_error
 
@@ -143,6 +145,8 @@ class _ExperimentFile(_Table):
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
     nodes: Count | None = None
     gpus: Count | None = None
+    placement: PlacementTable = PlacementTable()
+    faults: FaultsTable = FaultsTable()
     training: TrainingTable = TrainingTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = None

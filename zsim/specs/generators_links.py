@@ -11,7 +11,7 @@ import numpy as np
 
 from zsim.errors import InputError
 from zsim.specs.network import Network
-from zsim.specs.wiring import Floats, Ints, Inventory, Links, Path, View
+from zsim.specs.wiring import Floats, Ints, Inventory, Links, Path, View, weighted_count
 
 if TYPE_CHECKING:
     from zsim.specs.generators import Cards
@@ -125,12 +125,24 @@ class LinkList:
     def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:
         return None
 
-    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float) -> None:
-        pairs, counts = np.unique(np.stack([sources, targets]), axis=1, return_counts=True)
-        for source, target, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        pairs, inverse = np.unique(np.stack([sources, targets]), axis=1, return_inverse=True)
+        totals = weighted_count(inverse.ravel(), amount, pairs.shape[1])
+        for source, target, total in zip(*pairs.tolist(), totals.tolist(), strict=True):
             for share, _plane, path in self.paths(source, target):
                 for name, position in path:
-                    view(name)[position] += share * count * amount
+                    view(name)[position] += share * total
+
+    def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        pairs, inverse = np.unique(np.stack([sources, targets]), axis=1, return_inverse=True)
+        found = []
+        for pair in zip(*pairs.tolist(), strict=True):
+            ways = [
+                (share, sum(float(view(name)[at]) for name, at in path))
+                for share, _, path in self.paths(*pair)
+            ]
+            found.append(max(way for _, way in ways) if is_peak else sum(part * way for part, way in ways))
+        return np.array(found, dtype=np.float64)[inverse.ravel()]
 
     def inventory(self) -> Inventory:
         used: dict[str, int] = {}

@@ -16,6 +16,7 @@ from zsim.specs.experiment import (
     Fsdp1Table,
     Fsdp2Table,
 )
+from zsim.specs.faults import FaultsTable, kernel_slowdowns, with_faults
 from zsim.specs.hardware import Cluster
 from zsim.specs.importers.deepspeed import (
     DeepSpeedConfig,
@@ -26,8 +27,10 @@ from zsim.specs.importers.deepspeed import (
 from zsim.specs.importers.huggingface import load_model, model_from_config
 from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
 from zsim.specs.model import Embedding, ModelSpec
+from zsim.specs.placement import Placement, place
 from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Precision, Training
 from zsim.specs.tiling import with_tiled_linears
+from zsim.specs.topology import Topology
 
 Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2
 _DEFAULT_SEQUENCE = 4096
@@ -38,20 +41,27 @@ _MOST_PARAMETERS = 10**16
 
 @dataclass(frozen=True)
 class Job:
-    """What will be simulated. `gpus_per_node` is how many of each node's GPUs the job uses."""
+    """What will be simulated. `gpus_per_node` is how many of a node's GPUs the job uses, at most."""
 
     experiment: Experiment
     model: ModelSpec
     cluster: Cluster
-    num_nodes: int
-    gpus_per_node: int
+    placement: Placement
     training: Training
     strategy: Strategy
     notes: tuple[str, ...]
 
     @property
+    def num_nodes(self) -> int:
+        return len(self.placement.nodes)
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.placement.gpus_per_node
+
+    @property
     def world_size(self) -> int:
-        return self.num_nodes * self.gpus_per_node
+        return self.placement.world_size
 
     @property
     def kind(self) -> str:
@@ -67,8 +77,8 @@ def resolve(experiment: Experiment) -> Job:
     cluster = with_attention(load_cluster(experiment.cluster), experiment.training.attention)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
-    num_nodes, gpus_per_node = _shape(experiment, cluster)
-    world_size = num_nodes * gpus_per_node
+    placement = place(experiment.placement, cluster, experiment.nodes, experiment.gpus)
+    world_size = placement.world_size
     if world_size > MOST_GPUS:
         raise InputError(f"gpus: found {world_size:,}, expected at most {MOST_GPUS:,}")
     notes = list(experiment.notes)
@@ -77,7 +87,8 @@ def resolve(experiment: Experiment) -> Job:
         model = with_tiled_linears(model, table.tile_numel)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
-        deepspeed = _deepspeed(table, experiment, model, cluster, (num_nodes, gpus_per_node))
+        shape = len(placement.nodes), placement.gpus_per_node
+        deepspeed = _deepspeed(table, experiment, model, cluster, shape)
         notes += deepspeed.notes
     training = _training(experiment, model, cluster, deepspeed, notes)
     _check_size(model, training)
@@ -95,37 +106,28 @@ def resolve(experiment: Experiment) -> Job:
         strategy = _fsdp2(table, training, world_size, cluster)
     else:
         assert isinstance(table, Fsdp1Table)
-        strategy = _fsdp1(table, training, world_size, num_nodes)
-    return Job(experiment, model, cluster, num_nodes, gpus_per_node, training, strategy, tuple(notes))
+        strategy = _fsdp1(table, training, world_size, len(placement.nodes))
+    job = Job(experiment, model, cluster, placement, training, strategy, tuple(notes))
+    if experiment.faults != FaultsTable():
+        kernel_slowdowns(job_topology(job), experiment.faults)
+    return job
+
+
+def job_topology(job: Job) -> Topology:
+    """The fabric that the job is on, with its ranks in their places and its faults.
+
+    Raises InputError for faults of links and cards that the fabric does not have.
+    """
+    placement = job.placement
+    slots = None if placement.is_plain else placement.slots(placement.gpus_per_node)
+    topology = Topology(job.cluster, placement.fabric_nodes, placement.gpus_per_node, slots)
+    return with_faults(topology, job.experiment.faults)
 
 
 def _model(model: str | dict[str, Any]) -> ModelSpec:
     if isinstance(model, dict):
         return model_from_config(model, str(model.get("_name_or_path", "model")), "experiment")
     return load_model(model)
-
-
-def _shape(experiment: Experiment, cluster: Cluster) -> tuple[int, int]:
-    """(nodes, GPUs used per node)."""
-    per_node, nodes, gpus = cluster.gpus_per_node, experiment.nodes, experiment.gpus
-    if gpus is None:
-        return nodes or 1, per_node
-    if nodes is not None:
-        if gpus % nodes or gpus // nodes > per_node:
-            raise InputError(
-                f"gpus: found {gpus} on {nodes} nodes of '{cluster.name}' with {per_node} GPUs each; "
-                f"expected {nodes * per_node}, or fewer that divide evenly"
-            )
-        return nodes, gpus // nodes
-    if gpus <= per_node:
-        return 1, gpus
-    if gpus % per_node:
-        raise InputError(
-            f"gpus: found {gpus}, expected a multiple of the {per_node} GPUs of a '{cluster.name}' node "
-            f"({gpus // per_node * per_node} or {(gpus // per_node + 1) * per_node}); uneven nodes are not "
-            "simulated yet"
-        )
-    return gpus // per_node, per_node
 
 
 def _training(

@@ -3,11 +3,16 @@
 Links are numbered arithmetically from the node template, so that a route is a formula and the links of
 16,384 GPUs cost a few arrays; `graph()` gives the same thing as a networkx graph, and tests hold every route
 to be a shortest path in it. What joins the nodes is a `Wiring` (zsim.specs.wiring).
+
+# [Note: ranks and slots]
+A slot is a GPU's place in the fabric: node * gpus_per_node + GPU of the node. Links and routes go by slots;
+`slots[rank]` is where a job's rank sits. A job that fills its fabric has rank r on slot r; a job on scattered
+or uneven nodes, or beside another one, has any slots.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,52 +20,39 @@ import numpy.typing as npt
 
 from zsim.specs.generators import make_wiring
 from zsim.specs.hardware import Cluster
-from zsim.specs.wiring import Inventory
+from zsim.specs.node_links import Condition, Floats, Ints, LinkClass, NodeLinks
+from zsim.specs.wiring import Inventory, weighted_count
 
 if TYPE_CHECKING:
     import networkx
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkClass:
-    """All links of one kind and direction: `count` links numbered from `first`.
-
-    `tier` is what people call it in a report; `bandwidth` the data sheet's figure per link and direction,
-    `capacity` the part of it that large transfers get, both in bytes per second.
-    """
-
-    name: str
-    tier: str
-    first: int
-    count: int
-    bandwidth: float
-    capacity: float
-
-
-class Topology:
+class Topology(NodeLinks):
     """`num_nodes` identical nodes of `cluster`, `gpus_per_node` GPUs used on each.
 
-    Ranks are numbered node by node: rank = node * gpus_per_node + GPU of the node. A *domain* is what NVLink
-    joins: a node, or several where a switched NVLink domain is larger. Raises InputError when the nodes do
-    not fit the network's description.
+    `slots` is where the ranks are; see [Note: ranks and slots]. A *domain* is what NVLink joins: a node, or
+    several where a switched NVLink domain is larger. `condition` is None where nothing is wrong. Raises
+    InputError when the nodes do not fit the network's description.
     """
 
-    def __init__(self, cluster: Cluster, num_nodes: int, gpus_per_node: int) -> None:
+    def __init__(
+        self, cluster: Cluster, num_nodes: int, gpus_per_node: int, slots: Ints | None = None
+    ) -> None:
         self.cluster = cluster
         self.num_nodes = num_nodes
         self.gpus_per_node = gpus_per_node
-        self.world_size = num_nodes * gpus_per_node
+        self.num_slots = num_nodes * gpus_per_node
+        self.slots: Ints = np.arange(self.num_slots) if slots is None else slots
+        self.condition: Condition | None = None
         self.ranks_per_domain = gpus_per_node * cluster.node_link.nodes_per_domain
         self.switches_per_node = -(-gpus_per_node // cluster.pcie.gpus_per_switch)
         self.wiring = make_wiring(cluster, num_nodes)
         self.classes: dict[str, LinkClass] = {}
         self.num_links = 0
         link, pcie, nic = cluster.node_link, cluster.pcie, cluster.nic
-        ranks = self.world_size
+        ranks = self.num_slots
         if link.kind == "switch":
             self._add("nvlink_out", "nvlink", ranks, link.bandwidth, link.efficiency)
             self._add("nvlink_in", "nvlink", ranks, link.bandwidth, link.efficiency)
@@ -84,9 +76,26 @@ class Topology:
         self.classes[name] = LinkClass(name, tier, self.num_links, count, bandwidth, bandwidth * efficiency)
         self.num_links += count
 
+    @property
+    def world_size(self) -> int:
+        return len(self.slots)
+
+    def placed(self, slots: Ints) -> Topology:
+        """The same fabric with the ranks of another job."""
+        other = copy.copy(self)
+        other.slots = slots
+        return other
+
+    def in_condition(self, condition: Condition) -> Topology:
+        """The same fabric with faults."""
+        other = copy.copy(self)
+        other.condition = condition
+        return other
+
     def capacities(self) -> Floats:
         """Bytes per second of every link."""
-        return np.concatenate([np.full(c.count, c.capacity) for c in self.classes.values()])
+        whole = np.concatenate([np.full(c.count, c.capacity) for c in self.classes.values()])
+        return whole if self.condition is None else whole * self.condition.fractions
 
     def leaves_node(self) -> Bools:
         """For every link, whether it is a card's or one between switches."""
@@ -97,56 +106,78 @@ class Topology:
         """Switches, ports and cables between the nodes."""
         return self.wiring.inventory()
 
-    def node_of(self, ranks: Ints) -> Ints:
-        return ranks // self.gpus_per_node
+    # -- routes -------------------------------------------------------------------------------------
 
-    def domain_of(self, ranks: Ints) -> Ints:
-        """The NVLink domain of each rank: its node, or the group of nodes that share NVLink switches."""
-        return ranks // self.ranks_per_domain
-
-    def nic_of(self, ranks: Ints) -> Ints:
-        """The network card that each rank uses."""
-        nics = self.cluster.nic.per_node
-        return self.node_of(ranks) * nics + ranks % self.gpus_per_node * nics // self.cluster.gpus_per_node
-
-    def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float) -> None:
-        """Add `amount` to `usage` on every link of the route of each (source, target) pair of ranks."""
+    def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        """Add `amount` (one for all, or one per pair) to `usage` on every link of the route of each (source,
+        target) pair of slots."""
         is_local = self.domain_of(sources) == self.domain_of(targets)
-        _count_links(usage, self._local_links(sources[is_local], targets[is_local]), amount)
+        local, far = _split(amount, is_local)
+        _count_links(usage, self.local_links(sources[is_local], targets[is_local]), local)
         sources, targets = sources[~is_local], targets[~is_local]
         if not len(sources):
             return
-        _count_links(usage, self._to_nic(sources), amount)
-        _count_links(usage, self._from_nic(targets), amount)
+        _count_links(usage, self.to_nic(sources), far)
+        _count_links(usage, self.from_nic(targets), far)
         cards = self.nic_of(sources), self.nic_of(targets)
-        self._add_ports(usage, *cards, amount)
-        self.wiring.add_usage(lambda name: self._view(usage, name), *cards, amount)
+        self._add_ports(usage, *cards, far)
+        self.wiring.add_usage(lambda name: self._view(usage, name), *cards, far)
 
-    def _add_ports(self, usage: Floats, sources: Ints, targets: Ints, amount: float) -> None:
+    def add_links(self, usage: Floats, name: str, slots: Ints, amount: float | Floats) -> None:
+        """Add `amount` to the links of the class `name` that `slots` have of their own."""
+        usage[self.classes[name].first + slots] += amount
+
+    def gather_routes(self, values: Floats, sources: Ints, targets: Ints, *, is_peak: bool = False) -> Floats:
+        """Per pair of slots, the sum of `values` over the links of its route, each times the share of the
+        pair's bytes on it: `add_routes` read the other way. `is_peak`: the largest of parallel links' values
+        instead of their mean."""
+        found = np.zeros(len(sources))
+        is_local = self.domain_of(sources) == self.domain_of(targets)
+        found[is_local] = _sum_links(values, self.local_links(sources[is_local], targets[is_local]))
+        sources, targets = sources[~is_local], targets[~is_local]
+        if len(sources):
+            cards = self.nic_of(sources), self.nic_of(targets)
+            columns = [*self.to_nic(sources), *self.from_nic(targets)]
+            ports = self._gather_ports(values, *cards, is_peak)
+            between = self.wiring.gather(lambda name: self._view(values, name), *cards, is_peak)
+            found[~is_local] = _sum_links(values, columns) + ports + between
+        return found
+
+    def _add_ports(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
         planes = self.wiring.planes
         shares = self.wiring.plane_shares(sources, targets)
         for name, cards in (("nic_out", sources), ("nic_in", targets)):
             ports = self._view(usage, name).reshape(-1, planes)
             for plane in range(planes):
-                weights = None if shares is None else shares[:, plane]
-                count = np.bincount(cards, weights=weights, minlength=len(ports))
-                ports[:, plane] += count * (amount if shares is not None else amount / planes)
+                weights = amount / planes if shares is None else shares[:, plane] * amount
+                ports[:, plane] += weighted_count(cards, weights, len(ports))
+
+    def _gather_ports(self, values: Floats, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        planes = self.wiring.planes
+        shares = self.wiring.plane_shares(sources, targets)
+        found = np.zeros(len(sources))
+        for name, cards in (("nic_out", sources), ("nic_in", targets)):
+            ports = self._view(values, name).reshape(-1, planes)[cards]
+            if is_peak:
+                found += ports.max(axis=1)
+            else:
+                found += ports.mean(axis=1) if shares is None else (ports * shares).sum(axis=1)
+        return found
 
     def _view(self, usage: Floats, name: str) -> Floats:
         link_class = self.classes[name]
         return usage[link_class.first : link_class.first + link_class.count]
 
     def paths(self, source: int, target: int) -> list[tuple[float, list[int]]]:
-        """The routes from rank to rank: share of the bytes, link numbers in the order they are passed."""
+        """The routes from slot to slot: share of the bytes, link numbers in the order they are passed."""
         pair = np.array([source]), np.array([target])
         if source // self.ranks_per_domain == target // self.ranks_per_domain:
-            return [(1.0, [int(links[0]) for links in self._local_links(*pair) if len(links)])]
+            return [(1.0, _first_links(self.local_links(*pair)))]
         ways = []
         cards = int(self.nic_of(pair[0])[0]), int(self.nic_of(pair[1])[0])
         planes = self.wiring.planes
         out, into = (self.classes[name].first for name in ("nic_out", "nic_in"))
-        before = [int(links[0]) for links in self._to_nic(pair[0]) if len(links)]
-        after = [int(links[0]) for links in self._from_nic(pair[1]) if len(links)]
+        before, after = _first_links(self.to_nic(pair[0])), _first_links(self.from_nic(pair[1]))
         for share, plane, path in self.wiring.paths(*cards):
             middle = [self.classes[name].first + position for name, position in path]
             ports = out + cards[0] * planes + plane, into + cards[1] * planes + plane
@@ -154,40 +185,8 @@ class Topology:
         return ways
 
     def route(self, source: int, target: int) -> list[int]:
-        """The first of the routes from rank to rank."""
+        """The first of the routes from slot to slot."""
         return self.paths(source, target)[0][1]
-
-    def _local_links(self, sources: Ints, targets: Ints) -> list[Ints]:
-        first = {name: link_class.first for name, link_class in self.classes.items()}
-        kind = self.cluster.node_link.kind
-        if kind == "switch":
-            return [first["nvlink_out"] + sources, first["nvlink_in"] + targets]
-        if kind == "mesh":
-            return [first["nvlink_direct"] + sources * self.gpus_per_node + targets % self.gpus_per_node]
-        source_switch, target_switch = self._switch_of(sources), self._switch_of(targets)
-        crosses = source_switch != target_switch
-        if not self.cluster.pcie.peer_to_peer:
-            crosses = np.ones_like(crosses)  # staged through host memory, even under one switch
-        return [
-            first["pcie_up"] + sources,
-            first["uplink_up"] + source_switch[crosses],
-            first["uplink_down"] + target_switch[crosses],
-            first["pcie_down"] + targets,
-        ]
-
-    def _to_nic(self, ranks: Ints) -> list[Ints]:
-        staged = slice(0, 0) if self.cluster.nic.gpudirect else slice(None)
-        up, uplink = self.classes["pcie_up"].first, self.classes["uplink_up"].first
-        return [up + ranks, uplink + self._switch_of(ranks)[staged]]
-
-    def _from_nic(self, ranks: Ints) -> list[Ints]:
-        staged = slice(0, 0) if self.cluster.nic.gpudirect else slice(None)
-        down, uplink = self.classes["pcie_down"].first, self.classes["uplink_down"].first
-        return [uplink + self._switch_of(ranks)[staged], down + ranks]
-
-    def _switch_of(self, ranks: Ints) -> Ints:
-        local = ranks % self.gpus_per_node // self.cluster.pcie.gpus_per_switch
-        return self.node_of(ranks) * self.switches_per_node + local
 
     def class_of(self, link: int) -> LinkClass:
         for link_class in self.classes.values():
@@ -202,9 +201,28 @@ class Topology:
         return topology_graph(self)
 
 
-def _count_links(usage: Floats, columns: list[Ints], amount: float) -> None:
-    for links in columns:
+def _split(amount: float | Floats, is_first: Bools) -> tuple[float | Floats, float | Floats]:
+    if isinstance(amount, np.ndarray):
+        return amount[is_first], amount[~is_first]
+    return amount, amount
+
+
+def _first_links(columns: list[Ints]) -> list[int]:
+    return [int(links[0]) for links in columns if len(links) and links[0] >= 0]
+
+
+def _count_links(usage: Floats, columns: list[Ints], amount: float | Floats) -> None:
+    for column in columns:
+        links, own = column, amount
+        is_used = links >= 0
+        if not is_used.all():
+            links, (own, _) = links[is_used], _split(amount, is_used)
         if len(links):
             low = int(links.min())
-            counts = np.bincount(links - low)
-            usage[low : low + len(counts)] += counts * amount
+            counts = weighted_count(links - low, own, int(links.max()) - low + 1)
+            usage[low : low + len(counts)] += counts
+
+
+def _sum_links(values: Floats, columns: list[Ints]) -> Floats:
+    padded = np.append(values, 0.0)  # -1: no link
+    return sum((padded[links] for links in columns), np.zeros(len(columns[0])))

@@ -119,7 +119,7 @@ def _ends(topology: Topology, name: str, position: int) -> tuple[str, str] | Non
         target = source // gpus * gpus + local_target
         return None if source == target else (f"gpu{source}", f"gpu{target}")
     if name in ("pcie_up", "pcie_down"):
-        ends = f"gpu{position}", f"pcie{int(topology._switch_of(np.array([position]))[0])}"
+        ends = f"gpu{position}", f"pcie{int(topology.switch_of(np.array([position]))[0])}"
         return ends if name == "pcie_up" else ends[::-1]
     if name in ("uplink_up", "uplink_down"):
         ends = f"pcie{position}", f"host{position // topology.switches_per_node}"

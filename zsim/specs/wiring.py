@@ -75,8 +75,13 @@ class Wiring(Protocol):
         """The classes of links between switches (the cards' own links are the topology's)."""
         ...
 
-    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float) -> None:
+    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
         """Add `amount` per flow to the links between cards; `view(name)` is a class's part of the usage."""
+        ...
+
+    def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        """Per flow, the sum of the links' values, each times the flow's share on it; `view` as above.
+        `is_peak`: the largest of parallel links' values instead of their mean."""
         ...
 
     def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
@@ -115,22 +120,41 @@ class HopWiring:
         """The hops between switches of each flow, in order; none for two cards on one switch."""
         raise NotImplementedError
 
-    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float) -> None:
+    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
         hops = self.hops(sources, targets)
         if not self.is_hashed or self.num_paths == 1:
             for hop in hops:
                 part = view(hop.name).reshape(-1, hop.width)
-                counts = np.bincount(hop.bundles, minlength=len(part)).astype(np.float64)
-                part += (counts * (amount / hop.width))[:, None]
+                own = _of_hop(amount, hop) / hop.width
+                part += weighted_count(hop.bundles, own, len(part))[:, None]
             return
         share = amount / self.network.flows_per_pair
         for flow in range(self.network.flows_per_pair):
             choice = self._hash(sources, targets, flow)
             for hop in hops:
-                chosen = choice if hop.mask is None else choice[hop.mask]
-                links = hop.bundles * hop.width + chosen * hop.width // self.num_paths
                 part = view(hop.name)
-                part += np.bincount(links, minlength=len(part)) * share
+                part += weighted_count(self._hashed_links(hop, choice), _of_hop(share, hop), len(part))
+
+    def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        found = np.zeros(len(sources))
+        is_spread = not self.is_hashed or self.num_paths == 1
+        flows = 1 if is_spread else self.network.flows_per_pair
+        choices = [] if is_spread else [self._hash(sources, targets, flow) for flow in range(flows)]
+        for hop in self.hops(sources, targets):
+            values = view(hop.name)
+            rows = slice(None) if hop.mask is None else hop.mask
+            if is_spread:
+                bundles = values.reshape(-1, hop.width)
+                of_bundle = bundles.max(axis=1) if is_peak else bundles.mean(axis=1)
+                found[rows] += of_bundle[hop.bundles]
+            else:
+                each = np.stack([values[self._hashed_links(hop, choice)] for choice in choices])
+                found[rows] += each.max(axis=0) if is_peak else each.mean(axis=0)
+        return found
+
+    def _hashed_links(self, hop: Hop, choice: Ints) -> Ints:
+        chosen = choice if hop.mask is None else choice[hop.mask]
+        return hop.bundles * hop.width + chosen * hop.width // self.num_paths
 
     def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
         pair = np.array([source]), np.array([target])
@@ -168,3 +192,14 @@ class HopWiring:
             mixed ^= mixed >> np.uint64(shift)
             mixed *= np.uint64(0xFF51AFD7ED558CCD)
         return (mixed >> np.uint64(11)).astype(np.int64) % self.num_paths
+
+
+def weighted_count(places: Ints, amount: float | Floats, length: int) -> Floats:
+    """What `places` add up to, each worth `amount` (one for all, or one each)."""
+    weights = amount if isinstance(amount, np.ndarray) else None
+    counts = np.bincount(places, weights, length).astype(np.float64)
+    return counts if isinstance(amount, np.ndarray) else counts * amount
+
+
+def _of_hop(amount: float | Floats, hop: Hop) -> float | Floats:
+    return amount[hop.mask] if isinstance(amount, np.ndarray) and hop.mask is not None else amount

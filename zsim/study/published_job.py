@@ -10,6 +10,7 @@ from zsim.cost.update_work import OptimizerImplementation
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
 from zsim.specs.job import Job, resolve
+from zsim.specs.placement import evenly
 from zsim.study.published_cluster import cluster_preset, row_cluster
 from zsim.study.published_model import composer_model, cross_entropy, is_composer, model_config
 from zsim.study.published_offload import is_offloaded, is_stas00, offload_blocks
@@ -91,9 +92,8 @@ def row_job(run: PublishedRun) -> RowJob:
         stored_dtype=_stored_dtype(run),
         optimizer_implementation=_optimizer_implementation(run),
     )
-    job = replace(
-        job, model=model, training=training, cluster=cluster, num_nodes=nodes, gpus_per_node=gpus // nodes
-    )
+    placement = evenly(nodes, gpus // nodes)
+    job = replace(job, model=model, training=training, cluster=cluster, placement=placement)
     _check_parameters(run, job)
     return RowJob(job, sequences, tuple(assumptions))
 

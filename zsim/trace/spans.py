@@ -99,8 +99,9 @@ class Trace:
     """All spans of one step, or of the whole steps of a recording.
 
     Arrays have one entry per span: `ranks`, `info_indices` (into `infos`), `issue_seconds` (when the host
-    enqueued it; NaN if unknown), `start_seconds`, `end_seconds`. `metadata` holds what a reader needs to
-    know of the source: model, cluster, framework, world size.
+    enqueued it; NaN if unknown), `start_seconds`, `end_seconds`. `begins`: when ranks began the step that
+    did not at 0. `metadata` holds what a reader needs to know of the source: model, cluster, framework,
+    world size.
 
     A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: of a
     collective's time, what remains when waiting for the slowest rank is taken off (NaN for other spans).
@@ -124,6 +125,7 @@ class Trace:
     steps: tuple[Step, ...] = ()
     step_numbers: Ints | None = None
     transfer_seconds: Floats | None = None
+    begins: Mapping[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -176,6 +178,20 @@ class Trace:
             step_numbers=None if self.step_numbers is None else self.step_numbers[keep],
             transfer_seconds=None if self.transfer_seconds is None else self.transfer_seconds[keep],
             **changes,
+        )
+
+    def on_clock_of(self, rank: int) -> Trace:
+        """The spans of one rank, from when it began the step."""
+        own, begin = self.of_rank(rank), self.begins.get(rank, 0.0)
+        if begin == 0.0:
+            return own
+        return replace(
+            own,
+            issue_seconds=own.issue_seconds - begin,
+            start_seconds=own.start_seconds - begin,
+            end_seconds=own.end_seconds - begin,
+            host_blocks=tuple((r, start - begin, end - begin, op) for r, start, end, op in own.host_blocks),
+            begins={},
         )
 
     def rows(self) -> Iterator[tuple[int, SpanInfo, float, float]]:

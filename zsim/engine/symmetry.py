@@ -1,0 +1,61 @@
+"""Which ranks of a job are simulated: one of every class of ranks that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zsim.fabric.classes import Classes, Party, each_by_itself, one_class, stable_classes
+from zsim.fabric.rings import Floats, Ints
+from zsim.fabric.symmetry import are_alike
+from zsim.plan.ops import Collective, OffloadWork, Plan
+from zsim.specs.topology import Topology
+
+_MOST_CLASSES = 512
+_ROUGHLY = (
+    "groups are at unequal places of the network; those with the same members' work are taken to be as slow "
+    "as the slowest"
+)
+
+
+def find_classes(
+    topology: Topology, plan: Plan, slowdowns: Floats, *, is_plain: bool, unfold: bool
+) -> tuple[Classes, tuple[str, ...]]:
+    """The classes of a job's ranks and groups, and notes on what they leave out.
+
+    `slowdowns`: how many times as long kernels take on every rank; `is_plain`: the job fills its fabric.
+    """
+    if unfold:
+        return each_by_itself(topology, plan.groups), ()
+    is_even = bool((slowdowns == slowdowns[0]).all())
+    is_whole = is_plain and topology.condition is None
+    if is_even and is_whole and are_alike(topology, plan.groups):
+        return one_class(topology, plan.groups), ()
+    party = make_party(topology, plan, slowdowns)
+    classes = stable_classes([party])[0]
+    if len(classes.sizes) <= _MOST_CLASSES:
+        return classes, ()
+    return stable_classes([party], by_links=False)[0], (_ROUGHLY,)
+
+
+def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> Party:
+    """A job as the search for classes sees it."""
+    works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
+    shares_nodes = any(isinstance(op.work, OffloadWork) for op in plan.ops)
+    traits: list[Floats | Ints] = [slowdowns]
+    if shares_nodes:
+        traits += _node_traits(topology)
+    kinds = np.unique(np.stack(traits), axis=1, return_inverse=True)[1]
+    return Party(topology, plan.groups, works, kinds.ravel(), shares_nodes)
+
+
+def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
+    """What tells ranks apart that use host memory: how many share their node, how good their links are."""
+    nodes = topology.node_of(topology.slots)
+    capacities = topology.capacities()
+    beside = np.bincount(nodes)[nodes]
+    switches = topology.switch_of(topology.slots)
+    of_rank = [capacities[topology.classes[n].first + topology.slots] for n in ("pcie_up", "pcie_down")]
+    uplinks = [capacities[topology.classes[n].first + switches] for n in ("uplink_up", "uplink_down")]
+    return [beside, *of_rank, *uplinks]
