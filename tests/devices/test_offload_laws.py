@@ -16,6 +16,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Plan
 from zsim.specs.hardware import Cluster
 from zsim.specs.job import Job, resolve
+from zsim.specs.placement import evenly
 
 GB = 10**9
 
@@ -40,9 +41,8 @@ def job_of(gpus: int, nodes: int = 1, **tables: dict[str, Any]) -> Job:
     }  # fmt: skip
     merged = {name: {**values, **tables.get(name, {})} for name, values in defaults.items()}
     merged |= {name: values for name, values in tables.items() if name not in defaults}
-    return replace(
-        job, cluster=cluster_of(job.cluster, **merged), num_nodes=nodes, gpus_per_node=gpus // nodes
-    )
+    placement = evenly(nodes, gpus // nodes)
+    return replace(job, cluster=cluster_of(job.cluster, **merged), placement=placement)
 
 
 def plan_of(gpus: int, *works: Copy | HostWork | DriveIo | Collective) -> Plan:
