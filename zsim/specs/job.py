@@ -87,8 +87,7 @@ def resolve(experiment: Experiment) -> Job:
         model = with_tiled_linears(model, table.tile_numel)
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
-        shape = len(placement.nodes), placement.gpus_per_node
-        deepspeed = _deepspeed(table, experiment, model, cluster, shape)
+        deepspeed = _deepspeed(table, experiment, model, cluster, placement)
         notes += deepspeed.notes
     training = _training(experiment, model, cluster, deepspeed, notes)
     _check_size(model, training)
@@ -206,9 +205,9 @@ def _deepspeed(
     experiment: Experiment,
     model: ModelSpec,
     cluster: Cluster,
-    shape: tuple[int, int],
+    placement: Placement,
 ) -> DeepSpeedConfig:
-    """The user's JSON, or a stage with defaults; both may say the same stage. `shape`: nodes, GPUs each."""
+    """The user's JSON, or a stage with defaults; both may say the same stage."""
     config: str | Path | dict[str, Any]
     if table.config is None:
         if table.stage is None:
@@ -230,8 +229,8 @@ def _deepspeed(
     resolved = load_deepspeed_config(
         config,
         version=table.version,
-        world_size=shape[0] * shape[1],
-        gpus_per_node=shape[1],
+        world_size=placement.world_size,
+        gpus_per_node=placement.gpus_per_node,
         hidden_size=model.hidden_size,
         training=values,
         name=table.config_name,
