@@ -16,6 +16,8 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.extrapolation import extrapolation_sentence, extrapolations
 from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Kernels, Plan
+from zsim.report.critical_causes import OpCauses, critical_seconds
+from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
 from zsim.report.offload import TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
@@ -86,7 +88,9 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
     if suggests_gpus and not report.fits:
         arguments["least_gpus"] = least_gpus(job.experiment)
         report = make_report(outcome.trace, **arguments)
-    return _with_cost(report, job, outcome.plan)
+    causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
+    chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings), causes)
+    return _with_cost(replace(report, critical_path_seconds=chain), job, outcome.plan)
 
 
 def _with_cost(report: Report, job: Job, plan: Plan) -> Report:

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log2
+from typing import NamedTuple
 
 from zsim.errors import NotSimulatedError
 
@@ -43,6 +44,15 @@ class Rounds:
 
     intra: int
     inter: int
+
+
+class CallLimit(NamedTuple):
+    """One collective on idle links: its latency, the whole of its time, and the tier of links that bounds the
+    rest of it ("" where nothing is sent)."""
+
+    latency_seconds: float
+    seconds: float
+    tier: str
 
 
 def edge_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from zsim.cost.collectives import CallLimit
 from zsim.cost.compute import KernelPricer
 from zsim.cost.host import host_seconds, load_host_costs
 from zsim.engine.capacity import resident_bytes, step_peak_bytes, usable_bytes
@@ -52,7 +53,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. `allocator_retries`: how often rank 0's allocator ran short and waited."""
+    """One simulated step. `allocator_retries`: how often rank 0's allocator ran short and waited; `calls`:
+    what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each other."""
 
     job: Job
     plan: Plan
@@ -65,6 +67,8 @@ class Outcome:
     limits: Mapping[str, str] = field(default_factory=dict)
     allocator_retries: int = 0
     notes: tuple[str, ...] = ()
+    calls: Mapping[Collective, CallLimit] = field(default_factory=dict)
+    meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
@@ -109,4 +113,10 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
     retries = executor.num_allocator_retries
     devices, limits = offload.traffic(step_seconds), offload.limits()
-    return Outcome(job, plan, topology, classes, trace, stats, traffic, devices, limits, retries, notes)
+    calls = {work: fabric.limit(work) for work in dict.fromkeys(works)}
+    meetings = {
+        (name, lane.rank): number for lane in executor.lanes for name, number in lane.instances.items()
+    }
+    return Outcome(
+        job, plan, topology, classes, trace, stats, traffic, devices, limits, retries, notes, calls, meetings
+    )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from zsim.cost.collectives import edge_bytes
+from zsim.cost.collectives import CallLimit, edge_bytes
 from zsim.fabric.choice import planned_seconds
 from zsim.fabric.communicators import Choice, Instance, Transfer, ring_latency
 from zsim.fabric.methods import Method, methods
@@ -69,6 +69,7 @@ class Fabric:
         self.extra = extra
         self.num_transfers = 0
         self.pool: FluidPool
+        self._links: Ints
         self.extra_profiles: dict[Hashable, Profile] = {}
         self._transfers: dict[tuple[Collective, int], Transfer] = {}
         self._kinds = _kinds_by_group(groups, works)
@@ -112,7 +113,7 @@ class Fabric:
     def _add_choices(self, pool: FluidPool, links: Ints) -> None:
         """Every (algorithm, protocol) of every communicator, for each kind of collective it runs. A protocol
         reaches only its fraction of each link's bandwidth, so it weighs more."""
-        self.pool = pool
+        self.pool, self._links = pool, links
         leaves_node = self.topology.leaves_node()[links]
         for instance in self._instances.values():
             profiles: dict[tuple[str, float, float], Profile] = {}
@@ -172,6 +173,16 @@ class Fabric:
         best = min(self.options(work, instance), key=self._preference(work, instance))
         self._transfers[work, instance] = best
         return best
+
+    def limit(self, work: Collective) -> CallLimit:
+        """What bounds the collective, in the slowest of its groups, when nothing else runs."""
+        numbers = [number for name, number in self._instances if name == work.group]
+        transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.seconds_alone)
+        tier = ""
+        if transfer.profile.usage:
+            slowest = min(transfer.profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])[0]
+            tier = self.topology.class_of(int(self._links[slowest])).tier
+        return CallLimit(transfer.latency_seconds, transfer.seconds_alone, tier)
 
     def options(self, work: Collective, instance: int = 0) -> list[Transfer]:
         """The collective with every algorithm and protocol that it may run with."""

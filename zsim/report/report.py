@@ -66,6 +66,7 @@ class Report:
     offload: OffloadSection | None = None
     energy: Energy | None = None
     cost: RunCost | None = None
+    critical_path_seconds: Mapping[str, float] | None = None
     startup_bytes: int = 0
 
     @property
@@ -124,6 +125,9 @@ class Report:
             "offload": None if self.offload is None else asdict(self.offload),
             "energy": None if self.energy is None else asdict(self.energy),
             "cost": None if self.cost is None else asdict(self.cost),
+            "critical_path_seconds": (
+                None if self.critical_path_seconds is None else dict(self.critical_path_seconds)
+            ),
         }
 
 

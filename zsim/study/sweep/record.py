@@ -71,6 +71,8 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     row["missing_bytes"] = None if report.out_of_memory is None else report.out_of_memory.missing_bytes
     for name, seconds in content["breakdown_seconds"].items():
         row[f"{name}_seconds"] = seconds
+    for cause, seconds in (content["critical_path_seconds"] or {}).items():
+        row[f"critical_path_seconds.{cause}"] = seconds
     for device, peak in content["peak_bytes"].items():
         for category, size in peak.items():
             row[f"{device}_peak_bytes" + ("" if category == "total" else f".{category}")] = size

@@ -1,0 +1,107 @@
+"""What the critical path is made of: computing, HBM, latency, a tier of links, the host, offloading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from zsim.cost.collectives import CallLimit
+from zsim.cost.power import Activity, kernel_activity
+from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Op, Plan, Work, offload_kind
+from zsim.report.critical_path import HOST, OTHERS, Link
+from zsim.specs.hardware import Gpu
+
+# Causes by name, in the order in which they are shown; tiers of links (nvlink, network, ...) stand between
+# latency and host.
+CAUSES = {
+    "compute": "compute",
+    "hbm": "HBM",
+    "launch": "gaps between kernels",
+    "interference": "kernels beside others",
+    "latency": "collectives' latency",
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "network": "network cards",
+    "host": "host",
+    "host memory": "host memory",
+    "cpu": "CPU",
+    "drives": "drives",
+    "others": "other ranks",
+}
+_NO_OP = {HOST: {"host": 0.0}, OTHERS: {"others": 0.0}}
+_COMPUTING = frozenset({"compute", "hbm", "launch"})
+_OF_RESOURCE = {
+    "dram": "host memory", "cpu": "cpu", "drive_read": "drives", "drive_write": "drives",
+    "drive_time": "drives",
+}  # fmt: skip
+
+
+class OpCauses:
+    """What each op's time alone is made of, each distinct piece of work looked at once.
+
+    `calls` says what bounds each collective, `limits` the class of resources that bounds each kind of
+    offloaded work (`zsim.engine.offload.Offload.limits`).
+    """
+
+    def __init__(
+        self, plan: Plan, gpu: Gpu, calls: Mapping[Collective, CallLimit], limits: Mapping[str, str]
+    ) -> None:
+        self._ops: tuple[Op, ...] = plan.ops
+        self._gpu, self._calls, self._limits = gpu, calls, limits
+        self._known: dict[int, dict[str, float]] = {}
+
+    def of(self, number: int) -> dict[str, float]:
+        """Seconds by cause of op `number`, on an idle machine."""
+        work = self._ops[number].work
+        known = self._known.get(id(work))
+        if known is None:
+            known = self._known[id(work)] = self._causes(work)
+        return known
+
+    def _causes(self, work: Work | None) -> dict[str, float]:
+        if isinstance(work, Kernels):
+            activity = kernel_activity(work.kernels, self._gpu)
+            return _of_kernels(activity)
+        if isinstance(work, Collective):
+            limit = self._calls[work]
+            return {
+                limit.tier or "latency": max(limit.seconds - limit.latency_seconds, 0.0),
+                "latency": limit.latency_seconds,
+            }
+        if work is None:
+            return {"host": 0.0}
+        resource = self._limits.get(offload_kind(work), "")
+        default = "cpu" if isinstance(work, HostWork) else "drives" if isinstance(work, DriveIo) else "pcie"
+        return {_OF_RESOURCE.get(resource, default): 0.0}
+
+
+def _of_kernels(activity: Activity) -> dict[str, float]:
+    return {"compute": activity.compute, "hbm": activity.memory, "launch": activity.idle}
+
+
+def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float]:
+    """Seconds of the chain by cause; they add up to the chain.
+
+    An op that took longer than alone shared something: kernels with collectives or other kernels
+    (`interference`), transfers with others on the links that bound them.
+    """
+    totals: dict[str, float] = {}
+    for link in links:
+        parts = dict(_NO_OP[link.op] if link.op in _NO_OP else causes.of(link.op))
+        alone = sum(parts.values())
+        if alone > link.seconds:
+            parts = {cause: seconds * link.seconds / alone for cause, seconds in parts.items()}
+        elif set(parts) <= _COMPUTING:
+            parts["interference"] = link.seconds - alone
+        else:
+            shared = next((cause for cause in parts if cause != "latency"), "latency")
+            parts[shared] += link.seconds - alone
+        for cause, seconds in parts.items():
+            totals[cause] = totals.get(cause, 0.0) + seconds
+    return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}
+
+
+def _in_order(causes: Iterable[str]) -> list[str]:
+    """Causes in the order of `CAUSES`; tiers that have no name there (spines of a fabric) after the cards."""
+    places = {cause: float(place) for place, cause in enumerate(CAUSES)}
+    between = places["network"] + 0.5
+    return sorted(causes, key=lambda cause: (places.get(cause, between), cause))

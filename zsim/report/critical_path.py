@@ -1,0 +1,170 @@
+"""The critical path of a step: the chain of work that its end waited for, read backwards.
+
+# [Note: reading the chain backwards]
+An op begins when the last of three things has happened: the op before it on its stream ended, an op that it
+comes after ended, the host issued it. Whichever ended at that instant is the link of the chain before it. The
+host's part goes back to the last time that it was blocked, and from there to the op that it waited for. A
+collective begins for all when its last rank has come, so the chain goes on there. What the chain covers is
+the whole step, without gaps: its parts add up to the step's time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.plan.ops import Collective, Plan
+from zsim.trace.spans import Trace
+
+_SAME_INSTANT = 1e-9  # of the step
+HOST, OTHERS = -1, -2  # in place of an op: the host issuing; something that this trace does not show
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One stretch of the chain: an op of the plan on a rank, or that rank's host issuing (`HOST`)."""
+
+    rank: int
+    op: int
+    start_seconds: float
+    end_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_seconds - self.start_seconds
+
+
+class _Lane:
+    """One rank's times by position among the ops that have work."""
+
+    def __init__(self, trace: Trace, rank: int) -> None:
+        spans = np.flatnonzero(trace.ranks == rank)
+        spans = spans[np.argsort(trace.info_indices[spans], kind="stable")]
+        self.issue = trace.issue_seconds[spans].tolist()
+        self.start = trace.start_seconds[spans].tolist()
+        self.end = trace.end_seconds[spans].tolist()
+        blocks = sorted((end, start, info) for r, start, end, info in trace.host_blocks if r == rank)
+        self.block_ends = [end for end, _, _ in blocks]
+        self.blocks = blocks
+
+
+def critical_path(
+    plan: Plan, trace: Trace, meetings: Mapping[tuple[str, int], int] | None = None
+) -> list[Link]:
+    """The chain from the step's beginning to its end, in that order; see [Note: reading the chain
+    backwards]. `trace` must be the simulated one of `plan`, with one span per op that has work. `meetings`:
+    by (group, rank), a number that is equal for ranks that wait for each other; without it the ranks of a
+    group do."""
+    return _Walk(plan, trace, meetings or {}).links()
+
+
+class _Walk:
+    def __init__(self, plan: Plan, trace: Trace, meetings: Mapping[tuple[str, int], int]) -> None:
+        self.plan, self.trace, self.meetings = plan, trace, meetings
+        self.tolerance = _SAME_INSTANT * trace.step_seconds
+        self.numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
+        self.before = _Predecessors(plan, self.numbers)
+        self.ranks = sorted({int(rank) for rank in np.unique(trace.ranks)})
+        self.lanes = {rank: _Lane(trace, rank) for rank in self.ranks}
+        self.found: list[Link] = []
+
+    def links(self) -> list[Link]:
+        end = self.trace.step_seconds
+        rank, place = max(
+            ((rank, place) for rank in self.ranks for place in [_last(self.lanes[rank].end)]),
+            key=lambda at: self.lanes[at[0]].end[at[1]],
+        )
+        at: tuple[int, int] | None = (rank, place)
+        last = self.lanes[rank].end[place]
+        if end - last > self.tolerance:
+            at = self._host(rank, end)
+        while at is not None:
+            at = self._op(*at)
+        self.found.reverse()
+        return self.found
+
+    def _op(self, rank: int, place: int) -> tuple[int, int] | None:
+        """Add the op at `place`, and return what it waited for; None at the beginning."""
+        end = self.lanes[rank].end[place]
+        rank = self._last_to_come(rank, place)
+        lane = self.lanes[rank]
+        start = lane.start[place]
+        self._add(rank, self.numbers[place], start, end)
+        if start <= self.tolerance:
+            return None
+        previous = max(self.before.of(place), key=lambda p: (lane.end[p], p), default=-1)
+        waited = lane.end[previous] if previous >= 0 else 0.0
+        issued = min(lane.issue[place], start)
+        if waited >= issued and previous >= 0:
+            if start - waited > self.tolerance:  # nothing that is known of: the chain stays whole
+                self._add(rank, OTHERS, waited, start)
+            return rank, previous
+        if start - issued > self.tolerance:
+            self._add(rank, OTHERS, issued, start)
+        return self._host(rank, issued)
+
+    def _host(self, rank: int, until: float) -> tuple[int, int] | None:
+        """Add the host's stretch that ends at `until`, and return what it had been blocked on."""
+        lane = self.lanes[rank]
+        number = bisect_right(lane.block_ends, until + self.tolerance) - 1
+        if number < 0:
+            self._add(rank, HOST, 0.0, until)
+            return None
+        ended, _, place = lane.blocks[number]
+        self._add(rank, HOST, min(ended, until), until)
+        return rank, place
+
+    def _last_to_come(self, rank: int, place: int) -> int:
+        """Of the simulated ranks in the same collective, the one that came last; `rank` otherwise."""
+        work = self.plan.ops[self.numbers[place]].work
+        if not isinstance(work, Collective) or len(self.ranks) == 1:
+            return rank
+        meeting = self._meeting(work.group, rank)
+        members = [other for other in self.ranks if self._meeting(work.group, other) == meeting]
+        return max(members, key=lambda other: (self.lanes[other].start[place], other == rank))
+
+    def _meeting(self, group: str, rank: int) -> int:
+        found = self.meetings.get((group, rank))
+        return self.plan.groups[group].ranks_of(rank).start if found is None else found
+
+    def _add(self, rank: int, op: int, start: float, end: float) -> None:
+        start = max(start, 0.0)
+        if end > start:
+            self.found.append(Link(rank, op, start, end))
+
+
+def _last(ends: list[float]) -> int:
+    return max(range(len(ends)), key=lambda place: (ends[place], place))
+
+
+class _Predecessors:
+    """The ops with work that must end before one may start, as places among the ops with work. Ops without
+    work (waits, hooks) hand on what they wait for."""
+
+    def __init__(self, plan: Plan, numbers: list[int]) -> None:
+        self._ops, self._numbers = plan.ops, numbers
+        self._place_of = {number: place for place, number in enumerate(numbers)}
+        last_on_stream: dict[str, int] = {}
+        self._on_stream: list[int] = []
+        for place, number in enumerate(numbers):
+            stream = plan.ops[number].stream
+            self._on_stream.append(last_on_stream.get(stream, -1))
+            last_on_stream[stream] = place
+
+    def of(self, place: int) -> list[int]:
+        on_stream = self._on_stream[place]
+        found = [on_stream] if on_stream >= 0 else []
+        waiting = list(self._ops[self._numbers[place]].after)
+        seen: set[int] = set()
+        while waiting:
+            number = waiting.pop()
+            known = self._place_of.get(number)
+            if known is not None:
+                found.append(known)
+            elif number not in seen:
+                seen.add(number)
+                waiting.extend(self._ops[number].after)
+        return found
