@@ -205,3 +205,24 @@ def test_folded_and_unfolded_steps_have_the_same_causes() -> None:
         report_of(simulate_job(job, unfold=unfold), 1.0).critical_path_seconds for unfold in (False, True)
     )
     assert folded == pytest.approx(unfolded)
+
+
+@pytest.mark.parametrize(
+    ("faults", "rank", "cause"),
+    [
+        ({"slow_gpus": {"13": 1.5}}, 13, "interference"),
+        ({"links": {"node1.nic0": {"bandwidth_fraction": 0.1}}}, 0, "network"),
+    ],
+)
+def test_the_chain_goes_through_what_is_slow(faults: dict[str, Any], rank: int, cause: str) -> None:
+    """On 16 GPUs: a slow GPU is what the others wait for, a slow card what every collective does."""
+    training = {"sequence_length": 1024}
+    job = resolve(
+        Experiment(model="llama-2-7b", cluster="dgx-h100", nodes=2, training=training, faults=faults)
+    )
+    sound = resolve(Experiment(model="llama-2-7b", cluster="dgx-h100", nodes=2, training=training))
+    outcome = simulate_job(job)
+    chained, before = (report_of(o, 1.0).critical_path_seconds or {} for o in (outcome, simulate_job(sound)))
+    assert {link.rank for link in critical_path(outcome.plan, outcome.trace, outcome.meetings)} == {rank}
+    gained = {name: chained.get(name, 0) - before.get(name, 0) for name in {*chained, *before}}
+    assert max(gained, key=lambda name: gained[name]) == cause

@@ -16,7 +16,7 @@ CAUSES = {
     "compute": "compute",
     "hbm": "HBM",
     "launch": "gaps between kernels",
-    "interference": "kernels beside others",
+    "interference": "slowed kernels",
     "latency": "collectives' latency",
     "nvlink": "NVLink",
     "pcie": "PCIe",
@@ -81,8 +81,8 @@ def _of_kernels(activity: Activity) -> dict[str, float]:
 def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float]:
     """Seconds of the chain by cause; they add up to the chain.
 
-    An op that took longer than alone shared something: kernels with collectives or other kernels
-    (`interference`), transfers with others on the links that bound them.
+    An op that took longer than alone was slowed down: kernels by collectives, by other kernels or on a slow
+    GPU (`interference`), transfers by others on the links that bound them.
     """
     totals: dict[str, float] = {}
     for link in links:

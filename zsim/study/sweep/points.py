@@ -14,6 +14,9 @@ from zsim.specs.experiment import STRATEGIES, Experiment, TrainingTable, experim
 from zsim.study.sweep.expressions import Expression, nested_value
 from zsim.study.sweep.study_file import LABEL, Rule, Study
 
+# Tables whose keys are not all known beforehand: of other files, names of nodes and links.
+_OPEN_TABLES = frozenset(Experiment.model_fields) - {"training", "strategy", "cost", "nodes", "gpus"}
+
 
 @dataclass(frozen=True)
 class Point:
@@ -117,7 +120,8 @@ def _check_names(study: Study) -> None:
     known |= {f"strategy.{name}" for table in STRATEGIES.values() for name in table.model_fields}
     for expression in expressions:
         for name in expression.names:
-            if name not in known and nested_value(study.base, name) is None:
+            is_table = name.partition(".")[0] in _OPEN_TABLES
+            if name not in known and not is_table and nested_value(study.base, name) is None:
                 raise InputError(
                     f"{expression.where}: {expression.text!r}: unknown key '{name}'"
                     f"{did_you_mean(name, sorted(known))}"
