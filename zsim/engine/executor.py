@@ -27,7 +27,7 @@ class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
 
     __slots__ = (
-        "allocator", "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue",
+        "allocator", "began", "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue",
         "kernel_seconds", "next_op", "pending", "rank", "start",
     )  # fmt: skip
 
@@ -37,15 +37,17 @@ class Lane:
         program: Program,
         instances: dict[str, int],
         kernel_seconds: Sequence[float | None],
+        began: float,
     ) -> None:
         self.rank = rank
+        self.began = began
         self.kernel_seconds = kernel_seconds
         self.instances = instances  # which instance of each group it belongs to
         self.pending = list(program.pending)
         nan = array("d", [math.nan]) * program.num_ops
         self.issue, self.start, self.ended = nan[:], nan[:], nan[:]
         self.next_op = 0
-        self.host_time = 0.0
+        self.host_time = began
         self.blocked_on = -1
         self.allocator: Allocator | None = None
         self.host_blocks: list[tuple[float, float, int]] = []
@@ -85,7 +87,7 @@ class Executor:
         self._members: dict[tuple[str, int], int] = {}
         for rank, seconds in zip(ranks, kernel_seconds, strict=True):
             instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
-            lane = Lane(rank, program, instances, seconds)
+            lane = Lane(rank, program, instances, seconds, env.now)
             lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane))
             if program.memory:
                 lane.allocator = Allocator(free_bytes, program.memory)
@@ -94,13 +96,21 @@ class Executor:
                 self._members[key] = self._members.get(key, 0) + 1
 
     def run(self) -> float:
-        """Seconds until every op of every lane has ended.
+        """The time at which every op of every lane has ended.
 
         Raises StuckError when the clock stops with work left.
         """
+        self.begin()
+        self.env.run()
+        return self.end()
+
+    def begin(self) -> None:
+        """Let every host issue what it can; the rest happens on the clock."""
         for lane in self.lanes:
             self._advance_host(lane)
-        self.env.run()
+
+    def end(self) -> float:
+        """When the last op of the lanes ended, once the clock has stopped; see `run`."""
         last = 0.0
         for lane in self.lanes:
             if lane.next_op < self.program.num_ops or any(map(math.isnan, lane.ended)):

@@ -16,14 +16,16 @@ from zsim.plan.ops import Collective, Kernels, OffloadWork, Plan
 class Program:
     """`pending[i]`: how many ops must end before op i may start (the one before it on its stream, and those
     in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host;
-    `host_waits[i]`: ops the host waits for before that; `memory[i]`: what it allocates and frees before
-    that, where the allocator can make it wait (else empty)."""
+    `concentration[i]`: the sum of the squares of its launches' seconds over the square of their sum (1 for
+    one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that; `memory[i]`: what
+    it allocates and frees before that, where the allocator can make it wait (else empty)."""
 
     plan: Plan
     pending: list[int]
     successors: list[tuple[int, ...]]
     host_seconds: list[float]
     kernel_seconds: list[float | None]
+    concentration: list[float]
     host_waits: list[tuple[int, ...]]
     memory: dict[int, ChangesOfOp]
 
@@ -48,9 +50,10 @@ def make_program(
     pending = [0] * num_ops
     successors: list[list[int]] = [[] for _ in range(num_ops)]
     last_on_stream: dict[str, int] = {}
-    seconds_of: dict[int, float] = {}
+    known: dict[int, tuple[float, float]] = {}
     host_of: dict[tuple[str | None, int], float] = {}
     durations: list[float | None] = []
+    concentration: list[float] = []
     host: list[float] = []
     for index, op in enumerate(plan.ops):
         before = set(op.after)
@@ -65,10 +68,12 @@ def make_program(
         pending[index] = len(before)
         if isinstance(op.work, Kernels):
             key = id(op.work)
-            if key not in seconds_of:
-                seconds_of[key] = sum(kernel_seconds(kernel) for kernel in op.work.kernels)
-            durations.append(seconds_of[key])
+            if key not in known:
+                known[key] = _together([(kernel_seconds(k), k.launches) for k in op.work.kernels])
+            durations.append(known[key][0])
+            concentration.append(known[key][1])
         else:
+            concentration.append(0.0)
             assert op.work is None or isinstance(op.work, Collective | OffloadWork)
             durations.append(None)
         host_key = (op.overhead, op.launches)
@@ -77,7 +82,16 @@ def make_program(
         host.append(host_of[host_key])
     waits = _with_launch_queue(plan, launch_queue)
     memory = _memory(plan) if is_limited else {}
-    return Program(plan, pending, [tuple(s) for s in successors], host, durations, waits, memory)
+    return Program(
+        plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits, memory
+    )
+
+
+def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Seconds of all kernels, each given with its launches, and their concentration."""
+    total = sum(seconds for seconds, _ in kernels)
+    squares = sum(seconds * seconds / max(launches, 1) for seconds, launches in kernels)
+    return total, squares / (total * total) if total > 0 else 0.0
 
 
 def slowed(kernel_seconds: Sequence[float | None], factor: float) -> Sequence[float | None]:

@@ -109,7 +109,7 @@ class _Times:
         self.issue: Floats = np.asarray(lane.issue)[self.first :]
         self.start: Floats = np.asarray(lane.start)[self.first :]
         self.ended: Floats = np.asarray(lane.ended)[self.first :]
-        self.begin = max(lane.ended[: self.first], default=0.0)
+        self.begin = max(lane.ended[: self.first], default=lane.began)
         self.host_blocks = lane.host_blocks
 
     def start_at(self, begin: float) -> None:

@@ -11,20 +11,17 @@ from dataclasses import dataclass, field
 import simpy
 
 from zsim.cost.collectives import CallLimit
-from zsim.cost.compute import KernelPricer
-from zsim.cost.host import host_seconds, load_host_costs
-from zsim.engine.capacity import resident_bytes, step_peak_bytes, usable_bytes
-from zsim.engine.executor import Executor
-from zsim.engine.offload import DeviceTraffic, Offload
-from zsim.engine.program import make_program, slowed
-from zsim.engine.record import make_trace
+from zsim.engine.offload import DeviceTraffic
+from zsim.engine.prepare import prepare
+from zsim.engine.repeat import Jittered, run_jittered, run_once
 from zsim.engine.steady import is_drained, twice
 from zsim.engine.symmetry import find_classes
-from zsim.fabric.classes import Classes
-from zsim.fabric.fabric import Fabric, LinkLoad
+from zsim.fabric.classes import Classes, first_apart
+from zsim.fabric.fabric import LinkLoad
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.faults import kernel_slowdowns
+from zsim.specs.jitter import resolve_jitter
 from zsim.specs.job import Job, job_topology
 from zsim.specs.topology import Topology
 from zsim.trace.spans import Trace
@@ -37,6 +34,9 @@ class SimulationStats:
     wall_seconds: float
     events: int
     rank_classes: int
+
+
+_MOST_DRAWN = 16  # ranks that are all simulated when they vary
 
 
 @contextmanager
@@ -69,10 +69,11 @@ class Outcome:
     notes: tuple[str, ...] = ()
     calls: Mapping[Collective, CallLimit] = field(default_factory=dict)
     meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    jittered: Jittered | None = None
 
 
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
-    """Run one steady step.
+    """Run one steady step, or as many as `[jitter]` draws.
 
     One lane stands for all ranks of a class, which run the same program on equal hardware at symmetric
     places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine.
@@ -82,41 +83,30 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     plan = plan or make_plan(job)
     topology = job_topology(job)
     slowdowns = kernel_slowdowns(topology, job.experiment.faults)
+    jitter = resolve_jitter(job.experiment.jitter)
+    unfold = unfold or (jitter is not None and job.world_size <= _MOST_DRAWN)
     is_plain = job.placement.is_plain
     classes, notes = find_classes(topology, plan, slowdowns, is_plain=is_plain, unfold=unfold)
-    env = simpy.Environment()
-    offload = Offload(topology, plan, classes)
-    works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
-    fabric = Fabric(env, topology, plan.groups, blocks=classes.blocks, extra=offload.extra(), works=works)
-    pricer, costs = KernelPricer(job.cluster.gpu), load_host_costs()
-    host = job.cluster.host
-    resident, peak = resident_bytes(job, plan), step_peak_bytes(job, plan)
-    fits = peak <= usable_bytes(job.cluster)
-    program = make_program(
-        twice(plan) if is_steady and not is_drained(plan) else plan,
-        pricer.seconds,
-        lambda event, launches: host_seconds(event, launches, host, costs),
-        launch_queue=host.launch_queue,
-        is_limited=fits,
-    )
-    ranks = classes.representatives
-    kernels = [slowed(program.kernel_seconds, float(slowdowns[rank])) for rank in ranks]
-    slowdown = job.cluster.gpu.interference.compute_slowdown
-    free_bytes = usable_bytes(job.cluster) - resident
-    executor = Executor(env, program, fabric, ranks, kernels, slowdown, offload, free_bytes)
+    if jitter is not None and not unfold:
+        classes = first_apart(classes)
+    repeated = twice(plan) if is_steady and not is_drained(plan) else plan
+    prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
     with _no_garbage_collection():
-        end_seconds = executor.run()
-    trace = make_trace(job, plan, executor, end_seconds)
+        run = run_once(prepared)
+        spread = run_jittered(prepared, run, jitter) if jitter is not None else None
+    trace = spread.median if spread is not None else run.trace
     step_seconds = trace.step_seconds
-    traffic = fabric.traffic(works)
-    events = executor.num_events + fabric.num_transfers
-    stats = SimulationStats(time.perf_counter() - began, events, len(ranks))
-    retries = executor.num_allocator_retries
+    fabric, offload = prepared.fabric, prepared.offload
+    traffic = fabric.traffic(prepared.works)
+    events = run.executor.num_events + fabric.num_transfers + (spread.events if spread is not None else 0)
+    stats = SimulationStats(time.perf_counter() - began, events, len(run.executor.lanes))
+    retries = run.executor.num_allocator_retries
     devices, limits = offload.traffic(step_seconds), offload.limits()
-    calls = {work: fabric.limit(work) for work in dict.fromkeys(works)}
+    calls = {work: fabric.limit(work) for work in dict.fromkeys(prepared.works)}
     meetings = {
-        (name, lane.rank): number for lane in executor.lanes for name, number in lane.instances.items()
+        (name, lane.rank): number for lane in run.executor.lanes for name, number in lane.instances.items()
     }
     return Outcome(
-        job, plan, topology, classes, trace, stats, traffic, devices, limits, retries, notes, calls, meetings
-    )
+        job, plan, topology, classes, trace, stats, traffic, devices, limits, retries, notes, calls, meetings,
+        spread,
+    )  # fmt: skip

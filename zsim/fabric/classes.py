@@ -59,6 +59,14 @@ class Party:
     shares_nodes: bool = False
 
 
+def first_apart(classes: Classes) -> Classes:
+    """The same classes, the first rank of each by itself."""
+    firsts = classes.representatives
+    of_rank = 2 * classes.of_rank + 1
+    of_rank[firsts] -= 1
+    return Classes(_in_order(of_rank), classes.blocks)
+
+
 def one_class(topology: Topology, groups: Mapping[str, Group]) -> Classes:
     """All ranks alike."""
     counts = {name: topology.world_size // group.size for name, group in groups.items()}

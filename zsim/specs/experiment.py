@@ -17,6 +17,7 @@ from zsim.specs.cluster_files import read_toml
 from zsim.specs.cost import CostTable
 from zsim.specs.faults import FaultsTable
 from zsim.specs.importers.training_file import with_training_file
+from zsim.specs.jitter import JitterTable
 from zsim.specs.overrides import with_overrides
 from zsim.specs.placement import PlacementTable
 from zsim.specs.strategy import Checkpointing, CrossEntropy, Precision
@@ -147,6 +148,7 @@ class _ExperimentFile(_Table):
     gpus: Count | None = None
     placement: PlacementTable = PlacementTable()
     faults: FaultsTable = FaultsTable()
+    jitter: JitterTable = JitterTable()
     training: TrainingTable = TrainingTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = None

@@ -1,0 +1,98 @@
+"""Everything that a job's step needs on the clock: its program priced, its classes, its links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import simpy
+
+from zsim.cost.compute import KernelPricer
+from zsim.cost.host import host_seconds, load_host_costs
+from zsim.engine.capacity import resident_bytes, step_peak_bytes, usable_bytes
+from zsim.engine.executor import Executor
+from zsim.engine.offload import Offload
+from zsim.engine.program import Program, make_program, slowed
+from zsim.fabric.classes import Classes
+from zsim.fabric.fabric import Fabric
+from zsim.fabric.rings import Floats
+from zsim.plan.ops import Collective, Plan
+from zsim.specs.job import Job
+from zsim.specs.topology import Topology
+
+Seconds = Sequence[float | None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job ready to run: `plan` is one step, `program` that step as often as it runs in a row."""
+
+    job: Job
+    plan: Plan
+    topology: Topology
+    classes: Classes
+    slowdowns: Floats
+    program: Program
+    fabric: Fabric
+    offload: Offload
+    works: list[Collective]
+    free_bytes: int
+
+    @property
+    def kernel_seconds(self) -> list[Seconds]:
+        """Per class, the program's kernels on its GPUs."""
+        slowdowns = (float(self.slowdowns[rank]) for rank in self.classes.representatives)
+        return [slowed(self.program.kernel_seconds, slowdown) for slowdown in slowdowns]
+
+    def executor(self, kernel_seconds: Sequence[Seconds] | None = None) -> Executor:
+        """One run of the program from now on, with each class's kernels as long as it usually has them or
+        as given."""
+        return Executor(
+            self.fabric.env,
+            self.program,
+            self.fabric,
+            self.classes.representatives,
+            kernel_seconds or self.kernel_seconds,
+            self.job.cluster.gpu.interference.compute_slowdown,
+            self.offload,
+            self.free_bytes,
+        )
+
+
+def prepare(
+    job: Job,
+    plan: Plan,
+    repeated: Plan,
+    topology: Topology,
+    classes: Classes,
+    slowdowns: Floats,
+    env: simpy.Environment,
+    *,
+    is_connected: bool = True,
+) -> Prepared:
+    """Price `repeated` (the plan, once or several times) and put its collectives on the links.
+
+    `is_connected` false leaves the links to `zsim.fabric.fabric.connect`.
+    """
+    offload = Offload(topology, plan, classes)
+    works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
+    fabric = Fabric(
+        env,
+        topology,
+        plan.groups,
+        blocks=classes.blocks,
+        extra=offload.extra(),
+        works=works,
+        is_connected=is_connected,
+    )
+    pricer, costs, host = KernelPricer(job.cluster.gpu), load_host_costs(), job.cluster.host
+    usable = usable_bytes(job.cluster)
+    program = make_program(
+        repeated,
+        pricer.seconds,
+        lambda event, launches: host_seconds(event, launches, host, costs),
+        launch_queue=host.launch_queue,
+        is_limited=step_peak_bytes(job, plan) <= usable,
+    )
+    free_bytes = usable - resident_bytes(job, plan)
+    return Prepared(job, plan, topology, classes, slowdowns, program, fabric, offload, works, free_bytes)

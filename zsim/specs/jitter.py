@@ -1,0 +1,90 @@
+"""Kernels and GPUs that vary: `[jitter]` of an experiment, and how much they do by default.
+
+[jitter]
+seed = 1                    # without a seed there is no jitter
+steps = 20                  # how many steps are drawn
+kernel_sigma = 0.0084       # one kernel from step to step
+rank_sigma = 0.015          # one GPU against another, all through the run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from zsim.specs.cluster_files import read_toml
+from zsim.specs.table import Evidence, Table
+from zsim.specs.validation import validated
+
+_FILE = Path(__file__).parents[1] / "presets" / "jitter.toml"
+_MOST_STEPS = 1000
+Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class JitterTable(BaseModel):
+    """`[jitter]`. Every kernel's duration is multiplied by a number of mean 1 whose logarithm is normal with
+    standard deviation `kernel_sigma`, drawn anew for every rank and step; and by one with `rank_sigma`,
+    drawn once per rank. What is left out is published (`zsim/presets/jitter.toml`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: Annotated[int, Field(ge=0, strict=True)] | None = None
+    steps: Annotated[int, Field(gt=0, le=_MOST_STEPS, strict=True)] = 20
+    kernel_sigma: Sigma | None = None
+    rank_sigma: Sigma | None = None
+
+    @model_validator(mode="after")
+    def _needs_a_seed(self) -> Self:
+        if self.seed is None and self.model_fields_set - {"seed"}:
+            raise ValueError(f"{min(self.model_fields_set)} has no effect without a seed")
+        return self
+
+
+class _Sigma(Table):
+    sigma: Sigma
+
+
+class _Spreads(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kernel: _Sigma
+    rank: _Sigma
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """What varies and how much, with the sources of both numbers and the weaker of their grades."""
+
+    seed: int
+    steps: int
+    kernel_sigma: float
+    rank_sigma: float
+    sources: dict[str, str]
+    evidence: Evidence
+
+
+def resolve_jitter(table: JitterTable) -> Jitter | None:
+    """The table with defaults filled in; None without a seed."""
+    if table.seed is None:
+        return None
+    published = validated(read_toml(_FILE), _FILE.name, _Spreads)
+    given = {"kernel": table.kernel_sigma, "rank": table.rank_sigma}
+    defaults = {"kernel": published.kernel, "rank": published.rank}
+    sigmas = {name: defaults[name].sigma if sigma is None else sigma for name, sigma in given.items()}
+    is_all_measured = all(
+        sigma is None and defaults[name].evidence == "measured" for name, sigma in given.items()
+    )
+    return Jitter(
+        seed=table.seed,
+        steps=table.steps,
+        kernel_sigma=sigmas["kernel"],
+        rank_sigma=sigmas["rank"],
+        sources={
+            name: defaults[name].source if sigma is None else "set by the user"
+            for name, sigma in given.items()
+        },
+        evidence="measured" if is_all_measured else "assumed",
+    )
