@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
@@ -19,10 +19,12 @@ from zsim.plan.ops import Kernels, Plan
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
+from zsim.report.irregular import rank_rows, spread_of
 from zsim.report.offload import TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
 from zsim.report.traffic import TrafficRow
 from zsim.specs.experiment import Experiment
+from zsim.specs.faults import FaultsTable
 from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
 from zsim.specs.importers.deepspeed_zeropp import deepspeed_label
@@ -65,7 +67,7 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
 def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:
     """What one simulated step means. `suggests_gpus`: where it does not fit, look for how many GPUs would do
     (which takes longer than the step)."""
-    job = outcome.job
+    job, jittered = outcome.job, outcome.jittered
     cluster = job.cluster
     arguments: dict[str, Any] = {
         "zsim_version": __version__,
@@ -74,7 +76,11 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "capacity_bytes": {"gpu": usable_bytes(cluster), **node_capacity_bytes(cluster)},
         "evidence": evidence(job, outcome.plan),
         "simulation": SimulationStats(
-            wall_seconds, outcome.stats.events, outcome.stats.rank_classes, job.world_size
+            wall_seconds,
+            outcome.stats.events,
+            outcome.stats.rank_classes,
+            job.world_size,
+            1 if jittered is None else len(jittered.steps),
         ),
         "labels": {"model": job.model.name, "cluster": cluster.name, "strategy": strategy_label(job)},
         "gpus_per_node": job.gpus_per_node,
@@ -90,7 +96,18 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
     chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings), causes)
-    return _with_cost(replace(report, critical_path_seconds=chain), job, outcome.plan)
+    report = _with_irregularities(replace(report, critical_path_seconds=chain), outcome)
+    return _with_cost(report, job, outcome.plan)
+
+
+def _with_irregularities(report: Report, outcome: Outcome) -> Report:
+    """The report with the ranks that differ, or with how far steps drawn with jitter spread."""
+    jittered = outcome.jittered
+    if jittered is None:
+        slowdowns = [float(outcome.slowdowns[rank]) for rank in outcome.classes.representatives]
+        return replace(report, ranks=rank_rows(outcome.trace, outcome.classes.sizes.tolist(), slowdowns))
+    spread = spread_of(jittered.jitter, jittered.steps, jittered.plain_seconds)
+    return replace(report, jitter=spread, evidence={**report.evidence, "jitter": jittered.jitter.evidence})
 
 
 def _with_cost(report: Report, job: Job, plan: Plan) -> Report:
@@ -180,8 +197,20 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         "gpus": job.world_size,
         "training": {name: getattr(training, name) for name in training.__slots__},
         "strategy": strategy,
+        **_irregularities(job),
         "cluster": job.cluster.model_dump(by_alias=True),
     }
+
+
+def _irregularities(job: Job) -> dict[str, Any]:
+    """Where the job sits and what is wrong there, as far as either is said."""
+    found: dict[str, Any] = {}
+    if not job.placement.is_plain:
+        found["placement"] = asdict(job.placement)
+    faults = job.experiment.faults
+    if faults != FaultsTable():
+        found["faults"] = faults.model_dump()
+    return found
 
 
 def _model_source(job: Job) -> str:

@@ -18,6 +18,7 @@ from zsim.engine.steady import is_drained, twice
 from zsim.engine.symmetry import find_classes
 from zsim.fabric.classes import Classes, first_apart
 from zsim.fabric.fabric import LinkLoad
+from zsim.fabric.rings import Floats
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.faults import kernel_slowdowns
@@ -60,6 +61,7 @@ class Outcome:
     plan: Plan
     topology: Topology
     classes: Classes
+    slowdowns: Floats
     trace: Trace
     stats: SimulationStats
     traffic: dict[str, LinkLoad]
@@ -107,6 +109,6 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
         (name, lane.rank): number for lane in run.executor.lanes for name, number in lane.instances.items()
     }
     return Outcome(
-        job, plan, topology, classes, trace, stats, traffic, devices, limits, retries, notes, calls, meetings,
-        spread,
+        job, plan, topology, classes, slowdowns, trace, stats, traffic, devices, limits, retries, notes,
+        calls, meetings, spread,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.report import figures
 from zsim.report.cost_words import HEADINGS, cost_rows
+from zsim.report.irregular_words import irregular_tables
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
@@ -75,6 +76,7 @@ def html_report(report: Report, trace: Trace) -> str:
             for name, seconds in report.breakdown.seconds.items()
         ],
         collective_rows=[_collective_row(row) for row in report.collectives],
+        irregular=list(irregular_tables(report)),
         cost_headings=HEADINGS,
         cost_rows=list(cost_rows(report)),
         experiment=sections(report.experiment),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.report.cost_words import HEADINGS, cost_rows
+from zsim.report.irregular_words import Words, irregular_tables
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
@@ -51,6 +52,8 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     yield _speed(report)
     yield Text(report.limit)
     yield _breakdown(report, is_plain)
+    for words in irregular_tables(report):
+        yield _words(words)
     for device in report.peaks:
         if report.peaks[device].total > 0:
             yield _memory(report, device, is_plain)
@@ -102,6 +105,13 @@ def _breakdown(report: Report, is_plain: bool) -> Table:
         share = seconds / report.step_seconds
         bar = _bar(share, meaning.terminal, is_plain)
         table.add_row(meaning.label, format_seconds(seconds), _percent(share), bar)
+    return table
+
+
+def _words(words: Words) -> Table:
+    table = _table(words.title, *words.headings)
+    for row in words.rows:
+        table.add_row(*row)
     return table
 
 

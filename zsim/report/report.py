@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
+from zsim.report.irregular import RankRow, Spread
 from zsim.report.memory import START_UP, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
@@ -68,6 +69,8 @@ class Report:
     cost: RunCost | None = None
     critical_path_seconds: Mapping[str, float] | None = None
     startup_bytes: int = 0
+    ranks: tuple[RankRow, ...] = ()
+    jitter: Spread | None = None
 
     @property
     def fits(self) -> bool:
@@ -128,6 +131,8 @@ class Report:
             "critical_path_seconds": (
                 None if self.critical_path_seconds is None else dict(self.critical_path_seconds)
             ),
+            "ranks": [asdict(row) for row in self.ranks],
+            "jitter": None if self.jitter is None else asdict(self.jitter),
         }
 
 
