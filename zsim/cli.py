@@ -23,6 +23,7 @@ from zsim.commands.options import (
     experiment_from,
     write_json,
 )
+from zsim.commands.scaling import scaling
 from zsim.commands.sweep import sweep
 from zsim.commands.topology import app as topology_app
 from zsim.errors import InputError, ZsimError
@@ -44,6 +45,7 @@ app.command()(compare)
 app.command(name="import", context_settings=EXTRA)(import_file)
 app.command()(export)
 app.command()(sweep)
+app.command()(scaling)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.test_html import CHROMIUM, Page, browse, text_of
+from tests.browser import Page, browse, in_browser, text_of
 from zsim.report.compare import compare
 from zsim.report.compare_figures import twin_timeline
 from zsim.report.compare_page import compare_page
@@ -62,8 +62,7 @@ def test_the_same_comparison_gives_the_same_bytes(comparison, tmp_path) -> None:
     assert first == second
 
 
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@in_browser
 def test_a_browser_draws_it_without_a_word_or_a_request(comparison, tmp_path) -> None:
     path = comparison.write_html(tmp_path / "page.html")
     dom, console = browse(path, tmp_path / "profile")

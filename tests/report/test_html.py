@@ -4,63 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import pytest
 
+from tests.browser import Page, browse, in_browser, text_of
 from zsim.report.html import html_report, write_html_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=1280,2000",
-    "--virtual-time-budget=30000",
-]  # fmt: skip
-LIGHT: list[str] = []
-DARK = ["--force-dark-mode", "--enable-features=WebUIDarkMode"]
 PLOTS = ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"]
-
-
-class Page(HTMLParser):
-    """Collects what the page would fetch, its text and its scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.fetched: list[str] = []
-        self.links: list[str] = []
-        self.words: list[str] = []
-        self.figures: dict[str, str] = {}
-        self._element: tuple[str, dict[str, str | None]] = ("", {})
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self._element = (tag, dict(attributes))
-        values = dict(attributes)
-        self.fetched += [str(values[key]) for key in ("src", "data", "poster", "srcset") if key in values]
-        if "href" in values:
-            (self.links if tag == "a" else self.fetched).append(str(values["href"]))
-
-    def handle_endtag(self, tag):
-        self._element = ("", {})
-
-    def handle_data(self, data):
-        tag, attributes = self._element
-        if tag == "script" and "data-plot" in attributes:
-            self.figures[str(attributes["data-plot"])] = data
-        elif tag not in ("script", "style"):
-            self.words.append(data)
 
 
 @pytest.fixture
 def page(make_step_report, make_sharded_step):
     report = make_step_report(notes=["a note with <b>markup</b> & more"])
     return Page(html_report(report, make_sharded_step()))
-
-
-def text_of(page):
-    return " ".join(" ".join(page.words).split())
 
 
 def test_the_page_fetches_nothing(page):
@@ -120,15 +76,7 @@ def test_the_same_report_gives_the_same_bytes(make_step_report, make_sharded_ste
     assert first.read_bytes() == second.read_bytes()
 
 
-def browse(path, profile, *flags):
-    """The page's DOM after its scripts ran, and what it wrote to the console."""
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-
-
-@pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@in_browser
 @pytest.mark.parametrize(
     ("flags", "ink"),
     [

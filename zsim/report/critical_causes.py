@@ -8,25 +8,32 @@ from zsim.cost.collectives import CallLimit
 from zsim.cost.power import Activity, kernel_activity
 from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Op, Plan, Work, offload_kind
 from zsim.report.critical_path import HOST, OTHERS, Link
+from zsim.report.meanings import Meaning
 from zsim.specs.hardware import Gpu
 
-# Causes by name, in the order in which they are shown; tiers of links (nvlink, network, ...) stand between
-# latency and host.
-CAUSES = {
-    "compute": "compute",
-    "hbm": "HBM",
-    "launch": "gaps between kernels",
-    "interference": "slowed kernels",
-    "latency": "collectives' latency",
-    "nvlink": "NVLink",
-    "pcie": "PCIe",
-    "network": "network cards",
-    "host": "host",
-    "host memory": "host memory",
-    "cpu": "CPU",
-    "drives": "drives",
-    "others": "other ranks",
+# In the order in which they are shown; other tiers of links (of a fabric) come after the cards.
+CAUSES: dict[str, Meaning] = {
+    "compute": Meaning("compute", "#2F7FBF", "blue"),
+    "hbm": Meaning("HBM", "#4FB3BF", "cyan"),
+    "launch": Meaning("gaps between kernels", "#8DBFE6", "cyan"),
+    "interference": Meaning("slowed kernels", "#12946C", "green"),
+    "latency": Meaning("collectives' latency", "#E69F00", "yellow"),
+    "nvlink": Meaning("NVLink", "#F2A65A", "yellow"),
+    "pcie": Meaning("PCIe", "#D58BB8", "magenta"),
+    "network": Meaning("network cards", "#D55E00", "red"),
+    "host": Meaning("host", "#8A8F98", "bright_black"),
+    "host memory": Meaning("host memory", "#B8568F", "magenta"),
+    "cpu": Meaning("CPU", "#7B3F73", "magenta"),
+    "drives": Meaning("drives", "#5E548E", "magenta"),
+    "others": Meaning("other ranks", "#C7362B", "red"),
 }
+
+
+def cause_meaning(cause: str) -> Meaning:
+    """The meaning of a cause; a tier of links that has no name here keeps its own."""
+    return CAUSES.get(cause) or Meaning(f"{cause} links", "#6E3B1E", "red")
+
+
 _NO_OP = {HOST: {"host": 0.0}, OTHERS: {"others": 0.0}}
 _COMPUTING = frozenset({"compute", "hbm", "launch"})
 _OF_RESOURCE = {

@@ -251,6 +251,15 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
     return Experiment(origin=origin, **with_overrides(data, overrides))
 
 
+def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
+    """The experiment with dotted overrides."""
+    own = {"model", "cluster", "nodes", "gpus", "training", "strategy"}
+    data = experiment.model_dump(exclude_unset=True, include=own)
+    new = experiment_from(data, overrides, origin="experiment")
+    own |= {key.partition(".")[0] for key in overrides}
+    return experiment.model_copy(update={key: getattr(new, key) for key in own})
+
+
 def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:
     table: Any = data
     for key in keys[:-1]:

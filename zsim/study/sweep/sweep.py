@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zsim.errors import InputError, ZsimError
 from zsim.study.sweep.identity import Identities
@@ -55,7 +56,34 @@ def run_sweep(
     same is never simulated twice, in this study or another one with the same cache.
     """
     points = study_points(study)
-    store = Store(cache or out / "points")
+    options: dict[str, Any] = {"jobs": jobs, "backend": backend, "scheduler": scheduler, "is_quiet": is_quiet}
+    run = run_points(points, cache or out / "points", **options)
+    rows = result_rows(points, run.records, study.keys)
+    files = write_tables(rows, out)
+    _write_summary(study, rows, out / "study.json")
+    return Sweep(study, points, rows, files, run.known, run.is_stopped)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Records by point; `known` of them were there before."""
+
+    records: Mapping[int, Record]
+    known: int
+    is_stopped: bool
+
+
+def run_points(
+    points: Sequence[Point],
+    folder: Path,
+    *,
+    jobs: int,
+    backend: str = "loky",
+    scheduler: str | None = None,
+    is_quiet: bool = False,
+) -> Run:
+    """Simulate the points whose results are not in `folder` yet; Ctrl-C ends it early."""
+    store = Store(folder)
     records, tasks, numbers = _known(points, store)
     known = len(records)
     is_stopped = False
@@ -67,17 +95,14 @@ def run_sweep(
                 progress.advance(is_ok=record["status"] == "ok")
 
         try:
-            run_tasks(tasks, store.folder, take, jobs=jobs, backend=backend, scheduler=scheduler)
+            run_tasks(tasks, folder, take, jobs=jobs, backend=backend, scheduler=scheduler)
         except KeyboardInterrupt:
             is_stopped = True
             for task in tasks:
                 record = None if numbers[task.identity][0] in records else store.load(task.identity)
                 if record is not None:
                     take(record)
-    rows = result_rows(points, records, study.keys)
-    files = write_tables(rows, out)
-    _write_summary(study, rows, out / "study.json")
-    return Sweep(study, points, rows, files, known, is_stopped)
+    return Run(records, known, is_stopped)
 
 
 def _known(

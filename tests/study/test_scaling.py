@@ -1,0 +1,214 @@
+"""Scaling studies: the batch of every mode, bends and their reasons, the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import check_page, in_browser
+from zsim.errors import InputError
+from zsim.specs.experiment import Experiment
+from zsim.specs.job import resolve
+from zsim.study.fitting import fits, most_that_fits
+from zsim.study.scaling import Bend, Scale, Scaling, parse_counts, run_scaling
+from zsim.study.scaling_page import causes, scaling_dict, scaling_page, sentences
+
+GPT2: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"sequence_length": 256}}
+
+
+def ran(folder: Path, counts: list[int], mode: Any = "weak", **changes: Any) -> Scaling:
+    batch = changes.pop("global_batch", None)
+    experiment = Experiment(**{**GPT2, **changes})
+    return run_scaling(experiment, counts, mode, folder, global_batch=batch, is_quiet=True)
+
+
+def batches(scaling: Scaling) -> list[tuple[int, int, int]]:
+    return [(s.gpus, s.micro_batch_size, s.gradient_accumulation_steps) for s in scaling.runs]
+
+
+def by_hand(*costs: tuple[int, dict[str, float]]) -> Scaling:
+    """Scales of one token per GPU and step, with what it costs by cause."""
+    scales = tuple(
+        Scale(gpus, None, 1, 1, 1, sum(parts.values()), gpus, 0.4, True, 10**9, 2 * 10**9, parts)
+        for gpus, parts in costs
+    )
+    return Scaling("by hand", "weak", scales, scales[0])
+
+
+# -- counts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("8..64", [8, 16, 32, 64]),
+        ("8..100", [8, 16, 32, 64]),
+        ("8..4096:8", [8, 64, 512, 4096]),
+        ("64,8,24", [8, 24, 64]),
+        ("16", [16]),
+    ],
+)
+def test_counts_are_written_short(text: str, counts: list[int]) -> None:
+    assert parse_counts(text) == counts
+
+
+@pytest.mark.parametrize("text", ["", "8..", "64..8", "8..64:1", "a,b", "0,8", "-8", "8..64:x"])
+def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--gpus"):
+        parse_counts(text)
+
+
+# -- batches ---------------------------------------------------------------------------------------------
+
+
+def test_weak_scaling_keeps_every_gpus_batch(tmp_path: Path) -> None:
+    training = {"sequence_length": 256, "micro_batch_size": 3, "gradient_accumulation_steps": 2}
+    scaling = ran(tmp_path, [8, 16], training=training)
+    assert batches(scaling) == [(8, 3, 2), (16, 3, 2)]
+    assert [scale.step_tokens for scale in scaling.runs] == [8 * 6 * 256, 16 * 6 * 256]
+
+
+def test_strong_scaling_keeps_the_batch_of_all(tmp_path: Path) -> None:
+    """96 sequences: 12, 6 and 3 per GPU; of micro-batches of at most 4 that is 3 x 4, 2 x 3 and 1 x 3. 64
+    GPUs do not divide it."""
+    training = {"sequence_length": 256, "micro_batch_size": 4}
+    scaling = ran(tmp_path, [8, 16, 32, 64], "strong", training=training, global_batch=96)
+    assert batches(scaling) == [(8, 4, 3), (16, 3, 2), (32, 3, 1)]
+    assert scaling.scales[3].error == "a batch of 96 sequences does not divide over 64 GPUs"
+
+
+def test_strong_scaling_takes_the_experiments_own_batch(tmp_path: Path) -> None:
+    training = {"sequence_length": 256, "micro_batch_size": 2}
+    scaling = ran(tmp_path, [8, 32], "strong", training=training, gpus=16)
+    assert batches(scaling) == [(8, 2, 2), (32, 1, 1)]
+
+
+def test_a_batch_in_deepspeeds_json_scales_too(tmp_path: Path) -> None:
+    """32 sequences of the JSON on 8 GPUs; on 16 the JSON's train_batch_size would contradict."""
+    config = {
+        "train_batch_size": 32, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": True},
+    }  # fmt: skip
+    strategy = {"kind": "deepspeed", "config": config}
+    assert batches(ran(tmp_path, [8, 16], strategy=strategy, gpus=8)) == [(8, 2, 2), (16, 2, 2)]
+    assert batches(ran(tmp_path, [16], "strong", strategy=strategy, gpus=8)) == [(16, 2, 1)]
+
+
+def test_shard_groups_keep_their_size(tmp_path: Path) -> None:
+    """2 replicas of 8 are 4 replicas of 8 on 32 GPUs; 4 GPUs are no multiple of 8."""
+    scaling = ran(tmp_path, [4, 32], gpus=16, strategy={"kind": "fsdp2", "replicate": 2})
+    assert scaling.scales[0].error == "gpus: found 4, expected a multiple of the shard group's 8"
+    assert scaling.scales[1].error is None
+
+
+def test_filling_takes_the_largest_micro_batch_that_fits(tmp_path: Path) -> None:
+    """More ranks hold less each, so more fits."""
+    training = {"sequence_length": 1024, "activation_checkpointing": "full"}
+    changes: dict[str, Any] = {"model": "llama-2-7b", "training": training}
+    scaling = ran(tmp_path, [8, 32], "fill", **changes)
+    (_, few, _), (_, many, _) = batches(scaling)
+    assert 1 <= few < many
+    assert all(scale.fits for scale in scaling.runs)
+    more = Experiment(
+        model="llama-2-7b", cluster="dgx-h100", gpus=8,
+        training={**training, "micro_batch_size": few + 1},
+    )  # fmt: skip
+    assert not fits(resolve(more))
+
+
+def test_the_most_that_fits_may_be_none_or_all() -> None:
+    big = Experiment(model="llama-3-70b", cluster="dgx-h100", gpus=8, strategy={"kind": "ddp"})
+    assert most_that_fits(lambda _: big) == 0
+    small = Experiment(**GPT2, gpus=8)
+    assert most_that_fits(lambda _: small, most=5) == 5
+
+
+def test_a_global_batch_is_for_strong_scaling(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--global-batch: only strong scaling"):
+        ran(tmp_path, [8], "weak", global_batch=64)
+
+
+def test_counts_that_cannot_be_are_rows_unless_none_can(tmp_path: Path) -> None:
+    scaling = ran(tmp_path, [8, 12])
+    assert "expected a multiple of the 8 GPUs" in (scaling.scales[1].error or "")
+    with pytest.raises(InputError, match=r"none of 2 counts of GPUs can be simulated: gpus: found 12"):
+        ran(tmp_path, [12, 20])
+
+
+# -- bends -----------------------------------------------------------------------------------------------
+
+LOST = by_hand(
+    (8, {"compute": 0.9, "network": 0.1}),
+    (16, {"compute": 0.9, "network": 0.1}),
+    (32, {"compute": 0.9, "network": 0.35}),
+    (64, {"compute": 0.9, "network": 1.1}),
+    (128, {"compute": 0.9, "network": 1.1, "latency": 1.0}),
+)
+
+
+def test_efficiency_is_what_a_token_costs_on_the_fewest_gpus() -> None:
+    assert [LOST.efficiency(scale) for scale in LOST.runs] == pytest.approx([1, 1, 0.8, 0.5, 1 / 3])
+
+
+def test_a_knee_has_the_cause_that_grew_most_and_neighbours_are_one() -> None:
+    """16 to 64: a token costs 1.0 more for the network; 64 to 128: 1.0 more for latency, of 2.0."""
+    first, second = LOST.knees()
+    assert first == Bend(16, 64, 1.0, 0.5, "network", pytest.approx(1.0))
+    assert second == Bend(64, 128, 0.5, pytest.approx(1 / 3), "latency", 0.5)
+    assert LOST.gains() == []
+
+
+def test_a_gain_has_the_cause_that_shrank_most() -> None:
+    gained = by_hand((8, {"compute": 1.0, "cpu": 1.0}), (16, {"compute": 1.0, "cpu": 0.6}))
+    assert gained.gains() == [Bend(8, 16, 1.0, 1.25, "cpu", -0.2)]
+    assert list(sentences(gained)) == [
+        "8 -> 16 GPUs: efficiency rises from 100 % to 125 %; a token costs 20 % less for CPU."
+    ]
+
+
+def test_a_slow_slope_is_no_knee() -> None:
+    """4 points in a doubling, and 12 in three."""
+    flat = by_hand((8, {"compute": 1.0}), (16, {"compute": 1.0, "network": 0.04}),
+                   (128, {"compute": 1.0, "network": 0.19}))  # fmt: skip
+    assert flat.knees() == []
+    assert list(sentences(flat)) == [
+        "No knee up to 128 GPUs: 84 % of linear there, and no doubling loses 5 points."
+    ]
+
+
+def test_efficiency_is_against_the_fewest_that_fit(tmp_path: Path) -> None:
+    """Llama 3 70B under ZeRO-3 does not fit 8 GPUs; 64 do."""
+    strategy, training = {"stage": 3}, {"sequence_length": 2048, "activation_checkpointing": "full"}
+    scaling = ran(tmp_path, [8, 64], model="llama-3-70b", strategy=strategy, training=training)
+    assert [scale.fits for scale in scaling.runs] == [False, True]
+    assert scaling.base.gpus == 64
+
+
+# -- pages -----------------------------------------------------------------------------------------------
+
+
+def test_bars_are_percent_of_the_cost_on_the_fewest() -> None:
+    bars = {trace.name: list(trace.y) for trace in causes(LOST).data}
+    assert bars["compute"] == pytest.approx([90.0] * 5)
+    assert bars["network cards"] == pytest.approx([10, 10, 35, 110, 110])
+    assert bars["collectives' latency"] == pytest.approx([0, 0, 0, 0, 100])
+
+
+def test_the_json_has_what_the_page_has(tmp_path: Path) -> None:
+    content = json.loads(json.dumps(scaling_dict(ran(tmp_path, [8, 12, 16]))))
+    assert [scale["gpus"] for scale in content["scales"]] == [8, 12, 16]
+    assert content["scales"][1]["error"]
+    first = content["scales"][0]
+    assert first["efficiency_fraction"] == 1.0
+    per_token = sum(first["token_gpu_seconds"].values())
+    assert per_token == pytest.approx(8 / first["tokens_per_second"])
+
+
+@in_browser
+def test_the_page_is_alive(tmp_path: Path) -> None:
+    dom = check_page(scaling_page(LOST), ["efficiency", "throughput", "causes", "memory"], tmp_path)
+    assert "efficiency falls from 100 % to 50 %; a token costs 100 % more for network cards" in dom
+    assert ">knee</text>" in dom

@@ -1,0 +1,69 @@
+"""`zsim scaling`: one experiment on more and more GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zsim.commands.options import (
+    Cluster,
+    ExperimentFile,
+    Model,
+    Set,
+    experiment_from,
+    write_files,
+)
+from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    from zsim.study.scaling import Mode
+
+
+def scaling(
+    experiment: ExperimentFile = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    set_: Set = None,
+    counts: Annotated[
+        str, typer.Option("--gpus", metavar="COUNTS", help="8..16384 (doubling), 8..4096:4, or 8,24,64.")
+    ] = "8..1024",
+    strong: Annotated[
+        bool, typer.Option("--strong/--weak", help="The same batch in all, or on every GPU.")
+    ] = False,
+    fill: Annotated[bool, typer.Option(help="On every GPU the largest micro-batch that fits.")] = False,
+    global_batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of all GPUs (--strong); else the experiment's.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where scaling.html, scaling.json and the points go.")
+    ] = Path("scaling"),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
+    ] = None,
+) -> None:
+    """How far from linear on more GPUs, where it bends, and what the reason is."""
+    from zsim.study.scaling import parse_counts, run_scaling
+    from zsim.study.scaling_page import print_scaling, scaling_dict, scaling_page
+
+    if strong and fill:
+        raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")
+    mode: Mode = "fill" if fill else "strong" if strong else "weak"
+    asked = experiment_from(experiment, model, cluster, None, None, set_)
+    numbers = parse_counts(counts)
+    done = run_scaling(
+        asked, numbers, mode, out / "points", global_batch=global_batch, jobs=jobs or os.cpu_count() or 1
+    )
+    print_scaling(done)
+    if not done.runs:
+        raise typer.Exit(130)
+    content = json.dumps(scaling_dict(done), indent=1) + "\n"
+    print()
+    for path in write_files({"scaling.html": scaling_page(done), "scaling.json": content}, out):
+        print(f"{path.suffix[1:]:<8}{path}")
+    if done.is_stopped:
+        print("stopped: the same command goes on")
+        raise typer.Exit(130)

@@ -1,0 +1,284 @@
+"""One experiment on more and more GPUs: how far from linear, where it breaks, and what the reason is.
+
+Weak: the batch per GPU stays. Strong: the batch of all GPUs stays. Filled: every GPU gets the largest
+micro-batch that fits, which grows as sharding leaves more room.
+
+# [Note: what a token costs]
+The critical path of a step, by cause, times the GPUs, over the tokens of the step is what a token costs in
+GPU-seconds, by cause. Efficiency is that cost at the smallest count over that at this one, so a loss of
+efficiency has a reason: the cause whose cost per token grew most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import log2
+from pathlib import Path
+from typing import Any, Literal
+
+from zsim.errors import InputError, ZsimError
+from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
+from zsim.specs.job import Job, resolve
+from zsim.study.fitting import most_that_fits
+from zsim.study.sweep.points import Point
+from zsim.study.sweep.store import Record
+from zsim.study.sweep.sweep import run_points
+
+Mode = Literal["weak", "strong", "fill"]
+KNEE = 0.05  # of efficiency, per doubling
+_MOST_COUNTS = 200
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The experiment on `gpus`, or why there is none (`error`). `costs`: GPU-seconds of a token by cause."""
+
+    gpus: int
+    error: str | None = None
+    nodes: int = 0
+    micro_batch_size: int = 0
+    gradient_accumulation_steps: int = 0
+    step_seconds: float = 0.0
+    step_tokens: int = 0
+    mfu_fraction: float | None = None
+    fits: bool = False
+    gpu_peak_bytes: int = 0
+    gpu_capacity_bytes: int | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def token_gpu_seconds(self) -> float:
+        """What a token costs."""
+        return self.gpus * self.step_seconds / self.step_tokens if self.step_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """Between two counts efficiency went from `before` to `after`, mostly for `cause`, whose cost per token
+    changed by `cause_change` of the whole cost before."""
+
+    start: int
+    end: int
+    before: float
+    after: float
+    cause: str
+    cause_change: float
+
+    @property
+    def change_per_doubling(self) -> float:
+        return (self.after - self.before) / log2(self.end / self.start)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """All counts in order. Efficiency is against `base`, the smallest count that fits (or else runs)."""
+
+    title: str
+    mode: Mode
+    scales: tuple[Scale, ...]
+    base: Scale
+    is_stopped: bool = False
+
+    def efficiency(self, scale: Scale) -> float:
+        return self.base.token_gpu_seconds / scale.token_gpu_seconds
+
+    @property
+    def runs(self) -> list[Scale]:
+        return [scale for scale in self.scales if scale.error is None]
+
+    def bends(self) -> list[Bend]:
+        """What efficiency does from each count to the next."""
+        return [self._bend(one, other) for one, other in pairwise(self.runs)]
+
+    def knees(self) -> list[Bend]:
+        """Where efficiency falls by more than `KNEE` a doubling; neighbours for one cause are one knee."""
+        return self._joined(lambda bend: bend.change_per_doubling < -KNEE)
+
+    def gains(self) -> list[Bend]:
+        """Where efficiency rises so: faster than linear."""
+        return self._joined(lambda bend: bend.change_per_doubling > KNEE)
+
+    def _joined(self, is_wanted: Callable[[Bend], bool]) -> list[Bend]:
+        by_gpus = {scale.gpus: scale for scale in self.runs}
+        found: list[Bend] = []
+        for bend in filter(is_wanted, self.bends()):
+            if found and found[-1].end == bend.start and found[-1].cause == bend.cause:
+                found[-1] = self._bend(by_gpus[found[-1].start], by_gpus[bend.end])
+            else:
+                found.append(bend)
+        return found
+
+    def _bend(self, one: Scale, other: Scale) -> Bend:
+        before, after = self.efficiency(one), self.efficiency(other)
+        sign = 1 if after < before else -1
+        names = dict.fromkeys([*one.costs, *other.costs])
+        growth = {name: other.costs.get(name, 0.0) - one.costs.get(name, 0.0) for name in names}
+        cause = max(growth, key=lambda name: sign * growth[name], default="")
+        share = growth.get(cause, 0.0) / one.token_gpu_seconds
+        return Bend(one.gpus, other.gpus, before, after, cause, share)
+
+
+def parse_counts(text: str) -> list[int]:
+    """ "8..1024" (doubling), "8..4096:4" (times four), "8,24,64"; ascending."""
+    if ".." in text:
+        span, _, factor = text.partition(":")
+        first, last = (_count(part, text) for part in span.split("..", 1))
+        step = _count(factor, text) if factor else 2
+        if step < 2 or last < first:
+            raise InputError(f"--gpus {text}: expected FIRST..LAST upwards, times at least 2")
+        counts = [first]
+        while counts[-1] * step <= last:
+            counts.append(counts[-1] * step)
+    else:
+        counts = sorted({_count(part, text) for part in text.split(",")})
+    if len(counts) > _MOST_COUNTS:
+        raise InputError(f"--gpus {text}: {len(counts)} counts, expected at most {_MOST_COUNTS}")
+    return counts
+
+
+def _count(part: str, text: str) -> int:
+    try:
+        count = int(part)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InputError(f"--gpus {text}: expected counts as in 8..1024, 8..4096:4 or 8,24,64")
+    return count
+
+
+def run_scaling(
+    experiment: Experiment,
+    counts: Sequence[int],
+    mode: Mode,
+    folder: Path,
+    *,
+    global_batch: int | None = None,
+    jobs: int = 1,
+    is_quiet: bool = False,
+) -> Scaling:
+    """Simulate the experiment on each count of GPUs; results are kept in `folder` by content.
+
+    `global_batch` is in sequences (strong only); without it the experiment's own. Raises InputError where no
+    count can be simulated.
+    """
+    if global_batch is not None and mode != "strong":
+        raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
+    own = _try_resolve(experiment)
+    if mode == "strong" and global_batch is None and own is None:
+        resolve(experiment)  # says why there is no batch to keep
+    batch = global_batch or (own and _batch(own)) or 1
+    points = []
+    for number, count in enumerate(counts):
+        at, error = None, None
+        try:
+            at = _at(experiment, own, count, mode, batch)
+        except ZsimError as problem:
+            error = str(problem)
+        points.append(Point(number, {"gpus": count}, at, error))
+    run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
+    empty: Record = {"status": "error", "error": "not run", "row": {}}
+    scales = tuple(_scale(point, run.records.get(point.number, empty)) for point in points)
+    runs = [scale for scale in scales if scale.error is None]
+    if not runs and not run.is_stopped:
+        raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
+    base = next((scale for scale in runs if scale.fits), runs[0] if runs else scales[0])
+    return Scaling(_title(own, experiment), mode, scales, base, run.is_stopped)
+
+
+def _try_resolve(experiment: Experiment) -> Job | None:
+    try:
+        return resolve(experiment)
+    except ZsimError:
+        return None
+
+
+def _batch(job: Job) -> int:
+    """Sequences of all GPUs in a step."""
+    return job.world_size * job.training.micro_batch_size * job.training.gradient_accumulation_steps
+
+
+def _at(experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int) -> Experiment:
+    """The experiment on `gpus`, its batch as the mode has it, its shard groups as large as before."""
+    overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
+    replicate = getattr(experiment.strategy, "replicate", None)
+    if replicate and replicate > 1 and own is not None:
+        shard = own.world_size // replicate
+        if gpus % shard:
+            raise InputError(f"gpus: found {gpus}, expected a multiple of the shard group's {shard}")
+        overrides["strategy.replicate"] = gpus // shard
+    micro = own.training.micro_batch_size if own is not None else experiment.training.micro_batch_size or 1
+    steps = own.training.gradient_accumulation_steps if own is not None else 1
+    if mode == "strong":
+        micro, steps = _split(batch, gpus, micro)
+    elif mode == "fill":
+        micro = most_that_fits(lambda size: _with_batch(experiment, overrides, size, steps, gpus)) or 1
+    return _with_batch(experiment, overrides, micro, steps, gpus)
+
+
+def _split(batch: int, gpus: int, micro: int) -> tuple[int, int]:
+    """Micro-batch and accumulation steps of one GPU: the micro-batch stays as long as there is enough."""
+    if batch % gpus:
+        raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs")
+    own = batch // gpus
+    size = max(divisor for divisor in range(1, min(micro, own) + 1) if own % divisor == 0)
+    return size, own // size
+
+
+def _with_batch(
+    experiment: Experiment, overrides: Mapping[str, Any], micro: int, steps: int, gpus: int
+) -> Experiment:
+    changes = dict(overrides)
+    table = experiment.strategy
+    if isinstance(table, DeepSpeedTable) and table.config is not None:
+        changes |= {
+            "strategy.config.train_micro_batch_size_per_gpu": micro,
+            "strategy.config.gradient_accumulation_steps": steps,
+            "strategy.config.train_batch_size": micro * steps * gpus,
+            "training.micro_batch_size": None,
+            "training.gradient_accumulation_steps": None,
+        }
+    else:
+        changes |= {"training.micro_batch_size": micro, "training.gradient_accumulation_steps": steps}
+    return changed(experiment, changes)
+
+
+def _scale(point: Point, record: Record) -> Scale:
+    gpus = point.values["gpus"]
+    if record["status"] != "ok":
+        return Scale(gpus, record["error"])
+    row = record["row"]
+    prefix, per_token = "critical_path_seconds.", gpus / row["step_tokens"]
+    costs = {
+        name.removeprefix(prefix): seconds * per_token
+        for name, seconds in row.items()
+        if name.startswith(prefix)
+    }
+    return Scale(
+        gpus,
+        None,
+        row["nodes"],
+        row["training.micro_batch_size"],
+        row["training.gradient_accumulation_steps"],
+        row["step_seconds"],
+        row["step_tokens"],
+        row["mfu_fraction"],
+        row["fits"],
+        row["gpu_peak_bytes"],
+        row["gpu_capacity_bytes"],
+        costs,
+    )
+
+
+def _title(own: Job | None, experiment: Experiment) -> str:
+    from zsim.api import strategy_label
+
+    if own is None:
+        return str(experiment.model)
+    label = experiment.strategy.kind.upper() if own.kind == "fsdp2" else strategy_label(own)
+    return f"{own.model.name} | {label} | {own.cluster.name}"

@@ -1,0 +1,278 @@
+"""A scaling study for people: a table, sentences, one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from zsim.report.critical_causes import cause_meaning
+from zsim.report.figures import layout
+from zsim.report.meanings import BREAKDOWN, CAPACITY
+from zsim.report.page import Section, page
+from zsim.study.scaling import KNEE, Bend, Scale, Scaling
+from zsim.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_MODES = {
+    "weak": "weak scaling: the same batch on every GPU",
+    "strong": "strong scaling: the same batch in all",
+    "fill": "the largest micro-batch that fits on every GPU",
+}
+_WORTH_SAYING = 0.01  # of a token's cost
+
+
+def print_scaling(scaling: Scaling) -> None:
+    """The table and the sentences on a terminal."""
+    print(f"{scaling.title} | {_MODES[scaling.mode]}")
+    print(f"{'GPUs':>7} {'batch':>7} {'step':>10} {'tokens/s':>13} {'linear':>7} {'MFU':>6} {'memory':>9}")
+    for scale in scaling.scales:
+        if scale.error is not None:
+            print(f"{scale.gpus:>7,} {scale.error}")
+            continue
+        mfu = "-" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f}%"
+        batch = f"{scale.micro_batch_size}x{scale.gradient_accumulation_steps}"
+        print(
+            f"{scale.gpus:>7,} {batch:>7} {format_seconds(scale.step_seconds):>10} "
+            f"{scale.tokens_per_second:>13,.0f} {scaling.efficiency(scale) * 100:>6.1f}% {mfu:>6} "
+            f"{format_bytes(scale.gpu_peak_bytes):>9}" + ("" if scale.fits else "  does not fit")
+        )
+    print()
+    for sentence in sentences(scaling):
+        print(sentence)
+
+
+def sentences(scaling: Scaling) -> Iterator[str]:
+    """Where it bends, and why; one sentence where it does not."""
+    bends = sorted([*scaling.knees(), *scaling.gains()], key=lambda bend: (bend.start, bend.end))
+    for bend in bends:
+        verb = "falls" if bend.after < bend.before else "rises"
+        yield (
+            f"{bend.start:,} -> {bend.end:,} GPUs: efficiency {verb} from {bend.before * 100:.0f} % to "
+            f"{bend.after * 100:.0f} %; {_because(bend)}."
+        )
+    if not bends and len(scaling.runs) > 1:
+        last = scaling.runs[-1]
+        share = scaling.efficiency(last) * 100
+        yield (
+            f"No knee up to {last.gpus:,} GPUs: {share:.0f} % of linear there, and no doubling loses "
+            f"{KNEE * 100:.0f} points."
+        )
+
+
+def _because(bend: Bend) -> str:
+    much = f"{abs(bend.cause_change) * 100:.0f} % {'more' if bend.cause_change > 0 else 'less'}"
+    return f"a token costs {much} for {cause_meaning(bend.cause).label}"
+
+
+def scaling_page(scaling: Scaling) -> str:
+    """The page as text."""
+    sections = [
+        Section("How far from linear", [
+            ("efficiency", "Tokens per second per GPU, of those on the fewest GPUs that fit. Marked: knees.",
+             efficiency(scaling)),
+            ("throughput", "Tokens per second; dashed: linear.", throughput(scaling)),
+        ]),
+        Section("Why", [
+            ("causes", "What a token costs in GPU time, by what the end of the step waited for (the critical "
+             "path); 100 % is its cost on the fewest GPUs. What grows is what keeps it from scaling.",
+             causes(scaling)),
+        ], ["GPUs", "nodes", "batch per GPU", "step", "tokens/s", "of linear", "MFU", "GPU memory",
+            "mostly waiting for"], [_cells(scaling, scale) for scale in scaling.scales]),
+        Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
+    ]  # fmt: skip
+    return page(
+        f"{scaling.title} | {_MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling))
+    )
+
+
+def _cells(scaling: Scaling, scale: Scale) -> list[str]:
+    if scale.error is not None:
+        return [f"{scale.gpus:,}", "", "", "", "", "", "", "", scale.error]
+    top = sorted(scale.costs.items(), key=lambda item: -item[1])[:3]
+    whole = sum(scale.costs.values()) or 1.0
+    return [
+        f"{scale.gpus:,}",
+        f"{scale.nodes:,}",
+        f"{scale.micro_batch_size} x {scale.gradient_accumulation_steps}",
+        format_seconds(scale.step_seconds),
+        f"{scale.tokens_per_second:,.0f}",
+        f"{scaling.efficiency(scale) * 100:.1f} %",
+        "" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f} %",
+        format_bytes(scale.gpu_peak_bytes) + ("" if scale.fits else " (does not fit)"),
+        ", ".join(f"{cause_meaning(name).label} {cost / whole * 100:.0f} %" for name, cost in top),
+    ]
+
+
+def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:
+    counts = [scale.gpus for scale in scaling.runs]
+    figure.update_xaxes(title_text="GPUs", type="log", tickvals=counts, ticktext=[f"{n:,}" for n in counts])
+    figure.update_yaxes(automargin=True, **y)
+    return figure
+
+
+def efficiency(scaling: Scaling) -> Figure:
+    """Efficiency against linear, knees marked with their causes."""
+    import plotly.graph_objects as go
+
+    runs = scaling.runs
+    shares = [scaling.efficiency(scale) * 100 for scale in runs]
+    figure = go.Figure(layout=layout(420))
+    figure.add_scatter(
+        name="of linear",
+        x=[scale.gpus for scale in runs],
+        y=shares,
+        mode="lines+markers",
+        line={"color": BREAKDOWN["compute"].color, "width": 3},
+        marker={"symbol": ["circle" if s.fits else "x" for s in runs], "size": 9},
+        hovertext=[_hover(scaling, scale) for scale in runs],
+        hoverinfo="text",
+    )
+    for kind, bends, color in (
+        ("knee", scaling.knees(), CAPACITY.color),
+        ("faster than linear", scaling.gains(), BREAKDOWN["optimizer"].color),
+    ):
+        if not bends:
+            continue
+        by_gpus = dict(zip((scale.gpus for scale in runs), shares, strict=True))
+        figure.add_scatter(
+            name=kind,
+            x=[bend.start for bend in bends],
+            y=[by_gpus[bend.start] for bend in bends],
+            mode="markers+text",
+            marker={"symbol": "diamond", "size": 14, "color": color},
+            text=[cause_meaning(bend.cause).label for bend in bends],
+            textposition="top center",
+            hovertext=[f"{bend.start:,} -> {bend.end:,} GPUs: {_because(bend)}" for bend in bends],
+            hoverinfo="text",
+        )
+    figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})
+    return _axes(
+        figure, scaling, title_text="% of linear", range=[0, max(115.0, *(1.15 * s for s in shares))]
+    )
+
+
+def _hover(scaling: Scaling, scale: Scale) -> str:
+    share = scaling.efficiency(scale) * 100
+    return f"{scale.gpus:,} GPUs: {format_seconds(scale.step_seconds)} per step, {share:.1f} % of linear"
+
+
+def throughput(scaling: Scaling) -> Figure:
+    import plotly.graph_objects as go
+
+    runs, base = scaling.runs, scaling.base
+    figure = go.Figure(layout=layout(360))
+    counts = [scale.gpus for scale in runs]
+    figure.add_scatter(
+        name="tokens/s",
+        x=counts,
+        y=[scale.tokens_per_second for scale in runs],
+        mode="lines+markers",
+        line={"color": BREAKDOWN["compute"].color, "width": 3},
+        hovertemplate="%{x:,} GPUs: %{y:,.0f} tokens/s<extra></extra>",
+    )
+    figure.add_scatter(
+        name="linear",
+        x=counts,
+        y=[base.tokens_per_second * count / base.gpus for count in counts],
+        mode="lines",
+        line={"dash": "dash", "width": 1, "color": "#8A8F98"},
+        hoverinfo="skip",
+    )
+    return _axes(figure, scaling, title_text="tokens/s", type="log")
+
+
+def causes(scaling: Scaling) -> Figure:
+    """Stacked bars: what a token costs by cause, in percent of its cost at the base."""
+    import plotly.graph_objects as go
+
+    runs = scaling.runs
+    whole = scaling.base.token_gpu_seconds
+    names = dict.fromkeys(name for scale in runs for name in scale.costs)
+    figure = go.Figure(layout=layout(460, barmode="stack"))
+    labels = [f"{scale.gpus:,}" for scale in runs]
+    for name in names:
+        shares = [scale.costs.get(name, 0.0) / whole * 100 for scale in runs]
+        if max(shares) < _WORTH_SAYING * 100:
+            continue
+        meaning = cause_meaning(name)
+        figure.add_bar(
+            name=meaning.label,
+            x=labels,
+            y=shares,
+            marker_color=meaning.color,
+            hovertemplate="%{x} GPUs: " + meaning.label + " %{y:.1f} %<extra></extra>",
+        )
+    figure.update_xaxes(title_text="GPUs", type="category")
+    figure.update_yaxes(title_text="% of a token's cost on the fewest GPUs", automargin=True)
+    return figure
+
+
+def memory(scaling: Scaling) -> Figure:
+    import plotly.graph_objects as go
+
+    runs = scaling.runs
+    figure = go.Figure(layout=layout(320))
+    figure.add_scatter(
+        name="fullest GPU",
+        x=[scale.gpus for scale in runs],
+        y=[scale.gpu_peak_bytes / 1e9 for scale in runs],
+        mode="lines+markers",
+        line={"color": BREAKDOWN["compute"].color, "width": 3},
+        hovertext=[f"{s.gpus:,} GPUs: {format_bytes(s.gpu_peak_bytes)}, micro-batch {s.micro_batch_size}"
+                   for s in runs],
+        hoverinfo="text",
+    )  # fmt: skip
+    capacity = runs[0].gpu_capacity_bytes if runs else None
+    if capacity:
+        figure.add_scatter(
+            name="capacity",
+            x=[runs[0].gpus, runs[-1].gpus],
+            y=[capacity / 1e9] * 2,
+            mode="lines",
+            line={"dash": "dash", "width": 2, "color": CAPACITY.color},
+            hoverinfo="skip",
+        )
+    return _axes(figure, scaling, title_text="GB", rangemode="tozero")
+
+
+def scaling_dict(scaling: Scaling) -> dict[str, Any]:
+    """The study as plain data."""
+    return {
+        "title": scaling.title,
+        "mode": scaling.mode,
+        "base_gpus": scaling.base.gpus,
+        "scales": [
+            {"gpus": scale.gpus, "error": scale.error}
+            if scale.error is not None
+            else {
+                "gpus": scale.gpus,
+                "error": None,
+                "nodes": scale.nodes,
+                "micro_batch_size": scale.micro_batch_size,
+                "gradient_accumulation_steps": scale.gradient_accumulation_steps,
+                "step_seconds": scale.step_seconds,
+                "tokens_per_second": scale.tokens_per_second,
+                "efficiency_fraction": scaling.efficiency(scale),
+                "mfu_fraction": scale.mfu_fraction,
+                "fits": scale.fits,
+                "gpu_peak_bytes": scale.gpu_peak_bytes,
+                "token_gpu_seconds": dict(scale.costs),
+            }
+            for scale in scaling.scales
+        ],
+        "knees": [_bend_dict(bend) for bend in scaling.knees()],
+        "gains": [_bend_dict(bend) for bend in scaling.gains()],
+    }
+
+
+def _bend_dict(bend: Bend) -> dict[str, Any]:
+    return {
+        "from_gpus": bend.start,
+        "to_gpus": bend.end,
+        "efficiency_before_fraction": bend.before,
+        "efficiency_after_fraction": bend.after,
+        "cause": bend.cause,
+        "cause_change_fraction": bend.cause_change,
+    }
