@@ -30,11 +30,15 @@ def aligned_numel(numel: int, element_bytes: int, aio: AioConfig) -> int:
 
 
 class HostSide:
-    """Issues offloaded work to a plan."""
+    """Issues offloaded work to a plan. `is_elsewhere`: the CPU's own work is done by another thread than the
+    one that issues, which does not wait for it."""
 
-    def __init__(self, builder: PlanBuilder, aio: AioConfig | None = None) -> None:
+    def __init__(
+        self, builder: PlanBuilder, aio: AioConfig | None = None, *, is_elsewhere: bool = False
+    ) -> None:
         self.builder = builder
         self.aio = aio
+        self.is_elsewhere = is_elsewhere
 
     def copy(
         self,
@@ -55,22 +59,27 @@ class HostSide:
             self.builder.host_wait(event)
         return event
 
-    def _work(self, name: str, work: HostWork) -> None:
-        """Work of the host thread itself: it goes on when that has ended."""
-        if work.bytes > 0:
-            self.builder.host_wait(self.builder.add(name, CPU, work))
+    def _work(self, name: str, work: HostWork) -> int | None:
+        """Work of the host thread itself, which goes on when that has ended; or of another thread, whose
+        event is returned."""
+        if work.bytes <= 0:
+            return None
+        event = self.builder.add(name, CPU, work)
+        if not self.is_elsewhere:
+            self.builder.host_wait(event)
+        return event
 
-    def scale(self, name: str, numel: int) -> None:
+    def scale(self, name: str, numel: int) -> int | None:
         """Multiply fp32 values in place."""
-        self._work(name, HostWork("copy", scale_bytes(numel), numel))
+        return self._work(name, HostWork("copy", scale_bytes(numel), numel))
 
-    def cast(self, name: str, numel: int, from_dtype: str, to_dtype: str) -> None:
+    def cast(self, name: str, numel: int, from_dtype: str, to_dtype: str) -> int | None:
         """Copy from one type to another."""
-        self._work(name, HostWork("copy", cast_bytes(numel, from_dtype, to_dtype), numel))
+        return self._work(name, HostWork("copy", cast_bytes(numel, from_dtype, to_dtype), numel))
 
-    def optimizer(self, name: str, numel: int, optimizer: str) -> None:
+    def optimizer(self, name: str, numel: int, optimizer: str) -> int | None:
         """The update of fp32 weights on the CPU."""
-        self._work(name, HostWork("optimizer", optimizer_bytes(numel, optimizer), numel))
+        return self._work(name, HostWork("optimizer", optimizer_bytes(numel, optimizer), numel))
 
     def read(self, name: str, size: int, *, module: str = "", is_direct: bool = False) -> int | None:
         """Start reading; returns the event to wait for."""

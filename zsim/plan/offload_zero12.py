@@ -1,11 +1,19 @@
 """ZeRO stages 1 and 2 with the optimizer on the CPU: ZeRO-Offload.
 
-Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`. DeepSpeed has no delayed parameter update
-(the paper's one-step delay); it is not simulated.
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`.
 
 # [Note: the slice of a bucket]
 A rank owns a contiguous stretch of the flat parameters, so in reality it copies much during a few buckets
-and nothing during the others. Ranks stand for each other here: every one copies its share of every bucket.
+and nothing during the others. Ranks stand for each other here: every one copies its share of every bucket,
+as it would with `round_robin_gradients`. Without, the rank that owns the first layers, whose gradients come
+last, copies its whole slice after the last bucket: later than here by at most its 4 bytes per element over
+one PCIe link.
+
+# [Note: the delayed parameter update]
+ZeRO-Offload's section 5.2 lets the CPU update with the gradients of the step before while the GPU runs
+forward and backward, and exchanges both at the end: gradients are in host memory by then, new weights go to
+the GPU. The gradients that are read and those that arrive are two buffers. No DeepSpeed release has it
+(DeepSpeed issue 1260).
 """
 
 from __future__ import annotations
@@ -44,8 +52,15 @@ class OffloadedZero12Schedule(Zero12Schedule):
         self.is_compact = (
             version >= _FIRST_COMPACT and config.grad_accum_dtype == "fp32" and config.param_dtype != "fp32"
         )
+        self.delays = config.delayed_parameter_update
+        self._updated: int | None = None
         self._seen = 0  # elements of this backward, to share out the own slice
         self._last_copy: int | None = None
+
+    def begin_step(self) -> None:
+        """See [Note: the delayed parameter update]."""
+        if self.delays:
+            self._updated = self._update(HostSide(self.builder, self.config.aio, is_elsewhere=True))
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -59,12 +74,13 @@ class OffloadedZero12Schedule(Zero12Schedule):
         is_summed = self.training.gradient_accumulation_steps > 1
         sums = self.shard_numel * self.param_bytes if is_summed and not self.is_compact else 0
         compact = self.shard_numel * 4 if self.is_compact else 0
+        gradients = self.shard_numel * (8 if self.delays else 4)
         return [
             Memory("parameters", self.padded_numel * self.param_bytes),
             Memory("gradients", compact),
             Memory("buffers", largest * self.param_bytes),
             Memory("optimizer_states", states, "host"),
-            Memory("gradients", 4 * self.shard_numel + sums, "host"),
+            Memory("gradients", gradients + sums, "host"),
             Memory("buffers", (self.shard_numel + largest) * self.param_bytes, "host"),
         ]
 
@@ -140,19 +156,25 @@ class OffloadedZero12Schedule(Zero12Schedule):
         if self.offload is None:
             super().optimizer_step()
             return
-        numel, config = self.shard_numel, self.config
         self.host.wait(self._last_copy, "wait for gradient copies")
-        check_overflow(self.builder, config, [])
-        norm_and_sync(self.builder, config, [])
-        if config.gradient_clipping > 0 or config.precision == "fp16":
-            self.host.scale("scale gradients", numel)
-        self.host.optimizer("optimizer step", numel, self.training.optimizer)
-        self.host.cast("cast weights", numel, "fp32", config.param_dtype)
-        self.host.copy(
-            "weights to GPU", "h2d", numel * self.param_bytes, COMPUTE, is_pinned=self.offload.pin_memory
-        )
+        check_overflow(self.builder, self.config, [])
+        norm_and_sync(self.builder, self.config, [])
+        if self.delays:
+            self.host.wait(self._updated, "wait for the update with the gradients before")
+        else:
+            self._update(self.host)
+        size = self.shard_numel * self.param_bytes
+        self.host.copy("weights to GPU", "h2d", size, COMPUTE, is_pinned=self.offload.pin_memory)
         if self.world_size > 1:
             self._gather_parameters()
+
+    def _update(self, host: HostSide) -> int | None:
+        """Scale, update and cast on the CPU; the event of the last."""
+        numel, config = self.shard_numel, self.config
+        if config.gradient_clipping > 0 or config.precision == "fp16":
+            host.scale("scale gradients", numel)
+        host.optimizer("optimizer step", numel, self.training.optimizer)
+        return host.cast("cast weights", numel, "fp32", config.param_dtype)
 
 
 def offloaded_zero12_plan(

@@ -74,7 +74,9 @@ class DeepSpeedTable(_Table):
     """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file. `config_name` is what
     messages and reports call a `config` that is a table. `tile_numel`: linear layers with more weights are
     `deepspeed.zero.TiledLinear` with tiles of at most so many. `zero_init`: a stage-3 model is built sharded
-    (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds all of it."""
+    (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds all of it.
+    `delayed_parameter_update`: stages 1 and 2 with the optimizer on the CPU update one step late, during the
+    next forward and backward (ZeRO-Offload, arXiv 2101.06840, section 5.2); no DeepSpeed release has it."""
 
     kind: Literal["deepspeed"]
     stage: Literal[0, 1, 2, 3] | None = None
@@ -91,6 +93,7 @@ class DeepSpeedTable(_Table):
 
     tile_numel: Count | None = None
     zero_init: bool = True
+    delayed_parameter_update: bool = False
 
 
 class _FsdpTable(_Table):

@@ -8,6 +8,7 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster_files import load_cluster
+from zsim.specs.delayed_update import with_delayed_update
 from zsim.specs.experiment import (
     MOST_GPUS,
     DdpTable,
@@ -241,6 +242,8 @@ def _deepspeed(
             f"{resolved.zero.stage}"
         )
     refuse_what_is_not_simulated(resolved)
+    if table.delayed_parameter_update:
+        resolved = with_delayed_update(resolved)
     return replace(resolved, zero_init=table.zero_init)
 
 

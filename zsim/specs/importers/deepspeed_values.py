@@ -206,7 +206,7 @@ class DeepSpeedConfig:
     infinities first, which costs a reduction and a wait. `world_size` and `gpus_per_node` are the job's own,
     which qgZ and MiCS build their groups from. The `explicit_` values are what the file itself says, None
     where it leaves a value open (or "auto"). `zero_init`: the model is built under `deepspeed.zero.Init`; the
-    script's choice, not the file's.
+    script's choice, not the file's. `delayed_parameter_update`: the CPU updates one step late.
     """
 
     name: str
@@ -240,6 +240,7 @@ class DeepSpeedConfig:
     explicit_precision: Precision | None
     explicit_gradient_clipping: float | None
     zero_init: bool = True
+    delayed_parameter_update: bool = False
 
     @property
     def stage(self) -> int:
