@@ -9,7 +9,14 @@ from typing import Any
 
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.power import Activity, kernel_activity
-from zsim.engine.capacity import least_gpus, node_capacity_bytes, startup_bytes, usable_bytes
+from zsim.engine.capacity import (
+    exceeds_pinned_limit,
+    least_gpus,
+    node_capacity_bytes,
+    pinned_bytes,
+    startup_bytes,
+    usable_bytes,
+)
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
@@ -20,6 +27,7 @@ from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
 from zsim.report.irregular import rank_rows, spread_of
+from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
 from zsim.report.traffic import TrafficRow
@@ -89,6 +97,8 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "limits": outcome.limits,
         "tiers": _tiers(outcome),
         "startup_bytes": startup_bytes(job, outcome.plan),
+        "pinned_bytes": pinned_bytes(job, outcome.plan),
+        "beyond": _beyond(job, outcome.plan),
     }
     report = make_report(outcome.trace, **arguments)
     if suggests_gpus and not report.fits:
@@ -261,8 +271,9 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
 
 _TIERS = {
     "pcie_down": "PCIe to the GPU", "pcie_up": "PCIe from the GPU", "uplink_down": "PCIe uplink, down",
-    "uplink_up": "PCIe uplink, up", "dram": "host memory", "cpu": "CPU cores", "drive_read": "NVMe read",
-    "drive_write": "NVMe write", "drive_time": "NVMe, read and write",
+    "uplink_up": "PCIe uplink, up", "dram": "host memory", "socket_out": "between sockets",
+    "cpu": "CPU cores", "drive_read": "NVMe read", "drive_write": "NVMe write",
+    "drive_time": "NVMe, read and write",
 }  # fmt: skip
 
 
@@ -273,6 +284,18 @@ def _tiers(outcome: Outcome) -> list[TierRow]:
         for row in outcome.devices
         if row.name in _TIERS
     ]
+
+
+def _beyond(job: Job, plan: Plan) -> list[OutOfMemory]:
+    """What exceeds a limit that memory over time does not show: the start, page-locked memory."""
+    found = []
+    whole, usable = startup_bytes(job, plan), usable_bytes(job.cluster)
+    if whole > usable:
+        found.append(over_limit(START_UP, "gpu", whole, usable))
+    limit = job.cluster.host.pinned_limit
+    if limit is not None and exceeds_pinned_limit(job, plan):
+        found.append(over_limit("start", PINNED, pinned_bytes(job, plan), limit))
+    return found
 
 
 def _times(count: int) -> str:
@@ -293,6 +316,12 @@ def _notes(outcome: Outcome) -> list[str]:
         whole = format_bytes(startup_bytes(job, outcome.plan))
         notes.append(
             f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"
+        )
+    pinned, memory = pinned_bytes(job, outcome.plan), job.cluster.host.memory
+    if pinned > memory / 2:
+        notes.append(
+            f"{format_bytes(pinned)} of each node's host memory are page-locked, {pinned / memory:.0%} of "
+            "it: the kernel cannot swap or move them"
         )
     margin = job.cluster.framework_memory.allocator_margin
     if margin > 0:

@@ -29,11 +29,13 @@ def cluster_of(base: Cluster, **tables: dict[str, Any]) -> Cluster:
 
 def job_of(gpus: int, nodes: int = 1, **tables: dict[str, Any]) -> Job:
     """A job on DGX-2 nodes with round numbers: 10 GB/s per PCIe link and uplink, 4 GPUs per switch, host
-    memory of 80 GB/s, a CPU optimizer of 20 GB/s, one drive (2 GB/s read, 1 written); no latencies."""
+    memory of 80 GB/s on one socket, a CPU optimizer of 20 GB/s, one drive (2 GB/s read, 1 written); no
+    latencies."""
     job = resolve(Experiment(model="gpt2", cluster="dgx-2", gpus=16))
     defaults: dict[str, dict[str, Any]] = {
         "pcie": {"bandwidth": 10e9, "efficiency": 1.0, "latency": 0.0, "gpus_per_switch": 4},
-        "host": {"memory_bandwidth": 100e9, "seconds_per_launch": 0.0, "overhead_factor": 1e-9},
+        "host": {"memory_bandwidth": 100e9, "seconds_per_launch": 0.0, "overhead_factor": 1e-9,
+                 "sockets": 1, "socket_bandwidth": None},
         "offload": {"dma_fraction": 0.8, "optimizer_fraction": 0.2, "copy_fraction": 0.5,
                     "pageable_bandwidth": 5e9, "threads_per_rank": None},
         "nvme": {"drives": 1, "read_bandwidth": 2e9, "write_bandwidth": 1e9, "read_latency": 0.0,

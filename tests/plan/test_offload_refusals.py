@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zsim import Experiment
 from zsim.api import simulate
+from zsim.engine.capacity import exceeds_pinned_limit, pinned_bytes
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
+from zsim.report.words import missing_memory
 from zsim.specs.job import resolve
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}
@@ -165,3 +169,37 @@ def test_the_cpus_own_work_stops_the_host() -> None:
     works = {n for n, op in enumerate(plan.ops) if isinstance(op.work, HostWork)}
     assert works <= {wait for op in plan.ops for wait in op.host_waits}
     assert works
+
+
+def test_more_page_locked_memory_than_the_host_allows_does_not_fit() -> None:
+    """GPT-2's 124,439,808 elements (a multiple of 4), pinned on a node of 4: sums of gradients in bf16 and
+    gradients in fp32, 6 bytes each, 746,638,848; masters and moments are not pinned."""
+    zero = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    needed = 6 * 124_439_808
+    for limit, fits in ((needed, True), (needed - 1, False)):
+        experiment = experiment_of(zero)
+        job = resolve(experiment)
+        host = job.cluster.host.model_copy(update={"pinned_limit": limit})
+        job = replace(job, cluster=job.cluster.model_copy(update={"host": host}))
+        plan = make_plan(job)
+        assert pinned_bytes(job, plan) == needed
+        assert exceeds_pinned_limit(job, plan) is not fits
+
+
+def test_the_report_names_the_page_locked_memory_that_is_missing(tmp_path: Path) -> None:
+    host = '[host]\nsource = "ulimit -l"\nevidence = "measured"\npinned_limit = "500 MB"\n'
+    file = tmp_path / "mine.toml"
+    file.write_text(f'schema = 1\nextends = "dgx-h100"\nname = "mine"\n{host}')
+    zero = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    report = simulate(experiment_of(zero, cluster=str(file))).report
+    assert not report.fits
+    finding = report.out_of_memory
+    assert finding is not None
+    assert (finding.pool, finding.missing_bytes) == ("pinned", 6 * 124_439_808 - 500_000_000)
+    assert "page-locked memory of a node" in missing_memory(finding)
+    assert report.to_dict()["offload"]["pinned_bytes"] == 6 * 124_439_808
+
+
+def test_memory_that_is_not_pinned_has_no_limit() -> None:
+    job = resolve(experiment_of({"offload_optimizer": {"device": "cpu", "pin_memory": False}}))
+    assert pinned_bytes(job, make_plan(job)) == 0

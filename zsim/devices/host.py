@@ -1,12 +1,16 @@
 """The CPU side of a node at work: copies over PCIe, host memory, the CPU's own optimizer and casts.
 
-All ranks of a node share its memory bandwidth and cores; GPUs under one PCIe switch share its uplink.
+All ranks of a node share its memory bandwidth and cores, socket by socket; GPUs under one PCIe switch share
+its uplink.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from zsim.cost.host_optimizer import copy_bytes_per_second, core_share, optimizer_bytes_per_second
 from zsim.devices.pool import NodePool, Usage
+from zsim.devices.sockets import Shares, Sockets, crossings
 from zsim.plan.ops import Copy, HostWork
 
 # What a copy that is not pinned moves in host memory per byte: the driver's thread reads and writes it once
@@ -15,31 +19,57 @@ _PAGEABLE_TRAFFIC = 3.0
 
 
 def add_host(pool: NodePool) -> None:
-    """`dram`: bytes per second of a node's memory; `cpu`: the time of its cores; `pageable`: the time of the
-    driver's thread of one rank."""
+    """`dram`: bytes per second of a socket's memory; `cpu`: the time of its cores; `socket_out`, `socket_in`:
+    what it sends to other sockets and gets from them; `pageable`: the time of the driver's thread of one
+    rank."""
     cluster = pool.topology.cluster
-    pool.add("dram", "node", cluster.host.memory_bandwidth * cluster.offload.dma_fraction)
-    pool.add("cpu", "node", 1.0)
+    host = cluster.host
+    pool.add("dram", "socket", host.memory_bandwidth * cluster.offload.dma_fraction / host.sockets)
+    pool.add("cpu", "socket", 1.0)
+    if host.sockets > 1:
+        assert host.socket_bandwidth is not None
+        pool.add("socket_out", "socket", host.socket_bandwidth)
+        pool.add("socket_in", "socket", host.socket_bandwidth)
     pool.add("pageable", "rank", 1.0)
+
+
+def on_memory(weight: float, sockets: Sockets) -> list[float]:
+    """`weight` bytes of host memory, where the rank's lies."""
+    return [weight * share for share in sockets.memory]
 
 
 def copy_usage(pool: NodePool, work: Copy, rank: int) -> Usage:
     """One byte between GPU and host: its PCIe link, its switch's uplink, host memory."""
     side = "down" if work.direction == "h2d" else "up"
-    own = {f"pcie_{side}": 1.0, f"uplink_{side}": 1.0, "dram": 1.0}
+    own = {f"pcie_{side}": 1.0, f"uplink_{side}": 1.0}
+    traffic = 1.0
     if not work.is_pinned:
-        own["dram"] = _PAGEABLE_TRAFFIC
+        traffic = _PAGEABLE_TRAFFIC
         own["pageable"] = 1.0 / pool.topology.cluster.offload.pageable_bandwidth
-    return pool.usage(rank, own)
+
+    def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
+        ends = (sockets.memory, sockets.gpu) if work.direction == "h2d" else (sockets.gpu, sockets.memory)
+        return {"dram": on_memory(traffic, sockets), **crossings(*ends)}
+
+    return pool.usage(rank, own, on_sockets=on_sockets)
 
 
 def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> Usage:
     """One byte of the CPU's work on memory: memory bandwidth, and the cores that it keeps busy.
 
     A rank that uses few threads is slower without leaving more to others: its share of the cores is less.
+    Threads that are not bound run on all sockets; half of what they touch elsewhere is read, half written.
     """
     cluster = pool.topology.cluster
     host, rates = cluster.host, cluster.offload
     rate = optimizer_bytes_per_second if work.kind == "optimizer" else copy_bytes_per_second
     share = core_share(host, rates, pool.ranks_beside(rank))
-    return pool.usage(rank, {"dram": 1.0, "cpu": 1.0 / (rate(host, rates) * share)})
+    seconds = 1.0 / (rate(host, rates) * share)
+
+    def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
+        there, back = crossings(sockets.memory, sockets.threads), crossings(sockets.threads, sockets.memory)
+        both = {name: [(a + b) / 2 for a, b in zip(there[name], back[name], strict=True)] for name in there}
+        cores = [seconds * sockets.count * part for part in sockets.threads]
+        return {"dram": on_memory(1.0, sockets), "cpu": cores, **both}
+
+    return pool.usage(rank, {}, on_sockets=on_sockets)

@@ -6,8 +6,12 @@ link. Drives under the GPUs' PCIe switches use the switches' uplinks, like NICs 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from zsim.cost.nvme import drive_bytes_per_second, stream_bytes_per_second
+from zsim.devices.host import on_memory
 from zsim.devices.pool import NodePool, Usage
+from zsim.devices.sockets import Shares, Sockets, crossings
 from zsim.plan.ops import DriveIo
 from zsim.specs.hardware import Nvme
 
@@ -39,8 +43,14 @@ def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> Usage:
     if work.is_direct:
         own["pcie_down" if is_read else "pcie_up"] = 1.0
         own["uplink_down" if is_read else "uplink_up"] = 1.0
-    else:
-        own["dram"] = 1.0
+
+    def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
+        """A stripe lies on the drives of all sockets."""
+        place = sockets.gpu if work.is_direct else sockets.memory
+        ends = (sockets.everywhere, place) if is_read else (place, sockets.everywhere)
+        memory = {} if work.is_direct else {"dram": on_memory(1.0, sockets)}
+        return {**memory, **crossings(*ends)}
+
     if nvme.attached == "switch":
         # A stripe lies on the drives of all switches; of direct traffic the part under the GPU's own switch
         # stays there, 1 / switches of it.
@@ -48,4 +58,4 @@ def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> Usage:
         if work.is_direct:
             own["uplink_down" if is_read else "uplink_up"] = 1.0 - local
         spread["uplink_up" if is_read else "uplink_down"] = 1.0 - local
-    return pool.usage(rank, own, spread)
+    return pool.usage(rank, own, spread, on_sockets)

@@ -6,17 +6,19 @@ unit of work takes of which of them. An activity stands for all ranks of a class
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from zsim.devices.sockets import Shares, Sockets, sockets_of
 from zsim.specs.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Scope = Literal["rank", "switch", "node"]
+Scope = Literal["rank", "switch", "socket", "node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ResourceClass:
-    """`count` resources of one kind, numbered from `first`; one per rank, per PCIe switch or per node.
+    """`count` resources of one kind, numbered from `first`; one per rank, per PCIe switch, per socket or per
+    node.
 
     `capacity` is per second: bytes, or 1 for a queue or for the time of a drive.
     """
@@ -59,8 +62,10 @@ class NodePool:
         self._next = topology.num_links
 
     def add(self, name: str, scope: Scope, capacity: float) -> None:
-        """Add one resource per GPU or per node."""
-        count = self.topology.num_slots if scope == "rank" else self.topology.num_nodes
+        """Add one resource per GPU, per socket or per node."""
+        topology = self.topology
+        sockets = topology.num_nodes * topology.cluster.host.sockets
+        count = {"rank": topology.num_slots, "node": topology.num_nodes, "socket": sockets}[scope]
         self.classes[name] = ResourceClass(name, scope, self._next, count, capacity)
         self._capacities.append(np.full(count, capacity))
         self._next += count
@@ -75,14 +80,22 @@ class NodePool:
         nodes = self.topology.node_of(self.topology.slots)
         return int((nodes == nodes[rank]).sum())
 
-    def usage(self, rank: int, own: dict[str, float], spread: dict[str, float] | None = None) -> Usage:
+    def usage(
+        self,
+        rank: int,
+        own: dict[str, float],
+        spread: dict[str, float] | None = None,
+        on_sockets: Callable[[Sockets], Mapping[str, Shares]] | None = None,
+    ) -> Usage:
         """What one unit of work of every rank of a class takes; `rank` is one of them.
 
         `own` is {resource: weight} on the rank's own link, switch and node; `spread` the same over all
-        switches of its node, evenly.
+        switches of its node, evenly; `on_sockets` gives {resource: weight per socket} for ranks of a socket.
         """
         slots = self.topology.slots[self._of_rank == self._of_rank[rank]]
         parts = [self._entries(self.classes[name], weight, slots) for name, weight in own.items() if weight]
+        if on_sockets is not None:
+            parts += self._on_sockets(on_sockets, slots)
         for name, weight in (spread or {}).items():
             if weight:
                 parts.append(self._spread(self.classes[name], weight, slots))
@@ -103,3 +116,22 @@ class NodePool:
         nodes, counts = np.unique(self.topology.node_of(slots), return_counts=True)
         indices = resource.first + (nodes[:, None] * switches + np.arange(switches)).ravel()
         return indices, np.repeat(weight / switches * counts, switches)
+
+    def _on_sockets(
+        self, weights_of: Callable[[Sockets], Mapping[str, Shares]], slots: Ints
+    ) -> list[tuple[Ints, Floats]]:
+        """What every slot takes on the sockets of its node."""
+        cluster = self.topology.cluster
+        count = cluster.host.sockets
+        numbers, members = np.unique(self.topology.socket_of(slots), return_counts=True)
+        parts = []
+        for own in range(count):
+            here = numbers % count == own
+            for name, weights in weights_of(sockets_of(cluster, own)).items():
+                if name not in self.classes or not here.any():
+                    continue
+                places = (numbers[here] // count * count)[:, None] + np.arange(count)
+                amounts = members[here][:, None] * np.asarray(weights, dtype=np.float64)
+                used = amounts.ravel() > 0
+                parts.append((self.classes[name].first + places.ravel()[used], amounts.ravel()[used]))
+        return parts

@@ -55,6 +55,19 @@ def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
     return max(accumulate(changes, initial=start)) * job.gpus_per_node
 
 
+def pinned_bytes(job: Job, plan: Plan) -> int:
+    """Most page-locked host memory of a node over a step."""
+    start = sum(memory.bytes for memory in plan.resident if memory.is_pinned)
+    changes = (change.bytes for change in plan.memory if change.is_pinned)
+    return max(accumulate(changes, initial=start)) * job.gpus_per_node
+
+
+def exceeds_pinned_limit(job: Job, plan: Plan) -> bool:
+    """Whether more is page-locked than the host allows."""
+    limit = job.cluster.host.pinned_limit
+    return limit is not None and pinned_bytes(job, plan) > limit
+
+
 def node_capacity_bytes(cluster: Cluster) -> dict[Device, int | None]:
     """What a node's host memory and drives hold; None without drives."""
     nvme = cluster.nvme
@@ -100,6 +113,8 @@ def _fits(experiment: Experiment, gpus: int) -> bool:
     job = resolve(_on(experiment, gpus))
     plan = make_plan(job)
     nodes = node_capacity_bytes(job.cluster).items()
+    if exceeds_pinned_limit(job, plan):
+        return False
     return peak_bytes(job, plan) <= usable_bytes(job.cluster) and all(
         node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes
     )

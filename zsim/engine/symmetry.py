@@ -30,13 +30,30 @@ def find_classes(
         return each_by_itself(topology, plan.groups), ()
     is_even = bool((slowdowns == slowdowns[0]).all())
     is_whole = is_plain and topology.condition is None
-    if is_even and is_whole and are_alike(topology, plan.groups):
+    if is_even and is_whole and are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan):
         return one_class(topology, plan.groups), ()
     party = make_party(topology, plan, slowdowns)
     classes = stable_classes([party])[0]
     if len(classes.sizes) <= _MOST_CLASSES:
         return classes, ()
     return stable_classes([party], by_links=False)[0], (_ROUGHLY,)
+
+
+def _sockets_are_alike(topology: Topology, plan: Plan) -> bool:
+    """Whether it makes no difference on which socket a rank is: nothing is offloaded, or as many ranks are on
+    each socket in use and no memory is far from some of them only."""
+    if not any(isinstance(op.work, OffloadWork) for op in plan.ops):
+        return True
+    beside, distance = _socket_traits(topology)
+    return bool((beside == beside[0]).all() and (distance == distance[0]).all())
+
+
+def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
+    """How many ranks share each rank's socket, and whether its memory is on another one."""
+    sockets = topology.socket_of(topology.slots)
+    cluster = topology.cluster
+    is_far = (sockets % cluster.host.sockets > 0) & (cluster.offload.placement == "first")
+    return np.bincount(sockets)[sockets], is_far.astype(np.int64)
 
 
 def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> Party:
@@ -51,11 +68,12 @@ def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> Party:
 
 
 def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
-    """What tells ranks apart that use host memory: how many share their node, how good their links are."""
+    """What tells ranks apart that use host memory: how many share their node and socket, where their memory
+    is, how good their links are."""
     nodes = topology.node_of(topology.slots)
     capacities = topology.capacities()
     beside = np.bincount(nodes)[nodes]
     switches = topology.switch_of(topology.slots)
     of_rank = [capacities[topology.classes[n].first + topology.slots] for n in ("pcie_up", "pcie_down")]
     uplinks = [capacities[topology.classes[n].first + switches] for n in ("uplink_up", "uplink_down")]
-    return [beside, *of_rank, *uplinks]
+    return [beside, *_socket_traits(topology), *of_rank, *uplinks]

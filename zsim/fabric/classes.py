@@ -139,7 +139,8 @@ class _Colouring:
             name: _Kind(party, name, group) for name, group in party.groups.items() if group.size > 1
         }
         slots = party.topology.slots
-        shared = [party.topology.node_of(slots), party.topology.switch_of(slots)]
+        topology = party.topology
+        shared = [topology.node_of(slots), topology.switch_of(slots), topology.socket_of(slots)]
         self.neighbourhoods = [_numbered(places) for places in shared] if party.shares_nodes else []
 
     @property
@@ -163,8 +164,8 @@ class _Colouring:
             kind.colours = colours
 
     def split_ranks(self) -> None:
-        """By the colours of their groups, and of the ranks on their node and PCIe switch where they share
-        more than links."""
+        """By the colours of their groups, and of the ranks on their node, PCIe switch and socket where they
+        share more than links."""
         colours = self.ranks
         for kind in self.kinds.values():
             own = np.empty(len(colours), dtype=np.int64)

@@ -143,15 +143,19 @@ class PlanBuilder:
 
     # -- memory -----------------------------------------------------------------------------------------
 
-    def allocate(self, category: Category, count: int, device: Device = "gpu") -> None:
+    def allocate(
+        self, category: Category, count: int, device: Device = "gpu", *, is_pinned: bool = False
+    ) -> None:
         """Take `count` bytes now (before the next op is issued)."""
         if count:
-            self.memory.append(MemoryChange(len(self.ops), category, count, device))
+            self.memory.append(MemoryChange(len(self.ops), category, count, device, is_pinned=is_pinned))
 
-    def free(self, category: Category, count: int, device: Device = "gpu") -> None:
+    def free(
+        self, category: Category, count: int, device: Device = "gpu", *, is_pinned: bool = False
+    ) -> None:
         """Give back `count` bytes now."""
         if count:
-            self.memory.append(MemoryChange(len(self.ops), category, -count, device))
+            self.memory.append(MemoryChange(len(self.ops), category, -count, device, is_pinned=is_pinned))
 
     def free_when_done(self, category: Category, count: int, op: int) -> None:
         """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""

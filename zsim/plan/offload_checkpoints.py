@@ -39,7 +39,7 @@ class CheckpointsInHostMemory:
 
     def _send(self, segment: Segment) -> None:
         builder, size = self.host.builder, segment.checkpoint_bytes
-        builder.allocate("activations", size, "host")
+        builder.allocate("activations", size, "host", is_pinned=self.is_asynchronous)
         self._away.add(segment.name)
         stream = COMPUTE
         if self.is_asynchronous:
@@ -75,7 +75,8 @@ class CheckpointsInHostMemory:
         """After a segment's backward."""
         if segment.name in self._away:
             self._away.remove(segment.name)
-            self.host.builder.free("activations", segment.checkpoint_bytes, "host")
+            size, pinned = segment.checkpoint_bytes, self.is_asynchronous
+            self.host.builder.free("activations", size, "host", is_pinned=pinned)
 
     def finish(self) -> None:
         assert not self._away, f"checkpoints left in host memory: {sorted(self._away)}"

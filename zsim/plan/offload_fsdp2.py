@@ -52,7 +52,7 @@ class OffloadedReducer(Fsdp2Reducer):
             added = HostWork("copy", 12 * numel, numel)
             builder.host_wait(builder.add(f"add gradients {unit.name}", CPU, added, module=unit.name))
         else:
-            builder.allocate("gradients", 4 * numel, "host")
+            builder.allocate("gradients", 4 * numel, "host", is_pinned=True)
             self.in_host_memory.add(unit.name)
             self._copies.append(event)
         return event
@@ -79,7 +79,10 @@ class OffloadedFsdp2Schedule(Fsdp2Schedule):
 
     def resident(self) -> list[Memory]:
         """Everything that is sharded is in host memory."""
-        return [Memory(memory.category, memory.bytes, "host") for memory in super().resident()]
+        return [
+            Memory(memory.category, memory.bytes, "host", is_pinned=memory.category == "parameters")
+            for memory in super().resident()
+        ]
 
     def _unshard(self, unit: Unit) -> None:
         """Bring the fp32 shards, unless a smaller group's shard on the GPU is gathered."""
@@ -110,7 +113,8 @@ class OffloadedFsdp2Schedule(Fsdp2Schedule):
             self.host.scale("clip gradients", numel)
         self.host.optimizer("optimizer step", numel, self.training.optimizer)
         self.builder.host("end of step")
-        self.builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units), "host")
+        size = 4 * sum(unit.shard_numel for unit in self.units)
+        self.builder.free("gradients", size, "host", is_pinned=True)
 
 
 def offloaded_fsdp2_plan(workload: Workload, strategy: Fsdp2, training: Training, world_size: int) -> Plan:

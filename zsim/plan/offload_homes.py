@@ -40,10 +40,15 @@ class ParameterHomes:
         held = max(of["host"], self.flat_numel)
         return [
             Memory("parameters", of["gpu"] * element_bytes),
-            Memory("parameters", held * element_bytes, "host"),
+            Memory("parameters", held * element_bytes, "host", is_pinned=self.flat_numel > 0),
             Memory("parameters", of["nvme"] * element_bytes, "nvme"),
-            Memory("buffers", self.swap_numel * element_bytes, "gpu" if self.reads_directly else "host"),
-            Memory("buffers", self.pool_numel * element_bytes, "host"),
+            Memory(
+                "buffers",
+                self.swap_numel * element_bytes,
+                "gpu" if self.reads_directly else "host",
+                is_pinned=not self.reads_directly,
+            ),
+            Memory("buffers", self.pool_numel * element_bytes, "host", is_pinned=True),
         ]
 
 

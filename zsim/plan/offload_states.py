@@ -64,7 +64,9 @@ class StateSwapper:
         return [
             Memory("optimizer_states", states * element_bytes, "nvme"),
             Memory("gradients", gradients * element_bytes, "nvme"),
-            Memory("buffers", self.offload.buffer_count * self.largest * element_bytes, "host"),
+            Memory(
+                "buffers", self.offload.buffer_count * self.largest * element_bytes, "host", is_pinned=True
+            ),
         ]
 
     # -- gradients, in backward -------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class OffloadedZero12Schedule(Zero12Schedule):
         """Weights on the GPU; masters, moments, fp32 gradients and the 16-bit buffer in host memory."""
         if self.offload is None:
             return super().resident()
-        states = self.shard_numel * (4 + self.workload.optimizer_state_bytes)
+        pinned = self.offload.pin_memory
         segments = self.workload.segments
         largest = max(parameter.numel for segment in segments for parameter in segment.parameters)
         is_summed = self.training.gradient_accumulation_steps > 1
@@ -79,9 +79,10 @@ class OffloadedZero12Schedule(Zero12Schedule):
             Memory("parameters", self.padded_numel * self.param_bytes),
             Memory("gradients", compact),
             Memory("buffers", largest * self.param_bytes),
-            Memory("optimizer_states", states, "host"),
-            Memory("gradients", gradients + sums, "host"),
-            Memory("buffers", (self.shard_numel + largest) * self.param_bytes, "host"),
+            Memory("optimizer_states", 4 * self.shard_numel, "host", pinned),
+            Memory("optimizer_states", self.shard_numel * self.workload.optimizer_state_bytes, "host"),
+            Memory("gradients", gradients + sums, "host", pinned),
+            Memory("buffers", (self.shard_numel + largest) * self.param_bytes, "host", pinned),
         ]
 
     # -- activation checkpoints -------------------------------------------------------------------------

@@ -98,7 +98,8 @@ class OffloadedZero3Schedule(Zero3Schedule):
         if self.offload is None:
             kept += [m for m in super().resident() if m.category in ("gradients", "optimizer_states")]
             return kept
-        kept.append(Memory("gradients", accumulated if self.keeps_sums else 0, "host"))
+        pinned = self.offload.pin_memory
+        kept.append(Memory("gradients", accumulated if self.keeps_sums else 0, "host", pinned))
         on_gpu = sum(self.numel_of(group) for group in range(self._first_on_cpu))
         in_memory = sum(
             self.numel_of(group)
@@ -108,7 +109,7 @@ class OffloadedZero3Schedule(Zero3Schedule):
         kept += [
             Memory("gradients", 4 * on_gpu),
             Memory("optimizer_states", 4 * self.num_states * on_gpu),
-            Memory("gradients", 4 * in_memory, "host"),
+            Memory("gradients", 4 * in_memory, "host", pinned),
             Memory("optimizer_states", 4 * self.num_states * in_memory, "host"),
         ]
         return kept + (self._states.memory(4) if self._states else [])

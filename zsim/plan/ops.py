@@ -94,11 +94,12 @@ class DriveIo:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`bytes` of one category on one device."""
+    """`bytes` of one category on one device; host memory may be pinned (page-locked)."""
 
     category: Category
     bytes: int
     device: Device = "gpu"
+    is_pinned: bool = False
 
 
 class MemoryChange(NamedTuple):
@@ -110,6 +111,7 @@ class MemoryChange(NamedTuple):
     bytes: int
     device: Device = "gpu"
     until: int = -1
+    is_pinned: bool = False
 
 
 OffloadWork = Copy | HostWork | DriveIo

@@ -61,6 +61,13 @@ class OutOfMemory:
 
 
 START_UP = "start-up"  # the op of an OutOfMemory before the first step
+PINNED = "pinned"  # the pool of one of page-locked memory
+
+
+def over_limit(op: str, pool: str, found: int, limit: int) -> OutOfMemory:
+    """A limit that is exceeded from the start on."""
+    return OutOfMemory(op, pool, 0, 0.0, found - limit, found - limit, limit)
+
 
 Pool = Mapping[int, int]  # what shares one memory: {traced rank: how many ranks like it are on the pool}
 

@@ -18,7 +18,8 @@ _BY_KIND = {
     "h2d": "PCIe", "d2h": "PCIe", "cpu": "CPU step", "nvme_read": "drive read", "nvme_write": "drive write",
 }  # fmt: skip
 _BY_RESOURCE = {
-    "dram": "DRAM", "pcie_up": "PCIe", "pcie_down": "PCIe", "uplink_up": "PCIe", "uplink_down": "PCIe",
+    "dram": "DRAM", "socket_out": "DRAM", "socket_in": "DRAM",
+    "pcie_up": "PCIe", "pcie_down": "PCIe", "uplink_up": "PCIe", "uplink_down": "PCIe",
 }  # fmt: skip
 
 
@@ -34,15 +35,22 @@ class TierRow:
 
 @dataclass(frozen=True, slots=True)
 class OffloadSection:
-    """Everything the report says about offloading. `moved_bytes`: per kind of span, one rank's step."""
+    """Everything the report says about offloading. `moved_bytes`: per kind of span, one rank's step;
+    `pinned_bytes`: most page-locked host memory of a node."""
 
     stall_seconds: Mapping[str, float]
     moved_bytes: Mapping[str, int]
     tiers: tuple[TierRow, ...]
+    pinned_bytes: int = 0
 
 
 def offload_section(
-    trace: Trace, breakdown: Breakdown, rank: int, limits: Mapping[str, str], tiers: Sequence[TierRow]
+    trace: Trace,
+    breakdown: Breakdown,
+    rank: int,
+    limits: Mapping[str, str],
+    tiers: Sequence[TierRow],
+    pinned_bytes: int = 0,
 ) -> OffloadSection | None:
     """None when nothing left the GPU. `limits`: per kind of span, what bounds it; see [Note: the cause of a
     stall]. The causes add up to the breakdown's offload stall."""
@@ -59,4 +67,4 @@ def offload_section(
             kind = own.infos[wait.info].kind
             cause = _BY_RESOURCE.get(limits.get(kind, ""), _BY_KIND[kind])
             stall[cause] += wait.seconds
-    return OffloadSection(stall, moved, tuple(tiers))
+    return OffloadSection(stall, moved, tuple(tiers), pinned_bytes)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
 from zsim.report.irregular import RankRow, Spread
-from zsim.report.memory import START_UP, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
+from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
 from zsim.report.traffic import CollectiveRow, TrafficRow, collective_rows, overlap_fraction
@@ -155,6 +155,8 @@ def make_report(
     limits: Mapping[str, str] | None = None,
     tiers: Sequence[TierRow] = (),
     startup_bytes: int = 0,
+    beyond: Sequence[OutOfMemory] = (),
+    pinned_bytes: int = 0,
 ) -> Report:
     """Explain `trace` from the side of `rank` (else its first rank).
 
@@ -162,7 +164,8 @@ def make_report(
     for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
     each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may say "model",
     "cluster", "strategy"; what it leaves out is taken from `trace.metadata`. `startup_bytes`: what each GPU
-    held before the first step, where that is more.
+    held before the first step, where that is more. `beyond`: limits that were exceeded and that the trace
+    does not know of. `pinned_bytes`: most page-locked memory of a node.
     """
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
@@ -170,10 +173,8 @@ def make_report(
         rank = int(trace.ranks[0]) if len(trace) else 0
     breakdown = step_breakdown(trace, rank)
     out_of_memory = first_over_capacity(trace.memory, capacity_bytes, gpus_per_node, nodes, least_gpus)
-    gpu = capacity_bytes.get("gpu")
-    if gpu is not None and startup_bytes > gpu:
-        missing = startup_bytes - gpu
-        out_of_memory = OutOfMemory(START_UP, "gpu", rank, 0.0, missing, missing, gpu, least_gpus)
+    if beyond:
+        out_of_memory = replace(beyond[0], rank=rank, least_gpus=least_gpus)
     overlap = overlap_fraction(trace, rank)
     kernels = _ratio(_ratio(work.hardware_flops, breakdown.seconds["compute"]), work.peak_flops_per_second)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
@@ -197,7 +198,7 @@ def make_report(
         evidence=dict(evidence),
         simulation=simulation,
         notes=tuple(notes),
-        offload=offload_section(trace, breakdown, rank, limits or {}, tiers),
+        offload=offload_section(trace, breakdown, rank, limits or {}, tiers, pinned_bytes),
         startup_bytes=startup_bytes,
     )
 

@@ -6,7 +6,10 @@ from zsim.report.memory import START_UP, OutOfMemory
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_seconds
 
-_POOLS = {"gpu": "GPU memory", "host": "host memory of a node", "nvme": "NVMe of a node"}
+_POOLS = {
+    "gpu": "GPU memory", "host": "host memory of a node", "nvme": "NVMe of a node",
+    "pinned": "page-locked memory of a node",
+}  # fmt: skip
 
 
 def headline(report: Report) -> str:

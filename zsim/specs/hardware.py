@@ -204,7 +204,9 @@ class HostDevice(Table):
     """The CPU side of one node.
 
     `launch_queue`: launches that a stream takes before it has run them; beyond that the host waits. About
-    1000 on CUDA, as measured by a user (stackoverflow.com/questions/53970187).
+    1000 on CUDA, as measured by a user (stackoverflow.com/questions/53970187). `sockets` share memory, cores
+    and GPUs evenly; `socket_bandwidth` is what one of them sends to the others. `pinned_limit`: how much may
+    be page-locked in all (a locked-memory limit, a pool); None is no limit.
     """
 
     cores: int = Field(gt=0)
@@ -213,6 +215,15 @@ class HostDevice(Table):
     seconds_per_launch: Seconds
     launch_queue: int = Field(default=1000, gt=0)
     overhead_factor: float = Field(default=1.0, gt=0, description="scales the frameworks' host costs")
+    sockets: int = Field(default=1, gt=0, strict=True)
+    socket_bandwidth: BytesPerSecond | None = None
+    pinned_limit: Bytes | None = None
+
+    @model_validator(mode="after")
+    def _sockets_are_joined(self) -> Self:
+        if self.sockets > 1 and not self.socket_bandwidth:
+            raise ValueError(f"socket_bandwidth: {self.sockets} sockets need one above 0 between them")
+        return self
 
 
 class Nvme(Table):

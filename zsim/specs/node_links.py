@@ -135,3 +135,9 @@ class NodeLinks:
         """The PCIe switch of each slot."""
         local = slots % self.gpus_per_node // self.cluster.pcie.gpus_per_switch
         return self.node_of(slots) * self.switches_per_node + local
+
+    def socket_of(self, slots: Ints) -> Ints:
+        """The socket that each slot's GPU is attached to; a node's GPUs are split evenly, in order."""
+        sockets = self.cluster.host.sockets
+        local = slots % self.gpus_per_node * sockets // self.cluster.gpus_per_node
+        return self.node_of(slots) * sockets + local

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from zsim.specs.table import Fraction, Table
@@ -15,6 +17,10 @@ class OffloadRates(Table):
     and copies reach with all cores (remote memory, page walks and threads included); `dma_fraction`: what
     copy engines and drives can have. `pageable_bandwidth`: copies from and to memory that is not pinned,
     through the driver's buffer, each GPU. `threads_per_rank`: OMP_NUM_THREADS; None shares all cores.
+
+    On hosts with several sockets: `bound`: each rank's threads stay on the socket of its GPU (`deepspeed
+    --bind_cores_to_rank`, numactl), else they run on all. `placement` of a rank's host memory: "local" to its
+    GPU, "interleaved" over the sockets, or all on the "first".
     """
 
     optimizer_fraction: Fraction
@@ -22,6 +28,8 @@ class OffloadRates(Table):
     dma_fraction: Fraction = 0.8
     pageable_bandwidth: BytesPerSecond
     threads_per_rank: int | None = Field(default=None, gt=0)
+    bound: bool = False
+    placement: Literal["local", "interleaved", "first"] = "local"
 
 
 def default_offload_rates() -> OffloadRates:

@@ -1,0 +1,64 @@
+"""NUMA: which socket's memory and cores a rank uses, and what crosses between the sockets.
+
+A node's memory and cores are split evenly over its sockets, and so are its GPUs, in order. A byte that goes
+from a place on one socket to a place on another leaves the first over its links and enters the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim.specs.hardware import Cluster
+
+Shares = Sequence[float]  # part of something on each socket, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """The sockets of a node, seen by ranks of one of them (`own`)."""
+
+    count: int
+    own: int
+    placement: str
+    is_bound: bool
+
+    @property
+    def gpu(self) -> Shares:
+        """Where the rank's GPU is attached."""
+        return self._only(self.own)
+
+    @property
+    def memory(self) -> Shares:
+        """Where its host memory lies."""
+        if self.placement == "first":
+            return self._only(0)
+        return self.everywhere if self.placement == "interleaved" else self._only(self.own)
+
+    @property
+    def threads(self) -> Shares:
+        """Where its CPU threads run."""
+        return self._only(self.own) if self.is_bound else self.everywhere
+
+    @property
+    def everywhere(self) -> Shares:
+        """Evenly over all sockets, as a stripe of drives is."""
+        return [1.0 / self.count] * self.count
+
+    def _only(self, socket: int) -> Shares:
+        return [float(number == socket) for number in range(self.count)]
+
+
+def sockets_of(cluster: Cluster, own: int) -> Sockets:
+    """The sockets of a cluster's node for ranks on socket `own`."""
+    return Sockets(cluster.host.sockets, own, cluster.offload.placement, cluster.offload.bound)
+
+
+def leaving(source: Shares, target: Shares) -> list[float]:
+    """Per socket, what leaves it when one byte goes from `source` to `target`."""
+    return [share * (1.0 - target[number]) for number, share in enumerate(source)]
+
+
+def crossings(source: Shares, target: Shares) -> dict[str, list[float]]:
+    """Weights on each socket's links, out and in, of one byte from `source` to `target`."""
+    return {"socket_out": leaving(source, target), "socket_in": leaving(target, source)}
