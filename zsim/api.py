@@ -30,7 +30,7 @@ from zsim.report.irregular import rank_rows, spread_of
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
-from zsim.report.traffic import TrafficRow
+from zsim.report.traffic import SentRow, TrafficRow
 from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
 from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
@@ -93,6 +93,7 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "labels": {"model": job.model.name, "cluster": cluster.name, "strategy": strategy_label(job)},
         "gpus_per_node": job.gpus_per_node,
         "traffic": _traffic(outcome),
+        "sent": _sent(outcome),
         "notes": _notes(outcome),
         "limits": outcome.limits,
         "tiers": _tiers(outcome),
@@ -267,6 +268,14 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
         if per_gpu > 0:
             rows.append(TrafficRow(name, per_gpu, busy))
     return rows
+
+
+def _sent(outcome: Outcome) -> list[SentRow]:
+    groups = outcome.plan.groups
+    return [
+        SentRow(phase, kind, group, groups[group].size, *sent)
+        for (phase, kind, group), sent in outcome.sent.items()
+    ]
 
 
 _TIERS = {

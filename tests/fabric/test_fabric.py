@@ -262,3 +262,16 @@ def test_the_bus_bandwidth_of_a_huge_ring_collective_is_that_of_its_bottleneck(c
     narrowest = min(capacities[int(link)] / weight for link, weight in weights.items())
     bus = edge_bytes("all_gather", 1e13, fabric.topology.world_size) / transfer.seconds_alone
     assert bus == pytest.approx(narrowest, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "per_node", "inside"),
+    [("dgx-h100", 8, 8), ("rtx-4090-x8", 8, 7), ("mi300x-x8", 8, 7)],
+)
+def test_what_a_gpu_sends_is_split_into_inside_and_between(cluster: str, per_node: int, inside: int) -> None:
+    """A ring over two nodes has 16 edges of 15/16 S, two of which leave a node: 2/16 per GPU. Over NVLink
+    switches these pass the eighth GPU's NVLink too (PXN): 16/16; elsewhere 14/16."""
+    fabric = fabric_of(cluster, 2)
+    work = collective("all_gather", 16 * 10**8)
+    sent = edge_bytes("all_gather", work.bytes, 2 * per_node)
+    assert fabric.sent(work) == pytest.approx((sent * inside / 8, sent / 8))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from zsim.report.report import Report, SimulationStats, StepWork, TrafficRow, make_report
+from zsim.report.traffic import SentRow
 
 EXPERIMENT = {
     "model": "llama-3-70b",
@@ -39,6 +40,7 @@ def make_step_report(make_sharded_step) -> Callable[..., Report]:
             "simulation": SimulationStats(0.05, 1000, 1, 16),
             "labels": {"model": "llama-3-70b", "cluster": "2 x dgx-h100", "strategy": "FSDP2"},
             "traffic": [TrafficRow("InfiniBand", 4.1e9, 0.82), TrafficRow("NVLink", 3e10, None)],
+            "sent": [SentRow("backward", "all_gather", "world", 16, 3e9, 4e8)],
             **changes,
         }
         return make_report(make_sharded_step() if trace is None else trace, **values)

@@ -10,6 +10,7 @@ from rich.console import Console
 from zsim.report.memory import OutOfMemory
 from zsim.report.render import print_report
 from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report
+from zsim.report.traffic import SentRow
 from zsim.report.words import missing_memory
 
 
@@ -62,6 +63,13 @@ def test_collectives_show_calls_sizes_and_bus_bandwidth(report):
     """8 gathers of 1 GB in 1 ms each on 16 ranks: 1000 GB/s * 15/16."""
     (line,) = [line for line in printed(report()).splitlines() if line.startswith("all-gather (shard, 16)")]
     assert line.split()[3:] == ["8", "1.00", "GB", "bf16", "8.00", "ms", "937.50", "GB/s"]
+
+
+def test_what_is_sent_is_split_by_phase_where_it_leaves_nodes(report):
+    (line,) = [line for line in printed(report()).splitlines() if line.startswith("backward all-gather")]
+    assert line.split() == ["backward", "all-gather", "(world,", "16)", "3.00", "GB", "400.00", "MB"]
+    inside = [SentRow("backward", "all_gather", "world", 8, 3e9, 0.0)]
+    assert "Sent per GPU" not in printed(report(sent=inside))
 
 
 def test_a_long_list_of_collectives_is_cut_to_the_busiest(make_trace, report):

@@ -14,6 +14,7 @@ from zsim.cost.collectives import CallLimit
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.prepare import prepare
 from zsim.engine.repeat import Jittered, run_jittered, run_once
+from zsim.engine.sent import sent_by_phase
 from zsim.engine.steady import is_drained, twice
 from zsim.engine.symmetry import find_classes
 from zsim.fabric.classes import Classes, first_apart
@@ -55,7 +56,8 @@ def _no_garbage_collection() -> Iterator[None]:
 @dataclass(frozen=True)
 class Outcome:
     """One simulated step. `allocator_retries`: how often rank 0's allocator ran short and waited; `calls`:
-    what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each other."""
+    what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each other;
+    `sent`: bytes per GPU inside its node and between nodes, by phase, kind of collective and group."""
 
     job: Job
     plan: Plan
@@ -72,6 +74,7 @@ class Outcome:
     calls: Mapping[Collective, CallLimit] = field(default_factory=dict)
     meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
     jittered: Jittered | None = None
+    sent: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
 
 
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
@@ -110,5 +113,5 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
     }
     return Outcome(
         job, plan, topology, classes, slowdowns, trace, stats, traffic, devices, limits, retries, notes,
-        calls, meetings, spread,
+        calls, meetings, spread, sent_by_phase(plan, fabric),
     )  # fmt: skip

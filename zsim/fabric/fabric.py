@@ -19,7 +19,7 @@ from zsim.cost.collectives import CallLimit, edge_bytes
 from zsim.fabric.choice import planned_seconds
 from zsim.fabric.communicators import Choice, Instance, Transfer, ring_latency
 from zsim.fabric.methods import Method, methods
-from zsim.fabric.patterns import SHAPES
+from zsim.fabric.patterns import SHAPES, sent_by_gpu
 from zsim.fabric.pooling import NO_EXTRA, Extra, lump
 from zsim.fabric.rings import Floats, Ints, domains_of, fault_delays, hop_seconds
 from zsim.fabric.symmetry import by_pattern, groups_of
@@ -79,6 +79,7 @@ class Fabric:
             for count in [self.topology.world_size // group.size]
         }
         self._instances: dict[tuple[str, int], Instance] = {}
+        self._sent: dict[tuple[str, int, str], tuple[float, float]] = {}
         for name, group in groups.items():
             parts = groups_of(topology.world_size, group)
             for number in range(int(self._blocks[name].max()) + 1):
@@ -272,6 +273,22 @@ class Fabric:
                 links, weights = instance.used[shape]
                 total[links] += weights * size
         return total
+
+    def sent(self, work: Collective) -> tuple[float, float]:
+        """Bytes that one GPU sends for a call, the mean over all GPUs: inside its NVLink domain (over PCIe
+        where there is no NVLink), and through the network cards."""
+        size = edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
+        inside = between = 0.0
+        for (name, number), instance in self._instances.items():
+            if name != work.group:
+                continue
+            shape = instance.shapes[self.transfer(work, number).algorithm]
+            key = name, number, shape
+            if key not in self._sent:
+                self._sent[key] = sent_by_gpu(self.topology, *instance.used[shape])
+            inside += size * self._sent[key][0]
+            between += size * self._sent[key][1]
+        return inside, between
 
 
 def connect(fabrics: Sequence[Fabric]) -> None:

@@ -164,6 +164,23 @@ def pair_usage(topology: Topology, groups: Groups) -> Floats:
     return usage
 
 
+def sent_by_gpu(topology: Topology, links: Ints, weights: Floats) -> tuple[float, float]:
+    """What one GPU sends on average when `links` carry `weights`: inside its NVLink domain, and through the
+    network cards. Without NVLink everything passes PCIe first."""
+
+    def total(name: str) -> float:
+        first, count = topology.classes[name].first, topology.classes[name].count
+        return float(weights[(links >= first) & (links < first + count)].sum())
+
+    between = total("nic_out")
+    kind = topology.cluster.node_link.kind
+    if kind == "none":
+        inside = total("pcie_up") - between
+    else:
+        inside = total("nvlink_out" if kind == "switch" else "nvlink_direct")
+    return inside / topology.world_size, between / topology.world_size
+
+
 SHAPES: Mapping[str, Callable[[Topology, Groups], Floats]] = {
     "ring": ring_usage,
     "hierarchical": lambda topology, groups: hierarchical_usage(topology, groups, "all_gather"),

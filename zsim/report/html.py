@@ -16,7 +16,7 @@ from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.timeline import stream_timeline, views
-from zsim.report.traffic import CollectiveRow
+from zsim.report.traffic import CollectiveRow, SentRow
 from zsim.report.words import headline, missing_memory
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
@@ -77,6 +77,7 @@ def html_report(report: Report, trace: Trace) -> str:
         ],
         collective_rows=[_collective_row(row) for row in report.collectives],
         irregular=list(irregular_tables(report)),
+        sent_rows=[_sent_row(row) for row in report.sent],
         cost_headings=HEADINGS,
         cost_rows=list(cost_rows(report)),
         experiment=sections(report.experiment),
@@ -158,6 +159,12 @@ def _collective_row(row: CollectiveRow) -> tuple[str, ...]:
         "-" if algorithm is None else format_rate(algorithm),
         "-" if bus is None else format_rate(bus),
     )
+
+
+def _sent_row(row: SentRow) -> tuple[str, ...]:
+    sizes = row.intra_node_bytes_per_gpu, row.inter_node_bytes_per_gpu
+    group = f"{row.group} ({row.group_size:,})"
+    return (row.phase, span_meaning(row.kind).label, group, *(format_bytes(size) for size in sizes))
 
 
 def _plot(name: str, caption: str, figure: Figure) -> _Plot:

@@ -61,6 +61,8 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
         yield _collectives(report)
     if report.traffic:
         yield _traffic(report, is_plain)
+    if any(row.inter_node_bytes_per_gpu for row in report.sent):
+        yield _sent(report)
     if report.offload is not None:
         yield _offload(report, report.offload, is_plain)
     if report.cost is not None:
@@ -167,6 +169,15 @@ def _traffic(report: Report, is_plain: bool) -> Table:
         used = row.utilisation_fraction
         bar = "" if used is None else _bar(used, "red", is_plain)
         table.add_row(row.link_class, format_bytes(row.bytes_per_gpu), _percent(used), bar)
+    return table
+
+
+def _sent(report: Report) -> Table:
+    table = _table("Sent per GPU and step", "", "within nodes", "between nodes")
+    for row in report.sent:
+        label = f"{row.phase} {span_meaning(row.kind).label} ({row.group}, {row.group_size})"
+        sizes = row.intra_node_bytes_per_gpu, row.inter_node_bytes_per_gpu
+        table.add_row(label, *(format_bytes(size) for size in sizes))
     return table
 
 

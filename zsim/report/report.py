@@ -13,7 +13,7 @@ from zsim.report.irregular import RankRow, Spread
 from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
-from zsim.report.traffic import CollectiveRow, TrafficRow, collective_rows, overlap_fraction
+from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
 from zsim.trace.spans import Trace
 
 
@@ -61,6 +61,7 @@ class Report:
     collectives: tuple[CollectiveRow, ...]
     overlap_fraction: float | None
     traffic: tuple[TrafficRow, ...]
+    sent: tuple[SentRow, ...]
     evidence: Mapping[str, str]
     simulation: SimulationStats
     notes: tuple[str, ...]
@@ -124,6 +125,7 @@ class Report:
             },
             "overlap_fraction": self.overlap_fraction,
             "traffic": [asdict(row) for row in self.traffic],
+            "traffic_by_phase": [asdict(row) for row in self.sent],
             "notes": list(self.notes),
             "offload": None if self.offload is None else asdict(self.offload),
             "energy": None if self.energy is None else asdict(self.energy),
@@ -150,6 +152,7 @@ def make_report(
     nodes: Sequence[Pool] | None = None,
     least_gpus: int | None = None,
     traffic: Sequence[TrafficRow] = (),
+    sent: Sequence[SentRow] = (),
     notes: Sequence[str] = (),
     rank: int | None = None,
     limits: Mapping[str, str] | None = None,
@@ -195,6 +198,7 @@ def make_report(
         collectives=collective_rows(trace, rank, breakdown.waits),
         overlap_fraction=overlap,
         traffic=tuple(traffic),
+        sent=tuple(sent),
         evidence=dict(evidence),
         simulation=simulation,
         notes=tuple(notes),

@@ -49,6 +49,19 @@ class TrafficRow:
     utilisation_fraction: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SentRow:
+    """What one GPU sends per step, the mean over all GPUs, for the collectives of a phase, kind and group:
+    inside its NVLink domain (its node, where no NVLink leaves it), and through the network cards."""
+
+    phase: str
+    kind: str
+    group: str
+    group_size: int
+    intra_node_bytes_per_gpu: float
+    inter_node_bytes_per_gpu: float
+
+
 def bus_factor(kind: str, group_size: int) -> float:
     """busbw = algbw * factor: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and
     all-to-all, 1 for the rest. Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth"."""
