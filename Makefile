@@ -1,13 +1,14 @@
 # make demo   the README's example: table on the terminal, HTML report and trace in demo-out/
 # make test   the tests
 # make check  formatting, lint and types
+# make check-accuracy  recorded cases, and some of the published runs, against validation/baseline.json
 # make bench  speed, as ratios to this machine's raw SimPy rate
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check check-accuracy format bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/zsim run --out demo-out
@@ -19,6 +20,9 @@ check: $(VENV)/.dev-installed
 	$(BIN)/ruff format --check zsim tests validation
 	$(BIN)/ruff check zsim tests validation
 	$(BIN)/mypy
+
+check-accuracy: $(VENV)/.dev-installed
+	$(BIN)/zsim check --fast
 
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff format zsim tests validation

@@ -20,7 +20,7 @@ FLOOR = {
     "api": 7,
     "study": 8,
     "commands": 9,
-    "cli": 10, "__main__": 11,
+    "cli": 10, "pytest_plugin": 10, "__main__": 11,
 }  # fmt: skip
 WINGS = {
     "report": {"units", "errors", "version", "specs", "trace", "cost", "plan"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from zsim.study.published_bars import table_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -42,6 +45,18 @@ def test_the_output_at_the_top_is_todays(tmp_path: Path, request: pytest.Fixture
     shown = BLOCK.search(text)
     assert shown is not None
     assert shown[0] == "```console\n$ zsim run --out out\n" + output + "```"
+
+
+def test_the_accuracy_table_is_what_the_check_holds() -> None:
+    """The table is drawn from the pins of the published runs, which `make check-accuracy` holds.
+    After a change: python validation/published/accuracy.py."""
+    content = json.loads((ROOT / "validation" / "baseline.json").read_text())
+    pins = content["cases"]["validation/published/training_runs.csv"]
+    shown = re.search(r"<!-- published runs.*?-->\n(.*?)<!-- end of", README.read_text(), re.DOTALL)
+    assert shown is not None
+    table, _, causes = shown[1].partition("\n\n")
+    assert table.splitlines() == table_lines(pins["sources"], pins["all"])
+    assert re.match(r"Of \d+ rows off by more than 10%: ", causes)
 
 
 def test_the_experiment_file_shown_is_the_one_that_ships() -> None:

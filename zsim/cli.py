@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from zsim.commands.calibrate import calibrate
+from zsim.commands.check import check
 from zsim.commands.compare import compare
 from zsim.commands.export import export
 from zsim.commands.import_ import EXTRA, import_file
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command()(calibrate)
 app.add_typer(topology_app, name="topology")
 app.command()(compare)
+app.command()(check)
 app.command(name="import", context_settings=EXTRA)(import_file)
 app.command()(export)
 app.command()(sweep)
@@ -117,35 +119,6 @@ def plan(
         return
     files = {"json": write_json(plan_to_dict(made), json_)} if json_ is not None else {}
     print_plan(made, limit=limit, files=files)
-
-
-@app.command()
-def check(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[RUNS.csv]...",
-            help="Tables of measured runs; without any, those of the source checkout (validation/published).",
-            show_default=False,
-        ),
-    ] = None,
-    json_: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write every row as JSON ('-': standard output)."),
-    ] = None,
-    markdown: Annotated[bool, typer.Option(help="Print the errors by source as Markdown only.")] = False,
-) -> None:
-    """Predict published runs and show the error of each, signed."""
-    from zsim.study.published import check_runs, shipped_tables
-    from zsim.study.published_print import check_lines, markdown_lines
-
-    result = check_runs(runs or shipped_tables())
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(result.to_dict(), indent=1))
-        return
-    print("\n".join(markdown_lines(result) if markdown else check_lines(result)))
-    if json_ is not None:
-        print(f"json    {write_json(result.to_dict(), json_)}")
 
 
 @app.command()

@@ -69,7 +69,7 @@ def test_calls_of_one_size_that_changed_places_are_told_apart_by_their_modules()
     swapped = [*CALLS[:4], CALLS[5], CALLS[4], *CALLS[6:]]
     (sentence,) = sentences(CALLS, swapped)
     assert sentence.startswith("order: reduce-scatter of blocks.")
-    assert "in the simulation and call" in sentence
+    assert "is simulated as call" in sentence
     assert sentences(without_names(CALLS), without_names(swapped)) == []
 
 

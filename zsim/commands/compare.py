@@ -45,7 +45,7 @@ def compare(
     from zsim.report.verdict import Tolerances
     from zsim.study.sides import load_side
 
-    tolerances = Tolerances.parse(tolerance or [])
+    tolerances = Tolerances.parse(tolerance) if tolerance else None
     changes = dict(setting(text) for text in set_ or [])
     comparison = compare_traces(
         load_side(simulated, changes),

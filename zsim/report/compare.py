@@ -18,11 +18,14 @@ from zsim.errors import InputError
 from zsim.report.calls import as_gloo_runs_them, calls_of_trace
 from zsim.report.clock_check import ClockCheck, check_clock
 from zsim.report.memory_check import MemoryCheck, check_memory
+from zsim.report.op_times import with_alike_times
 from zsim.report.plan_check import PlanCheck, check_plan
-from zsim.report.verdict import Metric, Tolerances, Verdict, doubt_about_times, overall
+from zsim.report.verdict import PREDICTIONS, Metric, Tolerances, Verdict, doubt_about_times, overall
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_seconds
 from zsim.version import __version__
+
+_DIGITS = 6  # of a share: what differs by less is equally important
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +75,13 @@ class Comparison:
     @property
     def not_checked(self) -> tuple[str, ...]:
         found = [text for plan in self.plans.values() for text in plan.not_checked]
-        return tuple(dict.fromkeys([*found, *self.memory.not_checked]))
+        return tuple(dict.fromkeys([*found, *self.clock.not_checked, *self.memory.not_checked]))
 
     @property
     def differences(self) -> tuple[Difference, ...]:
         """What is not the same, what matters most first: wrong calls, then misses, then what is in doubt."""
         found = [*_plan_differences(self.plans), *_metric_differences(self)]
-        order = {"plan": 0, "clock": 1, "memory": 1}
-        found.sort(key=lambda row: (row.verdict != "fail", order[row.check], -row.share))
+        found.sort(key=lambda row: (row.verdict != "fail", row.check != "plan", -round(row.share, _DIGITS)))
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,26 +122,30 @@ def compare(
     rank: int | None = None,
     names: tuple[str, str] = ("simulated", "recorded"),
 ) -> Comparison:
-    """Compare two traces: calls of every rank that both hold, times and memory of `rank` (else the first).
+    """Compare two traces: calls of every rank that both hold, times and memory of `rank` (else the first);
+    of a recording of several steps the typical one.
 
-    `tolerances` is one number for all, or some of {"step", "time", "memory", "overlap"}, as fractions. Raises
-    InputError for traces of different worlds, or without a rank in common.
+    `tolerances` is one number for all, or some of {"step", "time", "memory", "overlap"}, as fractions;
+    between two simulations they are small, because nothing jitters. Raises InputError for traces of different
+    worlds, or without a rank in common.
     """
-    chosen = Tolerances.of(tolerances)
-    notes: list[str] = []
+    are_simulated = simulated.source == recorded.source == "simulated"
+    chosen = PREDICTIONS if tolerances is None and are_simulated else Tolerances.of(tolerances)
+    notes = _notes_of(recorded)
+    simulated, recorded = with_alike_times(simulated.typical_step(), recorded.typical_step())
     partners = _partners(simulated, recorded, names, notes)
     rank = next(iter(partners)) if rank is None else rank
     if rank not in partners:
         known = ", ".join(str(other) for other in list(partners)[:8])
         raise InputError(f"compare: found rank {rank}, expected one that {names[1]} holds: {known}")
-    is_gloo = recorded.metadata.get("backend") == "gloo"
+    is_gloo = _shows_gloos_own_calls(recorded)
     if is_gloo:
         notes.append("gloo runs a reduce-scatter as an all-reduce; it is compared as one")
     plans: dict[int, PlanCheck] = {}
     for theirs, mine in partners.items():
         calls = calls_of_trace(simulated.of_rank(mine), mine)
         others = calls_of_trace(recorded.of_rank(theirs), theirs)
-        plans[theirs] = check_plan(*map(as_gloo_runs_them, (calls, others)) if is_gloo else (calls, others))
+        plans[theirs] = check_plan(as_gloo_runs_them(calls) if is_gloo else calls, others)
     doubt = doubt_about_times(recorded) or doubt_about_times(simulated)
     one, other = simulated.of_rank(partners[rank]), recorded.of_rank(rank)
     return Comparison(
@@ -154,6 +160,20 @@ def compare(
         notes=tuple(notes),
         names=names,
     )
+
+
+def _notes_of(recorded: Trace) -> list[str]:
+    """What the reader of the recording noted; how it estimates transfers from few ranks is not used here."""
+    notes = [str(note) for note in recorded.metadata.get("notes", ()) if "transfer" not in str(note)]
+    if recorded.metadata.get("transfers_bounded"):
+        notes.append("too few ranks to tell waiting from transfer: collectives are compared with their waits")
+    return notes
+
+
+def _shows_gloos_own_calls(trace: Trace) -> bool:
+    """Whether the record is of what gloo ran, not of what was asked for (a Flight Recorder's is)."""
+    kinds = {info.kind for info in trace.infos}
+    return trace.metadata.get("backend") == "gloo" and "reduce_scatter" not in kinds
 
 
 def _partners(simulated: Trace, recorded: Trace, names: tuple[str, str], notes: list[str]) -> dict[int, int]:
@@ -201,8 +221,9 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _metric_differences(comparison: Comparison) -> Iterator[Difference]:
+    """Of equal ones those first that say why."""
     for check, metrics in (("clock", comparison.clock.metrics), ("memory", comparison.memory.metrics)):
-        for metric in metrics:
+        for metric in sorted(metrics, key=lambda metric: not metric.reason):
             if metric.verdict != "pass" and metric.simulated != metric.recorded:
                 yield Difference(
                     check, metric_sentence(metric, comparison.doubt), metric.share, metric.verdict

@@ -9,10 +9,12 @@ import numpy as np
 
 from zsim.report.alignment import align
 from zsim.report.meanings import COMPUTE_KINDS, span_meaning
+from zsim.report.op_times import op_seconds
 from zsim.report.plan_check import PlanCheck
-from zsim.trace.spans import COLLECTIVES, Floats, SpanInfo, Trace
+from zsim.trace.spans import COLLECTIVES, Floats, Ints, SpanInfo, Trace
 from zsim.units import format_bytes, format_seconds
 
+KERNELS = "kernels"  # the class of all of them, where phases are not known
 _KNOWN_PHASES = 0.9  # of the kernels' time: below, kernels are one class
 
 
@@ -43,10 +45,16 @@ def class_name(info: SpanInfo, has_phases: bool) -> str:
     if info.kind not in COMPUTE_KINDS:
         return span_meaning(info.kind).label
     if not has_phases:
-        return "kernels"
+        return KERNELS
     if info.kind == "optimizer" or info.phase == "optimizer":
         return "optimizer"
     return f"{info.phase} kernels".strip()
+
+
+def has_kernels(trace: Trace) -> bool:
+    """Whether anything that computes is in the trace."""
+    is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
+    return bool(len(trace)) and bool(is_kernel[trace.info_indices].any())
 
 
 def knows_phases(trace: Trace) -> bool:
@@ -69,7 +77,7 @@ def ops_by_class(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
     for span in np.argsort(trace.start_seconds, kind="stable").tolist():
         if names[indices[span]]:
             spans.setdefault(names[indices[span]], []).append(span)
-    seconds = trace.end_seconds - trace.start_seconds
+    seconds = op_seconds(trace)
     return {name: OpsOfClass(tuple(rows), float(seconds[rows].sum())) for name, rows in spans.items()}
 
 
@@ -78,41 +86,41 @@ def pairs_by_class(
 ) -> dict[str, list[OpPair]]:
     """Collectives as the plan check has paired them; other ops by name, where both sides name them alike."""
     found: dict[str, list[OpPair]] = {}
+    times = op_seconds(simulated).tolist(), op_seconds(recorded).tolist()
     for i, j in plan.pairs:
         mine, theirs = plan.simulated[i], plan.recorded[j]
         if (mine.kind, mine.bytes) == (theirs.kind, theirs.bytes) and min(mine.span, theirs.span) >= 0:
             name = class_name(simulated.infos[simulated.info_indices[mine.span]], has_phases)
-            pair = _pair(mine.title, mine.bytes, simulated, mine.span, recorded, theirs.span)
+            pair = OpPair(mine.title, mine.bytes, times[0][mine.span], times[1][theirs.span])
             found.setdefault(name, []).append(pair)
     mine_by_class, theirs_by_class = ops_by_class(simulated, has_phases), ops_by_class(recorded, has_phases)
     for name, ops in mine_by_class.items():
-        if name not in found and name in theirs_by_class:
-            pairs = _by_name(simulated, ops.spans, recorded, theirs_by_class[name].spans)
-            if pairs:
-                found[name] = pairs
+        if name in found or name not in theirs_by_class:
+            continue
+        spans, others = ops.spans, theirs_by_class[name].spans
+        by_name = align_by_name(_names(simulated, spans), _names(recorded, others))
+        pairs = [OpPair(title, 0, times[0][spans[i]], times[1][others[j]]) for title, i, j in by_name]
+        if pairs:
+            found[name] = pairs
     return found
 
 
-def _by_name(simulated: Trace, mine: Sequence[int], recorded: Trace, theirs: Sequence[int]) -> list[OpPair]:
-    """Ops of one class in time order, aligned by name; none where less than half of the names are shared."""
-    names = [simulated.infos[simulated.info_indices[span]].name for span in mine]
-    others = [recorded.infos[recorded.info_indices[span]].name for span in theirs]
-    if 2 * len(set(names) & set(others)) < max(len(set(names)), len(set(others))):
+def _names(trace: Trace, spans: Sequence[int]) -> list[str]:
+    return [trace.infos[trace.info_indices[span]].name for span in spans]
+
+
+def align_by_name(mine: Sequence[str], theirs: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(name, index, index) of ops in time order; none where less than half of the names are shared."""
+    if 2 * len(set(mine) & set(theirs)) < max(len(set(mine)), len(set(theirs))):
         return []
-    return [_pair(names[i], 0, simulated, mine[i], recorded, theirs[j]) for i, j in align(names, others).same]
-
-
-def _pair(title: str, num_bytes: int, simulated: Trace, span: int, recorded: Trace, other: int) -> OpPair:
-    mine = float(simulated.end_seconds[span] - simulated.start_seconds[span])
-    theirs = float(recorded.end_seconds[other] - recorded.start_seconds[other])
-    return OpPair(title, num_bytes, mine, theirs)
+    return [(mine[i], i, j) for i, j in align(mine, theirs).same]
 
 
 def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
     """What a class's error looks like: a link's bandwidth, a latency, or some ops only; "" within tolerance.
 
-    All calls longer by one factor: bandwidth. All longer by one amount: latency. What leaves the smaller
-    rest (relative, the median's) is said.
+    All calls longer by one factor: bandwidth. All longer by one amount: latency. What is more nearly the
+    same for every size is said.
     """
     timed = [pair for pair in pairs if pair.simulated_seconds > 0 and pair.recorded_seconds > 0]
     mine = np.array([pair.simulated_seconds for pair in timed])
@@ -126,16 +134,24 @@ def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
             f"{format_seconds(worst.simulated_seconds)} simulated, {format_seconds(worst.recorded_seconds)}"
         )
         return f"{len(off)} of {len(timed)} ops, most of all {worst.title}: {times} recorded"
+    sizes = np.array([pair.bytes for pair in timed])
+    ratios, extras = _by_size(sizes, theirs / mine), _by_size(sizes, theirs - mine)
     factor, extra = float(np.median(theirs / mine)), float(np.median(theirs - mine))
-    sizes = sorted({pair.bytes for pair in timed})
-    if len(sizes) > 1 and _rest(theirs, mine + extra) < _rest(theirs, factor * mine):
+    if len(ratios) > 1 and _spread(extras) < _spread(ratios):
         more = "longer" if extra > 0 else "shorter"
         return f"every call {format_seconds(abs(extra))} {more}, whatever its size: latency"
-    if sizes == [0]:
+    if not sizes.any():
         return f"the usual op takes {factor:.2f} times as long as simulated"
-    spread = f", from {format_bytes(sizes[0])} to {format_bytes(sizes[-1])}" if len(sizes) > 1 else ""
+    low, high = format_bytes(sizes.min()), format_bytes(sizes.max())
+    spread = f", from {low} to {high}" if low != high else ""
     return f"every call {factor:.2f} times as long{spread}: {1 / factor:.2f} of the simulated bandwidth"
 
 
-def _rest(measured: Floats, fitted: Floats) -> float:
-    return float(np.median(np.abs(measured - fitted) / np.maximum(measured, 1e-12)))
+def _by_size(sizes: Ints, values: Floats) -> Floats:
+    """The median of the values of each size: one that is common counts no more than one that is rare."""
+    return np.array([float(np.median(values[sizes == size])) for size in np.unique(sizes)])
+
+
+def _spread(values: Floats) -> float:
+    """How much the sizes differ, against their mean."""
+    return float(np.ptp(values) / max(abs(float(values.mean())), 1e-12))

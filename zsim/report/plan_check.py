@@ -73,22 +73,24 @@ class PlanCheck:
         }
 
 
-def check_plan(simulated: Sequence[Call], recorded: Sequence[Call]) -> PlanCheck:
-    """Compare two lists of calls of one rank."""
+def check_plan(
+    simulated: Sequence[Call], recorded: Sequence[Call], words: tuple[str, str] = ("simulated", "recorded")
+) -> PlanCheck:
+    """Compare two lists of calls of one rank; `words` say in the sentences what each list is."""
     compared = _compared_fields(simulated, recorded)
     aligned = align(
         [_key(call, compared) for call in simulated],
         [_key(call, compared) for call in recorded],
         lambda i, j: _likeness(simulated[i], recorded[j]),
     )
-    found = list(_differences(simulated, recorded, aligned, compared))
+    found = list(_differences(simulated, recorded, aligned, compared, words))
     pairs = tuple(sorted((*aligned.same, *aligned.changed, *aligned.moved)))
     unknown = [name for name in ("dtype", "group_stride") if name not in compared]
-    not_checked = [f"{_WORDS[name]} (not recorded)" for name in unknown]
+    not_checked = [f"{_WORDS[name]} (not {words[1]})" for name in unknown]
     if _knows_streams(simulated) and _knows_streams(recorded):
-        found += _stream_differences(simulated, recorded, aligned.same)
+        found += _stream_differences(simulated, recorded, aligned.same, words)
     else:
-        not_checked.append("streams (not recorded)")
+        not_checked.append(f"streams (not {words[1]})")
     if not simulated and not recorded:
         not_checked = []
     return PlanCheck(tuple(simulated), tuple(recorded), pairs, tuple(found), tuple(not_checked))
@@ -142,12 +144,16 @@ _WORDS = {
 
 
 def _differences(
-    simulated: Sequence[Call], recorded: Sequence[Call], aligned: Alignment, compared: tuple[str, ...]
+    simulated: Sequence[Call],
+    recorded: Sequence[Call],
+    aligned: Alignment,
+    compared: tuple[str, ...],
+    words: tuple[str, str],
 ) -> Sequence[CallDifference]:
     """Every difference in the order of the recording; alike ones that follow each other become one line."""
     if not aligned.is_whole:
         sentence = (
-            f"the {len(simulated)} simulated and the {len(recorded)} recorded calls have too little in "
+            f"the {len(simulated)} {words[0]} and the {len(recorded)} {words[1]} calls have too little in "
             "common to be matched: another model, strategy or wrapping?"
         )
         return [CallDifference("unrelated", (), (), sentence)]
@@ -166,13 +172,13 @@ def _differences(
         for j in aligned.only_second
     ]
     for i, j in aligned.changed:
-        what = _changes(simulated[i], recorded[j], compared)
+        what = _changes(simulated[i], recorded[j], compared, words)
         title = replace(simulated[i], module=simulated[i].module or recorded[j].module).title
         found.append((j, what, CallDifference("changed", (i,), (j,), f"{title}: {what}")))
     for i, j in aligned.moved:
         found.append((j, "", CallDifference("moved", (i,), (j,), simulated[i].title)))
     found.sort(key=lambda row: row[0])
-    return [_sentence(row) for row in _grouped(found, simulated, recorded)]
+    return [_sentence(row, words) for row in _grouped(found, simulated, recorded)]
 
 
 def _place(same: Sequence[tuple[int, int]], i: int) -> float:
@@ -190,14 +196,15 @@ def _runs(keys: Sequence[object]) -> list[str]:
     return words
 
 
-def _changes(one: Call, other: Call, compared: tuple[str, ...]) -> str:
+def _changes(one: Call, other: Call, compared: tuple[str, ...], words: tuple[str, str]) -> str:
     """`bytes 1048576 simulated, 2097152 recorded (2 x)`."""
     parts = []
     for name in _FIELDS:
         mine, theirs = getattr(one, name), getattr(other, name)
         if name in compared and mine != theirs:
             times = f" ({theirs / mine:.3g} x)" if name == "bytes" and mine else ""
-            parts.append(f"{_WORDS[name]} {_value(mine)} simulated, {_value(theirs)} recorded{times}")
+            times = "" if times == " (1 x)" else times
+            parts.append(f"{_WORDS[name]} {_value(mine)} {words[0]}, {_value(theirs)} {words[1]}{times}")
     return "; ".join(parts)
 
 
@@ -229,16 +236,16 @@ def _grouped(
     return list(groups.values())
 
 
-def _sentence(difference: CallDifference) -> CallDifference:
+def _sentence(difference: CallDifference, words: tuple[str, str]) -> CallDifference:
     """The difference with its whole sentence."""
     title, count = difference.sentence, difference.count
     more = f", and {count - 1} more like it" if count > 1 else ""
     i, j = _ordinals(difference.simulated), _ordinals(difference.recorded)
     text = {
-        "only simulated": f"dropped: {title} is simulated as {i} and not recorded{more}",
-        "only recorded": f"extra: {title} is recorded as {j} and not simulated{more}",
+        "only simulated": f"dropped: {title} is {words[0]} as {i} and not {words[1]}{more}",
+        "only recorded": f"extra: {title} is {words[1]} as {j} and not {words[0]}{more}",
         "changed": f"changed: {j}, {title}{more}",
-        "moved": f"order: {title} is {i} in the simulation and {j} in the recording",
+        "moved": f"order: {title} is {words[0]} as {i} and {words[1]} as {j}",
     }[difference.kind]
     return replace(difference, sentence=text)
 
@@ -255,7 +262,10 @@ def _ordinals(places: tuple[int, ...]) -> str:
 
 
 def _stream_differences(
-    simulated: Sequence[Call], recorded: Sequence[Call], same: Sequence[tuple[int, int]]
+    simulated: Sequence[Call],
+    recorded: Sequence[Call],
+    same: Sequence[tuple[int, int]],
+    words: tuple[str, str],
 ) -> list[CallDifference]:
     """See [Note: streams by what shares them]."""
     votes: dict[str, Counter[str]] = {}
@@ -270,17 +280,16 @@ def _stream_differences(
             places = [(i, j) for i, j in same if (simulated[i].stream, recorded[j].stream) == (stream, other)]
             first = simulated[places[0][0]].title
             text = (
-                f"stream: {count} call{'s' if count > 1 else ''} of stream {stream}, first {first}, recorded "
-                f"on stream {other} where its others are on {usual[stream]}"
+                f"stream: {count} call{'s' if count > 1 else ''} of stream {stream}, first {first}, "
+                f"{words[1]} on stream {other} where its others are on {usual[stream]}"
             )
             found.append(CallDifference("stream", *_columns(places), text))
     for target in dict.fromkeys(usual.values()):
         sharing = [stream for stream, other in usual.items() if other == target]
         if len(sharing) > 1:
             places = [(i, j) for i, j in same if simulated[i].stream in sharing[1:]]
-            text = (
-                f"stream: {' and '.join(sharing)} are separate streams, recorded on the one stream {target}"
-            )
+            both = " and ".join(sharing)
+            text = f"stream: {both} are separate streams, {words[1]} on the one stream {target}"
             found.append(CallDifference("stream", *_columns(places), text))
     return found
 

@@ -71,6 +71,9 @@ def _fraction(text: str, number: str) -> float:
     return value
 
 
+PREDICTIONS = Tolerances(step=0.02, time=0.02, memory=0.01, overlap=0.02)  # of simulations: nothing jitters
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One figure of both sides. `error` is relative and signed, (simulated - recorded) / recorded; of
@@ -140,6 +143,8 @@ def doubt_about_times(trace: Trace) -> str:
     """
     if trace.source != "recorded":
         return ""
+    if trace.metadata.get("is_timed") is False:
+        return "the recording says when calls were made, not how long they took"
     foreign = trace.metadata.get("foreign_cpu_fraction")
     if foreign is None:
         is_on_cpu = trace.metadata.get("backend") == "gloo"

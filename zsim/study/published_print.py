@@ -14,7 +14,12 @@ _MOST_REASONS = 12
 def check_lines(result: CheckResult) -> list[str]:
     """Every simulated row, then the errors by source and in all, then what was skipped and why."""
     simulated = [row for row in result.rows if row.status == "ok"]
-    lines = [*_row_lines(simulated), *_summary_lines(result), *_skipped_lines(result.rows)]
+    return [*_row_lines(simulated), *summary_lines(result)]
+
+
+def summary_lines(result: CheckResult) -> list[str]:
+    """The errors by source and in all, then what was skipped and why."""
+    lines = [*_summary_lines(result), *_skipped_lines(result.rows)]
     return [*lines, *(f"note: {note}" for note in result.notes)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from zsim.api import simulate
 from zsim.errors import InputError
 from zsim.specs.experiment import load_experiment
+from zsim.trace.read import read_trace
 from zsim.trace.spans import Trace
 
 
@@ -24,7 +25,4 @@ def load_side(path: Path, overrides: Mapping[str, Any] | None = None) -> Trace:
         raise InputError(
             f"--set {next(iter(overrides))}: {path} is a trace; only an experiment can be changed"
         )
-    import zsim
-
-    trace: Trace = zsim.read_trace(path).typical_step()
-    return trace
+    return read_trace(path).typical_step()

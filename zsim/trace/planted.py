@@ -1,7 +1,8 @@
 """Faults put into a trace on purpose, to see a check catch them and name them.
 
 Each takes a trace and gives a wrong one; `number` counts the rank's collectives in issue order, from 0. Only
-the spans change that the fault touches: a lost call leaves a hole where it was.
+the spans change that the fault touches: a lost call leaves a hole where it was. Of a recording of several
+steps the typical one is taken.
 """
 
 from __future__ import annotations
@@ -16,20 +17,15 @@ from zsim.trace.spans import COLLECTIVES, Floats, Ints, MemoryEvents, Trace
 
 def drop_call(trace: Trace, number: int, rank: int | None = None) -> Trace:
     """One collective fewer."""
+    trace = trace.typical_step()
     keep = np.ones(len(trace), dtype=bool)
     keep[_call(trace, number, rank)] = False
-    return replace(
-        trace,
-        ranks=trace.ranks[keep],
-        info_indices=trace.info_indices[keep],
-        issue_seconds=trace.issue_seconds[keep],
-        start_seconds=trace.start_seconds[keep],
-        end_seconds=trace.end_seconds[keep],
-    )
+    return trace.only(keep)
 
 
 def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
     """One collective of twice the bytes, as when a bucket is sent in a type twice as wide."""
+    trace = trace.typical_step()
     span = _call(trace, number, rank)
     info = trace.infos[trace.info_indices[span]]
     indices = trace.info_indices.copy()
@@ -39,6 +35,7 @@ def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
 
 def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:
     """A collective and the next one change places: each runs at the other's time."""
+    trace = trace.typical_step()
     one, other = _call(trace, number, rank), _call(trace, number + 1, rank)
     indices = trace.info_indices.copy()
     indices[[one, other]] = indices[[other, one]]
@@ -47,11 +44,13 @@ def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:
 
 def slow_link(trace: Trace, factor: float, group_size: int | None = None) -> Trace:
     """Collectives (over `group_size` ranks) last `factor` times as long, and all that follows comes later."""
+    trace = trace.typical_step()
     is_slow = np.array(
         [info.kind in COLLECTIVES and group_size in (None, info.group_size) for info in trace.infos],
         dtype=bool,
     )
     issues, starts, ends = trace.issue_seconds.copy(), trace.start_seconds.copy(), trace.end_seconds.copy()
+    transfers = None if trace.transfer_seconds is None else trace.transfer_seconds.copy()
     step_seconds = trace.step_seconds
     for rank in np.unique(trace.ranks).tolist():
         spans = np.flatnonzero(trace.ranks == rank)
@@ -63,14 +62,23 @@ def slow_link(trace: Trace, factor: float, group_size: int | None = None) -> Tra
         starts[spans] += shift
         ends[spans] += shift
         ends[slow] += extra
+        if transfers is not None:
+            transfers[slow] *= factor
         step_seconds = max(step_seconds, trace.step_seconds + float(extra.sum()))
     return replace(
-        trace, issue_seconds=issues, start_seconds=starts, end_seconds=ends, step_seconds=step_seconds
+        trace,
+        issue_seconds=issues,
+        start_seconds=starts,
+        end_seconds=ends,
+        step_seconds=step_seconds,
+        transfer_seconds=transfers,
+        steps=(),
     )
 
 
 def leak(trace: Trace, category: str = "buffers", device: str = "gpu") -> Trace:
     """The largest block of `category` that is freed in the step is not. Raises ValueError without any."""
+    trace = trace.typical_step()
     events = trace.memory
     if events is None:
         raise ValueError("the trace has no memory events")

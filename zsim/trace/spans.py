@@ -133,7 +133,7 @@ class Trace:
     def of_rank(self, rank: int) -> Trace:
         """The same trace with the spans of one rank only."""
         blocks = tuple(block for block in self.host_blocks if block[0] == rank)
-        return self._only(self.ranks == rank, host_blocks=blocks)
+        return self.only(self.ranks == rank, host_blocks=blocks)
 
     def of_step(self, number: int) -> Trace:
         """One step of a recording as a trace of its own, whose clock starts with the step.
@@ -144,7 +144,7 @@ class Trace:
         if step is None or self.step_numbers is None:
             raise KeyError(f"step {number}; recorded are {[step.number for step in self.steps]}")
         zero, end = step.start_seconds, step.end_seconds
-        only = self._only(self.step_numbers == number)
+        only = self.only(self.step_numbers == number)
         return replace(
             only,
             issue_seconds=only.issue_seconds - zero,
@@ -167,7 +167,8 @@ class Trace:
         by_length = sorted(self.steps, key=lambda step: (step.seconds, step.number))
         return self.of_step(by_length[(len(by_length) - 1) // 2].number)
 
-    def _only(self, keep: npt.NDArray[np.bool_], **changes: Any) -> Trace:
+    def only(self, keep: npt.NDArray[np.bool_], **changes: Any) -> Trace:
+        """The spans that `keep` marks, and other fields as `changes` say."""
         return replace(
             self,
             ranks=self.ranks[keep],

@@ -1,0 +1,470 @@
+"""The regression check: recorded cases, traces beside their experiments, baselines; what moved is named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+import zsim
+from zsim.cli import app
+from zsim.errors import InputError
+from zsim.report.verdict import Tolerances
+from zsim.study.check import run_check, sample
+from zsim.study.check_targets import find_targets
+from zsim.study.pinned import pinned_content, pinned_rows
+from zsim.study.published_table import PublishedRun
+from zsim.trace import planted
+from zsim.trace.chrome import write_chrome_trace
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+JOB = """
+model = "gpt2"
+cluster = "dgx-a100-80gb"
+gpus = 8
+training.sequence_length = 512
+strategy = {kind = "fsdp2"}
+"""
+HEADER = (
+    "row_id,source,n_layers,hidden,n_heads,ffn,mlp_type,vocab,tied_emb,seq_len,gpu,n_gpus,gpus_per_node,"
+    "strategy,micro_batch,grad_accum,precision,act_ckpt,tp,step_time_s"
+)
+RUN = "a-1,mine,4,512,8,2048,gelu,1024,True,512,A100-SXM4-80GB,8,8,DDP,2,1,bf16,none,1,0.02"
+
+
+def invoke(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["check", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "gpt2.toml").write_text(JOB)
+    return folder
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[str], Path]:
+    """A recorded run of traces/gloo to damage."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(TRACES / "gloo" / name, tmp_path / name))
+
+    return copy
+
+
+def change_summary(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads((folder / "summary.json").read_text())
+    change(content)
+    (folder / "summary.json").write_text(json.dumps(content))
+
+
+# -- recorded cases ---------------------------------------------------------------------------------------
+
+
+def test_a_recorded_run_passes_where_it_is_judged_and_its_times_decide_nothing() -> None:
+    report = run_check([TRACES / "gloo" / "fsdp2-reshard-even-2ranks"], TRACES)
+    outcomes = {row.name: row.outcome for row in report.rows}
+    assert outcomes == {
+        "ranks": "pass",
+        "calls": "pass",
+        "gpu parameters": "pass",
+        "gpu gradients": "pass",
+        "gpu optimizer states": "pass",
+        "calls, span logs": "pass",
+        "calls, profile": "pass",
+        "step": "inconclusive",
+        "processor time of the main thread": "inconclusive",
+    }
+    assert {row.case for row in report.rows} == {"gloo/fsdp2-reshard-even-2ranks"}
+    assert report.verdict == "pass"
+
+
+def test_an_oracles_answer_passes() -> None:
+    report = run_check([TRACES / "oracle" / "llama-3-8b_w64_reshard-true.json"], TRACES)
+    assert {row.outcome for row in report.rows} == {"pass"}
+    assert [row.name for row in report.rows][:2] == ["calls", "gpu parameters"]
+
+
+PLANTED = {
+    "a dropped collective": (
+        lambda calls: calls[1].update(times=calls[1]["times"] - 1),
+        "dropped: all-gather of model.layers.",
+    ),
+    "a doubled message": (
+        lambda calls: calls[0].__setitem__(1, 2 * calls[0][1]),
+        "changed: call 1, all-gather of root (524.80 kB fp32, 2 ranks): bytes 524,800 planned, 1,049,600",
+    ),
+    "a swapped order": (
+        lambda calls: calls.insert(0, calls.pop()),
+        "reduce-scatter",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_fault_in_a_recorded_run_is_caught_and_named(fault: str, copied: Callable[[str], Path]) -> None:
+    plant, words = PLANTED[fault]
+    folder = copied("fsdp2-reshard-even-2ranks")
+    change_summary(folder, lambda content: plant(content["calls"]))
+    report = run_check([folder], folder.parent)
+    (row,) = report.moved
+    assert (row.case, row.name) == ("fsdp2-reshard-even-2ranks", "calls")
+    assert words in row.sentence
+
+
+def test_states_that_grew_are_caught_by_category(copied: Callable[[str], Path]) -> None:
+    folder = copied("fsdp2-keep-even-2ranks")
+
+    def leak(content: dict[str, Any]) -> None:
+        content["held_bytes_before_update"][0]["device"]["gradients"] += 4
+
+    change_summary(folder, leak)
+    (row,) = run_check([folder], folder.parent).moved
+    assert row.name == "gpu gradients"
+    assert row.sentence == "1.74 MB planned, 1.74 MB measured (-4 B)"
+
+
+def test_a_peak_that_grew_is_caught_by_category(tmp_path: Path) -> None:
+    """The oracle's buffers 4 % higher, as when one gathered block of 32 is not freed."""
+    name = "llama-3-8b_w64_reshard-true.json"
+    content = json.loads((TRACES / "oracle" / name).read_text())
+    content["peak_bytes"]["buffers"] = round(1.04 * content["peak_bytes"]["buffers"])
+    (tmp_path / name).write_text(json.dumps(content))
+    (row,) = run_check([tmp_path / name], tmp_path).moved
+    assert row.name == "gpu buffers"
+    assert row.error == pytest.approx(1 / 1.04 - 1, abs=0.001)
+
+
+def test_a_slower_link_is_caught_in_a_recorded_trace_measured_on_a_quiet_machine() -> None:
+    """The same recording with collectives 10 % longer; with its own foreign load nothing could be said."""
+    trace = zsim.read_trace(TRACES / "gloo" / "deepspeed2-even-2ranks").typical_step()
+    quiet = replace(trace, metadata={**trace.metadata, "foreign_cpu_fraction": 0.0})
+    comparison = zsim.compare(quiet, planted.slow_link(quiet, 1.1), tolerances=0.02)
+    assert (comparison.plan_verdict, comparison.verdict) == ("pass", "fail")
+    reasons = {row.name: row.metric.reason for row in comparison.clock.classes if row.pairs}
+    assert reasons["all-gather, 2 ranks"].startswith("every call 1.10 times as long")
+    assert zsim.compare(trace, planted.slow_link(trace, 1.1)).verdict == "inconclusive"
+
+
+def test_a_call_missing_on_one_rank_alone_is_caught_with_the_rank_and_the_file(
+    copied: Callable[[str], Path],
+) -> None:
+    folder = copied("fsdp2-reshard-even-2ranks")
+    log = folder / "rank1.jsonl.gz"
+    lines = gzip.decompress(log.read_bytes()).decode().splitlines()
+    calls = [number for number, line in enumerate(lines) if '"reduce_scatter"' in line]
+    del lines[calls[1]]
+    log.write_bytes(gzip.compress("\n".join(lines).encode()))
+    (row,) = run_check([folder], folder.parent).moved
+    assert row.name == "calls, span logs"
+    assert "rank1.jsonl.gz" in row.sentence
+
+
+def test_a_summary_that_is_not_whole_is_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("fsdp2-keep-even-2ranks")
+    change_summary(folder, lambda content: content.pop("held_bytes_before_update"))
+    with pytest.raises(InputError, match=r"summary\.json: not whole: KeyError 'held_bytes_before_update'"):
+        run_check([folder], folder.parent)
+    change_summary(folder, lambda content: content.update(calls=[["all_gather", 1]]))
+    with pytest.raises(InputError, match=r"calls: found something else than calls; expected rows \[kind"):
+        run_check([folder], folder.parent)
+
+
+# -- traces and experiments -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trace() -> Any:
+    return zsim.simulate(
+        zsim.Experiment(
+            model="gpt2",
+            cluster="dgx-a100-80gb",
+            gpus=8,
+            training={"sequence_length": 512},
+            strategy={"kind": "fsdp2"},
+        )
+    ).trace
+
+
+def test_a_trace_is_checked_against_the_experiment_beside_it(jobs: Path, trace: Any) -> None:
+    write_chrome_trace(trace, jobs / "gpt2.json.gz")
+    code, text = invoke(jobs / "gpt2.json.gz")
+    assert code == 0, text
+    assert text.splitlines()[-1].startswith("PASS  ")
+    write_chrome_trace(planted.drop_call(trace, 3), jobs / "gpt2.json.gz")
+    code, text = invoke(jobs / "gpt2.json.gz")
+    assert code == 1
+    assert "calls: dropped: all-gather of" in " ".join(text.split())
+
+
+def test_the_traces_of_a_folders_ranks_are_one_case(jobs: Path, trace: Any) -> None:
+    run = jobs / "run"
+    run.mkdir()
+    (run / "experiment.toml").write_text(JOB)
+    for rank in (0, 1):
+        one = replace(trace, ranks=0 * trace.ranks + rank)
+        write_chrome_trace(one, run / f"rank{rank}.json.gz")
+    found = find_targets([run], jobs)
+    assert [(target.name, target.kind) for target in found.targets] == [("run", "trace")]
+
+
+def test_a_trace_without_anything_to_compare_it_with_is_refused(tmp_path: Path, trace: Any) -> None:
+    write_chrome_trace(trace, tmp_path / "alone.json.gz")
+    with pytest.raises(
+        InputError, match="a trace has nothing to be compared with; expected --baseline FILE, or"
+    ):
+        invoke(tmp_path / "alone.json.gz")
+    (tmp_path / "job.toml").write_text(JOB)
+    with pytest.raises(InputError, match=r"job\.toml: nothing is pinned; expected --baseline FILE"):
+        invoke(tmp_path / "job.toml")
+
+
+# -- baselines --------------------------------------------------------------------------------------------
+
+
+def test_what_a_team_pins_passes_until_it_changes(jobs: Path) -> None:
+    """Not resharding drops the second gathers, and keeps the buffers."""
+    baseline = jobs / "baseline.json"
+    code, text = invoke(jobs / "gpt2.toml", "--baseline", baseline, "--update-baseline")
+    assert (code, "1 case\n" in text) == (0, True)
+    code, text = invoke("--baseline", baseline)
+    assert code == 0, text
+    (jobs / "gpt2.toml").write_text(JOB.replace('"fsdp2"', '"fsdp2", reshard_after_forward = false'))
+    code, text = invoke("--baseline", baseline)
+    words = " ".join(text.split())
+    assert code == 1
+    assert "gpt2.toml: calls: dropped: all-gather of" in words
+    assert "gpt2.toml: gpu_buffers_bytes:" in words
+    assert "pinned" in words
+
+
+def test_pins_keep_their_tolerances_and_these_are_used(jobs: Path) -> None:
+    """A step pinned 10 % lower: past 2 %, within the case's own 20 %."""
+    baseline = jobs / "baseline.json"
+    invoke(jobs / "gpt2.toml", "--baseline", baseline, "--update-baseline")
+    content = json.loads(baseline.read_text())
+    pins = content["cases"]["gpt2.toml"]
+    pins["figures"]["step_seconds"] /= 1.1
+    baseline.write_text(json.dumps(content))
+    code, text = invoke("--baseline", baseline)
+    assert (code, "gpt2.toml: step_seconds:" in text) == (1, True)
+    pins["tolerances"] = {"step": 0.2}
+    baseline.write_text(json.dumps(content))
+    assert invoke("--baseline", baseline)[0] == 0
+    invoke("--baseline", baseline, "--update-baseline")
+    assert json.loads(baseline.read_text())["cases"]["gpt2.toml"]["tolerances"] == {"step": 0.2}
+
+
+def test_a_known_difference_is_shown_with_its_reason_and_fails_nothing(jobs: Path) -> None:
+    baseline = jobs / "baseline.json"
+    invoke(jobs / "gpt2.toml", "--baseline", baseline, "--update-baseline")
+    content = json.loads(baseline.read_text())
+    content["cases"]["gpt2.toml"]["figures"]["step_seconds"] *= 2
+    content["known"] = [{"case": "gpt*", "check": "step_seconds", "reason": "the old cluster"}]
+    baseline.write_text(json.dumps(content))
+    code, text = invoke("--baseline", baseline)
+    assert code == 0
+    assert "1 x step_seconds: the old cluster" in text
+    assert json.loads(invoke("--baseline", baseline, "--json", "-")[1])["verdict"] == "pass"
+
+
+def test_what_is_not_in_the_baseline_is_a_miss_that_says_how_to_add_it(jobs: Path) -> None:
+    baseline = jobs / "baseline.json"
+    invoke(jobs / "gpt2.toml", "--baseline", baseline, "--update-baseline")
+    (jobs / "new.toml").write_text(JOB)
+    code, text = invoke(jobs, "--baseline", baseline)
+    assert (code, "new.toml: baseline: not in the baseline; --update-baseline adds it" in text) == (1, True)
+
+
+def test_a_recorded_trace_can_be_pinned_too(tmp_path: Path, trace: Any) -> None:
+    """Last night's run against last week's, without any experiment."""
+    path, baseline = tmp_path / "run.json.gz", tmp_path / "baseline.json"
+    write_chrome_trace(trace, path)
+    assert invoke(path, "--baseline", baseline, "--update-baseline")[0] == 0
+    assert invoke("--baseline", baseline)[0] == 0
+    write_chrome_trace(planted.leak(planted.drop_call(trace, 3)), path)
+    code, text = invoke("--baseline", baseline)
+    assert code == 1
+    assert "run.json.gz: calls: dropped: all-gather of" in " ".join(text.split())
+
+
+def test_pinned_times_decide_nothing_beside_foreign_load(trace: Any) -> None:
+    content = pinned_content(trace)
+    busy = replace(
+        trace,
+        source="recorded",
+        step_seconds=2 * trace.step_seconds,
+        metadata={**trace.metadata, "foreign_cpu_fraction": 0.3},
+    )
+    rows = list(pinned_rows("run", busy, content, Tolerances(), "baseline.json"))
+    outcomes = {row.name: row.outcome for row in rows}
+    assert (outcomes["calls"], outcomes["step_seconds"]) == ("pass", "inconclusive")
+    assert outcomes["gpu_total_bytes"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "found format 'list', expected a baseline of format 1"),
+        ('{"format": 2}', "found format 2, expected a baseline of format 1"),
+        ("{", "not a baseline"),
+        ('{"format": 1, "casses": {}}', "unknown key 'casses'.*did you mean 'cases'"),
+        ('{"format": 1, "cases": {"a": 1}}', "expected an object of objects"),
+        ('{"format": 1, "known": [{}]}', "expected objects with case, check and reason"),
+        ('{"format": 1, "tolerances": {"stepp": 1}}', "found 'stepp'.*did you mean 'step'"),
+        ('{"format": 1, "cases": {"a": {"tolerances": {"step": -1}}}}', "cases: a: tolerances: .*found '-1'"),
+    ],
+)
+def test_a_wrong_baseline_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "baseline.json").write_text(text)
+    with pytest.raises(InputError, match=f"baseline.json: .*{message}"):
+        invoke("--baseline", tmp_path / "baseline.json")
+
+
+def test_updating_without_a_file_to_write_is_refused(jobs: Path) -> None:
+    with pytest.raises(InputError, match="--update-baseline: expected --baseline FILE"):
+        invoke(jobs / "gpt2.toml", "--update-baseline")
+    with pytest.raises(InputError, match="no such file; --update-baseline writes one"):
+        invoke(jobs / "gpt2.toml", "--baseline", jobs / "none.json")
+
+
+# -- published runs ---------------------------------------------------------------------------------------
+
+
+def table(folder: Path, *rows: str) -> Path:
+    path = folder / "runs.csv"
+    path.write_text("\n".join([HEADER, *rows]) + "\n")
+    return path
+
+
+def test_a_teams_own_runs_are_held_row_by_row(tmp_path: Path) -> None:
+    """With 128 sequences in place of 2 the second row takes longer, and is named."""
+    path, baseline = table(tmp_path, RUN, RUN.replace("a-1", "a-2")), tmp_path / "baseline.json"
+    assert invoke(path, "--baseline", baseline, "--update-baseline")[0] == 0
+    assert invoke(path, "--baseline", baseline)[0] == 0
+    table(tmp_path, RUN, RUN.replace("a-1", "a-2").replace("DDP,2", "DDP,128"))
+    code, text = invoke(path, "--baseline", baseline)
+    assert code == 1
+    assert "runs.csv: a-2: step:" in text
+    assert "runs.csv: a-1: step:" not in text
+
+
+def test_a_source_that_is_predicted_worse_is_named_with_its_worst_rows(tmp_path: Path) -> None:
+    path, baseline = table(tmp_path, RUN), tmp_path / "baseline.json"
+    invoke(path, "--baseline", baseline, "--update-baseline")
+    table(tmp_path, RUN.replace("0.02", "0.04"))
+    code, text = invoke(path, "--baseline", baseline)
+    words = " ".join(text.split())
+    assert code == 1
+    assert "runs.csv: mine: mean error of step times:" in words
+    assert "in the baseline" in words
+    assert "worst a-1 -" in words
+
+
+def test_without_a_baseline_a_table_is_a_report_and_misses_nothing(tmp_path: Path) -> None:
+    code, text = invoke(table(tmp_path, RUN.replace("0.02", "9.0")))
+    assert code == 0
+    assert "a-1" in text
+    assert "PASS" not in text
+
+
+def test_measured_curves_are_held_curve_by_curve(tmp_path: Path) -> None:
+    """A curve of 8 H100 that is measured twice as fast as before: its error is far above the pinned one."""
+    curves = tmp_path / "curves.csv"
+    head = "curve,cluster,nodes,gpus,collective,size_bytes,bus_gigabytes_per_second,harness_seconds,source\n"
+    row = "H100,dgx-h100,1,8,all_reduce,1073741824,{},0,here\n"
+    curves.write_text(head + row.format(460))
+    baseline = tmp_path / "baseline.json"
+    assert invoke(curves, "--baseline", baseline, "--update-baseline")[0] == 0
+    assert invoke("--baseline", baseline)[0] == 0
+    curves.write_text(head + row.format(920))
+    code, text = invoke("--baseline", baseline)
+    assert (code, "curves.csv: H100:" in text) == (1, True)
+
+
+def test_a_sample_has_some_rows_of_every_source_spread_over_it() -> None:
+    runs = [PublishedRun(f"{s}-{n}", s, "", {}, "") for s in "ab" for n in range(13 if s == "a" else 2)]
+    assert [run.row_id for run in sample(runs)] == [
+        "a-0", "a-2", "a-4", "a-6", "a-8", "a-10", "b-0", "b-1"
+    ]  # fmt: skip
+
+
+# -- what is written --------------------------------------------------------------------------------------
+
+
+def test_the_json_holds_published_rows_and_checks_together(tmp_path: Path) -> None:
+    path = table(tmp_path, RUN)
+    code, text = invoke(path, TRACES / "gloo" / "ddp-even-2ranks", "--json", "-")
+    content = json.loads(text)
+    assert code == 0
+    assert content["rows"][0]["row_id"] == "a-1"
+    assert content["summary"]["by_source"]["mine"]["rows"] == 1
+    assert content["verdict"] == "pass"
+    row = next(row for row in content["checks"] if row["name"] == "step")
+    assert row["case"].endswith("ddp-even-2ranks")
+    assert (row["outcome"], row["measured"]) == ("inconclusive", pytest.approx(0.112, rel=0.01))
+
+
+def test_junit_has_a_test_per_check_and_skips_what_is_inconclusive(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copied("fsdp2-reshard-even-2ranks")
+    change_summary(folder, lambda content: PLANTED["a doubled message"][0](content["calls"]))
+    code, _ = invoke(folder, "--junit", tmp_path / "check.xml")
+    suite = ElementTree.parse(tmp_path / "check.xml").getroot()[0]
+    assert code == 1
+    assert {key: suite.get(key) for key in ("tests", "failures", "skipped")} == {
+        "tests": "9", "failures": "1", "skipped": "2"
+    }  # fmt: skip
+    skipped = [case.find("skipped").get("message") for case in suite if case.find("skipped") is not None]
+    assert [message.partition(": ")[0] for message in skipped] == ["inconclusive", "inconclusive"]
+    (failed,) = [case for case in suite if case.find("failure") is not None]
+    assert failed.get("name") == "calls"
+    assert "2 x" in failed.find("failure").get("message")
+
+
+def test_the_text_fits_80_columns_and_ends_with_the_verdict() -> None:
+    code, text = invoke(TRACES / "gloo" / "deepspeed3-even-2ranks")
+    assert code == 1
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.splitlines()[-1].startswith("FAIL  2 moved, 2 inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("nothing.csv", None, "no such file; expected a table of published runs"),
+        ("odd.json", "{}", "nothing that can be checked"),
+        ("readme.md", "hello", "nothing that can be checked"),
+        ("cluster.toml", 'schema = 1\nname = "x"', "nothing that can be checked"),
+        ("cut.json.gz", "", "nothing that can be checked"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(
+    tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        invoke(tmp_path / name)
+
+
+def test_a_folder_without_cases_is_refused_and_other_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "odd.json").write_text("{}")
+    with pytest.raises(InputError, match="nothing in there can be checked"):
+        invoke(tmp_path)
+    table(tmp_path, RUN)
+    assert run_check([tmp_path], tmp_path).notes == ("1 file no case: odd.json",)

@@ -1,0 +1,105 @@
+"""`zsim compare` on files: traces, experiments, exit codes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from zsim.cli import app
+from zsim.errors import InputError
+from zsim.study.sides import load_side
+from zsim.trace import planted
+from zsim.trace.chrome import write_chrome_trace
+
+JOB = """
+model = "gpt2"
+cluster = "dgx-a100-80gb"
+gpus = 8
+training.sequence_length = 512
+strategy = {kind = "fsdp2"}
+"""
+
+
+def invoke(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def recorded(job: Path) -> Path:
+    return write_chrome_trace(load_side(job), job.parent / "run.json.gz")
+
+
+def test_an_experiment_is_simulated_and_compared_with_a_trace_of_it(job: Path, recorded: Path) -> None:
+    """13 units gathered in forward, 12 again in backward (the root stays), 13 reduced."""
+    code, text = invoke(job, recorded)
+    assert code == 0, text
+    assert text.startswith("SAME  ")
+    assert "calls  the same 38 per rank, in the same order, on 1 rank" in text
+
+
+def test_a_difference_is_exit_code_1_and_everything_is_written(job: Path, recorded: Path) -> None:
+    write_chrome_trace(planted.swap_calls(load_side(job), 3), recorded)
+    page, data = job.parent / "page.html", job.parent / "data.json"
+    code, text = invoke(job, recorded, "--out", page, "--json", data)
+    assert code == 1
+    assert "order: " in text
+    assert "<title>" in page.read_text()
+    assert json.loads(data.read_text())["verdict"] == "fail"
+
+
+def test_a_setting_changes_the_simulated_side_alone(job: Path, recorded: Path) -> None:
+    code, text = invoke(job, recorded, "--set", "strategy.reshard_after_forward=false", "--json", "-")
+    assert code == 1
+    content: dict[str, Any] = json.loads(text)
+    kinds = {row["kind"] for row in content["plan"]["0"]["differences"]}
+    assert kinds == {"only recorded"}
+
+
+def test_a_tolerance_decides(job: Path, recorded: Path) -> None:
+    """3 % longer: past 2 %, within 5 %."""
+    trace = load_side(job)
+    write_chrome_trace(replace(trace, step_seconds=1.03 * trace.step_seconds), recorded)
+    assert invoke(job, recorded, "--tolerance", "step=0.05")[0] == 0
+    assert invoke(job, recorded, "--tolerance", "step=0.02")[0] == 1
+
+
+def test_what_is_inconclusive_is_said_and_is_no_miss(job: Path) -> None:
+    traces = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "fsdp2-reshard-even-2ranks"
+    experiment = json.loads((traces / "summary.json").read_text())["experiment"]
+    model = job.parent / "config.json"
+    model.write_text(json.dumps(experiment["model"]))
+    lines = [f'model = "{model}"', 'cluster = "cpu-gloo"', "gpus = 2", "[training]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in experiment["training"].items()]
+    lines += [
+        "[strategy]",
+        *(f"{key} = {json.dumps(value)}" for key, value in experiment["strategy"].items()),
+    ]
+    job.write_text("\n".join(lines))
+    code, text = invoke(job, traces)
+    assert code == 0, text
+    assert text.startswith("INCONCLUSIVE  ")
+    assert "times  inconclusive: others used" in text
+
+
+def test_what_cannot_be_is_refused(job: Path, recorded: Path) -> None:
+    with pytest.raises(InputError, match="is a trace; only an experiment can be changed"):
+        invoke(recorded, recorded, "--set", "gpus=4")
+    with pytest.raises(InputError, match="no such file"):
+        invoke(job, job.parent / "none.json")
+    with pytest.raises(InputError, match="cannot be written"):
+        invoke(job, recorded, "--out", job.parent / "no" / "page.html")

@@ -1,0 +1,127 @@
+"""`zsim check`: today's predictions against what was recorded, published, or pinned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zsim.commands.options import write_json, write_text
+from zsim.errors import InputError
+
+if TYPE_CHECKING:
+    from zsim.study.baseline import Baseline
+
+
+def check(
+    targets: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[CASE|TRACE|RUNS.csv]...",
+            help="Recorded cases, traces, tables of published runs, experiments, or folders of them; without "
+            "any, what the baseline pins, or all of the source checkout (traces/, validation/).",
+            show_default=False,
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What was pinned; a change past its tolerance is a miss."),
+    ] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Pin what is found now into the baseline.")
+    ] = False,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FRACTION", help="Of traces against their experiments, as in zsim compare."
+        ),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Some rows of each published source only.")] = False,
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write every row as JSON ('-': standard output)."),
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, as CI systems read it.")
+    ] = None,
+    markdown: Annotated[
+        bool,
+        typer.Option(
+            "--markdown", help="Print the published runs' errors by source, as the README has them."
+        ),
+    ] = False,
+) -> None:
+    """Is everything still predicted as it was measured, and as it was pinned?
+
+    Exit code 1 names what moved past its tolerance. Inconclusive checks fail nothing and pass nothing.
+    """
+    from zsim.report.verdict import Tolerances
+    from zsim.study.check import run_check
+    from zsim.study.check_print import report_lines
+    from zsim.study.check_targets import checkout
+    from zsim.study.junit import junit_xml
+    from zsim.study.published_bars import bar_of_all, bars, table_lines
+
+    pins, base = _baseline(baseline, bool(targets), update_baseline)
+    paths = list(targets or [])
+    if not paths and baseline is not None:
+        paths = _pinned_paths(pins, base)
+    elif not paths:
+        base = checkout()
+        paths = [base / "validation" / "published"]
+        paths += [] if markdown else [base / "validation" / "curves", base / "traces"]
+    report = run_check(
+        paths,
+        base,
+        baseline=pins,
+        is_fast=fast,
+        tolerances=Tolerances.parse(tolerance) if tolerance else None,
+        update=update_baseline,
+    )
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(report.to_dict(), indent=1))
+    elif markdown:
+        rows = report.published.rows
+        print("\n".join(table_lines(bars(rows), bar_of_all(rows))))
+    else:
+        print("\n".join(report_lines(report, is_long=bool(targets))))
+    if json_ is not None and str(json_) != "-":
+        print(f"json      {write_json(report.to_dict(), json_)}")
+    if junit is not None:
+        write_text(junit_xml(report.rows), junit)
+        if str(json_) != "-":
+            print(f"junit     {junit}")
+    if update_baseline and pins is not None:
+        pins.write()
+        if str(json_) != "-":
+            print(f"baseline  {pins.path}: {len(pins.cases)} case{'s' * (len(pins.cases) != 1)}")
+    if report.verdict == "fail":
+        raise typer.Exit(1)
+
+
+def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:
+    """The baseline that applies, and where names count from."""
+    from zsim.study.baseline import Baseline, read_baseline
+    from zsim.study.check_targets import checkout
+
+    if path is not None:
+        if update and not path.exists():
+            return Baseline(path), path.parent
+        return read_baseline(path), path.parent
+    if has_targets:
+        if update:
+            raise InputError("--update-baseline: expected --baseline FILE, the file to write")
+        return None, Path.cwd()
+    root = checkout()
+    shipped = root / "validation" / "baseline.json"
+    return (read_baseline(shipped) if shipped.exists() else Baseline(shipped)), root
+
+
+def _pinned_paths(pins: Baseline | None, base: Path) -> list[Path]:
+    """Everything that a baseline names."""
+    names = list(pins.cases) if pins is not None else []
+    if not names:
+        raise InputError("check: nothing given, and the baseline is empty; expected files to pin")
+    return [base / name for name in names]

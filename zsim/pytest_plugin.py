@@ -1,0 +1,173 @@
+"""zsim in pytest: compare traces, and hold predictions to a baseline, as tests.
+
+    def test_the_plan_is_what_we_recorded(zsim_check):
+        zsim_check("jobs/llama.toml", "recorded/llama.json.gz")
+
+    @pytest.mark.zsim(step=0.03, memory=0.01)
+    def test_the_job_costs_what_it_did(zsim_check):
+        zsim_check("jobs/llama.toml")                # against the baseline
+
+Paths count from the test's own folder. The baseline is `zsim-baseline.json` beside pytest's ini file, or what
+the ini option `zsim_baseline` says; `pytest --zsim-update-baseline` writes it. A comparison that is
+inconclusive skips its test: it has neither failed nor passed.
+
+Nothing heavy is imported before a test asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from zsim.report.compare import Comparison
+    from zsim.report.verdict import Tolerances
+    from zsim.trace.spans import Trace
+
+_MARKER = (
+    "zsim(rel=None, step=None, time=None, memory=None, overlap=None): tolerances of zsim_check in this test, "
+    "as fractions; rel is for all of them"
+)
+_NAMES = ("step", "time", "memory", "overlap")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("zsim")
+    group.addoption(
+        "--zsim-update-baseline", action="store_true", help="pin what zsim_check finds now into the baseline"
+    )
+    parser.addini("zsim_baseline", "the baseline file of zsim_check", default="zsim-baseline.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+
+
+@pytest.fixture
+def zsim_trace(request: pytest.FixtureRequest) -> Callable[[Any], Trace]:
+    """A function from a trace file, an experiment (file, object or mapping) or a result to its trace."""
+    return lambda source: _trace(source, request.path.parent)
+
+
+@pytest.fixture
+def zsim_check(request: pytest.FixtureRequest) -> ZsimCheck:
+    """A function that compares two traces, or holds one to the baseline."""
+    return ZsimCheck(request)
+
+
+class ZsimCheck:
+    """`check(simulated, recorded)` compares; `check(simulated)` holds it to the baseline, under its path or
+    `name`. Either fails the test with what differs, most important first."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+        self._folder = request.path.parent
+
+    def __call__(
+        self, simulated: Any, recorded: Any = None, *, name: str | None = None, **tolerances: float
+    ) -> Comparison | None:
+        given = {**self._marked(), **tolerances}
+        trace = _trace(simulated, self._folder)
+        if recorded is None:
+            self._hold(trace, name or self._name(simulated), given)
+            return None
+        from zsim.report.compare import compare
+
+        names = (_words(simulated, "simulated"), _words(recorded, "recorded"))
+        comparison = compare(
+            trace, _trace(recorded, self._folder), tolerances=_tolerances(given, None), names=names
+        )
+        if comparison.verdict == "fail":
+            pytest.fail(str(comparison), pytrace=False)
+        if comparison.verdict == "inconclusive":
+            pytest.skip(f"inconclusive: {comparison.doubt}")
+        return comparison
+
+    def _hold(self, trace: Trace, name: str, given: Mapping[str, float]) -> None:
+        from zsim.study.baseline import Baseline, read_baseline
+        from zsim.study.pinned import pinned_content, pinned_rows
+
+        config = self._request.config
+        path = Path(config.inipath.parent if config.inipath else config.rootpath) / str(
+            config.getini("zsim_baseline")
+        )
+        if config.getoption("--zsim-update-baseline"):
+            if hasattr(config, "workerinput"):
+                raise pytest.UsageError("--zsim-update-baseline: workers would overwrite each other's pins")
+            baseline = read_baseline(path) if path.exists() else Baseline(path)
+            baseline.pin(name, pinned_content(trace))
+            baseline.write()
+            return
+        if not path.exists():
+            _fail(f"{path}: no baseline yet; pytest --zsim-update-baseline writes it")
+        baseline = read_baseline(path)
+        if name not in baseline.cases:
+            _fail(f"{name} is not in {path.name}; pytest --zsim-update-baseline adds it")
+        tolerances = _tolerances(given, baseline.tolerances_of(name))
+        rows = list(pinned_rows(name, trace, baseline.cases[name], tolerances, path.name))
+        known = [row for row in rows if baseline.reason_of(name, row.name)]
+        moved = [row.line for row in rows if row.outcome == "fail" and row not in known]
+        if moved:
+            _fail("\n".join([f"{name} is not what {path.name} pins:", *moved]))
+        doubtful = [row.sentence for row in rows if row.outcome == "inconclusive"]
+        if doubtful:
+            pytest.skip(f"inconclusive: {doubtful[0]}")
+
+    def _marked(self) -> dict[str, float]:
+        """The tolerances of the test's marker, the nearest one's first."""
+        found: dict[str, float] = {}
+        for marker in reversed(list(self._request.node.iter_markers("zsim"))):
+            unknown = sorted(set(marker.kwargs) - {*_NAMES, "rel"})
+            if marker.args or unknown:
+                what = unknown[0] if unknown else repr(marker.args[0])
+                raise pytest.UsageError(f"marker zsim: found {what}, expected {', '.join(('rel', *_NAMES))}")
+            if "rel" in marker.kwargs:
+                found |= dict.fromkeys(_NAMES, marker.kwargs["rel"])
+            found |= {key: value for key, value in marker.kwargs.items() if key != "rel"}
+        return found
+
+    def _name(self, source: Any) -> str:
+        """A case's name: its path as seen from the root, else the test's own id."""
+        if isinstance(source, str | Path):
+            path = (self._folder / source).resolve()
+            root = self._request.config.rootpath.resolve()
+            return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+        return str(self._request.node.nodeid)
+
+
+def _fail(message: str) -> NoReturn:
+    pytest.fail(message, pytrace=False)
+
+
+def _trace(source: Any, folder: Path) -> Trace:
+    """The trace of a path, an experiment, a result or a trace."""
+    if isinstance(source, str | Path):
+        from zsim.study.sides import load_side
+
+        return load_side(folder / source)
+    if hasattr(source, "trace"):
+        trace: Trace = source.trace
+        return trace
+    if hasattr(source, "info_indices"):
+        own: Trace = source
+        return own
+    import zsim
+
+    experiment = zsim.Experiment(**source) if isinstance(source, Mapping) else source
+    if not isinstance(experiment, zsim.Experiment):
+        raise TypeError(f"found {type(source).__name__}, expected a path, an experiment, a result or a trace")
+    return zsim.simulate(experiment).trace
+
+
+def _words(source: Any, otherwise: str) -> str:
+    return str(source) if isinstance(source, str | Path) else otherwise
+
+
+def _tolerances(given: Mapping[str, float], base: Tolerances | None) -> Tolerances:
+    from zsim.report.verdict import Tolerances
+
+    base = base or Tolerances()
+    return Tolerances.of({name: getattr(base, name) for name in _NAMES} | dict(given))

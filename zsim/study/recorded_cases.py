@@ -1,0 +1,234 @@
+"""The recorded cases of a source checkout (`traces/`): what PyTorch did, and what zsim plans for the same.
+
+Three shapes of JSON: the oracle's answers (real FSDP2 on a fake process group), recorded runs (a folder with
+`summary.json`), and the shaped link's. They are told apart by their keys; traces/README.md explains them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zsim.api import make_plan, simulate
+from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.ops import CATEGORIES, Plan
+from zsim.report.calls import calls_of_plan
+from zsim.report.compare import compare
+from zsim.report.meanings import MEMORY
+from zsim.report.plan_check import check_plan
+from zsim.report.report import Report
+from zsim.report.verdict import MOST_FOREIGN_FRACTION, judge
+from zsim.specs.experiment import Experiment
+from zsim.study.call_lists import unfold
+from zsim.study.check_rows import CheckRow, from_metric
+from zsim.trace.read import read_trace
+from zsim.trace.spans import Trace
+from zsim.units import format_bytes, format_seconds
+
+ANY_CLUSTER = "dgx-h100"  # a plan holds no hardware
+CPU_CLUSTER = "cpu-gloo"
+# AdamW's step counters, 4 bytes per tensor, are not planned; activations follow formulas; the fp32 copy
+# of the logits in the loss, which transformers 5 no longer makes, stands in the sum (validation/README.md).
+STATES, CATEGORY, PEAK = 1e-4, 0.03, 0.06
+WIRE = 0.005  # headers and acknowledgements
+STEP_WALL, STEP_CPU = 0.20, 0.10  # where the cluster was calibrated in the same job
+
+
+def kind_of(content: object) -> str | None:
+    """ "oracle", "run" or "shaped" by the keys of a JSON file; None for anything else."""
+    if not isinstance(content, Mapping):
+        return None
+    keys = set(content)
+    if {"case", "calls", "peak_bytes"} <= keys:
+        return "oracle"
+    if {"case", "calls", "experiment", "world_size"} <= keys:
+        return "run"
+    return "shaped" if {"serial", "ahead", "rate"} <= keys else None
+
+
+def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRow]:
+    """All checks of one recorded case. Raises InputError for one that contradicts its own shape."""
+    rows = {"oracle": _oracle, "run": _run, "shaped": _shaped}[str(kind_of(content))]
+    try:
+        return list(rows(name, path, content))
+    except NotSimulatedError as error:
+        return [CheckRow(name, "calls", "skipped", str(error))]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not whole: {type(error).__name__} {error}") from None
+
+
+# -- the oracle -------------------------------------------------------------------------------------------
+
+
+def oracle_experiment(case: Mapping[str, Any]) -> Experiment:
+    """The oracle's question as an experiment."""
+    return Experiment(
+        model=case["model"],
+        cluster=ANY_CLUSTER,
+        gpus=case["world_size"],
+        training={
+            "sequence_length": case["sequence_length"],
+            "micro_batch_size": case["micro_batch_size"],
+            "gradient_accumulation_steps": case["gradient_accumulation_steps"],
+            "precision": case["param_dtype"],
+            "activation_checkpointing": case["activation_checkpointing"],
+            "attention": "math" if case["param_dtype"] == "fp32" else "flash",
+            "gradient_clipping": case["gradient_clipping"],
+        },
+        strategy={
+            "kind": "fsdp2",
+            "reshard_after_forward": case["reshard_after_forward"],
+            "replicate": case["replicate"],
+            "wrapping": case["wrapping"],
+            "param_dtype": case["param_dtype"],
+            "reduce_dtype": case["reduce_dtype"],
+        },
+    )
+
+
+def _oracle(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow]:
+    plan = make_plan(oracle_experiment(content["case"]))
+    yield _calls_row(name, plan, content, path)
+    peaks, measured = plan_peaks(plan), content["peak_bytes"]
+    is_own_code = content["case"]["code"] == "transformers"
+    for category, there in measured.items():
+        if category in ("activations", "buffers", "total") and not is_own_code:
+            reason = "zsim's activations are those of transformers' code"
+            yield CheckRow(name, _memory_name(category), "skipped", reason, peaks[category], there)
+            continue
+        tolerance = PEAK if category == "total" else CATEGORY
+        tolerance = STATES if category in ("parameters", "gradients", "optimizer_states") else tolerance
+        yield _bytes_row(name, category, peaks[category], there, tolerance)
+
+
+def plan_peaks(plan: Plan) -> dict[str, int]:
+    """Each category's maximum on the GPU over the step, and the maximum of the sum, as the host allocates."""
+    now, peaks = dict.fromkeys(CATEGORIES, 0), dict.fromkeys((*CATEGORIES, "total"), 0)
+    resident = [(memory.device, memory.category, memory.bytes) for memory in plan.resident]
+    for device, category, size in [*resident, *((m.device, m.category, m.bytes) for m in plan.memory)]:
+        if device == "gpu":
+            now[category] += size
+            peaks[category] = max(peaks[category], now[category])
+            peaks["total"] = max(peaks["total"], sum(now.values()))
+    return peaks
+
+
+def _memory_name(category: str) -> str:
+    return f"gpu {MEMORY[category].label if category in MEMORY else category}"
+
+
+def _bytes_row(name: str, category: str, mine: int, there: int, tolerance: float) -> CheckRow:
+    metric = judge(_memory_name(category), mine, there, unit="bytes", whole=there, tolerance=tolerance)
+    text = f"{format_bytes(mine)} planned, {format_bytes(there)} measured ({mine - there:+,} B)"
+    return from_metric(name, metric, text if metric.verdict != "pass" else "")
+
+
+def _calls_row(name: str, plan: Plan, content: Mapping[str, Any], path: Path) -> CheckRow:
+    """The plan check: every call, exact."""
+    recorded = unfold(content["calls"], f"{path}: calls")
+    check = check_plan(calls_of_plan(plan), recorded, ("planned", "recorded"))
+    return CheckRow(
+        name,
+        "calls",
+        check.verdict,
+        "; ".join(row.sentence for row in check.differences[:3])
+        + (f"; and {len(check.differences) - 3} more" if len(check.differences) > 3 else ""),
+        len(check.simulated),
+        len(check.recorded),
+    )
+
+
+# -- recorded runs ----------------------------------------------------------------------------------------
+
+
+def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow]:
+    is_same = bool(content["same_calls_on_all_ranks"])
+    yield CheckRow(
+        name, "ranks", "pass" if is_same else "fail", "" if is_same else "the ranks made different calls"
+    )
+    if content["experiment"] is None:
+        reason = f"zsim has no plan of '{content['case']['backend']}' (the reference engine)"
+        yield CheckRow(name, "calls", "skipped", reason)
+        return
+    plan = make_plan(Experiment(cluster=ANY_CLUSTER, **content["experiment"]))
+    yield _calls_row(name, plan, content, path)
+    held = content["held_bytes_before_update"][0]
+    if held:
+        peaks = plan_peaks(plan)
+        for category in ("parameters", "gradients", "optimizer_states"):
+            yield _bytes_row(name, category, peaks[category], held["device"][category], 0.0)
+    own = path.parent / "cluster.toml"
+    cluster = str(own) if own.exists() else CPU_CLUSTER
+    result = simulate(Experiment(cluster=cluster, **content["experiment"]))
+    for title, pattern in (("span logs", "rank*.jsonl.gz"), ("profile", "rank*.kineto.json.gz")):
+        files = sorted(path.parent.glob(pattern))
+        if files:
+            yield _trace_row(name, f"calls, {title}", result.trace, files)
+    yield from _run_times(name, path, content, result.report, is_own=own.exists())
+
+
+def _trace_row(name: str, title: str, simulated: Trace, files: Sequence[Path]) -> CheckRow:
+    """The plan check once more, rank by rank, on what the ranks themselves wrote down; ranks that contradict
+    each other are a miss too."""
+    try:
+        comparison = compare(simulated, read_trace(files))
+    except InputError as error:
+        return CheckRow(name, title, "fail", str(error))
+    found = [row.sentence for row in comparison.differences if row.check == "plan"]
+    plan = comparison.plan
+    calls = len(plan.simulated), len(plan.recorded)
+    return CheckRow(name, title, comparison.plan_verdict, "; ".join(found[:3]), *calls)
+
+
+def _run_times(
+    name: str, path: Path, content: Mapping[str, Any], report: Report, *, is_own: bool
+) -> Iterator[CheckRow]:
+    """Wall time of the step and processor time of its thread; judged where `cluster.toml` beside the run was
+    calibrated in the same job, else only shown."""
+    times = content["step_seconds"]
+    foreign = float(times["foreign_cpu_fraction"])
+    doubt = "" if is_own else "calibrated in another job: shown, not judged"
+    busy = f"others used {foreign:.0%} of the machine" if foreign > MOST_FOREIGN_FRACTION else ""
+    yield _time_row(name, "step", report.step_seconds, times["median"], STEP_WALL, busy or doubt)
+    cpu = _cpu_seconds(path.parent)
+    if cpu is not None:
+        seconds = report.breakdown.seconds
+        computing = seconds["compute"] + seconds["optimizer"]
+        yield _time_row(name, "processor time of the main thread", computing, cpu, STEP_CPU, doubt)
+
+
+def _time_row(name: str, what: str, mine: float, there: float, tolerance: float, doubt: str) -> CheckRow:
+    metric = judge(what, mine, there, unit="seconds", whole=there, tolerance=tolerance, doubt=doubt)
+    text = f"{format_seconds(mine)} simulated, {format_seconds(there)} measured"
+    return from_metric(name, metric, "; ".join(part for part in (text, doubt) if part))
+
+
+def _cpu_seconds(folder: Path) -> float | None:
+    """Median processor seconds of rank 0's thread over the steps of its span log; None without a log."""
+    log = folder / "rank0.jsonl.gz"
+    if not log.exists():
+        return None
+    by_step: dict[int, int] = {}
+    try:
+        lines = gzip.decompress(log.read_bytes()).decode().splitlines()[1:]
+        for event in map(json.loads, lines):
+            if event["kind"] == "phase":
+                by_step[event["step"]] = by_step.get(event["step"], 0) + event["cpu_ns"]
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise InputError(f"{log}: not a span log: {error}") from None
+    return statistics.median(by_step.values()) / 1e9 if by_step else None
+
+
+def _shaped(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow]:
+    """What was declared against what the interfaces counted, with and without gathering ahead."""
+    for turn in ("serial", "ahead"):
+        declared = content[turn]["declared_wire_bytes"]
+        for received in content[turn]["received_bytes"]:
+            title = f"{turn}, bytes on the wire"
+            metric = judge(title, declared, received, unit="bytes", whole=received, tolerance=WIRE)
+            yield from_metric(name, metric)
+    yield CheckRow(name, "step", "skipped", "zsim has no plan of the reference engine")
