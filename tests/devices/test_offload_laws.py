@@ -216,3 +216,49 @@ def test_bytes_are_conserved_on_every_tier(works: list[Any]) -> None:
     for direction in ("read", "write"):
         moved = sum(work.bytes for work in works if isinstance(work, DriveIo) and work.direction == direction)
         assert rows.get(f"drive_{direction}", 0) == pytest.approx(moved, rel=1e-12)
+
+
+SIZES = st.integers(GB // 100, 50 * GB)
+RATES = st.floats(1e9, 1e11)
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=SIZES, rate=RATES, direction=st.sampled_from(["h2d", "d2h"]))
+def test_sharing_a_switch_doubles_any_copy(size: int, rate: float, direction: Any) -> None:
+    """Two GPUs behind one switch take twice as long as two behind two, whatever the size and the link."""
+    links: dict[str, Any] = {"bandwidth": rate}
+    copy, host = Copy(direction, size), {"memory_bandwidth": 1e13}
+    apart = seconds_of(2, copy, pcie={**links, "gpus_per_switch": 1}, host=host)
+    together = seconds_of(2, copy, pcie={**links, "gpus_per_switch": 2}, host=host)
+    assert together == pytest.approx(2 * apart, rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=SIZES, rate=RATES, direction=st.sampled_from(["read", "write"]), gpus=st.sampled_from([2, 4, 8]))
+def test_ranks_on_one_drive_divide_it(size: int, rate: float, direction: Any, gpus: int) -> None:
+    """n ranks on one drive take n times as long as one."""
+    io = DriveIo(direction, size, queue_depth=4096)
+    options: dict[str, Any] = {
+        "nvme": {"read_bandwidth": rate, "write_bandwidth": rate}, "host": {"memory_bandwidth": 1e13},
+    }  # fmt: skip
+    assert seconds_of(gpus, io, **options) == pytest.approx(gpus * seconds_of(1, io, **options), rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=SIZES,
+    latency=st.floats(1e-6, 1e-2),
+    depth=st.integers(1, 64),
+    threads=st.integers(1, 8),
+    gpus=st.sampled_from([1, 4]),
+)
+def test_no_ranks_queue_ever_exceeds_its_depth(
+    size: int, latency: float, depth: int, threads: int, gpus: int
+) -> None:
+    """As simulated, with other ranks on the drives: blocks per second times the time of one block, latency
+    and transfer, is what is in flight, and no more than depth x threads."""
+    block = 2**20
+    io = DriveIo("read", size, block, depth, threads)
+    seconds = seconds_of(gpus, io, nvme={"read_latency": latency, "drives": 4}) - latency
+    in_flight = size / seconds / block * (latency + block / 2e9)
+    assert in_flight <= depth * threads * (1 + 1e-9)
