@@ -18,6 +18,7 @@ from math import log2
 from pathlib import Path
 from typing import Any, Literal
 
+from zsim.api import strategy_label
 from zsim.errors import InputError, ZsimError
 from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
 from zsim.specs.job import Job, resolve
@@ -188,7 +189,8 @@ def run_scaling(
     if not runs and not run.is_stopped:
         raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
     base = next((scale for scale in runs if scale.fits), runs[0] if runs else scales[0])
-    return Scaling(_title(own, experiment), mode, scales, base, run.is_stopped)
+    first = next((p.experiment for p, s in zip(points, scales, strict=True) if s is base), None)
+    return Scaling(_title(first or experiment), mode, scales, base, run.is_stopped)
 
 
 def _try_resolve(experiment: Experiment) -> Job | None:
@@ -275,10 +277,11 @@ def _scale(point: Point, record: Record) -> Scale:
     )
 
 
-def _title(own: Job | None, experiment: Experiment) -> str:
-    from zsim.api import strategy_label
-
-    if own is None:
+def _title(experiment: Experiment) -> str:
+    job = _try_resolve(experiment)
+    if job is None:
         return str(experiment.model)
-    label = experiment.strategy.kind.upper() if own.kind == "fsdp2" else strategy_label(own)
-    return f"{own.model.name} | {label} | {own.cluster.name}"
+    label = (
+        "HSDP" if job.kind == "fsdp2" and getattr(job.strategy, "replicate", 1) > 1 else strategy_label(job)
+    )
+    return f"{job.model.name} | {label} | {job.cluster.name}"
