@@ -9,7 +9,7 @@ own time, a collective begins when the last of its group arrives and lasts as lo
 Between meetings that gives E = max of the ends - max of the starts over the class, the work of an envelope
 that the slowest always touch; and one lane with that work does on the clock what the whole class would.
 
-The stretches between meetings are sums of kernels, so the normal law is near; ranks that are more than eight
+The stretches between meetings are sums of kernels, so the normal law is near; ranks that are more than five
 of its standard deviations faster than the slowest all through the run are never the slowest anywhere and
 are left out.
 """
@@ -27,7 +27,7 @@ from zsim.engine.prepare import Prepared, Seconds
 from zsim.fabric.rings import Floats, Ints
 from zsim.plan.ops import Collective
 
-_FAR = 8.0  # standard deviations
+_FAR = 5.0  # standard deviations
 _FEWEST = 256
 
 Times = Floats | float
