@@ -26,7 +26,7 @@ from zsim.plan.ops import Kernels, Plan
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
-from zsim.report.irregular import rank_rows, spread_of
+from zsim.report.irregular import JobRow, rank_rows, spread_of
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
@@ -112,7 +112,21 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
 
 
 def _with_irregularities(report: Report, outcome: Outcome) -> Report:
-    """The report with the ranks that differ, or with how far steps drawn with jitter spread."""
+    """The report with the jobs beside it, and the ranks or the drawn steps that differ."""
+    jobs = [
+        JobRow(
+            name=times.name,
+            model=times.job.model.name,
+            strategy=strategy_label(times.job),
+            nodes=times.job.num_nodes,
+            gpus=times.job.world_size,
+            steps=times.steps,
+            step_seconds_alone=times.alone_seconds,
+            step_seconds_together=times.together_seconds,
+        )
+        for times in outcome.together
+    ]
+    report = replace(report, jobs=tuple(jobs))
     jittered = outcome.jittered
     if jittered is None:
         slowdowns = [float(outcome.slowdowns[rank]) for rank in outcome.classes.representatives]
@@ -221,6 +235,8 @@ def _irregularities(job: Job) -> dict[str, Any]:
     faults = job.experiment.faults
     if faults != FaultsTable():
         found["faults"] = faults.model_dump()
+    if job.others:
+        found["jobs"] = {name: resolved_experiment(other) for name, other in job.others.items()}
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import simpy
@@ -58,7 +58,8 @@ class Executor:
     """Runs one step of `program` on `ranks` (all of them, or one per class).
 
     `kernel_seconds` are the program's on each of these ranks. `free_bytes` is what each GPU's memory leaves
-    to the step; it makes the host wait only in programs in which blocks stay protected.
+    to the step; it makes the host wait only in programs in which blocks stay protected. `on_finish` is
+    called once, when the last op of all lanes has ended.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Executor:
         self.fabric = fabric
         self.offload = offload
         self.num_events = 0
+        self.on_finish: Callable[[], None] | None = None
+        self._left = program.num_ops * len(ranks)
         self._ops = program.plan.ops
         self._works = [op.work for op in self._ops]
         self._successors = program.successors
@@ -158,6 +161,7 @@ class Executor:
             if pending[op] == 0:
                 if works[op] is None:  # over as soon as the host is past it; what follows is issued later
                     lane.start[op] = ended[op] = time
+                    self._left -= 1
                     for successor in successors[op]:
                         pending[successor] -= 1
                 else:
@@ -168,6 +172,8 @@ class Executor:
                         self._start(lane, op)
             op += 1
         lane.next_op, lane.host_time = op, time
+        if self._left == 0:
+            self._finish()
 
     # -- the agenda: one simpy event for all that happens at one instant ------------------------------
 
@@ -235,6 +241,7 @@ class Executor:
 
     def _end(self, lane: Lane, op: int, now: float) -> None:
         lane.ended[op] = now
+        self._left -= 1
         pending = lane.pending
         for successor in self._successors[op]:
             left = pending[successor] - 1
@@ -254,6 +261,16 @@ class Executor:
             lane.host_time = max(lane.host_time, now)
             lane.blocked_on = -1
             self._advance_host(lane)
+        elif self._left == 0:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The last op has ended; hosts may still be busy with what comes after it."""
+        if self.on_finish is not None:
+            call, self.on_finish = self.on_finish, None
+            delay = max(lane.host_time for lane in self.lanes) - self.env.now
+            event = simpy.Timeout(self.env, max(delay, 0.0))
+            event.callbacks = [lambda _event: call()]
 
     # -- what went wrong ----------------------------------------------------------------------------
 

@@ -6,17 +6,21 @@ import gc
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import simpy
 
 from zsim.cost.collectives import CallLimit
+from zsim.engine.capacity import step_peak_bytes, usable_bytes
+from zsim.engine.executor import Executor
 from zsim.engine.offload import DeviceTraffic
-from zsim.engine.prepare import prepare
+from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.repeat import Jittered, run_jittered, run_once
 from zsim.engine.sent import sent_by_phase
 from zsim.engine.steady import is_drained, twice
 from zsim.engine.symmetry import find_classes
+from zsim.engine.together import Party, run_together
+from zsim.errors import NotSimulatedError
 from zsim.fabric.classes import Classes, first_apart
 from zsim.fabric.fabric import LinkLoad
 from zsim.fabric.rings import Floats
@@ -24,7 +28,7 @@ from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.faults import kernel_slowdowns
 from zsim.specs.jitter import resolve_jitter
-from zsim.specs.job import Job, job_topology
+from zsim.specs.job import Job, job_topology, slowdowns_of, topology_beside
 from zsim.specs.topology import Topology
 from zsim.trace.spans import Trace
 
@@ -53,11 +57,27 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+OWN_NAME = "this job"
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """One of the jobs on a fabric: how long its step takes alone there and beside the others, of which so
+    many steps were counted."""
+
+    name: str
+    job: Job
+    alone_seconds: float
+    together_seconds: float
+    steps: int
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One simulated step. `allocator_retries`: how often rank 0's allocator ran short and waited; `calls`:
     what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each other;
-    `sent`: bytes per GPU inside its node and between nodes, by phase, kind of collective and group."""
+    `jittered`: the steps that were drawn; `sent`: bytes per GPU inside its node and between nodes, by phase,
+    kind of collective and group; `together`: all jobs on the fabric, this one first."""
 
     job: Job
     plan: Plan
@@ -75,19 +95,33 @@ class Outcome:
     meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
     jittered: Jittered | None = None
     sent: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+    together: tuple[JobTimes, ...] = ()
 
 
 def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
-    """Run one steady step, or as many as `[jitter]` draws.
+    """Run one steady step; as many as `[jitter]` draws; or a few beside those of `[jobs]`.
 
     One lane stands for all ranks of a class, which run the same program on equal hardware at symmetric
-    places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine.
+    places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine,
+    and without other jobs.
     """
     began = time.perf_counter()
+    topology = job_topology(job)
+    slowdowns = slowdowns_of(job, topology)
+    with _no_garbage_collection():
+        if job.others and plan is None:
+            outcome = _beside_others(job, topology, slowdowns, unfold)
+        else:
+            outcome = _by_itself(job, topology, slowdowns, unfold, plan)
+    stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
+    return replace(outcome, stats=stats)
+
+
+def _by_itself(
+    job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plan: Plan | None = None
+) -> Outcome:
     is_steady = plan is None
     plan = plan or make_plan(job)
-    topology = job_topology(job)
-    slowdowns = kernel_slowdowns(topology, job.experiment.faults)
     jitter = resolve_jitter(job.experiment.jitter)
     unfold = unfold or (jitter is not None and job.world_size <= _MOST_DRAWN)
     is_plain = job.placement.is_plain
@@ -96,22 +130,67 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
         classes = first_apart(classes)
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan
     prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
-    with _no_garbage_collection():
-        run = run_once(prepared)
-        spread = run_jittered(prepared, run, jitter) if jitter is not None else None
-    trace = spread.median if spread is not None else run.trace
-    step_seconds = trace.step_seconds
-    fabric, offload = prepared.fabric, prepared.offload
-    traffic = fabric.traffic(prepared.works)
-    events = run.executor.num_events + fabric.num_transfers + (spread.events if spread is not None else 0)
-    stats = SimulationStats(time.perf_counter() - began, events, len(run.executor.lanes))
-    retries = run.executor.num_allocator_retries
-    devices, limits = offload.traffic(step_seconds), offload.limits()
-    calls = {work: fabric.limit(work) for work in dict.fromkeys(prepared.works)}
-    meetings = {
-        (name, lane.rank): number for lane in run.executor.lanes for name, number in lane.instances.items()
-    }
+    run = run_once(prepared)
+    outcome = _outcome(prepared, run.executor, run.trace, notes)
+    if jitter is None:
+        return outcome
+    jittered = run_jittered(prepared, run, jitter)
+    stats = replace(outcome.stats, events=outcome.stats.events + jittered.events)
+    return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
+
+
+def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:
+    """The job's step while the others run theirs, and how long each takes alone and together."""
+    if resolve_jitter(job.experiment.jitter) is not None:
+        raise NotSimulatedError(
+            "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
+        )
+    parties = {OWN_NAME: Party(job, topology, slowdowns, make_plan(job))}
+    for name, other in job.others.items():
+        place = topology_beside(topology, other)
+        slow = kernel_slowdowns(place, job.experiment.faults, is_beside=True)
+        parties[name] = Party(other, place, slow, make_plan(other))
+    alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold) for one in parties.values()]
+    loops, notes = run_together(list(parties.values()), unfold=unfold)
+    own = loops[0]
+    outcome = _outcome(own.prepared, own.executor, own.typical, notes)
+    times = [
+        JobTimes(name, party.job, by_itself.trace.step_seconds, loop.typical.step_seconds, len(loop.traces))
+        for (name, party), by_itself, loop in zip(parties.items(), alone, loops, strict=True)
+    ]
+    tight = [name for name, party in parties.items() if name != OWN_NAME and not _fits(party)]
+    notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in tight))
+    seconds = outcome.trace.step_seconds
+    beside = sum(
+        loop.prepared.fabric.usage(loop.prepared.works) * seconds / loop.typical.step_seconds
+        for loop in loops[1:]
+    )
+    stats = replace(outcome.stats, events=sum(loop.events for loop in loops))
+    traffic = own.prepared.fabric.traffic(own.prepared.works, beside)
+    return replace(outcome, stats=stats, traffic=traffic, notes=notes, together=tuple(times))
+
+
+def _fits(party: Party) -> bool:
+    return step_peak_bytes(party.job, party.plan) <= usable_bytes(party.job.cluster)
+
+
+def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:
+    """What `executor` ran, as `trace` shows it."""
+    fabric, offload, ranks = prepared.fabric, prepared.offload, prepared.classes.representatives
     return Outcome(
-        job, plan, topology, classes, slowdowns, trace, stats, traffic, devices, limits, retries, notes,
-        calls, meetings, spread, sent_by_phase(plan, fabric),
-    )  # fmt: skip
+        job=prepared.job,
+        plan=prepared.plan,
+        topology=prepared.topology,
+        classes=prepared.classes,
+        slowdowns=prepared.slowdowns,
+        trace=trace,
+        stats=SimulationStats(0.0, executor.num_events + fabric.num_transfers, len(ranks)),
+        traffic=fabric.traffic(prepared.works),
+        devices=offload.traffic(trace.step_seconds),
+        limits=offload.limits(),
+        allocator_retries=executor.num_allocator_retries,
+        notes=notes,
+        calls={work: fabric.limit(work) for work in dict.fromkeys(prepared.works)},
+        meetings={(name, rank): fabric.instance_of(name, rank) for name in fabric.groups for rank in ranks},
+        sent=sent_by_phase(prepared.plan, fabric),
+    )

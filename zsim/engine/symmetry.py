@@ -56,6 +56,19 @@ def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
     return np.bincount(sockets)[sockets], is_far.astype(np.int64)
 
 
+def find_classes_together(
+    everyone: Sequence[tuple[Topology, Plan, Floats]], *, unfold: bool
+) -> tuple[list[Classes], tuple[str, ...]]:
+    """The classes of several jobs on one fabric, each given by its place, plan and slowdowns."""
+    if unfold:
+        return [each_by_itself(topology, plan.groups) for topology, plan, _ in everyone], ()
+    parties = [make_party(*one) for one in everyone]
+    found = stable_classes(parties)
+    if sum(len(classes.sizes) for classes in found) <= _MOST_CLASSES:
+        return found, ()
+    return stable_classes(parties, by_links=False), (_ROUGHLY,)
+
+
 def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> Party:
     """A job as the search for classes sees it."""
     works = [op.work for op in plan.ops if isinstance(op.work, Collective)]

@@ -244,10 +244,13 @@ class Fabric:
 
     # -- accounting ---------------------------------------------------------------------------------
 
-    def traffic(self, works: Iterable[Collective]) -> dict[str, LinkLoad]:
-        """Per class of links, what the collectives that every rank calls put on it."""
+    def traffic(self, works: Iterable[Collective], beside: Floats | float = 0.0) -> dict[str, LinkLoad]:
+        """Per class of links, what the collectives that every rank calls put on it; `beside`: bytes of
+        others on every link, which only make it fuller."""
         total = self.usage(works)
-        needed = total if self.topology.condition is None else total / self.topology.condition.fractions
+        needed = total + beside
+        if self.topology.condition is not None:
+            needed = needed / self.topology.condition.fractions
         return {
             name: LinkLoad(
                 float(total[c.first : c.first + c.count].sum()),

@@ -29,6 +29,24 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRow:
+    """One of the jobs on a fabric: its step alone there, and the median of `steps` beside the others."""
+
+    name: str
+    model: str
+    strategy: str
+    nodes: int
+    gpus: int
+    steps: int
+    step_seconds_alone: float
+    step_seconds_together: float
+
+    @property
+    def slowdown(self) -> float:
+        return self.step_seconds_together / self.step_seconds_alone
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Steps drawn with jitter: percentiles (by nearest rank, so that each is a step that was drawn) of their
     length and of the first rank's wait for communication, and the length without jitter."""

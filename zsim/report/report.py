@@ -9,7 +9,7 @@ from typing import Any
 
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
-from zsim.report.irregular import RankRow, Spread
+from zsim.report.irregular import JobRow, RankRow, Spread
 from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
@@ -72,6 +72,7 @@ class Report:
     startup_bytes: int = 0
     ranks: tuple[RankRow, ...] = ()
     jitter: Spread | None = None
+    jobs: tuple[JobRow, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -135,6 +136,7 @@ class Report:
             ),
             "ranks": [asdict(row) for row in self.ranks],
             "jitter": None if self.jitter is None else asdict(self.jitter),
+            "jobs": [asdict(row) | {"slowdown": row.slowdown} for row in self.jobs],
         }
 
 

@@ -152,6 +152,7 @@ class _ExperimentFile(_Table):
     placement: PlacementTable = PlacementTable()
     faults: FaultsTable = FaultsTable()
     jitter: JitterTable = JitterTable()
+    jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
     training: TrainingTable = TrainingTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = None

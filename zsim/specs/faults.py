@@ -15,7 +15,7 @@ node4 = 1.05                                 # all GPUs of a node; node4.gpu2: o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -86,19 +86,19 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def with_faults(topology: Topology, table: FaultsTable | None, where: str = "") -> Topology:
+def with_faults(topology: Topology, table: FaultsTable) -> Topology:
     """The topology in the condition that `[faults]` describes; itself where no link or card is named.
 
     Raises InputError for names that the fabric does not have, and for a node without a card that works.
     """
-    if table is None or not (table.links or table.dead_nics):
+    if not (table.links or table.dead_nics):
         return topology
     fractions, delays = np.ones(topology.num_links), np.zeros(topology.num_links)
     for name, fault in table.links.items():
-        links = find_links(topology, name, f"{where}faults.links.{name}")
+        links = find_links(topology, name, f"faults.links.{name}")
         fractions[links] *= fault.bandwidth_fraction
         delays[links] += fault.added_latency
-    key = f"{where}faults.dead_nics"
+    key = "faults.dead_nics"
     dead = np.array([find_card(topology, name, key) for name in table.dead_nics], dtype=np.int64)
     return topology.in_condition(Condition(fractions, delays, _carriers(topology, dead, key)))
 
@@ -123,14 +123,24 @@ def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
     return carriers
 
 
-def kernel_slowdowns(topology: Topology, table: FaultsTable | None, where: str = "") -> Floats:
+def kernel_slowdowns(
+    topology: Topology, table: FaultsTable, *, beside: Sequence[Topology] = (), is_beside: bool = False
+) -> Floats:
     """Per rank, how many times as long its kernels take.
 
-    Raises InputError for a rank that the job does not have, and for a node or GPU without a rank on it.
+    `beside` are the same fabric with the ranks of other jobs; for those jobs themselves `is_beside` is true:
+    ranks' numbers are then another job's, and nodes may be. Raises InputError for a rank that the job does
+    not have, and for a node or GPU without a rank of any job on it.
     """
     factors = np.ones(topology.world_size)
-    for name, factor in (table.slow_gpus if table is not None else {}).items():
-        factors[_ranks_called(topology, name, f"{where}faults.slow_gpus.{name}")] *= factor
+    for name, factor in table.slow_gpus.items():
+        if is_beside and name.isdecimal():
+            continue
+        where = f"faults.slow_gpus.{name}"
+        ranks = _ranks_called(topology, name, where)
+        if not len(ranks) and not is_beside and not any(len(_ranks_called(o, name, where)) for o in beside):
+            raise InputError(f"{where}: no rank of the job is on {name}")
+        factors[ranks] *= factor
     return factors
 
 
@@ -147,6 +157,4 @@ def _ranks_called(topology: Topology, name: str, where: str) -> Ints:
     is_named = topology.node_of(topology.slots) == node
     if gpu is not None:
         is_named &= topology.slots % topology.gpus_per_node == int(gpu[1])
-    if not is_named.any():
-        raise InputError(f"{where}: no rank of the job is on {name}")
     return np.flatnonzero(is_named)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from zsim.specs.importers.deepspeed import (
 from zsim.specs.importers.huggingface import load_model, model_from_config
 from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
 from zsim.specs.model import Embedding, ModelSpec
+from zsim.specs.neighbours import neighbours, place_together
+from zsim.specs.node_links import Floats
 from zsim.specs.placement import Placement, place
 from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Precision, Training
 from zsim.specs.tiling import with_tiled_linears
@@ -42,7 +45,8 @@ _MOST_PARAMETERS = 10**16
 
 @dataclass(frozen=True)
 class Job:
-    """What will be simulated. `gpus_per_node` is how many of a node's GPUs the job uses, at most."""
+    """What will be simulated. `gpus_per_node` is how many of a node's GPUs the job uses, at most; `others`
+    are the jobs beside it on its fabric."""
 
     experiment: Experiment
     model: ModelSpec
@@ -51,6 +55,7 @@ class Job:
     training: Training
     strategy: Strategy
     notes: tuple[str, ...]
+    others: Mapping[str, Job] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -74,11 +79,25 @@ def resolve(experiment: Experiment) -> Job:
 
     Raises InputError for what contradicts itself, NotSimulatedError for what zsim cannot do yet.
     """
+    cluster = load_cluster(experiment.cluster)
+    if not experiment.jobs:
+        placement = place(experiment.placement, cluster, experiment.nodes, experiment.gpus)
+        job = _resolve(experiment, cluster, placement)
+    else:
+        others = neighbours(experiment)
+        placement, places = place_together(experiment, others, cluster)
+        beside = {name: _resolve(other, cluster, places[name]) for name, other in others.items()}
+        job = replace(_resolve(experiment, cluster, placement), others=beside)
+    if experiment.faults != FaultsTable():
+        slowdowns_of(job, job_topology(job))
+    return job
+
+
+def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> Job:
     model = _model(experiment.model)
-    cluster = with_attention(load_cluster(experiment.cluster), experiment.training.attention)
+    cluster = with_attention(cluster, experiment.training.attention)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
-    placement = place(experiment.placement, cluster, experiment.nodes, experiment.gpus)
     world_size = placement.world_size
     if world_size > MOST_GPUS:
         raise InputError(f"gpus: found {world_size:,}, expected at most {MOST_GPUS:,}")
@@ -107,10 +126,7 @@ def resolve(experiment: Experiment) -> Job:
     else:
         assert isinstance(table, Fsdp1Table)
         strategy = _fsdp1(table, training, world_size, len(placement.nodes))
-    job = Job(experiment, model, cluster, placement, training, strategy, tuple(notes))
-    if experiment.faults != FaultsTable():
-        kernel_slowdowns(job_topology(job), experiment.faults)
-    return job
+    return Job(experiment, model, cluster, placement, training, strategy, tuple(notes))
 
 
 def job_topology(job: Job) -> Topology:
@@ -119,9 +135,24 @@ def job_topology(job: Job) -> Topology:
     Raises InputError for faults of links and cards that the fabric does not have.
     """
     placement = job.placement
-    slots = None if placement.is_plain else placement.slots(placement.gpus_per_node)
-    topology = Topology(job.cluster, placement.fabric_nodes, placement.gpus_per_node, slots)
+    per_node = max(one.gpus_per_node for one in (job, *job.others.values()))
+    slots = None if placement.is_plain else placement.slots(per_node)
+    topology = Topology(job.cluster, placement.fabric_nodes, per_node, slots)
     return with_faults(topology, job.experiment.faults)
+
+
+def topology_beside(topology: Topology, other: Job) -> Topology:
+    """A job's fabric with the ranks of one of the jobs beside it."""
+    return topology.placed(other.placement.slots(topology.gpus_per_node))
+
+
+def slowdowns_of(job: Job, topology: Topology) -> Floats:
+    """Per rank of the job, how many times as long its kernels take; `topology` is the job's own.
+
+    Raises InputError for ranks and nodes that no job is on.
+    """
+    beside = [topology_beside(topology, other) for other in job.others.values()]
+    return kernel_slowdowns(topology, job.experiment.faults, beside=beside)
 
 
 def _model(model: str | dict[str, Any]) -> ModelSpec:

@@ -10,7 +10,7 @@ gpus_per_node = [8, 8, 4]          # uneven nodes: GPUs used on each of them
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -110,13 +110,19 @@ def evenly(nodes: int, gpus_per_node: int) -> Placement:
 
 
 def place(
-    table: PlacementTable | None, cluster: Cluster, nodes: int | None, gpus: int | None, where: str = ""
+    table: PlacementTable,
+    cluster: Cluster,
+    nodes: int | None,
+    gpus: int | None,
+    where: str = "",
+    taken: Mapping[int, str] | None = None,
 ) -> Placement:
-    """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe.
+    """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe; `taken` are nodes that
+    others have, with their names.
 
-    Raises InputError, beginning with `where`, when they contradict each other or the cluster.
+    Raises InputError, beginning with `where`, when they contradict each other, the cluster or the others.
     """
-    table = table or PlacementTable()
+    taken = taken or {}
     if table.gpus_per_node is not None:
         counts = _uneven_counts(table, table.gpus_per_node, cluster, nodes, gpus, where)
     else:
@@ -131,10 +137,15 @@ def place(
         )
     least = max(table.nodes) + 1 if table.nodes else len(counts)
     fabric = table.fabric_nodes or least
-    if fabric < least:
-        what = f"node {least - 1}" if table.nodes else f"a job of {least} nodes"
-        raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}")
-    return Placement(fabric, table.nodes or _chosen(table, cluster, fabric, len(counts)), counts)
+    for node in table.nodes or ():
+        if node in taken:
+            raise InputError(f"{where}placement.nodes: node {node} is taken by {taken[node]}")
+    free = [node for node in range(fabric) if node not in taken]
+    if fabric < least or (table.nodes is None and len(free) < len(counts)):
+        what = f"node {least - 1}" if table.nodes else f"a job of {len(counts)} nodes"
+        beside = f" beside {', '.join(dict.fromkeys(taken.values()))}" if taken else ""
+        raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{beside}")
+    return Placement(fabric, table.nodes or _chosen(table, cluster, fabric, free, len(counts)), counts)
 
 
 def _even_shape(cluster: Cluster, nodes: int | None, gpus: int | None, where: str) -> tuple[int, int]:
@@ -183,18 +194,22 @@ def _uneven_counts(
     return tuple(counts)
 
 
-def _chosen(table: PlacementTable, cluster: Cluster, fabric: int, count: int) -> tuple[int, ...]:
-    """The nodes that a policy takes, in the order of their numbers, as schedulers list them."""
+def _chosen(
+    table: PlacementTable, cluster: Cluster, fabric: int, free: Sequence[int], count: int
+) -> tuple[int, ...]:
+    """Of the free nodes those that a policy takes, in the order of their numbers, as schedulers list them."""
     if table.policy == "random":
         generator = np.random.default_rng(table.seed)
-        return tuple(sorted(generator.choice(fabric, count, replace=False).tolist()))
+        return tuple(sorted(generator.choice(np.array(free), count, replace=False).tolist()))
     if table.policy == "packed":
-        return tuple(range(count))
+        return tuple(free[:count])
     network = cluster.network
     size = network.nodes_per_leaf * (network.leaves_per_pod if network.levels == 3 else 1)
     size = size if network.kind in ("fat-tree", "rail-optimized") else 1
-    pods = [range(first, min(first + size, fabric)) for first in range(0, fabric, size)]
-    if len(pods) == fabric:  # no pods: every so many nodes one
-        return tuple(number * fabric // count for number in range(count))
-    order = [pod[turn] for turn in range(size) for pod in pods if turn < len(pod)]
+    if size == 1:  # no pods: every so many nodes one
+        return tuple(free[number * len(free) // count] for number in range(count))
+    pods: dict[int, list[int]] = {}
+    for node in free:
+        pods.setdefault(node // size, []).append(node)
+    order = [pod[turn] for turn in range(size) for pod in pods.values() if turn < len(pod)]
     return tuple(sorted(order[:count]))

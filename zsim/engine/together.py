@@ -1,0 +1,109 @@
+"""Several jobs on one fabric and one clock.
+
+Every job repeats its step, all from the same instant, until each has done a few; links that several use are
+shared like any others, and the rest is each job's own. The first round of each job is not counted, because
+the others are not under way as they will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import simpy
+
+from zsim.engine.executor import Executor
+from zsim.engine.prepare import Prepared, prepare
+from zsim.engine.record import make_trace
+from zsim.engine.steady import is_drained, twice
+from zsim.engine.symmetry import find_classes_together
+from zsim.fabric.fabric import connect
+from zsim.fabric.rings import Floats
+from zsim.plan.ops import Plan
+from zsim.specs.job import Job
+from zsim.specs.topology import Topology
+from zsim.trace.spans import Trace
+
+_ROUNDS = 4  # of every job, the first of which is not counted
+
+
+@dataclass(frozen=True)
+class Party:
+    """A job ready to be put on the clock with others: its ranks' places, how slow they are, its plan."""
+
+    job: Job
+    topology: Topology
+    slowdowns: Floats
+    plan: Plan
+
+
+@dataclass
+class Loop:
+    """One job that repeats its step until everyone has done enough; `traces` are its counted steps."""
+
+    prepared: Prepared
+    done: simpy.Event
+    others: list[Loop] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+    rounds: int = 0
+    events: int = 0
+    executor: Executor = field(init=False)
+
+    def begin(self) -> None:
+        """Start a round."""
+        self.executor = self.prepared.executor()
+        self.executor.on_finish = self._finish
+        self.executor.begin()
+
+    def _finish(self) -> None:
+        executor, prepared = self.executor, self.prepared
+        self.rounds += 1
+        self.events += executor.num_events
+        if self.rounds > 1:
+            self.traces.append(make_trace(prepared.job, prepared.plan, executor, executor.end()))
+        if all(loop.rounds >= _ROUNDS for loop in self.others):
+            self.done.succeed()
+        else:
+            self.begin()
+
+    @property
+    def typical(self) -> Trace:
+        """The counted step of median length (the shorter of two)."""
+        order = sorted(range(len(self.traces)), key=lambda n: (self.traces[n].step_seconds, n))
+        return self.traces[order[(len(order) - 1) // 2]]
+
+
+def run_together(parties: Sequence[Party], *, unfold: bool) -> tuple[list[Loop], tuple[str, ...]]:
+    """The jobs' loops after they have run, and notes on what their classes leave out.
+
+    Raises StuckError when the clock stops with work left.
+    """
+    env = simpy.Environment()
+    everyone = [(party.topology, party.plan, party.slowdowns) for party in parties]
+    classes, notes = find_classes_together(everyone, unfold=unfold)
+    prepared = [
+        prepare(
+            party.job,
+            party.plan,
+            party.plan if is_drained(party.plan) else twice(party.plan),
+            party.topology,
+            own,
+            party.slowdowns,
+            env,
+            is_connected=False,
+        )
+        for party, own in zip(parties, classes, strict=True)
+    ]
+    connect([one.fabric for one in prepared])
+    done = env.event()
+    loops = [Loop(one, done) for one in prepared]
+    for loop in loops:
+        loop.others = loops
+        loop.begin()
+    try:
+        env.run(until=done)
+    except RuntimeError:  # simpy: nothing is left that could happen
+        for loop in loops:
+            loop.executor.end()
+        raise
+    return loops, notes
