@@ -18,7 +18,7 @@ from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.repeat import Jittered, run_jittered, run_once
 from zsim.engine.sent import sent_by_phase
 from zsim.engine.steady import is_drained, twice
-from zsim.engine.symmetry import find_classes
+from zsim.engine.symmetry import find_classes, node_ranks
 from zsim.engine.together import Party, run_together
 from zsim.errors import NotSimulatedError
 from zsim.fabric.classes import Classes, first_apart
@@ -114,7 +114,9 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
         else:
             outcome = _by_itself(job, topology, slowdowns, unfold, plan)
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
-    return replace(outcome, stats=stats)
+    beside = node_ranks(outcome.topology, outcome.classes)
+    trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": beside})
+    return replace(outcome, trace=trace, stats=stats)
 
 
 def _by_itself(

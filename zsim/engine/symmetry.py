@@ -90,3 +90,15 @@ def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
     of_rank = [capacities[topology.classes[n].first + topology.slots] for n in ("pcie_up", "pcie_down")]
     uplinks = [capacities[topology.classes[n].first + switches] for n in ("uplink_up", "uplink_down")]
     return [beside, *_socket_traits(topology), *of_rank, *uplinks]
+
+
+def node_ranks(topology: Topology, classes: Classes) -> dict[int, dict[int, int]]:
+    """Per simulated rank, which simulated ranks stand for how many ranks of its node."""
+    nodes = topology.node_of(topology.slots)
+    first = np.array(classes.representatives)
+    stands_for = first[classes.of_rank]
+    found = {}
+    for rank in classes.representatives:
+        beside, counts = np.unique(stands_for[nodes == nodes[rank]], return_counts=True)
+        found[rank] = dict(zip(beside.tolist(), counts.tolist(), strict=True))
+    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.report import figures
+from zsim.report import figures, offload_page
 from zsim.report.cost_words import HEADINGS, cost_rows
 from zsim.report.irregular_words import irregular_tables
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
@@ -18,6 +18,7 @@ from zsim.report.settings import sections
 from zsim.report.timeline import stream_timeline, views
 from zsim.report.traffic import CollectiveRow, SentRow
 from zsim.report.words import headline, missing_memory
+from zsim.trace.drives import drive_rates
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
 
@@ -71,6 +72,7 @@ def html_report(report: Report, trace: Trace) -> str:
         views=views(trace, report.rank),
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
+        offload=_offload(report, trace),
         breakdown_rows=[
             (BREAKDOWN[name], format_seconds(seconds), _percent(seconds / report.step_seconds))
             for name, seconds in report.breakdown.seconds.items()
@@ -144,6 +146,23 @@ def _communication(report: Report) -> Iterator[_Plot]:
     if report.traffic:
         caption = "What one GPU sends over each class of links in a step."
         yield _plot("links", caption, figures.link_traffic(report))
+
+
+def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
+    section = report.offload
+    if section is None:
+        return None
+    rates = drive_rates(trace, report.rank)
+    drives = None
+    if rates is not None:
+        caption = "All ranks of the node together; over each request its mean rate."
+        drives = _plot("drives", caption, offload_page.drive_timeline(rates, report))
+    return {
+        "stall": list(offload_page.stall_rows(report, section)),
+        "tiers": list(offload_page.tier_rows(section)),
+        "moved": list(offload_page.moved_rows(section)),
+        "drives": drives,
+    }
 
 
 def _collective_row(row: CollectiveRow) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from zsim.trace.chrome_events import Event, RankEvents, is_on_gpu
+from zsim.trace.drives import drive_rates
 from zsim.trace.spans import Trace
 
 _SCHEMA_VERSION = 1
@@ -56,6 +57,7 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
         *events.phases(),
         *events.spans(),
         *events.memory(),
+        *_drives(trace, events),
     ]
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     words = {key: value for key, value in trace.metadata.items() if isinstance(value, str)}
@@ -69,6 +71,23 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
         "baseTimeNanoseconds": 0,
         "traceEvents": [*_names(events), *timed],
     }
+
+
+def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:
+    """A counter of what the drives of the rank's node do, for all its ranks together."""
+    rates = drive_rates(trace, events.rank)
+    if rates is None:
+        return
+    changes = zip(rates.seconds.tolist(), rates.read.tolist(), rates.write.tolist(), strict=True)
+    for seconds, read, write in changes:
+        yield {
+            "ph": "C",
+            "name": "drives of the node (GB/s)",
+            "pid": events.host,
+            "tid": 0,
+            "ts": round(seconds * 1e9) / 1000,
+            "args": {"read": round(read / 1e9, 3), "write": round(write / 1e9, 3)},
+        }
 
 
 def _as_text(document: dict[str, Any]) -> str:

@@ -1,0 +1,64 @@
+"""What the drives of a node do over time: the requests of all its ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.trace.spans import Floats, Trace
+
+DIRECTIONS = ("read", "write")
+
+
+@dataclass(frozen=True, slots=True)
+class DriveRates:
+    """Bytes per second that a node's drives read and write from `seconds[i]` to `seconds[i + 1]`; 0 after the
+    last. Over a request its mean rate is taken."""
+
+    seconds: Floats
+    read: Floats
+    write: Floats
+
+
+def drive_rates(trace: Trace, rank: int) -> DriveRates | None:
+    """The rates on the node of `rank`; None where nothing is read or written.
+
+    `Trace.metadata["node_ranks"]` says per traced rank which traced ranks stand for how many of its node's;
+    without it all of a node's ranks are as `rank` is.
+    """
+    rates = {kind: _changes(trace, members_of(trace, rank), f"nvme_{kind}") for kind in DIRECTIONS}
+    times = np.unique(np.concatenate([changes[0] for changes in rates.values()]))
+    if not len(times):
+        return None
+    levels = []
+    for kind in DIRECTIONS:
+        at, by = rates[kind]
+        changes = np.zeros(len(times))
+        np.add.at(changes, np.searchsorted(times, at), by)
+        level = np.cumsum(changes)
+        levels.append(np.where(level > 1e-9 * max(float(level.max(initial=0.0)), 1.0), level, 0.0))
+    return DriveRates(times, *levels)
+
+
+def members_of(trace: Trace, rank: int) -> Mapping[int, int]:
+    """Traced ranks on the node of `rank`, and how many each stands for there."""
+    known = trace.metadata.get("node_ranks")
+    if known is not None and rank in known:
+        members: Mapping[int, int] = known[rank]
+        return members
+    return {rank: int(trace.metadata.get("gpus_per_node", 1))}
+
+
+def _changes(trace: Trace, members: Mapping[int, int], kind: str) -> tuple[Floats, Floats]:
+    """(when, by how much) the rate changes."""
+    is_kind = np.array([info.kind == kind for info in trace.infos], dtype=bool)
+    sizes = np.array([float(info.bytes) for info in trace.infos])
+    chosen = np.flatnonzero(is_kind[trace.info_indices] & np.isin(trace.ranks, list(members)))
+    starts, ends = trace.start_seconds[chosen], trace.end_seconds[chosen]
+    lasts = ends > starts
+    chosen, starts, ends = chosen[lasts], starts[lasts], ends[lasts]
+    counts = np.array([members[rank] for rank in trace.ranks[chosen].tolist()], dtype=np.float64)
+    rates = sizes[trace.info_indices[chosen]] / (ends - starts) * counts
+    return np.concatenate([starts, ends]), np.concatenate([rates, -rates])
