@@ -464,7 +464,8 @@ def test_what_cannot_be_checked_is_refused(
 
 def test_a_folder_without_cases_is_refused_and_other_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text("{}")
+    (tmp_path / "adam.csv").write_text("row_id,seconds\na,1\n")
     with pytest.raises(InputError, match="nothing in there can be checked"):
         invoke(tmp_path)
     table(tmp_path, RUN)
-    assert run_check([tmp_path], tmp_path).notes == ("1 file no case: odd.json",)
+    assert run_check([tmp_path], tmp_path).notes == ("2 files no case: adam.csv, odd.json",)

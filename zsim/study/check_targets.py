@@ -88,7 +88,7 @@ def _search(folder: Path, base: Path, found: Found) -> None:
         if path.parent in runs or path in beside:
             continue
         target = _target(path, base)
-        if target is not None:
+        if target is not None and not _is_another_table(target):
             found.targets.append(target)
         elif not _belongs_to_a_case(path):
             found.ignored.append(_name(path, base))
@@ -134,6 +134,12 @@ def _target(path: Path, base: Path) -> Target | None:
         beside = experiment_beside(path)
         return Target(name, path, "trace", experiment=beside) if _is_trace(path) else None
     return None
+
+
+def _is_another_table(target: Target) -> bool:
+    """In a folder a CSV file may be something else; one that is named is its reader's to refuse."""
+    head = _head(target.path).decode("utf-8", "replace").partition("\n")[0]
+    return target.kind == "published" and not ("n_layers" in head and "n_gpus" in head)
 
 
 def _table(path: Path, name: str) -> Target | None:
