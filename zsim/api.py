@@ -17,6 +17,7 @@ from zsim.engine.capacity import (
     startup_bytes,
     usable_bytes,
 )
+from zsim.engine.offload_range import offload_range
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
@@ -69,7 +70,11 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     job = resolve(experiment)
     outcome = simulate_job(job, unfold=unfold)
     wall_seconds = time.perf_counter() - began
-    return Result(job, outcome.plan, outcome.trace, report_of(outcome, wall_seconds))
+    report = report_of(outcome, wall_seconds)
+    if report.offload is not None:
+        section = replace(report.offload, range_seconds=offload_range(outcome))
+        report = replace(report, offload=section)
+    return Result(job, outcome.plan, outcome.trace, report)
 
 
 def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:

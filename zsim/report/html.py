@@ -162,6 +162,7 @@ def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
         "tiers": list(offload_page.tier_rows(section)),
         "moved": list(offload_page.moved_rows(section)),
         "drives": drives,
+        "range": offload_page.range_sentence(report, section),
     }
 
 

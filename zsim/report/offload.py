@@ -36,12 +36,14 @@ class TierRow:
 @dataclass(frozen=True, slots=True)
 class OffloadSection:
     """Everything the report says about offloading. `moved_bytes`: per kind of span, one rank's step;
-    `pinned_bytes`: most page-locked host memory of a node."""
+    `pinned_bytes`: most page-locked host memory of a node; `range_seconds`: the step with all inputs of
+    offloading at the fast and at the slow end of what their evidence allows (None: not simulated)."""
 
     stall_seconds: Mapping[str, float]
     moved_bytes: Mapping[str, int]
     tiers: tuple[TierRow, ...]
     pinned_bytes: int = 0
+    range_seconds: tuple[float, float] | None = None
 
 
 def offload_section(

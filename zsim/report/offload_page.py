@@ -29,6 +29,18 @@ def stall_rows(report: Report, section: OffloadSection) -> Iterator[tuple[str, s
         yield cause, format_seconds(seconds), f"{seconds / report.step_seconds * 100:.1f} %"
 
 
+def range_sentence(report: Report, section: OffloadSection) -> str:
+    """The error bar of the step, with the grade behind it."""
+    if section.range_seconds is None:
+        return ""
+    fast, slow = map(format_seconds, section.range_seconds)
+    grade = report.evidence.get("offload", "assumed")
+    return (
+        f"With PCIe, host memory, CPU and drives at the ends of what their evidence allows ({grade} at the "
+        f"weakest), the step takes {fast} to {slow}."
+    )
+
+
 def tier_rows(section: OffloadSection) -> Iterator[tuple[str, str, str]]:
     """(tier, bytes of one rank and step, part of the step in use)."""
     for row in section.tiers:

@@ -190,6 +190,9 @@ def _offload(report: Report, section: OffloadSection, is_plain: bool) -> Table:
             table.add_row(
                 f"stall: {cause}", format_seconds(seconds), _percent(share), _bar(share, "magenta", is_plain)
             )
+    if section.range_seconds is not None:
+        fast, slow = map(format_seconds, section.range_seconds)
+        table.add_row("step, as inputs may be", fast, slow)
     for row in section.tiers:
         moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
         used = row.utilisation_fraction
