@@ -98,20 +98,23 @@ def stable_classes(parties: Sequence[Party], *, by_links: bool = True) -> list[C
 
 
 def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
-    """Links with equal capacities and faults that carry equal bytes of every colour of groups."""
+    """Links with equal capacities and faults that carry equal bytes of every colour of groups: those on which
+    one random sum of all these is equal."""
     topology = colourings[0].party.topology
-    colours = _values(topology.capacities())
-    if topology.condition is not None:
-        colours = _both(colours, _values(topology.condition.delays))
     generator = np.random.default_rng(20012)
+    capacities = topology.capacities()
+    signature = capacities / capacities.max() * generator.uniform(1.0, 2.0)
+    if topology.condition is not None and topology.condition.delays.any():
+        delays = topology.condition.delays
+        signature += delays / delays.max() * generator.uniform(1.0, 2.0)
     for colouring in colourings:
         for kind in colouring.kinds.values():
-            weights = generator.uniform(1.0, 2.0, int(kind.colours.max()) + 1)[kind.colours]
             for shape in kind.shapes:
+                weights = generator.uniform(1.0, 2.0, int(kind.colours.max()) + 1)[kind.colours]
                 view = _Weighted(colouring.party.topology, kind.of_slot, weights)
-                usages = [SHAPES[shape](view, alike) for alike in kind.patterns]
-                colours = _both(colours, _values(np.sum(usages, axis=0)))
-    return colours
+                for alike in kind.patterns:
+                    signature += SHAPES[shape](view, alike)
+    return _values(signature)
 
 
 class _Kind:
@@ -153,7 +156,7 @@ class _Colouring:
         generator = np.random.default_rng(20013)
         hashes = generator.integers(-(2**62), 2**62, int(self.ranks.max()) + 1)
         for kind in self.kinds.values():
-            colours = _both(kind.colours, hashes[self.ranks[kind.members]].sum(axis=1))
+            colours = _both(kind.colours, _numbered(hashes[self.ranks[kind.members]].sum(axis=1)))
             if links is not None:
                 values = generator.uniform(1.0, 2.0, int(links.max()) + 1)[links]
                 for shape in kind.shapes:
@@ -175,7 +178,7 @@ class _Colouring:
             hashes = np.random.default_rng(20014).integers(-(2**62), 2**62, int(colours.max()) + 1)
             sums = np.zeros(int(places.max()) + 1, dtype=np.int64)
             np.add.at(sums, places, hashes[colours])
-            colours = _both(colours, sums[places])
+            colours = _both(colours, _numbered(sums)[places])
         self.ranks = colours
 
     def classes(self) -> Classes:
@@ -248,8 +251,7 @@ def _values(values: Floats) -> Ints:
 
 
 def _both(one: Ints, other: Ints) -> Ints:
-    """Numbers for pairs."""
-    other = _numbered(other)
+    """Numbers for pairs of numbers."""
     return _numbered(one * (int(other.max()) + 1) + other)
 
 

@@ -60,6 +60,10 @@ def live_cards(topology: Topology, members: Ints) -> npt.NDArray[np.bool_]:
 def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Ints) -> Ints:
     """Per domain and channel, the place in the domain at which the channel enters; see [Note: dead cards]."""
     alive = live_cards(topology, members[0])
+    if alive.all():
+        fewest = int(counts.min())
+        entries: Ints = np.arange(fewest) * counts[:, None] // fewest
+        return entries
     places: list[Ints] = []
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         living = np.flatnonzero(alive[start : start + count])
@@ -98,15 +102,12 @@ def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, npt.NDArr
     entries = channel_entries(topology, members, starts, counts)
     crosses = np.zeros(members.shape[1], dtype=bool)
     crosses[starts + counts - 1] = len(counts) > 1
+    firsts, sizes = np.repeat(starts, counts), np.repeat(counts, counts)
+    places = np.arange(members.shape[1]) - firsts
     orders = []
     for channel in range(entries.shape[1] if len(counts) > 1 else 1):
-        places = [
-            start + (np.arange(count) + entry) % count
-            for start, count, entry in zip(
-                starts.tolist(), counts.tolist(), entries[:, channel].tolist(), strict=True
-            )
-        ]
-        orders.append((members[:, np.concatenate(places)], crosses))
+        turned = firsts + (places + np.repeat(entries[:, channel], counts)) % sizes
+        orders.append((members[:, turned], crosses))
     return orders
 
 
