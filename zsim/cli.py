@@ -25,6 +25,7 @@ from zsim.commands.options import (
     write_json,
 )
 from zsim.commands.scaling import scaling
+from zsim.commands.sensitivity import sensitivity
 from zsim.commands.sweep import sweep
 from zsim.commands.topology import app as topology_app
 from zsim.errors import InputError, ZsimError
@@ -48,6 +49,7 @@ app.command(name="import", context_settings=EXTRA)(import_file)
 app.command()(export)
 app.command()(sweep)
 app.command()(scaling)
+app.command()(sensitivity)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,8 @@ import pytest
 from zsim import Experiment
 from zsim.api import simulate
 from zsim.errors import InputError
-from zsim.study.offload_needs import _least_factor, offload_need, offload_needs
+from zsim.study.offload_needs import offload_need, offload_needs
+from zsim.study.search import least_factor
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}
 
@@ -22,10 +23,10 @@ def experiment_of(zero: dict[str, Any], **keys: Any) -> Experiment:
     )  # fmt: skip
 
 
-def test_the_search_finds_the_least_factor() -> None:
+def test_the_search_finds_theleast_factor() -> None:
     """Of eighths: 19 of 8 is enough, 18 is not; of anything: 2.345 to 1 %."""
-    assert _least_factor(lambda factor: factor * 8 >= 19, 8) * 8 == 19
-    assert 2.345 <= _least_factor(lambda factor: factor >= 2.345, None) <= 2.345 * 1.011
+    assert least_factor(lambda factor: factor * 8 >= 19, 8) * 8 == 19
+    assert 2.345 <= least_factor(lambda factor: factor >= 2.345, None) <= 2.345 * 1.011
 
 
 def test_one_drive_less_than_needed_does_not_hide_the_drives() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.hardware import EVIDENCE_ORDER, Cluster, Gpu
+from zsim.specs.offload import default_offload_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 from zsim.specs.validation import validated
 
@@ -99,8 +100,10 @@ def _with_parents(
     for key, value in data.items():
         if key == "gpu" and isinstance(value, Mapping):
             value = _changed_gpu(value, parent.get("gpu"))
-        elif isinstance(value, dict) and isinstance(parent.get(key), dict):
-            value = _merged_table(file, key, value, parent[key], parent_path.stem)
+        elif isinstance(value, dict):
+            before = parent.get(key, default_offload_table() if key == "offload" else None)
+            if isinstance(before, dict):
+                value = _merged_table(file, key, value, before, parent_path.stem)
         if key != "extends":
             merged[key] = value
     return merged
@@ -125,7 +128,8 @@ def _merged_table(
             f"{file}: {table}: changes '{min(changed)}' of {parent_name} without saying where the number "
             "comes from; add 'source' and 'evidence' to the table"
         )
-    merged = _merged_keys(child, parent)
+    kept = {name: span for name, span in parent.get("spread", {}).items() if name not in child}
+    merged = _merged_keys(child, {**parent, "spread": kept} if "spread" in parent else parent)
     if "source" in parent and changed and set(parent) - set(child):
         merged["source"] = f"{child['source']}; the rest as in {parent_name}: {parent['source']}"
         grades = [grade for grade in (child["evidence"], parent["evidence"]) if grade in EVIDENCE_ORDER]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -32,19 +32,21 @@ class OffloadRates(Table):
     placement: Literal["local", "interleaved", "first"] = "local"
 
 
+def default_offload_table() -> dict[str, Any]:
+    """`[offload]` of clusters whose file has none, as a file would have it."""
+    return {
+        "source": (
+            "optimizer_fraction and copy_fraction: what the step times of Llama-3.1-8B under ZeRO-3 with "
+            "CPU-Adam on 8 H200 leave for the CPU (stas00/ml-engineering@744d01e1 "
+            "insights/when-to-upgrade-gpus), taken for other hosts; dma_fraction and pageable_bandwidth "
+            "assumed"
+        ),
+        "evidence": "assumed",
+        "optimizer_fraction": 0.35,
+        "copy_fraction": 0.35,
+        "pageable_bandwidth": "6 GB/s",
+    }
+
+
 def default_offload_rates() -> OffloadRates:
-    """For clusters whose file has no [offload]."""
-    return OffloadRates.model_validate(
-        {
-            "source": (
-                "optimizer_fraction and copy_fraction: what the step times of Llama-3.1-8B under ZeRO-3 with "
-                "CPU-Adam on 8 H200 leave for the CPU (stas00/ml-engineering@744d01e1 "
-                "insights/when-to-upgrade-gpus), taken for other hosts; dma_fraction and pageable_bandwidth "
-                "assumed"
-            ),
-            "evidence": "assumed",
-            "optimizer_fraction": 0.35,
-            "copy_fraction": 0.35,
-            "pageable_bandwidth": "6 GB/s",
-        }
-    )
+    return OffloadRates.model_validate(default_offload_table())

@@ -22,3 +22,7 @@ class Table(BaseModel):
         default_factory=dict,
         description="what the measurements behind the numbers cover, by what varies (bytes, flops, ranks)",
     )
+    spread: dict[str, tuple[float, float]] = Field(
+        default_factory=dict,
+        description="what a number without a unit may be, from lowest to highest; the source says whence",
+    )

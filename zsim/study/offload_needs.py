@@ -6,7 +6,7 @@ of what it would be with a thousand times as much.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.engine.simulate import simulate_job
@@ -16,6 +16,8 @@ from zsim.plan.ops import DriveIo, OffloadWork
 from zsim.specs.experiment import Experiment
 from zsim.specs.hardware import Cluster
 from zsim.specs.job import resolve
+from zsim.study.knobs import HARDWARE, Knob
+from zsim.study.search import least_factor
 from zsim.units import format_seconds
 
 _PLENTY = 1000.0
@@ -48,64 +50,21 @@ class Need:
         )
 
 
-def _drives(cluster: Cluster, factor: float) -> Cluster:
-    assert cluster.nvme is not None
-    drives = round(cluster.nvme.drives * factor)
-    return cluster.model_copy(update={"nvme": cluster.nvme.model_copy(update={"drives": drives})})
-
-
-def _drive_rates(cluster: Cluster, factor: float) -> Cluster:
-    nvme = cluster.nvme
-    assert nvme is not None
-    rates = {
-        "read_bandwidth": nvme.read_bandwidth * factor,
-        "write_bandwidth": nvme.write_bandwidth * factor,
-    }
-    return cluster.model_copy(update={"nvme": nvme.model_copy(update=rates)})
-
-
-def _pcie(cluster: Cluster, factor: float) -> Cluster:
-    pcie = cluster.pcie.model_copy(update={"bandwidth": cluster.pcie.bandwidth * factor})
-    return cluster.model_copy(update={"pcie": pcie})
-
-
-def _memory(cluster: Cluster, factor: float) -> Cluster:
-    """Host memory's bandwidth alone: the CPU's own rates, fractions of it, stay as they are."""
-    host = cluster.host.model_copy(update={"memory_bandwidth": cluster.host.memory_bandwidth * factor})
-    rates = {
-        name: getattr(cluster.offload, name) / factor for name in ("optimizer_fraction", "copy_fraction")
-    }
-    return cluster.model_copy(update={"host": host, "offload": cluster.offload.model_copy(update=rates)})
-
-
-def _cpu(cluster: Cluster, factor: float) -> Cluster:
-    rates = {
-        name: getattr(cluster.offload, name) * factor for name in ("optimizer_fraction", "copy_fraction")
-    }
-    return cluster.model_copy(update={"offload": cluster.offload.model_copy(update=rates)})
-
-
-@dataclass(frozen=True, slots=True)
-class _Resource:
-    scale: Callable[[Cluster, float], Cluster]
-    unit: str
-    amount: Callable[[Cluster], float]
-    is_whole: bool = False
-
-
-RESOURCES: dict[str, _Resource] = {
-    "drives": _Resource(_drives, "drives", lambda c: float(c.nvme.drives) if c.nvme else 0.0, True),
-    "drive bandwidth": _Resource(
-        _drive_rates, "GB/s read per drive", lambda c: c.nvme.read_bandwidth / 1e9 if c.nvme else 0.0
-    ),
-    "pcie": _Resource(_pcie, "GB/s per GPU", lambda c: c.pcie.bandwidth / 1e9),
-    "host memory": _Resource(_memory, "GB/s per node", lambda c: c.host.memory_bandwidth / 1e9),
-    "cpu": _Resource(
-        _cpu,
-        "GB/s of optimizer traffic per node",
-        lambda c: c.host.memory_bandwidth * c.offload.optimizer_fraction / 1e9,
-    ),
+RESOURCES: dict[str, Knob] = {
+    "drives": HARDWARE["drives"],
+    "drive bandwidth": HARDWARE["drive bandwidth"],
+    "pcie": HARDWARE["PCIe bandwidth"],
+    "host memory": HARDWARE["host memory bandwidth"],
+    "cpu": HARDWARE["CPU optimizer"],
 }
+
+
+def _available(knob: Knob, cluster: Cluster) -> tuple[float, str]:
+    """(how much the cluster has, the unit): CPUs by the optimizer traffic that they keep up."""
+    if knob is HARDWARE["CPU optimizer"]:
+        rate = cluster.host.memory_bandwidth * cluster.offload.optimizer_fraction / 1e9
+        return rate, "GB/s of optimizer traffic per node"
+    return knob.amount(cluster) or 0.0, knob.shown
 
 
 def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.01) -> Need:
@@ -120,21 +79,21 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
         )
     job = resolve(experiment)
     chosen = RESOURCES[resource]
-    available = chosen.amount(job.cluster)
+    available, unit = _available(chosen, job.cluster)
     if available == 0:
         raise InputError(f"cluster '{job.cluster.name}' has no drives to ask about")
     plan = make_plan(job)
 
     def seconds(factor: float) -> float:
-        varied = replace(job, cluster=chosen.scale(job.cluster, factor))
+        varied = replace(job, cluster=chosen.scaled(job.cluster, factor))
         return simulate_job(varied, plan=plan).trace.step_seconds
 
     now, best = seconds(1.0), seconds(_PLENTY)
     limit = best * (1 + tolerance)
     if now <= limit:
-        return Need(resource, chosen.unit, available, available, now, best)
-    factor = _least_factor(lambda value: seconds(value) <= limit, available if chosen.is_whole else None)
-    return Need(resource, chosen.unit, available, available * factor, now, seconds(factor))
+        return Need(resource, unit, available, available, now, best)
+    factor = least_factor(lambda value: seconds(value) <= limit, available if chosen.is_whole else None)
+    return Need(resource, unit, available, available * factor, now, seconds(factor))
 
 
 def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None) -> list[Need]:
@@ -151,20 +110,3 @@ def _used(experiment: Experiment) -> list[str]:
         raise InputError("nothing is offloaded; expected offload_param, offload_optimizer or cpu_offload")
     has_drives = any(isinstance(work, DriveIo) for work in works)
     return [name for name in RESOURCES if has_drives or not name.startswith("drive")]
-
-
-def _least_factor(is_enough: Callable[[float], bool], whole: float | None) -> float:
-    """The least factor that is enough: of 1/whole steps, or to 1 %."""
-    low, high = 1.0, 2.0
-    while not is_enough(high):
-        low, high = high, 2 * high
-    step = 1.0 / whole if whole else 0.0
-    while high - low > max(step * 1.5, 0.01 * high if not whole else 0.0):
-        middle = (low + high) / 2
-        if whole:
-            middle = round(middle * whole) / whole
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high

@@ -1,0 +1,84 @@
+"""`zsim sensitivity`: which numbers a step depends on, and what would have to be true for a target."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import (
+    Cluster,
+    ExperimentFile,
+    Gpus,
+    Model,
+    Nodes,
+    Set,
+    experiment_from,
+    write_files,
+)
+
+
+def sensitivity(
+    experiment: ExperimentFile = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+    spread: Annotated[float, typer.Option(help="How far a number is turned, each way.")] = 0.2,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="What would have to be true: step_seconds=, mfu=, tokens_per_second_per_gpu=, or fits.",
+        ),
+    ] = None,
+    resource: Annotated[
+        list[str] | None, typer.Option(help="For --target: only these, e.g. 'network bandwidth'.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where sensitivity.html, .json and the points go.")
+    ] = Path("sensitivity"),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
+    ] = None,
+) -> None:
+    """Turn every number of the hardware and the framework: what the step depends on.
+
+    With --target also the least of each resource that reaches it, by simulation.
+    """
+    from zsim.specs.job import resolve
+    from zsim.study.sensitivity import run_sensitivity
+    from zsim.study.sensitivity_page import (
+        print_requirements,
+        print_sensitivity,
+        sensitivity_dict,
+        sensitivity_page,
+    )
+    from zsim.study.targets import memory_to_fit, parse_target, requirements
+
+    asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
+    if target == "fits":
+        print(memory_to_fit(asked))
+        return
+    if target is not None:
+        parse_target(target, resolve(asked))  # a mistake is told before anything is simulated
+    workers = jobs or os.cpu_count() or 1
+    found = run_sensitivity(asked, out / "points", spread=spread, jobs=workers)
+    print_sensitivity(found)
+    needs = []
+    if target is not None and not found.is_stopped:
+        needs = requirements(asked, target, resource, jobs=workers)
+        print()
+        print_requirements(needs, target)
+    content = json.dumps(sensitivity_dict(found, needs, target or ""), indent=1) + "\n"
+    pages = {"sensitivity.html": sensitivity_page(found, needs, target or ""), "sensitivity.json": content}
+    print()
+    for path in write_files(pages, out):
+        print(f"{path.suffix[1:]:<8}{path}")
+    if found.is_stopped:
+        print("stopped: the same command goes on")
+        raise typer.Exit(130)

@@ -1,0 +1,183 @@
+"""A sensitivity study for people: a table, one HTML page with the tornado."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from zsim.report.figures import layout
+from zsim.report.meanings import BREAKDOWN
+from zsim.report.page import Section, page
+from zsim.study.sensitivity import Bar, Sensitivity
+from zsim.study.targets import Requirement
+from zsim.units import format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_MOST_BARS = 18
+_WORTH_SAYING = 0.0005  # of the step
+_LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
+
+
+def print_sensitivity(found: Sensitivity) -> None:
+    """The table on a terminal."""
+    print(f"{found.title} | {format_seconds(found.step_seconds)} per step")
+    print(f"{'':<34} {'value':>12} {'':<20} {'turned':>11} {'step':>16}")
+    for bar in found.bars:
+        if bar.error is not None:
+            print(f"{bar.turn.name:<34} {bar.error}")
+        elif bar.swing(found.step_seconds) >= _WORTH_SAYING:
+            print(
+                f"{bar.turn.name:<34} {_value(bar):>12} {bar.turn.unit:<20} {_turned(bar):>11} "
+                f"{_changes(bar, found.step_seconds):>16}"
+            )
+    rest = [bar.turn.name for bar in found.bars if _is_idle(bar, found.step_seconds)]
+    if rest:
+        print(f"without effect: {', '.join(rest)}")
+
+
+def _is_idle(bar: Bar, step_seconds: float) -> bool:
+    return bar.error is None and bar.swing(step_seconds) < _WORTH_SAYING
+
+
+def _keys(bar: Bar) -> str:
+    """The first of the keys that were set."""
+    first, *others = bar.turn.overrides[0]
+    return first + (f" and {len(others)} more" if others else "")
+
+
+def _value(bar: Bar) -> str:
+    value = bar.turn.value
+    return "" if value is None else f"{value:,.6g}"
+
+
+def _turned(bar: Bar) -> str:
+    low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.turn.low, bar.turn.high))
+    return f"{low}/{high} %" + ("*" if bar.turn.is_known else "")
+
+
+def _changes(bar: Bar, step_seconds: float) -> str:
+    parts = [
+        "-" if seconds is None else f"{(seconds / step_seconds - 1) * 100:+.1f}"
+        for seconds in (bar.low_seconds, bar.high_seconds)
+    ]
+    return f"{parts[0]}/{parts[1]} %"
+
+
+def sensitivity_page(found: Sensitivity, needs: Sequence[Requirement] = (), target: str = "") -> str:
+    """The page as text; `needs` are what would have to be true for `target`."""
+    caption = (
+        f"The step's time with each number turned down and up, the others as they are; by {found.spread:.0%} "
+        "where the number's own spread is not known."
+    )
+    head = ["number", "kind", "value", "turned by (* its stated spread)", "step", "key"]
+    rows = [
+        [
+            bar.turn.name,
+            bar.turn.kind,
+            f"{_value(bar)} {bar.turn.unit}",
+            _turned(bar),
+            bar.error or _changes(bar, found.step_seconds),
+            _keys(bar),
+        ]
+        for bar in found.bars
+    ]
+    sections = [Section("What the step depends on", [("tornado", caption, tornado(found))], head, rows)]
+    if needs:
+        names = ["resource", "has", "needs", "step with plenty of it"]
+        table = [
+            [
+                f"{need.name}, {need.unit}".rstrip(", "),
+                f"{need.available:,.4g}",
+                "not by itself" if need.needed is None else f"{need.needed:,.4g}",
+                format_seconds(need.best_seconds),
+            ]
+            for need in needs
+        ]
+        sections.append(Section(f"What would have to be true for {target}", [], names, table))
+    summary = f"{format_seconds(found.step_seconds)} per step; most depends on {_most(found)}."
+    return page(found.title, "sensitivity", sections, summary)
+
+
+def _most(found: Sensitivity) -> str:
+    names = [bar.turn.name for bar in found.bars if not _is_idle(bar, found.step_seconds)]
+    return ", ".join(names[:3]) or "none of the numbers"
+
+
+def tornado(found: Sensitivity) -> Figure:
+    """Bars from the step as it is to the step with each number turned, the largest on top."""
+    import plotly.graph_objects as go
+
+    bars = [bar for bar in found.bars if not _is_idle(bar, found.step_seconds)][:_MOST_BARS]
+    figure = go.Figure(layout=layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
+    for name, color, is_low in (("turned down", _LESS, True), ("turned up", _MORE, False)):
+        ends = [bar.low_seconds if is_low else bar.high_seconds for bar in bars]
+        figure.add_bar(
+            name=name,
+            orientation="h",
+            y=[bar.turn.name for bar in bars],
+            x=[None if end is None else (end / found.step_seconds - 1) * 100 for end in ends],
+            marker_color=color,
+            hovertext=[_hover(bar, end, is_low=is_low) for bar, end in zip(bars, ends, strict=True)],
+            hoverinfo="text",
+        )
+    axis: dict[str, Any] = {"title_text": "% of the step's time", "zeroline": True, "zerolinewidth": 2}
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    return figure
+
+
+def _hover(bar: Bar, seconds: float | None, *, is_low: bool) -> str:
+    factor = bar.turn.low if is_low else bar.turn.high
+    said = "no experiment" if seconds is None else format_seconds(seconds)
+    return f"{bar.turn.name} times {factor:.2f}: {said} per step"
+
+
+def print_requirements(needs: Sequence[Requirement], target: str) -> None:
+    """What reaches the target, then what does not."""
+    print(f"for {target}:")
+    for need in needs:
+        if need.needed is not None:
+            print(f"  {need.sentence()}")
+    others = [f"{need.name} ({format_seconds(need.best_seconds)})" for need in needs if need.needed is None]
+    if others:
+        print(f"  not by themselves, however much (the step then): {', '.join(others)}")
+
+
+def sensitivity_dict(
+    found: Sensitivity, needs: Sequence[Requirement] = (), target: str = ""
+) -> dict[str, Any]:
+    """The study as plain data."""
+    return {
+        "title": found.title,
+        "step_seconds": found.step_seconds,
+        "numbers": [
+            {
+                "name": bar.turn.name,
+                "kind": bar.turn.kind,
+                "value": bar.turn.value,
+                "unit": bar.turn.unit or None,
+                "low_factor": bar.turn.low,
+                "high_factor": bar.turn.high,
+                "is_stated_spread": bar.turn.is_known,
+                "low_step_seconds": bar.low_seconds,
+                "high_step_seconds": bar.high_seconds,
+                "error": bar.error,
+                "low_settings": dict(bar.turn.overrides[0]),
+                "high_settings": dict(bar.turn.overrides[1]),
+            }
+            for bar in found.bars
+        ],
+        "target": target or None,
+        "requirements": [
+            {
+                "name": need.name,
+                "unit": need.unit or None,
+                "available": need.available,
+                "needed": need.needed,
+                "step_seconds_with_plenty": need.best_seconds,
+            }
+            for need in needs
+        ],
+    }

@@ -1,0 +1,146 @@
+"""What would have to be true: the least of each resource, alone, that brings a step to a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from zsim.api import step_work
+from zsim.engine.capacity import peak_bytes, usable_bytes
+from zsim.engine.simulate import simulate_job
+from zsim.errors import InputError, did_you_mean
+from zsim.plan.make import make_plan
+from zsim.specs.experiment import Experiment
+from zsim.specs.job import Job, resolve
+from zsim.study.knobs import HARDWARE, Knob
+from zsim.study.search import least_factor
+from zsim.units import format_bytes, format_seconds
+
+PLENTY = 1000.0
+# What people can buy or speed up; efficiencies follow from the rest.
+_ASKED = (
+    "peak arithmetic", "HBM bandwidth", "NVLink bandwidth", "network bandwidth", "PCIe bandwidth",
+    "collectives' latency", "host's launches", "frameworks' host code", "host memory bandwidth",
+    "CPU optimizer", "drives", "drive bandwidth",
+)  # fmt: skip
+TARGETS = ("step_seconds", "mfu", "tokens_per_second_per_gpu", "fits")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A step of at most `step_seconds`; `text` is what was asked for."""
+
+    text: str
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """`needed` of a resource alone reaches the target: None where not even a thousand times as much (or a
+    thousandth) does, and the step then takes `best_seconds`."""
+
+    name: str
+    unit: str
+    available: float
+    needed: float | None
+    best_seconds: float
+
+    def sentence(self) -> str:
+        if self.needed is None:
+            best = format_seconds(self.best_seconds)
+            return f"{self.name}: not by itself; with any amount a step takes {best}"
+        if self.needed == self.available:
+            return f"{self.name}: {self.available:.4g} {self.unit}".rstrip() + " are enough"
+        verb = "at least" if self.needed > self.available else "at most"
+        times = self.needed / self.available
+        return (
+            f"{self.name}: {verb} {self.needed:.4g} {self.unit}".rstrip()
+            + f" instead of {self.available:.4g} ({times:.2f} times)"
+        )
+
+
+def parse_target(text: str, job: Job) -> Target:
+    """`step_seconds=2.5`, `mfu=0.5`, `tokens_per_second_per_gpu=4000` as the step that it means."""
+    name, equals, value = text.partition("=")
+    name = name.strip().removesuffix("_fraction")
+    if name not in TARGETS:
+        raise InputError(
+            f"--target {text}: expected one of {', '.join(f'{t}=...' for t in TARGETS[:-1])} or fits"
+            f"{did_you_mean(name, TARGETS)}"
+        )
+    try:
+        number = float(value) if equals else float("nan")
+    except ValueError:
+        number = float("nan")
+    if not 0 < number < float("inf"):
+        raise InputError(f"--target {text}: found {value!r}, expected a number above 0")
+    work = step_work(job)
+    if name == "step_seconds":
+        return Target(text, number)
+    if name == "tokens_per_second_per_gpu":
+        return Target(text, work.tokens / number)
+    if work.peak_flops_per_second is None or number >= 1:
+        raise InputError(f"--target {text}: expected a fraction of the GPU's peak below 1")
+    return Target(text, work.model_flops / (number * work.peak_flops_per_second))
+
+
+def requirements(
+    experiment: Experiment, target: str, names: Sequence[str] | None = None, *, jobs: int = 1
+) -> list[Requirement]:
+    """For each resource alone, the least (or, of latencies, the most) that reaches the target, to 1 %.
+
+    Efficiency stays what it is: an MFU is of the GPU as it is, not of a faster one. Raises InputError for
+    unknown targets and resources.
+    """
+    job = resolve(experiment)
+    wanted = parse_target(target, job)
+    for name in names or ():
+        if name not in HARDWARE:
+            raise InputError(
+                f"--resource {name}: expected one of {', '.join(HARDWARE)}{did_you_mean(name, HARDWARE)}"
+            )
+    chosen = [HARDWARE[name] for name in names or _ASKED]
+    chosen = [knob for knob in chosen if knob.amount(job.cluster)]
+    if jobs == 1:
+        return [requirement(job, knob, wanted) for knob in chosen]
+    import joblib
+
+    return list(joblib.Parallel(jobs)(joblib.delayed(requirement)(job, knob, wanted) for knob in chosen))
+
+
+def requirement(job: Job, knob: Knob, target: Target) -> Requirement:
+    """What of one resource reaches the target."""
+    available = knob.amount(job.cluster) or 0.0
+    known: dict[float, float] = {}
+
+    def seconds(factor: float) -> float:
+        if factor not in known:
+            times = 1 / factor if knob.is_wanted_less else factor
+            varied = replace(job, cluster=knob.scaled(job.cluster, times))
+            known[factor] = simulate_job(varied).trace.step_seconds
+        return known[factor]
+
+    def made(needed: float | None) -> Requirement:
+        return Requirement(knob.name, knob.shown, available, needed, seconds(PLENTY))
+
+    is_enough: Callable[[float], bool] = lambda factor: seconds(factor) <= target.step_seconds  # noqa: E731
+    if is_enough(1.0):
+        return made(available)
+    if not is_enough(PLENTY):
+        return made(None)
+    factor = least_factor(is_enough, available if knob.is_whole else None)
+    return made(available / factor if knob.is_wanted_less else available * factor)
+
+
+def memory_to_fit(experiment: Experiment) -> str:
+    """How much memory a GPU would need for the job, in a sentence: from the plan, without simulation."""
+    job = resolve(experiment)
+    peak, usable = peak_bytes(job, make_plan(job)), usable_bytes(job.cluster)
+    capacity = job.cluster.gpu.memory.capacity
+    if peak <= usable:
+        return f"GPU memory: {format_bytes(capacity)} are enough; {format_bytes(peak)} are used"
+    needed = capacity * peak / usable
+    return (
+        f"GPU memory: at least {format_bytes(needed)} instead of {format_bytes(capacity)} "
+        f"({needed / capacity:.2f} times), margin of the allocator included"
+    )
