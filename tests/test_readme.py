@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import zsim
 from zsim.study.published_bars import table_lines
+from zsim.trace.chrome import write_chrome_traces
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -76,8 +78,10 @@ def test_the_commands_shown_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "ds_config.json").write_text(
         '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}'
     )
+    small = zsim.Experiment(model="gpt2", cluster="dgx-h100", nodes=2, strategy={"kind": "fsdp2"})
+    write_chrome_traces(zsim.simulate(small).trace, tmp_path / "my-traces")
     lines = [line for line in blocks("console")[1].splitlines() if line.startswith("$ zsim")]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         arguments = line.split("#")[0].split()[2:]
         done = subprocess.run(

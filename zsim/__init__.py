@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from zsim.fluid.flows import simulate_flows
     from zsim.report.compare import Comparison, compare
     from zsim.specs.experiment import Experiment, load_experiment
+    from zsim.study.replay import Replay, replay
     from zsim.trace.read import read_trace
 
 _HOMES = {
@@ -37,6 +38,8 @@ _HOMES = {
     "simulate_flows": "zsim.fluid.flows",
     "Experiment": "zsim.specs.experiment",
     "load_experiment": "zsim.specs.experiment",
+    "Replay": "zsim.study.replay",
+    "replay": "zsim.study.replay",
     "read_trace": "zsim.trace.read",
 }
 __all__ = [
@@ -44,6 +47,7 @@ __all__ = [
     "Experiment",
     "InputError",
     "NotSimulatedError",
+    "Replay",
     "Result",
     "StuckError",
     "ZsimError",
@@ -53,6 +57,7 @@ __all__ = [
     "make_plan",
     "max_min_fair_rates",
     "read_trace",
+    "replay",
     "simulate",
     "simulate_flows",
 ]

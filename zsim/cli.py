@@ -24,6 +24,7 @@ from zsim.commands.options import (
     experiment_from,
     write_json,
 )
+from zsim.commands.replay import replay
 from zsim.commands.scaling import scaling
 from zsim.commands.sensitivity import sensitivity
 from zsim.commands.sweep import sweep
@@ -47,6 +48,7 @@ app.command()(compare)
 app.command()(check)
 app.command(name="import", context_settings=EXTRA)(import_file)
 app.command()(export)
+app.command()(replay)
 app.command()(sweep)
 app.command()(scaling)
 app.command()(sensitivity)

@@ -33,6 +33,11 @@ def topology_preset_path(name: str) -> Path:
     return _locate(topologies_folder(), ".toml", name, "cluster", "a path to a topology TOML")
 
 
+def gpu_preset_names() -> tuple[str, ...]:
+    """The GPUs that ship with zsim."""
+    return _stems(topologies_folder() / "gpus", ".toml")
+
+
 def gpu_preset_path(name: str) -> Path:
     """The TOML file of a GPU. Raises InputError for an unknown name."""
     return _locate(topologies_folder() / "gpus", ".toml", name, "GPU", None)

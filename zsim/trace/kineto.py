@@ -69,7 +69,7 @@ class HostEvent:
 @dataclass
 class KinetoFile:
     """What is kept of a file. `launches` maps a correlation id to (start, end, thread); `ops` are the CPU ops
-    of each thread as flat arrays (start, end, name's number)."""
+    of each thread as flat arrays (start, end, name's number), `waits` when it made a stream wait."""
 
     path: Path
     head: Event
@@ -77,6 +77,7 @@ class KinetoFile:
     device_events: list[DeviceEvent] = field(default_factory=list)
     launches: dict[int, tuple[int, int, Thread]] = field(default_factory=dict)
     blocks: list[tuple[int, int, Thread]] = field(default_factory=list)
+    waits: dict[Thread, list[int]] = field(default_factory=dict)
     comms: list[HostEvent] = field(default_factory=list)
     backend_ranges: list[HostEvent] = field(default_factory=list)
     steps: list[tuple[int, int, int]] = field(default_factory=list)
@@ -128,6 +129,8 @@ def load(path: Path, stream: JsonStream) -> KinetoFile:
         keys = ", ".join(list(stream.head)[:8])
         raise InputError(f"{path}: has no 'traceEvents' (it has {keys or 'nothing'}); {EXPECTED}")
     file.base = as_int(stream.head.get("baseTimeNanoseconds"))
+    for waits in file.waits.values():
+        waits.sort()
     return file
 
 
@@ -165,8 +168,11 @@ def _take_device_event(file: KinetoFile, event: Event, start: int, end: int) -> 
 
 
 def _take_runtime(file: KinetoFile, event: Event, start: int, end: int) -> None:
-    if is_synchronize(str(event.get("name", ""))):
+    name = str(event.get("name", ""))
+    if is_synchronize(name):
         file.blocks.append((start, end, _thread(event)))
+    elif name.endswith("StreamWaitEvent"):
+        file.waits.setdefault(_thread(event), []).append(start)
     correlation = as_int(_args(event).get("correlation"), -1)
     if correlation >= 0:
         file.launches[correlation] = (start, end, _thread(event))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from typing import Any
 
@@ -35,22 +36,37 @@ def add_device_spans(recording: Recording, file: KinetoFile) -> None:
     rows = [(launches.get(event.correlation, nowhere), event) for event in file.device_events]
     rows.sort(key=lambda row: (row[1].start if row[0] is nowhere else row[0][0], row[1].start))
     spans: list[tuple[DeviceEvent, int, SpanInfo, int]] = []
+    follows_wait = _follows_wait(file, [launch for launch, _ in rows])
     for launch, event in rows:
         began, ended, thread = launch
         phase, module = context.at(thread, began) if launch is not nowhere else ("", "")
         info, sequence = _info(file, event, launch, phase, module, collectives)
         issue = min(ended, event.start) if launch is not nowhere else UNKNOWN
+        if event.kind == "memcpy" and ended >= event.end:  # to or from pageable memory: the host waits
+            recording.host_blocks.append((began, ended, None))
         spans.append((event, issue, info, sequence))
     names = _stream_names(file, spans)
-    for event, issue, info, sequence in spans:
+    for (event, issue, info, sequence), waits in zip(spans, follows_wait, strict=True):
         named = _on_stream(info, names[event.device, event.stream])
-        recording.add(named, event.start, event.end, issue, sequence)
+        recording.add(named, event.start, event.end, issue, sequence, waits)
     if collectives.num_unsized:
         recording.notes.append(f"{collectives.num_unsized} collectives whose size is not recorded")
     if collectives.num_assumed:
         recording.notes.append(
             f"{collectives.num_assumed} collectives whose group is not recorded: taken to be all ranks"
         )
+
+
+def _follows_wait(file: KinetoFile, launches: list[tuple[int, int, Thread]]) -> list[bool]:
+    """Of each launch, whether its thread made a stream wait since its launch before."""
+    before: dict[Thread, int] = {}
+    found = []
+    for began, _, thread in launches:
+        waits = file.waits.get(thread, [])
+        last = before.get(thread, 0)
+        found.append(bisect_left(waits, began) > bisect_left(waits, last))
+        before[thread] = began
+    return found
 
 
 def _info(

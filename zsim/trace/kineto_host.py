@@ -33,7 +33,7 @@ def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
         info = _info(ranges[number].name, kind, call, world, phase, module)
         recording.add(info, ranges[number].start, ranges[number].end, call.start)
         if call.end >= ranges[number].end:
-            recording.host_blocks.append((call.start, call.end))
+            recording.host_blocks.append((call.start, call.end, info))
     for number, event in enumerate(ranges):
         if number not in taken:
             info = _info(event.name, collective_kind(event.name), event, world, "", "")

@@ -40,6 +40,7 @@ def fill(recording: Recording, file: KinetoFile) -> Recording:
         add_device_spans(recording, file)
     else:
         add_cpu_spans(recording, file)
+        recording.metadata["computes_on"] = "cpu"
     if any(event.name.startswith("gloo:") for event in file.backend_ranges):
         add_backend_spans(recording, file)
     if not len(recording):
@@ -48,9 +49,9 @@ def fill(recording: Recording, file: KinetoFile) -> Recording:
             "events; expected a profile with ProfilerActivity.CUDA, or of a CPU run"
         )
     recording.sort()
+    recording.host_blocks += [(start, end, None) for start, end, _ in file.blocks]
+    recording.host_blocks.sort(key=lambda block: block[:2])
     recording.steps = _steps(file, recording)
-    recording.host_blocks += [(start, end) for start, end, _ in file.blocks]
-    recording.host_blocks.sort()
     _add_memory(recording, file)
     _shift(recording, file.base)
     return recording
@@ -81,6 +82,9 @@ def _metadata(file: KinetoFile, distributed: dict[str, Any]) -> dict[str, Any]:
 def _steps(file: KinetoFile, recording: Recording) -> list[tuple[int, int, int]]:
     """The host's steps: `ProfilerStep#N`; without a schedule there are none, and a step then ends with
     `Optimizer.step#...`, the last before the next backward."""
+    if file.is_from_zsim:  # zsim writes the whole step, the host may have been done with it earlier
+        done = max([0, *recording.issue, *(end for _, end, _ in recording.host_blocks)])
+        return [(number, start, max(min(end, done), start)) for number, start, end in file.steps]
     if file.steps:
         return sorted(set(file.steps), key=lambda step: step[1])
     ends = [end for _, _, end in sorted(file.optimizer_steps, key=lambda step: step[2])]
@@ -127,5 +131,5 @@ def _shift(recording: Recording, base: int) -> None:
         for row, value in enumerate(column):
             column[row] = value + base if value >= 0 else value
     recording.steps = [(number, start + base, end + base) for number, start, end in recording.steps]
-    recording.host_blocks = [(start + base, end + base) for start, end in recording.host_blocks]
+    recording.host_blocks = [(start + base, end + base, info) for start, end, info in recording.host_blocks]
     recording.memory = [(time + base, *rest) for time, *rest in recording.memory]  # type: ignore[misc]

@@ -97,8 +97,11 @@ def _add_host(
             continue
         start, end, name = row["start"], row["end"], str(strings.get(_get(row, "nameId", 0), ""))
         file.launches[row["correlationId"]] = start, end, (None, thread)
-        if is_synchronize(name.partition("_v")[0]):
+        call = name.partition("_v")[0]
+        if is_synchronize(call):
             file.blocks.append((start, end, (None, thread)))
+        elif call.endswith("StreamWaitEvent"):
+            file.waits.setdefault((None, thread), []).append(start)
     for row in _rows(database, columns, "NVTX_EVENTS"):
         file = _file_of(files, row["globalTid"])
         name = _get(row, "text", None) or strings.get(_get(row, "textId", None) or -1, "")

@@ -40,8 +40,9 @@ def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
     table = _Table()
     for place, recording in enumerate(ordered):
         table.add(recording, steps[place], set(numbers), shifts[place], transfers[place])
-    spans = [_span_of_step(bounds, shifts, number) for number in numbers]
+    spans = [_span_of_step(ordered, bounds, shifts, number) for number in numbers]
     typical = sorted(step.seconds for step in spans)[(len(spans) - 1) // 2]
+    blocks = _host_blocks(ordered, shifts, table)  # before `infos`, to which it may add
     metadata = _metadata(ordered, world_size, offsets, table)
     metadata["transfers_bounded"] = num_bounds
     return Trace(
@@ -50,7 +51,7 @@ def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
         world_size=world_size,
         step_seconds=typical,
         memory=_memory(ordered, shifts),
-        host_blocks=_host_blocks(ordered, shifts, table),
+        host_blocks=blocks,
         metadata=metadata,
         steps=tuple(spans),
         **table.arrays(),
@@ -139,13 +140,20 @@ def _bounds(recording: Recording, steps: Sequence[int]) -> _Bounds:
     return bounds
 
 
-def _span_of_step(bounds: Sequence[_Bounds], shifts: Sequence[int], number: int) -> Step:
+def _span_of_step(
+    recordings: Sequence[Recording], bounds: Sequence[_Bounds], shifts: Sequence[int], number: int
+) -> Step:
     rows = [of_rank[number] for of_rank in bounds]
+    host = [next(step[1:] for step in recording.steps if step[0] == number) for recording in recordings]
     return Step(
         number,
         min(start + shift for (start, _), shift in zip(rows, shifts, strict=True)) / 1e9,
         max(end + shift for (_, end), shift in zip(rows, shifts, strict=True)) / 1e9,
         max(end - start for start, end in rows) / 1e9,
+        {
+            recording.rank: ((a + shift) / 1e9, (b + shift) / 1e9, (c + shift) / 1e9, (d + shift) / 1e9)
+            for recording, (a, b), (c, d), shift in zip(recordings, rows, host, shifts, strict=True)
+        },
     )
 
 
@@ -160,7 +168,7 @@ class _Table:
             name: []
             for name in (
                 "ranks", "info_indices", "issue_seconds", "start_seconds", "end_seconds", "step_numbers",
-                "transfer_seconds",
+                "transfer_seconds", "follows_wait",
             )
         }  # fmt: skip
 
@@ -187,6 +195,7 @@ class _Table:
             columns["start_seconds"].append((recording.start[span] + shift) / 1e9)
             columns["end_seconds"].append((recording.end[span] + shift) / 1e9)
             columns["step_numbers"].append(steps[span])
+            columns["follows_wait"].append(bool(recording.follows_wait[span]))
             transfer = transfers.get(span) if info.kind in COLLECTIVES else None
             columns["transfer_seconds"].append(np.nan if transfer is None else transfer / 1e9)
 
@@ -197,9 +206,11 @@ class _Table:
         return found
 
     def arrays(self) -> dict[str, Any]:
-        whole = ("ranks", "info_indices", "step_numbers")
+        types = dict.fromkeys(("ranks", "info_indices", "step_numbers"), np.int64) | {
+            "follows_wait": np.bool_
+        }
         return {
-            name: np.array(values, dtype=np.int64 if name in whole else np.float64)
+            name: np.array(values, dtype=types.get(name, np.float64))
             for name, values in self._columns.items()
         }
 
@@ -220,6 +231,10 @@ def _metadata(
             "transfer; the shortest of equal ones is taken"
         )
     metadata = {**first.metadata, "backend": first.backend, "groups": groups, "notes": tuple(notes)}
+    metadata["group_members"] = {
+        name: tuple(dict.fromkeys(r.groups[name] for r in recordings if r.groups.get(name)))
+        for name in groups
+    }
     metadata["files"] = tuple(str(recording.path) for recording in recordings)
     metadata["ranks"] = tuple(recording.rank for recording in recordings)
     metadata["clock_offsets_seconds"] = tuple(offset / 1e9 for offset in offsets)
@@ -256,9 +271,11 @@ def _host_blocks(
     for recording, shift in zip(recordings, shifts, strict=True):
         by_end = sorted(range(len(recording)), key=lambda span: recording.end[span])
         ends = [recording.end[span] for span in by_end]
-        for start, end in recording.host_blocks:
+        for start, end, info in recording.host_blocks:
             place = bisect_right(ends, end) - 1
-            if place >= 0:
-                info = table.index(recording.info(by_end[place]))
-                blocks.append((recording.rank, (start + shift) / 1e9, (end + shift) / 1e9, info))
+            if info is None and place >= 0:
+                info = recording.info(by_end[place])
+            if info is not None:
+                times = (start + shift) / 1e9, (end + shift) / 1e9
+                blocks.append((recording.rank, *times, table.index(info)))
     return tuple(blocks)

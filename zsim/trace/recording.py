@@ -18,11 +18,12 @@ class Recording:
     """One rank's spans, in the order in which the host issued them where that is known.
 
     `issue`, `start` and `end` are nanoseconds (`issue` UNKNOWN where it is not recorded); `sequence` is the
-    number that the backend gave a collective in its group (UNKNOWN without). `steps` are the host's
-    (number, start, end). `groups` maps a group's name to its ranks, as far as they are known. `memory` rows
-    are (time, device, category, change of bytes, name), `host_blocks` (start, end). `is_timed`: whether the
-    ends of spans were recorded; a Flight Recorder without timing only knows when collectives were issued.
-    `clock_zero` is the epoch's time at the clock's zero, where the clock is a machine's monotonic one.
+    number that the backend gave a collective in its group (UNKNOWN without), `follows_wait` as in `Trace`.
+    `steps` are the host's (number, start, end). `groups` maps a group's name to its ranks, as far as they are
+    known. `memory` rows are (time, device, category, change of bytes, name), `host_blocks` (start, end, what
+    the host waited for, where that is known). `is_timed`: whether the ends of spans were recorded; a Flight
+    Recorder without timing only knows when collectives were issued. `clock_zero` is the epoch's time at the
+    clock's zero, where the clock is a machine's monotonic one.
     """
 
     path: Path
@@ -35,10 +36,11 @@ class Recording:
     start: array[int] = field(default_factory=lambda: array("q"))
     end: array[int] = field(default_factory=lambda: array("q"))
     sequence: array[int] = field(default_factory=lambda: array("q"))
+    follows_wait: array[int] = field(default_factory=lambda: array("q"))
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     memory: list[tuple[int, str, str, int, str]] = field(default_factory=list)
-    host_blocks: list[tuple[int, int]] = field(default_factory=list)
+    host_blocks: list[tuple[int, int, SpanInfo | None]] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_timed: bool = True
@@ -49,7 +51,13 @@ class Recording:
         return len(self.start)
 
     def add(
-        self, info: SpanInfo, start: int, end: int, issue: int = UNKNOWN, sequence: int = UNKNOWN
+        self,
+        info: SpanInfo,
+        start: int,
+        end: int,
+        issue: int = UNKNOWN,
+        sequence: int = UNKNOWN,
+        follows_wait: bool = False,
     ) -> None:
         index = self._index_of.get(info)
         if index is None:
@@ -60,6 +68,7 @@ class Recording:
         self.start.append(start)
         self.end.append(max(end, start))
         self.sequence.append(sequence)
+        self.follows_wait.append(follows_wait)
 
     def info(self, span: int) -> SpanInfo:
         return self.infos[self.info_indices[span]]
@@ -68,7 +77,7 @@ class Recording:
         """Into the order of issue (of start, where that is unknown)."""
         times = [s if i == UNKNOWN else i for s, i in zip(self.start, self.issue, strict=True)]
         order = sorted(range(len(self)), key=lambda span: (times[span], self.start[span]))
-        for name in ("info_indices", "issue", "start", "end", "sequence"):
+        for name in ("info_indices", "issue", "start", "end", "sequence", "follows_wait"):
             values = getattr(self, name)
             setattr(self, name, array("q", [values[span] for span in order]))
 

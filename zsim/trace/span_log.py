@@ -32,6 +32,7 @@ def read_span_log(path: Path) -> Recording:
     recording.metadata = {
         key: header[key] for key in ("provenance", "case", "model", "clock") if key in header
     }
+    recording.metadata["computes_on"] = "cpu"
     recording.groups["world"] = tuple(range(recording.world_size))
     clock = header.get("clock")
     if isinstance(clock, dict):
@@ -105,7 +106,7 @@ def _add_collective(recording: Recording, event: Event) -> None:
                     group, size, _phase(event), event.get("unit", ""))  # fmt: skip
     recording.add(info, event["issue_ns"], _end(event), event["issue_ns"], as_int(event.get("seq"), UNKNOWN))
     if "wait0_ns" in event and "wait1_ns" in event:
-        recording.host_blocks.append((event["wait0_ns"], event["wait1_ns"]))
+        recording.host_blocks.append((event["wait0_ns"], event["wait1_ns"], info))
 
 
 def _compute_info(event: Event) -> SpanInfo:

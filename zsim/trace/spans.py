@@ -86,12 +86,22 @@ class MemoryEvents:
 class Step:
     """One recorded step: its number, when the first rank began and the last ended it, and what it took the
     slowest rank. A rank's step ends when its last kernel has, and begins where its step before ended or,
-    where the host was later, with the host."""
+    where the host was later, with the host. `bounds` has of each rank (start, end) of the step and of the
+    host's part of it."""
 
     number: int
     start_seconds: float
     end_seconds: float
     seconds: float
+    bounds: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
+
+    def shifted(self, seconds: float) -> Step:
+        """The same step on a clock that is `seconds` ahead."""
+        bounds = {rank: (a + seconds, b + seconds, c + seconds, d + seconds)
+                  for rank, (a, b, c, d) in self.bounds.items()}  # fmt: skip
+        return Step(
+            self.number, self.start_seconds + seconds, self.end_seconds + seconds, self.seconds, bounds
+        )
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,7 @@ class Trace:
 
     A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: of a
     collective's time, what remains when waiting for the slowest rank is taken off (NaN for other spans).
+    `follows_wait`: the host made a stream wait for another between the launch before and the span's own.
     `step_seconds` is then that of the typical step; `typical_step()` is what compares with a simulated one.
     """
 
@@ -125,6 +136,7 @@ class Trace:
     steps: tuple[Step, ...] = ()
     step_numbers: Ints | None = None
     transfer_seconds: Floats | None = None
+    follows_wait: npt.NDArray[np.bool_] | None = None
     begins: Mapping[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -151,7 +163,7 @@ class Trace:
             start_seconds=only.start_seconds - zero,
             end_seconds=only.end_seconds - zero,
             step_seconds=step.seconds,
-            steps=(replace(step, start_seconds=0.0, end_seconds=end - zero),),
+            steps=(step.shifted(-zero),),
             memory=self.memory.between(zero, end) if self.memory else None,
             host_blocks=tuple(
                 (rank, max(start, zero) - zero, min(stop, end) - zero, info)
@@ -178,6 +190,7 @@ class Trace:
             end_seconds=self.end_seconds[keep],
             step_numbers=None if self.step_numbers is None else self.step_numbers[keep],
             transfer_seconds=None if self.transfer_seconds is None else self.transfer_seconds[keep],
+            follows_wait=None if self.follows_wait is None else self.follows_wait[keep],
             **changes,
         )
 

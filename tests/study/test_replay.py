@@ -1,0 +1,227 @@
+"""Recorded steps run again: as they were, and on other hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zsim
+from zsim.study.replay_what_if import is_matrix_product, recorded_gpu
+from zsim.trace.chrome import write_chrome_traces
+from zsim.trace.spans import SpanInfo
+
+GLOO = Path(__file__).resolve().parents[2] / "traces" / "gloo"
+TRAINING = {"sequence_length": 2048}
+STRATEGIES = {
+    "ddp": {"kind": "ddp"},
+    "zero2": {"kind": "deepspeed", "stage": 2},
+    "zero3": {"kind": "deepspeed", "stage": 3},
+    "fsdp1": {"kind": "fsdp1"},
+    "fsdp2": {"kind": "fsdp2"},
+    "hsdp": {"kind": "fsdp2", "replicate": 2},
+}
+
+
+def simulated(strategy, nodes=2, cluster="dgx-h100"):
+    experiment = zsim.Experiment(
+        model="llama-3.2-1b", cluster=cluster, nodes=nodes, training=TRAINING, strategy=strategy
+    )
+    return zsim.simulate(experiment).trace
+
+
+@pytest.fixture(scope="module", params=list(STRATEGIES))
+def recorded(request, tmp_path_factory):
+    """(name, a simulated step of 16 GPUs, the same as read from its Kineto file)."""
+    step = simulated(STRATEGIES[request.param])
+    folder = tmp_path_factory.mktemp(request.param)
+    write_chrome_traces(step, folder)
+    return request.param, step, zsim.read_trace(folder)
+
+
+def test_the_same_hardware_gives_the_step_back(recorded):
+    """Times in files are whole nanoseconds: a thousand ops may differ by a microsecond."""
+    _, step, trace = recorded
+    assert zsim.replay(trace).step_seconds == pytest.approx(step.step_seconds, abs=1e-6)
+
+
+def test_the_same_fabric_gives_the_step_back(recorded):
+    """A step after another: how far the host was ahead when the recorded one began is not in zsim's file."""
+    _, step, trace = recorded
+    replay = zsim.replay(trace, cluster="dgx-h100")
+    assert replay.step_seconds == pytest.approx(step.step_seconds, rel=0.01)
+    assert replay.unexplained_seconds == 0.0
+
+
+def test_four_times_the_ranks_take_what_a_simulation_of_them_takes(recorded):
+    """The batch of each GPU stays, groups grow. What the replay does not know of is small: launches of
+    another number of copies, and what DDP's copies out of buckets wait for."""
+    name, _, trace = recorded
+    strategy = STRATEGIES[name] | ({"replicate": 8} if name == "hsdp" else {})
+    expected = simulated(strategy, nodes=8).step_seconds
+    replay = zsim.replay(trace, cluster="dgx-h100", nodes=8)
+    assert replay.world_size == 64
+    assert replay.step_seconds == pytest.approx(expected, rel=0.02)
+
+
+def test_a_slower_network_takes_what_a_simulation_of_it_takes(recorded):
+    """ZeRO-3's host waits for gathers; where they were over when it looked, the recording shows nothing."""
+    name, step, trace = recorded
+    slow = {
+        "extends": "dgx-h100",
+        "nic": {"bandwidth": "100 Gb/s", "source": "a test", "evidence": "assumed"},
+    }
+    expected = simulated(STRATEGIES[name], cluster=slow).step_seconds
+    replay = zsim.replay(trace, cluster=slow)
+    assert replay.step_seconds == pytest.approx(expected, rel=0.03 if name == "zero3" else 0.02)
+    assert replay.step_seconds > 1.01 * step.step_seconds
+
+
+def test_the_replayed_trace_is_a_trace_like_any_other(recorded):
+    _, step, trace = recorded
+    replayed = zsim.replay(trace).replayed
+    assert replayed.source == "simulated"
+    assert len(replayed) == len(step)
+    assert np.all(replayed.end_seconds >= replayed.start_seconds)
+    assert not zsim.compare(replayed, trace.typical_step()).differences
+
+
+@pytest.mark.parametrize("case", ["zero3-even-2ranks", "zero3-uneven-2ranks", "zero3-host-uneven-2ranks"])
+def test_real_ranks_that_wait_for_each_other_come_back(case):
+    """Both ranks' own computing, and transfers of the last to arrive: the recorded step within 1 %."""
+    trace = zsim.read_trace(GLOO / case)
+    replay = zsim.replay(trace)
+    assert replay.step_seconds == pytest.approx(replay.recorded_seconds, rel=0.01)
+    step = trace.typical_step()
+    lasted = (step.end_seconds - step.start_seconds)[~np.isnan(step.transfer_seconds)].sum()
+    assert np.nansum(step.transfer_seconds) < 0.75 * lasted
+
+
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def two_ranks(kineto, metadata, tmp_path, ranks=(0, 1)):
+    """Rank 0 computes 100 us, rank 1 160; both then gather for 12 us, and compute 50 us more.
+
+    Rank 0's gather lasts 72 us, of which it waits 60. Both steps end at 225 us.
+    """
+    for rank in ranks:
+        busy = (100, 160)[rank]
+        file = kineto(rank=rank)
+        file.step(1, 0, 20)
+        file.launch("gemm", 0, 3, busy)
+        args = metadata("_allgather_base", 1_000_000, 2_000_000, [0, 1])
+        file.launch(GATHER, 5, 3 + busy, 172 - busy, stream=20, **args)
+        file.launch("gemm again", 8, 175, 50)
+        file.write(tmp_path / f"rank{rank}.json")
+    return zsim.read_trace(tmp_path)
+
+
+def test_a_rank_that_waited_in_the_recording_waits_in_the_replay(kineto, metadata, tmp_path):
+    replay = zsim.replay(two_ranks(kineto, metadata, tmp_path))
+    assert replay.step_seconds == pytest.approx(225e-6, abs=1e-9)
+    lasted = [end - start for _, info, start, end in replay.replayed.rows() if info.group]
+    assert lasted == pytest.approx([72e-6, 12e-6])
+
+
+def test_a_faster_transfer_ends_the_step_sooner(kineto, metadata, tmp_path):
+    """4 MB gathered by two GPUs of a DGX H100: the fabric says how long; the other 211 us of rank 1 stay
+    (a launch of 1 us, kernels of 160 and 50 us on the same GPU)."""
+    trace = two_ranks(kineto, metadata, tmp_path)
+    replay = zsim.replay(trace, cluster="dgx-h100", recorded_on="h100-sxm-80gb")
+    (row,) = replay.collectives()
+    gathered = [end - start for _, info, start, end in replay.replayed.of_rank(1).rows() if info.group]
+    assert row["bytes"] == 4_000_000
+    assert gathered[0] < 100e-6
+    assert replay.step_seconds == pytest.approx(211e-6 + gathered[0], abs=1e-9)
+
+
+def test_kernels_go_by_the_ratio_of_the_gpus(kineto, tmp_path):
+    """A matrix product of 989.4 us on an H100 (989.4 TFLOP/s) takes 3,169 us on an A100 (312): 989.4 / 312;
+    an elementwise kernel of 335 us at 3.35 TB/s takes 549 us at 2.039 TB/s."""
+    file = kineto(world_size=1)
+    file.head["deviceProperties"] = [{"name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_000_000_000}]
+    file.step(1, 0, 10)
+    file.launch("sm90_xmma_gemm_bf16bf16", 0, 2, 989.4)
+    file.launch("vectorized_elementwise_kernel", 4, 991.4, 335.0)
+    trace = zsim.read_trace(file.write(tmp_path / "rank0.json"))
+    replay = zsim.replay(trace, cluster="dgx-a100-80gb", gpus=1)
+    lengths = [end - start for _, _, start, end in replay.replayed.rows()]
+    assert lengths == pytest.approx([989.4e-6 * 989.4 / 312, 335e-6 * 3.35 / 2.039], rel=1e-3)
+    assert any("recorded on h100-sxm-80gb" in note for note in replay.notes)
+
+
+def test_the_optimizer_shrinks_with_the_shards(recorded):
+    name, _, trace = recorded
+
+    def update(replay):
+        rows = replay.replayed.rows()
+        return sum(end - start for _, info, start, end in rows if info.kind == "optimizer")
+
+    ratio = update(zsim.replay(trace, cluster="dgx-h100", gpus=64)) / update(zsim.replay(trace))
+    expected = {"ddp": 1.0, "hsdp": 1.0}.get(name, 0.25)  # HSDP's shards stay inside the replica
+    assert ratio == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": 8}, "another number of GPUs needs a cluster"),
+        ({"cluster": "dgx-h100", "gpus": 12}, "12 GPUs do not fill nodes of 8"),
+        ({"cluster": "dgx-h100", "gpus": 16, "nodes": 3}, "3 nodes of dgx-h100 have 24 GPUs"),
+        ({"cluster": "dgx-h100", "gpus": 3}, "cannot grow from 2 to 3|expected a multiple"),
+        ({"step": 7}, r"no step 7; recorded are \[1\]"),
+        ({"cluster": "dgx-h100", "recorded_on": "h100"}, "h100"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(kineto, metadata, tmp_path, options, message):
+    trace = two_ranks(kineto, metadata, tmp_path)
+    if options.get("gpus") == 3:  # the group of 2 fills the world: it may grow to 3
+        assert zsim.replay(trace, **options).world_size == 3
+        return
+    with pytest.raises(zsim.InputError, match=message):
+        zsim.replay(trace, **options)
+
+
+def test_collectives_without_a_size_cannot_be_put_on_a_fabric(kineto, tmp_path):
+    file = kineto()
+    file.step(1, 0, 20)
+    file.launch(GATHER, 5, 10, 50, stream=20)
+    trace = zsim.read_trace(file.write(tmp_path / "rank0.json"))
+    assert zsim.replay(trace).step_seconds > 0
+    with pytest.raises(zsim.InputError, match="sizes of 1 kinds of collectives are not recorded"):
+        zsim.replay(trace, cluster="dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "preset"),
+    [
+        ("NVIDIA H100 80GB HBM3", 85e9, "h100-sxm-80gb"),
+        ("NVIDIA A100-SXM4-40GB", 42.5e9, "a100-sxm-40gb"),
+        ("NVIDIA A100-PG509-200", 85e9, "a100-sxm-80gb"),
+        ("NVIDIA H200", 150e9, "h200-sxm-141gb"),
+        ("NVIDIA GeForce RTX 4090", 25e9, "rtx-4090"),
+        ("AMD Instinct MI300X", 206e9, "mi300x-192gb"),
+        ("Tesla T4", 16e9, None),
+        ("", None, None),
+    ],
+)
+def test_the_gpu_is_told_from_its_name_and_memory(device, memory, preset):
+    gpu = recorded_gpu({"gpu": device, "gpu_memory_bytes": memory}, None)
+    assert (gpu.name if gpu else None) == preset
+
+
+@pytest.mark.parametrize(
+    ("name", "is_matrix"),
+    [
+        ("ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn", True),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", True),
+        ("Cijk_Alik_Bljk_BBS_BH_MT128x128x32", True),
+        ("flash_fwd_kernel", True),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>", False),
+        ("void cudnn::bn_bw_1C11_kernel_new<float>", False),
+    ],
+)
+def test_matrix_products_are_told_from_their_names(name, is_matrix):
+    assert is_matrix_product(SpanInfo(name, "compute", "compute")) is is_matrix

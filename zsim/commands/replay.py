@@ -1,0 +1,77 @@
+"""`zsim replay`: a recorded step run again, as it was or on other hardware."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import write_json
+from zsim.errors import InputError
+
+
+def replay(
+    trace: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE...", help="A rank's file, several of one run, or a folder of ranks."),
+    ],
+    cluster: Annotated[
+        str | None, typer.Option(help="Run its collectives on this cluster: a preset, or a topology TOML.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="On so many GPUs of it.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="On so many nodes of it.")] = None,
+    recorded_on: Annotated[
+        str | None,
+        typer.Option(metavar="GPU", help="The GPU of the recording, where the trace does not name it."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Which step; else the one of median length.")] = None,
+    whole: Annotated[
+        bool, typer.Option(help="Take each file for one step: for traces without step marks.")
+    ] = False,
+    json_: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the result as JSON ('-': standard output)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the replayed ranks there, as Kineto traces.")
+    ] = None,
+) -> None:
+    """Run a recorded step again: kernels as long as recorded, collectives together.
+
+    Without --cluster collectives take their recorded transfer, and the recorded step comes back, less what
+    waiting for ranks without a trace added. With --cluster they run on that fabric; --gpus and --nodes say
+    how many ranks there are.
+
+    What stays as it was: model, batch per GPU, strategy, the host's time between launches, and the schedule.
+    Kernels on another GPU go by the ratio of peaks or of memory bandwidths. With more ranks the outermost
+    group grows and the full tensors stay; only the optimizer's kernels shrink with the shards. What a stream
+    waited for is read out of the recording's times and names; memory is not replayed.
+    """
+    from zsim.study.replay import replay as replay_trace
+    from zsim.study.replay_print import replay_lines
+    from zsim.trace.chrome import write_chrome_traces
+    from zsim.trace.read import read_trace
+
+    result = replay_trace(
+        read_trace(trace, whole=whole),
+        cluster=cluster,
+        gpus=gpus,
+        nodes=nodes,
+        recorded_on=recorded_on,
+        step=step,
+    )
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(result.to_dict(), indent=1))
+    else:
+        print("\n".join(replay_lines(result, ", ".join(str(path) for path in trace))))
+        if json_ is not None:
+            print(f"json   {write_json(result.to_dict(), json_)}")
+    if out is not None:
+        try:
+            files = write_chrome_traces(result.replayed, out)
+        except OSError as error:
+            raise InputError(f"{out}: cannot be written: {error.strerror}") from None
+        if str(json_) != "-":
+            print(f"trace  {files[0].parent} ({len(files)} rank{'s' * (len(files) > 1)})")

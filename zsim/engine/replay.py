@@ -1,0 +1,244 @@
+"""Running recorded programs again: each rank's own ops and seconds, collectives together.
+
+Kernels take what they took, so nothing is shared here but the links: a collective begins when every replayed
+rank of its group has reached it, and takes what was recorded or what the fabric needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import simpy
+
+from zsim.devices.gpu import Gpu
+from zsim.errors import StuckError
+from zsim.plan.replay import ReplayOp, ReplayPlan
+from zsim.plan.replay_alone import runs_on_gpu
+from zsim.trace.spans import SpanInfo, Trace
+
+OnEnd = Callable[[], None]
+RunCollective = Callable[[ReplayOp, int, float, OnEnd], None]  # op, a rank of the group, recorded seconds
+
+
+class Lane:
+    """One rank: where its host is, and when each op was issued, started and ended.
+
+    The clock starts `zero` seconds before the first rank's step: hosts and streams may be at work before it.
+    """
+
+    def __init__(self, plan: ReplayPlan, zero: float) -> None:
+        count = len(plan.ops)
+        self.plan = plan
+        self.pending = [0] * count
+        self.successors: list[list[int]] = [[] for _ in range(count)]
+        self.issue, self.start, self.end = [math.nan] * count, [math.nan] * count, [math.nan] * count
+        self.floor = [0.0] * count  # of a stream's first op: when the stream is free
+        self.next_op, self.next_wait, self.blocked_on = 0, 0, -1
+        self.host_time = plan.host_begin + zero
+        self.host_blocks: list[tuple[float, float, int]] = []
+        self.gpu: Gpu | None = None
+        self.first, self.begin = 0, plan.begin + zero  # of the step that counts
+        last: dict[str, int] = {}
+        for number, op in enumerate(plan.ops):
+            if op.is_on_host:
+                continue
+            before = set(op.after)
+            if op.stream in last:
+                before.add(last[op.stream])
+            else:
+                self.floor[number] = plan.stream_begins.get(op.stream, 0.0) + zero
+            last[op.stream] = number
+            for other in before:
+                self.successors[other].append(number)
+            self.pending[number] = len(before)
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the step that counts; of two the second, which shows what the host did after the first."""
+        last = max(self.end[self.first :], default=0.0)
+        return (last if self.first else max(last, self.host_time)) - self.begin
+
+
+class Replayer:
+    """Runs lanes on one clock. `instance_of(group, rank)` tells which of a group's instances a rank is in;
+    `run_collective` takes a collective from the moment all are there to its end. With a `slowdown`, kernels'
+    seconds are what they take alone, and they share the GPU with each other and with collectives."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        plans: Mapping[int, ReplayPlan],
+        instance_of: Callable[[str, int], Hashable],
+        run_collective: RunCollective,
+        slowdown: float | None = None,
+    ) -> None:
+        self.env = env
+        self.num_events = 0
+        begins = [
+            begin for plan in plans.values() for begin in (plan.host_begin, *plan.stream_begins.values())
+        ]
+        self.zero = -min([0.0, *begins])
+        self.lanes = {rank: Lane(plan, self.zero) for rank, plan in plans.items()}
+        for lane in self.lanes.values() if slowdown is not None else ():
+            lane.gpu = Gpu(slowdown or 1.0, self._wake, partial(self._on_kernel_end, lane))
+        self._instance_of = instance_of
+        self._run_collective = run_collective
+        self._members: dict[Hashable, int] = {}
+        self._arrived: dict[Hashable, list[tuple[Lane, int]]] = {}
+        for rank, plan in plans.items():
+            for name in dict.fromkeys(op.meeting[0] for op in plan.ops if op.meeting is not None):
+                key = name, instance_of(name, rank)
+                self._members[key] = self._members.get(key, 0) + 1
+
+    def run(self, num_steps: int = 1) -> dict[int, float]:
+        """Seconds of each rank's last step, where the plans are `num_steps` of them.
+
+        Raises StuckError when the clock stops with work left.
+        """
+        for lane in self.lanes.values():
+            self._advance_host(lane)
+        self.env.run()
+        for lane in self.lanes.values():
+            if lane.next_op <= len(lane.plan.ops) or any(map(math.isnan, lane.end)):
+                raise StuckError(_who_waits(lane))
+            lane.first = len(lane.plan.ops) * (num_steps - 1) // num_steps
+            if lane.first:
+                lane.begin = max(lane.end[: lane.first])
+        return {rank: lane.step_seconds for rank, lane in self.lanes.items()}
+
+    def _advance_host(self, lane: Lane) -> None:
+        """Issue ops until the host must wait for one; what comes last is the step's tail."""
+        ops = lane.plan.ops
+        while lane.next_op <= len(ops):
+            number = lane.next_op
+            is_tail = number == len(ops)
+            waits = lane.plan.tail_waits if is_tail else ops[number].host_waits
+            while lane.next_wait < len(waits):
+                seconds, other = waits[lane.next_wait]
+                if math.isnan(lane.end[other]):
+                    lane.blocked_on = other
+                    return
+                lane.next_wait += 1
+                lane.host_time += seconds
+                if lane.end[other] > lane.host_time:
+                    lane.host_blocks.append((lane.host_time, lane.end[other], other))
+                    lane.host_time = lane.end[other]
+            lane.next_wait = 0
+            lane.host_time += lane.plan.tail_seconds if is_tail else ops[number].host_seconds
+            lane.next_op += 1
+            if not is_tail:
+                self._issue(lane, number)
+
+    def _issue(self, lane: Lane, number: int) -> None:
+        op = lane.plan.ops[number]
+        lane.issue[number] = lane.host_time
+        if op.is_on_host:
+            lane.start[number] = lane.host_time
+            lane.host_time += op.seconds
+            lane.end[number] = lane.host_time
+        elif lane.pending[number] == 0:
+            self._start_after(lane, number, lane.host_time)
+
+    def _start_after(self, lane: Lane, number: int, ready: float) -> None:
+        """Start an op once all that it waits for is over, its lag later."""
+        time = max(ready, lane.issue[number], lane.floor[number]) + lane.plan.ops[number].lag_seconds
+        lane.start[number] = time
+        self._call_at(time, lambda: self._start(lane, number))
+
+    def _call_at(self, time: float, call: OnEnd) -> None:
+        self.num_events += 1
+        event = simpy.Timeout(self.env, max(time - self.env.now, 0.0))
+        event.callbacks = [lambda _event: call()]
+
+    def _start(self, lane: Lane, number: int) -> None:
+        op = lane.plan.ops[number]
+        if lane.gpu is not None and runs_on_gpu(op):
+            lane.gpu.start(self.env.now, number, op.seconds)
+            return
+        if lane.gpu is not None and op.meeting is not None:
+            lane.gpu.collective_started(self.env.now)
+        if op.meeting is None:
+            self._call_at(lane.start[number] + op.seconds, lambda: self._end(lane, number))
+            return
+        key = op.meeting[0], self._instance_of(op.meeting[0], lane.plan.rank)
+        arrived = self._arrived.setdefault((key, op.meeting[1]), [])
+        arrived.append((lane, number))
+        if len(arrived) < self._members[key]:
+            return
+        del self._arrived[key, op.meeting[1]]
+        seconds = max(other.plan.ops[index].seconds for other, index in arrived)
+
+        def end() -> None:
+            for other, index in arrived:
+                if other.gpu is not None:
+                    other.gpu.collective_ended(self.env.now)
+                self._end(other, index)
+
+        self._run_collective(op, lane.plan.rank, seconds, end)
+
+    def _wake(self, delay: float, gpu: Gpu, ticket: int) -> None:
+        self._call_at(self.env.now + delay, lambda: gpu.on_wake(self.env.now, ticket))
+
+    def _on_kernel_end(self, lane: Lane, number: int, _now: float) -> None:
+        self._end(lane, number)
+
+    def _end(self, lane: Lane, number: int) -> None:
+        now = self.env.now
+        lane.end[number] = now
+        for successor in lane.successors[number]:
+            lane.pending[successor] -= 1
+            if lane.pending[successor] == 0 and successor < lane.next_op:
+                self._start_after(lane, successor, now)
+        if lane.blocked_on == number:
+            lane.blocked_on = -1
+            self._advance_host(lane)
+
+    # -- what happened ------------------------------------------------------------------------------
+
+    def trace(self, like: Trace, seconds: Mapping[int, float]) -> Trace:
+        """The replayed step as a trace, with the metadata of the recorded one."""
+        index_of: dict[SpanInfo, int] = {}
+        rows: list[tuple[int, int, float, float, float]] = []
+        blocks: list[tuple[int, float, float, int]] = []
+        zero = min(lane.begin for lane in self.lanes.values())
+        for rank, lane in self.lanes.items():
+            indices = [index_of.setdefault(op.info, len(index_of)) for op in lane.plan.ops]
+            columns = zip(indices, lane.issue, lane.start, lane.end, strict=True)
+            rows += [(rank, *row) for row in list(columns)[lane.first :]]
+            blocks += [
+                (rank, max(start - zero, 0.0), end - zero, indices[op])
+                for start, end, op in lane.host_blocks
+                if end > zero
+            ]
+        table = np.array(rows, dtype=np.float64).reshape(-1, 5)
+        times = table[:, 2:] - zero
+        return replace(
+            like,
+            source="simulated",
+            infos=tuple(index_of),
+            ranks=table[:, 0].astype(np.int64),
+            info_indices=table[:, 1].astype(np.int64),
+            issue_seconds=times[:, 0],
+            start_seconds=times[:, 1],
+            end_seconds=times[:, 2],
+            step_seconds=max(seconds.values()),
+            memory=None,
+            host_blocks=tuple(blocks),
+            steps=(),
+            step_numbers=None,
+            transfer_seconds=None,
+            follows_wait=None,
+        )
+
+
+def _who_waits(lane: Lane) -> str:
+    ops = lane.plan.ops
+    for number, end in enumerate(lane.end):
+        if math.isnan(end):
+            state = "never starts" if math.isnan(lane.start[number]) else "never ends"
+            return f"rank {lane.plan.rank}: '{ops[number].info.name}' on stream {ops[number].stream} {state}"
+    return f"rank {lane.plan.rank}: its host never gets to the end of the step"

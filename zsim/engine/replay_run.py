@@ -1,0 +1,81 @@
+"""Replayed ranks on a clock: collectives take what was recorded, or what a topology's links need."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import simpy
+
+from zsim.engine.replay import OnEnd, Replayer
+from zsim.fabric.fabric import Fabric
+from zsim.fabric.symmetry import are_alike
+from zsim.plan.ops import Collective, CollectiveKind, Group
+from zsim.plan.replay import ReplayOp, ReplayPlan
+from zsim.specs.topology import Topology
+from zsim.trace.spans import Trace
+
+_KINDS: Mapping[str, CollectiveKind] = {
+    "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
+    "all_to_all": "all_to_all", "broadcast": "broadcast", "reduce": "reduce",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a step is replayed. `is_folded`: the replayed rank stands for all; `slowdown`: how much slower
+    kernels run there while a collective is under way."""
+
+    topology: Topology
+    groups: Mapping[str, Group]
+    is_folded: bool
+    slowdown: float
+
+    def is_uneven(self) -> bool:
+        """Whether one rank stands for others at unequal places of the network."""
+        return self.is_folded and not are_alike(self.topology, self.groups)
+
+
+def run_replay(
+    step: Trace, plans: Mapping[int, ReplayPlan], place: Place | None, num_steps: int = 1
+) -> tuple[dict[int, float], Trace]:
+    """Seconds of each rank's step, and the step as a trace; the last of `num_steps` that the plans hold."""
+    runner = _Runner(step, plans, place)
+    seconds = runner.replayer.run(num_steps)
+    return seconds, runner.replayer.trace(step, seconds)
+
+
+class _Runner:
+    """What decides how long a collective takes."""
+
+    def __init__(self, step: Trace, plans: Mapping[int, ReplayPlan], place: Place | None) -> None:
+        self.env = simpy.Environment()
+        self.members = step.metadata.get("group_members", {})
+        self.fabric: Fabric | None = None
+        if place is not None:
+            ops = [op for plan in plans.values() for op in plan.ops if op.meeting is not None]
+            works = dict.fromkeys(_work(op) for op in ops)
+            self.fabric = Fabric(
+                self.env, place.topology, place.groups, is_folded=place.is_folded, works=works
+            )
+        slowdown = None if place is None else place.slowdown
+        self.replayer = Replayer(self.env, plans, self._instance_of, self._run_collective, slowdown)
+
+    def _instance_of(self, group: str, rank: int) -> Hashable:
+        """Which of a group's sets of ranks one is in; alone where they were not recorded."""
+        if self.fabric is not None:
+            return self.fabric.instance_of(group, rank)
+        sets = self.members.get(group, ())
+        return next((number for number, ranks in enumerate(sets) if rank in ranks), ("alone", rank))
+
+    def _run_collective(self, op: ReplayOp, rank: int, seconds: float, on_end: OnEnd) -> None:
+        if self.fabric is None:
+            event = simpy.Timeout(self.env, seconds)
+            event.callbacks = [lambda _event: on_end()]
+            return
+        instance = self.fabric.instance_of(op.info.group, rank)
+        self.fabric.run(self.fabric.transfer(_work(op), instance), on_end)
+
+
+def _work(op: ReplayOp) -> Collective:
+    return Collective(_KINDS[op.info.kind], op.info.bytes, op.info.dtype, op.info.group)
