@@ -294,10 +294,10 @@ class Fsdp1Schedule(Hooks):
         self.limiter.apply(self.builder.ops)
 
 
-def fsdp1_plan(workload: Workload, strategy: Fsdp1, training: Training, world_size: int) -> Plan:
-    """One steady step of FSDP1.
+def fsdp1_shape(strategy: Fsdp1, world_size: int) -> tuple[int, list[Group]]:
+    """How many ranks share a flat parameter, and the process groups.
 
-    Raises InputError for an unknown wrapping, and for hybrid sharding in groups of one rank.
+    Raises InputError for hybrid sharding in groups of one rank.
     """
     shard_size = 1 if strategy.sharding_strategy == "NO_SHARD" else world_size // strategy.replicate
     is_hybrid = "HYBRID" in strategy.sharding_strategy
@@ -309,6 +309,15 @@ def fsdp1_plan(workload: Workload, strategy: Fsdp1, training: Training, world_si
     groups = [Group("shard", shard_size)] if shard_size > 1 else []
     if is_hybrid or shard_size == 1:
         groups.append(Group("replicate", world_size // shard_size, shard_size))
+    return shard_size, groups
+
+
+def fsdp1_plan(workload: Workload, strategy: Fsdp1, training: Training, world_size: int) -> Plan:
+    """One steady step of FSDP1.
+
+    Raises InputError for an unknown wrapping, and for hybrid sharding in groups of one rank.
+    """
+    shard_size, groups = fsdp1_shape(strategy, world_size)
     builder = PlanBuilder(groups)
     schedule = Fsdp1Schedule(builder, workload, strategy, training, shard_size, world_size)
     walk_step(schedule, workload, training.gradient_accumulation_steps)

@@ -9,6 +9,7 @@ from zsim.plan.ddp import ddp_plan
 from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp2 import fsdp2_plan
 from zsim.plan.mics import mics_plan
+from zsim.plan.offload_fsdp1 import offloaded_fsdp1_plan
 from zsim.plan.offload_fsdp2 import offloaded_fsdp2_plan
 from zsim.plan.offload_zero3 import offloaded_zero3_plan
 from zsim.plan.offload_zero12 import offloaded_zero12_plan
@@ -39,7 +40,7 @@ def is_offloaded(job: Job) -> bool:
         zero = strategy.zero
         kept = zero.offload_param is None and zero.offload_optimizer is None
         return not kept or strategy.activation_checkpointing.cpu_checkpointing
-    return isinstance(strategy, Fsdp2) and strategy.cpu_offload
+    return isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
 
 
 def make_plan(job: Job) -> Plan:
@@ -65,6 +66,8 @@ def _plan(job: Job) -> Plan:
         return fsdp2_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Ddp):
         return ddp_plan(workload, strategy, job.training, job.world_size)
+    if isinstance(strategy, Fsdp1) and strategy.cpu_offload:
+        return offloaded_fsdp1_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Fsdp1):
         return fsdp1_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, DeepSpeedConfig):

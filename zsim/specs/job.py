@@ -306,10 +306,6 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
 
 
 def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: int) -> Fsdp1:
-    if table.cpu_offload:
-        raise NotSimulatedError(
-            "strategy.cpu_offload: FSDP1's CPU offload is not simulated yet; FSDP2's is (kind 'fsdp2')"
-        )
     is_hybrid = "HYBRID" in table.sharding_strategy
     replicate = table.replicate or (num_nodes if is_hybrid else 1)
     if replicate > 1 and not is_hybrid:
@@ -329,4 +325,5 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
         param,
         reduce,
         table.no_sync,
+        table.cpu_offload,
     )

@@ -90,3 +90,4 @@ class Fsdp1:
     param_dtype: str
     reduce_dtype: str
     no_sync: bool
+    cpu_offload: bool = False

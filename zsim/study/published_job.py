@@ -213,8 +213,10 @@ def _strategy(run: PublishedRun, gpus: int, assumptions: list[str]) -> dict[str,
         return _single(run, assumptions)
     if re.match(r"FSDP2", text) and not is_offloaded(run):
         return _fsdp2(run)
-    if re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text) and not is_offloaded(run):
-        return _fsdp1(run, gpus)
+    offloads = run.text("offload").startswith("params")
+    is_fsdp1 = re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text)
+    if is_fsdp1 and (offloads or not is_offloaded(run)):
+        return _fsdp1(run, gpus) | ({"cpu_offload": True} if offloads else {})
     if re.match(r"ZeRO-[123]|HF Trainer \+ DeepSpeed", text) and stage:
         return _deepspeed(run, stage, assumptions)
     if is_offloaded(run):

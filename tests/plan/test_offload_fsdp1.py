@@ -1,0 +1,98 @@
+"""FSDP1's CPUOffload: what crosses PCIe, counted by hand; when the host waits; what stays where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.errors import InputError
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Copy, HostWork, Plan
+from zsim.specs.job import resolve
+
+MODEL = {
+    "model_type": "gpt2", "n_embd": 1024, "n_layer": 2, "n_head": 16, "n_positions": 128, "vocab_size": 4096,
+}  # fmt: skip
+# As in test_offload_bytes: two blocks of 12,596,224, the rest 4,327,424; a quarter each, and no padding.
+NUMEL = 29_519_872
+BLOCK, ROOT = 12_596_224 // 4, (NUMEL - 2 * 12_596_224) // 4
+SHARD = NUMEL // 4
+
+
+def plan_of(micro_batches: int = 1, **strategy: Any) -> Plan:
+    training = {"sequence_length": 128, "gradient_accumulation_steps": micro_batches}
+    experiment = zsim.Experiment(
+        model=MODEL, cluster="dgx-h100", gpus=4, training=training,
+        strategy={"kind": "fsdp1", "cpu_offload": True, **strategy},
+    )  # fmt: skip
+    return make_plan(resolve(experiment))
+
+
+def copied(plan: Plan, direction: str) -> int:
+    return sum(o.work.bytes for o in plan.ops if isinstance(o.work, Copy) and o.work.direction == direction)
+
+
+def test_every_unshard_brings_the_fp32_shard_and_gradients_go_back_once() -> None:
+    """Blocks are unsharded for forward and backward, and so, though it is still whole, is the root."""
+    plan = plan_of()
+    assert copied(plan, "h2d") == 4 * (2 * 2 * BLOCK + 2 * ROOT)
+    assert copied(plan, "d2h") == 4 * SHARD
+    assert [op.work.bytes for op in plan.ops if isinstance(op.work, HostWork)] == [28 * SHARD]
+
+
+def test_with_no_sync_only_the_last_micro_batch_sends_gradients() -> None:
+    """Parameters stay whole inside no_sync, but their shards are brought at every unshard all the same."""
+    assert copied(plan_of(2, no_sync=True), "d2h") == 4 * SHARD
+
+
+def test_gradients_that_would_be_lost_are_an_error() -> None:
+    with pytest.raises(InputError, match="keeps only the newest reduced gradient; expected no_sync = true"):
+        plan_of(2)
+
+
+def test_the_host_waits_for_the_gradients_before_the_optimizer() -> None:
+    plan = plan_of()
+    copies = [n for n, op in enumerate(plan.ops) if isinstance(op.work, Copy) and op.work.direction == "d2h"]
+    update = next(n for n, op in enumerate(plan.ops) if isinstance(op.work, HostWork))
+    waited = {wait for op in plan.ops[: update + 1] for wait in op.host_waits}
+    assert max(copies) in waited
+
+
+def test_no_shards_copies_block() -> None:
+    plan = plan_of(sharding_strategy="NO_SHARD")
+    copies = {n for n, op in enumerate(plan.ops) if isinstance(op.work, Copy) and op.work.direction == "d2h"}
+    assert copies <= {wait for op in plan.ops for wait in op.host_waits}
+    assert copied(plan, "d2h") == 4 * NUMEL
+
+
+@pytest.mark.parametrize("sharding", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
+@pytest.mark.parametrize("param_dtype", ["bf16", "fp32"])
+def test_everything_is_in_host_memory_between_steps(sharding: str, param_dtype: str) -> None:
+    """Weights and gradients (4 bytes, pinned) and both moments (8); what the step takes it gives back."""
+    replicas = {"replicate": 2} if sharding == "HYBRID_SHARD" else {}
+    plan = plan_of(sharding_strategy=sharding, param_dtype=param_dtype, **replicas)
+    ranks = {"NO_SHARD": 1, "HYBRID_SHARD": 2}.get(sharding, 4)
+    assert {memory.device for memory in plan.resident} == {"host"}
+    assert sum(memory.bytes for memory in plan.resident) == 16 * NUMEL // ranks
+    assert sum(memory.bytes for memory in plan.resident if memory.is_pinned) == 8 * NUMEL // ranks
+    left: dict[str, int] = {}
+    for change in plan.memory:
+        left[change.category] = left.get(change.category, 0) + change.bytes
+    assert {category: size for category, size in left.items() if size} == {}
+
+
+def test_offloading_costs_time_and_saves_memory() -> None:
+    reports = [
+        zsim.simulate(
+            zsim.Experiment(
+                model="gpt2-xl", cluster="dgx-h100", gpus=4, training={"sequence_length": 512},
+                strategy={"kind": "fsdp1", "cpu_offload": flag},
+            )
+        ).report
+        for flag in (False, True)
+    ]  # fmt: skip
+    assert reports[1].step_seconds > reports[0].step_seconds
+    assert reports[1].peaks["gpu"].total < reports[0].peaks["gpu"].total
+    assert reports[1].offload is not None
