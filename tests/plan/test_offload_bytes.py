@@ -8,7 +8,7 @@ import pytest
 
 from zsim import Experiment
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
+from zsim.plan.ops import Copy, DriveIo, HostWork, Kernels, Plan
 from zsim.report.plan import plan_to_dict
 from zsim.specs.job import resolve
 
@@ -100,6 +100,22 @@ def test_a_ratio_keeps_the_first_sub_groups_on_the_gpu() -> None:
     assert copied(plan, "d2h") == 2 * SHARD + 4 * updated
     assert copied(plan, "h2d") == 2 * SHARD + 2 * updated
     assert cpu_bytes(plan, "optimizer") == 28 * updated
+
+
+def test_the_gpus_part_of_a_ratio_is_updated_by_torchs_adamw() -> None:
+    """DeepSpeed's backup optimizer makes a pass per operation, 84 bytes per element, and a cast of 6."""
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}, "sub_group_size": 1}
+    plan = plan_of(zero)
+    on_cpu = sum(
+        op.work.numel for op in plan.ops if isinstance(op.work, HostWork) and op.work.kind == "optimizer"
+    )
+    moved_on_gpu = sum(
+        kernel.hbm_bytes
+        for op in plan.ops
+        if isinstance(op.work, Kernels) and op.name.startswith("optimizer step")
+        for kernel in op.work.kernels
+    )
+    assert moved_on_gpu == (84 + 6) * (SHARD - on_cpu)
 
 
 @pytest.mark.parametrize("pipelined", [False, True])

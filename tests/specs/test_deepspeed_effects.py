@@ -242,8 +242,8 @@ def test_everything_unsimulated_is_named() -> None:
     with pytest.raises(NotSimulatedError) as caught:
         refuse_what_is_not_simulated(config)
     assert str(caught.value) == (
-        "ds.json: zero_optimization.offload_optimizer: zsim does not simulate SuperOffload yet "
-        "(nor 'sequence_parallel_size')"
+        "ds.json: zero_optimization.offload_optimizer: zsim does not simulate SuperOffload (a worker process "
+        "that steps on the CPU during backward, made for GH200) yet (nor 'sequence_parallel_size')"
     )
 
 

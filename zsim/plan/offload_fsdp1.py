@@ -2,9 +2,9 @@
 
 Transcribed from torch 2.13 `torch/distributed/fsdp/_flat_param.py` (`pre_unshard`,
 `init_flat_param_attributes`) and `_runtime_utils.py` (`_offload_grad`, `_post_backward_final_callback`). The
-shard of a unit is copied, pinned, on the pre-unshard stream and cast there, also where the unit is still whole.
-A reduced gradient is copied on the stream that made it, and its GPU memory stays until backward has ended, when
-the host waits for all copies; the copy of NO_SHARD blocks. The optimizer runs on the CPU.
+shard of a unit is copied, pinned, on the pre-unshard stream and cast there, also where the unit is still
+whole. A reduced gradient is copied on the stream that made it, and its GPU memory stays until backward has
+ended, when the host waits for all copies; the copy of NO_SHARD blocks. The optimizer runs on the CPU.
 """
 
 from __future__ import annotations

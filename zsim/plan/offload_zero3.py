@@ -15,6 +15,8 @@ sum to the GPU, add, and take it back.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zsim.cost.update_work import accumulate_kernels, cast_kernels, norm_kernels, scale_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
@@ -283,8 +285,11 @@ class OffloadedZero3Schedule(Zero3Schedule):
         if cast:
             kernels = cast_kernels(numel, config.grad_accum_dtype, "fp32")
             self.builder.kernels(f"cast gradients of sub-group {group}", kernels)
+        training = self.training
+        if self.offload is not None:  # the "backup optimizer" for the GPU's part is torch.optim.AdamW
+            training = replace(training, optimizer_implementation="foreach")
         update(
-            self.builder, self.training, [numel], gradient_dtype="fp32", state_dtype="fp32",
+            self.builder, training, [numel], gradient_dtype="fp32", state_dtype="fp32",
             low_precision_copy=config.precision != "fp32", name=f"optimizer step of sub-group {group}",
         )  # fmt: skip
         self.builder.free("buffers", cast)

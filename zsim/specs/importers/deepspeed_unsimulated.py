@@ -93,9 +93,14 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
     found = []
     optimizer = zero.offload_optimizer
     if optimizer is not None and optimizer.super_offload:
-        found.append(("offload_optimizer", "SuperOffload"))
+        what = "SuperOffload (a worker process that steps on the CPU during backward, made for GH200)"
+        found.append(("offload_optimizer", what))
     if optimizer is not None and optimizer.device == "nvme" and optimizer.ratio < 1:
-        found.append(("offload_optimizer", "stepping on the GPU (ratio) what is kept on NVMe"))
+        what = (
+            "a ratio below 1 with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with torch's "
+            "AdamW and moments of its own)"
+        )
+        found.append(("offload_optimizer", what))
     if zero.stage == 3 and zero.zero_hpz_partition_size > 1 and zero.offload_param is not None:
         found.append(("zero_hpz_partition_size", "secondary shards in host memory (offload_param)"))
     if zero.zenflow and zero.stage > 0:
