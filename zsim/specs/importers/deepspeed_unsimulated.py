@@ -97,8 +97,8 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
         found.append(("offload_optimizer", what))
     if optimizer is not None and optimizer.device == "nvme" and optimizer.ratio < 1:
         what = (
-            "a ratio below 1 with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with torch's "
-            "AdamW and moments of its own)"
+            "a ratio below 1 with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with "
+            "torch's AdamW and moments of its own)"
         )
         found.append(("offload_optimizer", what))
     if zero.stage == 3 and zero.zero_hpz_partition_size > 1 and zero.offload_param is not None:
