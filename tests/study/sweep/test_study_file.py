@@ -11,6 +11,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.study.sweep.points import Point, study_points
+from zsim.study.sweep.record import point_record
 from zsim.study.sweep.study_file import load_study, study_from
 
 BASE = 'base = {model = "gpt2", cluster = "dgx-h100"}\n'
@@ -172,3 +173,32 @@ def test_mistakes_are_named_with_their_place(words: str, text: str) -> None:
 
 def test_an_axis_cannot_be_set_from_outside_too() -> None:
     refused(r"--set nodes: is an axis of study", BASE + "[axes]\nnodes = [1, 2]\n", nodes=3)
+
+
+def test_the_study_of_the_documentation_runs_as_written() -> None:
+    """2 checkpointings x 4 counts of nodes (1, 4, 16, 64) x 2 cards x 3 strategies, all within 4,096."""
+    page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text()
+    found = points(page.split("```toml\n")[1].split("```")[0])
+    assert len(found) == 48
+    assert [point.error for point in found if point.error] == []
+    hybrid = [p.experiment for p in found if p.values["label"] == "HSDP" and p.values["nodes"] == 16]
+    assert {experiment.strategy.replicate for experiment in hybrid if experiment} == {16}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "row"),
+    [
+        ("cluster.nvme.drives", 16, "fits"),
+        ("faults.slow_gpus.3", 1.5, "step_seconds"),
+        ("cost.gpu_hour_price", 2.0, "cost.money_per_billion_tokens"),
+    ],
+)
+def test_drives_stragglers_and_prices_are_axes(key: str, value: Any, row: str) -> None:
+    """A slow GPU among 8 makes the step longer, a price makes it cost."""
+    text = f'{BASE}[base.training]\nsequence_length = 256\n[axes]\ngpus = [8]\n"{key}" = [{value}]\n'
+    (point,) = points(text.replace('base = {model = "gpt2", cluster = "dgx-h100"}', '[base]\nmodel = "gpt2"\n'
+                                   'cluster = "dgx-h100"'))  # fmt: skip
+    assert point.experiment is not None
+    record = point_record("x", point.experiment)
+    assert (record["status"], record["error"]) == ("ok", None)
+    assert record["row"][row]

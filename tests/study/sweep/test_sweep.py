@@ -200,6 +200,14 @@ def test_dask_gives_the_same_tables_as_processes_here(tmp_path: Path) -> None:
     assert swept(dask, jobs=1).known == 4  # the records came back from the workers
 
 
+def test_a_dask_scheduler_that_is_there_already_is_used(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        done = swept(tmp_path, jobs=2, backend="dask", scheduler=cluster.scheduler_address)
+    assert (done.done, done.failed) == (4, 0)
+
+
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--backend lokki: joblib does not know it"):
         swept(tmp_path, jobs=2, backend="lokki")
