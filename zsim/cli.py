@@ -29,6 +29,7 @@ from zsim.commands.scaling import scaling
 from zsim.commands.sensitivity import sensitivity
 from zsim.commands.sweep import sweep
 from zsim.commands.topology import app as topology_app
+from zsim.commands.tune import tune
 from zsim.errors import InputError, ZsimError
 from zsim.version import __version__
 
@@ -49,6 +50,7 @@ app.command()(check)
 app.command(name="import", context_settings=EXTRA)(import_file)
 app.command()(export)
 app.command()(replay)
+app.command()(tune)
 app.command()(sweep)
 app.command()(scaling)
 app.command()(sensitivity)

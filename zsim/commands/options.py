@@ -90,9 +90,10 @@ def write_text(content: str, path: Path) -> Path:
 
 
 def write_files(files: dict[str, str], folder: Path) -> list[Path]:
-    """{name: text} into `folder`, which is made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+    """{path below `folder`: text}; folders are made."""
+    for parent in {(folder / name).parent for name in files}:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{parent}: cannot be made: {error.strerror}") from None
     return [write_text(text, folder / name) for name, text in files.items()]

@@ -109,9 +109,12 @@ def _first_allowed(experiment: Experiment, counts: list[int], start: int, end: i
 
 
 def _fits(experiment: Experiment, gpus: int) -> bool:
-    """Whether the job fits on every tier of so many GPUs and their nodes."""
+    """Whether the job fits on every tier of so many GPUs and their nodes; one that has no plan does not."""
     job = resolve(_on(experiment, gpus))
-    plan = make_plan(job)
+    try:
+        plan = make_plan(job)
+    except ZsimError:
+        return False
     nodes = node_capacity_bytes(job.cluster).items()
     if exceeds_pinned_limit(job, plan):
         return False

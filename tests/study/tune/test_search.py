@@ -1,0 +1,159 @@
+"""The search against simulating everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.errors import InputError, ZsimError
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE
+from zsim.study.tune.base import base_of
+from zsim.study.tune.candidates import Candidate, candidates
+from zsim.study.tune.evaluate import FEW, Evaluator, few_micro_batches, memory_of
+from zsim.study.tune.search import cheapest, search
+
+Tiny = Callable[..., zsim.Experiment]
+# (strategy, axes that stay): spaces of 20 to 60 configurations.
+SPACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "deepspeed": ({"kind": "deepspeed", "stage": 3}, ("checkpointing", "micro-batch")),
+    "fsdp2": ({"kind": "fsdp2"}, ("checkpointing", "offload")),
+    "fsdp1": ({"kind": "fsdp1"}, ("micro-batch", "no_sync")),
+    "ddp": ({"kind": "ddp"}, ()),
+}
+TIGHT = {"ddp": "1.78 GB"}  # GPUs on which some of a space does not fit; else 1.9 GB
+
+
+def everything(space: list[Candidate]) -> list[tuple[float, int, int]]:
+    """(seconds, number, GPU bytes) of every configuration that fits, the fastest first."""
+    found = []
+    for candidate in space:
+        try:
+            report = zsim.simulate(candidate.experiment()).report
+        except ZsimError:
+            continue
+        if report.fits:
+            found.append((report.step_seconds, candidate.number, report.peaks["gpu"].total))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("is_tight", [False, True], ids=["roomy", "tight"])
+@pytest.mark.parametrize("name", SPACES)
+def test_the_best_is_that_of_simulating_everything(make_tiny: Tiny, name: str, is_tight: bool) -> None:
+    """With 40 GB everything fits, with 1.9 GB (1.37 GB of them framework) some does not."""
+    strategy, keep = SPACES[name]
+    memory = TIGHT.get(name, "1.9 GB") if is_tight else "40 GB"
+    space = candidates([base_of(make_tiny(strategy, memory=memory))], keep=keep)
+    exhaustive = everything(space)
+    evaluator = Evaluator()
+    found = search(evaluator, space, count=3)
+    assert (len(exhaustive) < len(space)) == (is_tight or bool(evaluator.refused))
+    assert found.best[0].seconds == pytest.approx(exhaustive[0][0], rel=1e-9)
+    assert found.best[0].candidate.number == exhaustive[0][1]
+    fitting = {number: size for _, number, size in exhaustive}
+    for measured in found.measured:
+        assert measured.gpu_bytes == fitting[measured.candidate.number]
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_memory_and_bounds_are_what_simulation_says(make_tiny: Tiny, name: str) -> None:
+    """Peaks from the plan are the report's, on every tier; no step is shorter than its bounds, which is what
+    lets the search leave candidates out."""
+    strategy, _ = SPACES[name]
+    evaluator = Evaluator()
+    for candidate in candidates([base_of(make_tiny(strategy, memory="1.9 GB"))])[::5]:
+        bound = evaluator.bound(candidate)
+        memory = evaluator.memory([candidate])[0]
+        if bound is None or memory is None:
+            continue
+        report = zsim.simulate(candidate.experiment()).report
+        peaks = {device: peak.total for device, peak in report.peaks.items()}
+        assert {device: peaks[device] for device in memory.peaks} == memory.peaks, candidate.label
+        assert memory.fits == report.fits
+        assert bound.gpu_bytes <= peaks["gpu"]
+        assert bound.seconds <= memory.least_seconds <= report.step_seconds * (1 + 1e-9), candidate.label
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_long_steps_are_as_their_micro_batches_say(make_tiny: Tiny, name: str) -> None:
+    """Nine micro-batches from three and two: time to a thousandth, memory exactly."""
+    strategy, _ = SPACES[name]
+    experiment = make_tiny(strategy, gradient_accumulation_steps=9)
+    candidate = Candidate(base_of(experiment), {}, 0)
+    measured = Evaluator().simulate([candidate])[0]
+    report = zsim.simulate(experiment).report
+    assert measured is not None
+    assert measured.seconds == pytest.approx(report.step_seconds, rel=1e-3)
+    assert measured.gpu_bytes == report.peaks["gpu"].total
+    assert measured.row["tokens_per_second_per_gpu"] == pytest.approx(
+        report.tokens_per_second_per_gpu, rel=1e-3
+    )
+    verified = Evaluator().verified(measured, most=64)
+    assert verified.seconds == pytest.approx(report.step_seconds, rel=1e-9)
+
+
+def test_memory_is_that_of_any_number_of_micro_batches(make_tiny: Tiny) -> None:
+    long = make_tiny({"stage": 2}, gradient_accumulation_steps=9)
+    assert few_micro_batches(long).training.gradient_accumulation_steps == FEW
+    few, whole = memory_of(few_micro_batches(long)), memory_of(long)
+    assert few.peaks == whole.peaks  # type: ignore[union-attr]
+
+
+def test_the_batch_stays_whatever_its_pieces() -> None:
+    base = base_of(
+        zsim.Experiment(model="gpt2", cluster="dgx-a100-40gb", training={"gradient_accumulation_steps": 12})
+    )
+    sizes = {(c.overrides[MICRO_BATCH], c.overrides[ACCUMULATION]) for c in candidates([base])}
+    assert sizes == {(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)}
+
+
+def test_axes_that_are_kept_stay(make_tiny: Tiny) -> None:
+    base = base_of(make_tiny({"kind": "fsdp2"}, activation_checkpointing="full"))
+    space = candidates([base], keep=("checkpointing", "micro-batch"))
+    assert {axis for c in space for axis in c.choices} == {"replicas", "reshard", "offload", "no_sync"}
+    assert all(c.experiment().training.activation_checkpointing == "full" for c in space)
+
+
+def test_headroom_leaves_memory_free(make_tiny: Tiny) -> None:
+    space = candidates([base_of(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"))], keep=("offload",))
+    free = search(Evaluator(headroom=0.3), space)
+    limit = 0.7 * 2.5e9 / 1.05
+    assert free.best
+    assert max(m.gpu_bytes for m in free.measured) <= limit
+    assert max(m.gpu_bytes for m in search(Evaluator(), space).measured) > limit
+
+
+def test_the_cheapest_is_in_gpu_seconds(make_tiny: Tiny) -> None:
+    base = base_of(make_tiny({"kind": "ddp"}))
+    space = candidates([base], keep=("checkpointing", "micro-batch"))
+    best = search(Evaluator(), space, objective=cheapest).best[0]
+    assert cheapest(best.seconds, best.gpus) == 16 * best.seconds
+
+
+def test_two_processes_find_what_one_finds(make_tiny: Tiny) -> None:
+    space = candidates([base_of(make_tiny({"stage": 3}))], keep=("hpZ", "offload", "checkpointing"))
+    one, two = search(Evaluator(jobs=1), space), search(Evaluator(jobs=2), space)
+    assert [m.candidate.number for m in one.measured] == [m.candidate.number for m in two.measured]
+    assert [m.seconds for m in one.best] == [m.seconds for m in two.best]
+
+
+def test_what_contradicts_itself_is_counted_with_its_reason(make_tiny: Tiny) -> None:
+    config = {"zero_optimization": {"stage": 2, "compute_grad_norm": False}, "gradient_clipping": 0}
+    base = base_of(make_tiny({"config": config}, precision="bf16", micro_batch_size=1))
+    evaluator = Evaluator()
+    found = search(evaluator, candidates([base], keep=("offload", "hpZ", "checkpointing")))
+    assert found.num_refused == sum(evaluator.refused.values()) > 0
+    assert any("compute_grad_norm" in reason for reason in evaluator.refused)
+
+
+def test_every_axis_has_its_own_name_within_a_kind() -> None:
+    for kind in ("deepspeed", "fsdp1", "fsdp2", "ddp"):
+        names = [axis.name for axis in STRUCTURE if not axis.kinds or kind in axis.kinds]
+        assert len(names) == len(set(names))
+
+
+def test_an_experiment_that_cannot_be_is_refused_as_ever() -> None:
+    with pytest.raises(InputError, match="unknown model"):
+        base_of(zsim.Experiment(model="gpt-none", cluster="dgx-h100"))

@@ -1,0 +1,180 @@
+"""Goals, what to change, and the files, on a model small enough to check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zsim
+from zsim.errors import InputError
+from zsim.study.tune.evaluate import memory_of
+from zsim.study.tune.page import pareto_front, tuned_page
+from zsim.study.tune.render import tuned_lines, tuned_to_dict
+from zsim.study.tune.tune import Tuned, tune
+from zsim.study.tune.write import tuned_files
+
+Tiny = Callable[..., zsim.Experiment]
+
+
+def fits(experiment: zsim.Experiment) -> bool:
+    memory = memory_of(experiment)
+    return not isinstance(memory, str) and memory.fits
+
+
+@pytest.fixture
+def tuned(make_tiny: Tiny) -> Tuned:
+    """From ZeRO-3 with a sequence at a time and full checkpointing."""
+    return tune(make_tiny({"stage": 3}, activation_checkpointing="full"), keep=("offload",), count=3)
+
+
+def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: Tuned) -> None:
+    assert tuned.given is not None
+    assert tuned.best[0].seconds < tuned.given.seconds
+    for measured in tuned.best:
+        report = zsim.simulate(measured.candidate.experiment()).report
+        assert report.fits
+        assert report.step_seconds == pytest.approx(measured.seconds, rel=1e-3)
+
+
+def test_the_steps_lead_from_what_was_given_to_the_best(tuned: Tuned) -> None:
+    """Each begins where the one before ended, gains at least 0.2 %, and is a simulation."""
+    assert tuned.given is not None
+    seconds = tuned.given.seconds
+    for step in tuned.steps:
+        assert step.before_seconds == seconds
+        assert step.after.seconds < seconds * 0.998
+        seconds = step.after.seconds
+        report = zsim.simulate(step.after.candidate.experiment()).report
+        assert report.step_seconds == pytest.approx(seconds, rel=1e-3)
+    assert seconds == pytest.approx(tuned.best[0].seconds, rel=0.005)
+    changes = {change.key: change for step in tuned.steps for change in step.changes}
+    assert changes["training.activation_checkpointing"].before == "full"
+
+
+def test_what_follows_by_default_is_said_once_the_stage_changes(make_tiny: Tiny) -> None:
+    """Stage 3 overlaps by default, stage 1 only when told: taking the stage down must say so."""
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "reduce_bucket_size": 1e6}}
+    keep = ("offload", "hpZ", "checkpointing", "micro-batch")
+    result = tune(make_tiny({"config": config}, micro_batch_size=1), keep=keep)
+    wanted = result.best[0].candidate.overrides
+    if wanted.get("strategy.config.zero_optimization.overlap_comm"):
+        said = {change.key: change.after for step in result.steps for change in step.changes}
+        assert said["strategy.config.zero_optimization.overlap_comm"] is True
+
+
+def test_what_does_not_fit_is_made_to_fit_first(make_tiny: Tiny) -> None:
+    given = make_tiny({"kind": "fsdp2"}, memory="1.9 GB", micro_batch_size=8, gradient_accumulation_steps=1)
+    assert not fits(given)
+    result = tune(given, count=1)
+    assert result.given is None
+    assert result.steps[0].before_seconds is None
+    assert fits(result.best[0].candidate.experiment())
+    assert "what was given does not fit" in "\n".join(tuned_lines(result))
+
+
+def test_the_smallest_cluster_is_the_smallest(make_tiny: Tiny) -> None:
+    """11.8M parameters fit on one GPU of 40 GB; of 1.55 GB GPUs, 1.37 of which are taken, several are
+    needed, and on half as many nothing fits."""
+    assert tune(make_tiny({"kind": "fsdp2"}), "smallest-cluster", keep=("offload",)).best[0].gpus == 1
+    experiment = make_tiny({"kind": "fsdp2"}, memory="1.6 GB")
+    result = tune(experiment, "smallest-cluster", keep=("offload", "no_sync"))
+    gpus = result.best[0].gpus
+    assert 1 < gpus <= 16
+    assert f"{gpus} GPUs" in result.settled
+    smaller = experiment.model_copy(update={"nodes": 1, "gpus": gpus // 2})
+    with pytest.raises(InputError, match="nothing fits"):
+        tune(smaller, keep=("offload", "no_sync"))
+
+
+def test_the_largest_batch_is_the_largest(make_tiny: Tiny) -> None:
+    keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
+    result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-batch", keep=keep)
+    best = result.best[0].candidate.experiment()
+    size = best.training.micro_batch_size
+    assert fits(best)
+    more = best.training.model_copy(update={"micro_batch_size": size + 1})
+    assert not fits(best.model_copy(update={"training": more}))
+    assert f"{size} sequences per GPU" in result.settled
+
+
+def test_the_largest_model_is_the_largest(make_tiny: Tiny) -> None:
+    keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
+    result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-model", keep=keep)
+    best = result.best[0].candidate.experiment()
+    layers = best.model["n_layer"]
+    assert layers > 3
+    assert fits(best)
+    assert f"{layers} layers instead of 3" in result.settled
+    assert not fits(best.model_copy(update={"model": {**best.model, "n_layer": layers + 1}}))
+
+
+def test_the_cheapest_needs_fewest_gpu_seconds(make_tiny: Tiny) -> None:
+    """A model this small is cheapest on one GPU, where nothing is sent."""
+    result = tune(make_tiny({"kind": "ddp"}), "cheapest", keep=("checkpointing",))
+    assert result.best[0].gpus == 1
+    assert result.given is not None
+    assert result.best[0].seconds < 16 * result.given.seconds
+
+
+def test_several_kinds_are_compared(make_tiny: Tiny) -> None:
+    keep = ("checkpointing", "micro-batch", "offload", "hpZ", "reshard", "replicas")
+    result = tune(make_tiny({"kind": "fsdp2"}), kinds=("deepspeed", "fsdp2", "ddp"), keep=keep, count=9)
+    kinds = {measured.candidate.base.kind for measured in result.best}
+    assert kinds == {"deepspeed", "fsdp2", "ddp"}
+
+
+def test_quantised_collectives_are_only_proposed_when_asked_for(make_tiny: Tiny) -> None:
+    keep = ("checkpointing", "micro-batch", "offload", "stage")
+    for allows in (False, True):
+        result = tune(make_tiny({"stage": 3}), keep=keep, allows_quantised=allows, count=9)
+        labels = [measured.candidate.label for measured in result.measured]
+        assert any("qwZ" in label for label in labels) is allows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"goal": "fast"}, "did you mean 'fastest'"),
+        ({"kinds": ("zero",)}, "--kind zero: expected one of"),
+        ({"keep": ("microbatch",)}, "did you mean 'micro-batch'"),
+        ({"headroom": 1.0}, "expected a fraction"),
+    ],
+)
+def test_mistakes_name_what_was_expected(make_tiny: Tiny, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tune(make_tiny({"kind": "fsdp2"}), **arguments)  # type: ignore[arg-type]
+
+
+def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuned) -> None:
+    lines = list(tuned_lines(tuned))
+    assert max(len(line) for line in lines) <= 80
+    content = tuned_to_dict(tuned)
+    assert content["best"][0]["step_seconds"] == tuned.best[0].seconds
+    assert [step["after_seconds"] for step in content["steps"]] == [
+        step.after.seconds for step in tuned.steps
+    ]
+
+
+def test_the_files_are_of_the_best_and_run(tuned: Tuned, tmp_path: Path) -> None:
+    for name, text in tuned_files(tuned).items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert {path.name for path in tmp_path.iterdir()} == {"best", "2", "3"}
+    assert {path.name for path in (tmp_path / "best").iterdir()} == {
+        "experiment.toml", "ds_config.json", "accelerate.yaml", "NOTES.txt",
+    }  # fmt: skip
+    report = zsim.simulate(zsim.load_experiment(tmp_path / "best" / "experiment.toml")).report
+    assert report.step_seconds == pytest.approx(tuned.best[0].seconds, rel=1e-9)
+
+
+def test_the_page_draws_every_simulated_configuration(tuned: Tuned) -> None:
+    page = tuned_page(tuned)
+    assert page == tuned_page(tuned)
+    assert 'data-plot="plot-pareto"' in page
+    assert "What to change" in page
+    front = pareto_front(list(tuned.measured))
+    assert [m.seconds for m in front] == sorted(m.seconds for m in front)
+    assert [m.gpu_bytes for m in front] == sorted((m.gpu_bytes for m in front), reverse=True)

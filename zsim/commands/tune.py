@@ -1,0 +1,89 @@
+"""`zsim tune`: the best configuration that fits."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import (
+    Cluster,
+    ExperimentFile,
+    Gpus,
+    Model,
+    Nodes,
+    Set,
+    experiment_from,
+    write_files,
+    write_json,
+)
+
+
+def tune(
+    experiment: ExperimentFile = None,
+    goal: Annotated[
+        str, typer.Option(help="fastest, cheapest, smallest-cluster, largest-model or largest-batch.")
+    ] = "fastest",
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Strategies to look at: deepspeed, fsdp2, fsdp1, ddp; else the experiment's own."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="AXIS", help="What to leave as it is, e.g. micro-batch.")
+    ] = None,
+    quantised: Annotated[
+        bool, typer.Option("--quantised", help="ZeRO++'s int8 gathers and int4 reductions too.")
+    ] = False,
+    headroom: Annotated[float, typer.Option(help="Fraction of GPU memory to leave free.")] = 0.0,
+    top: Annotated[int, typer.Option(min=1, help="How many to show and write.")] = 5,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Simulated points, shared with `zsim sweep --cache`.")
+    ] = None,
+    json_: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON ('-': print it).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the best few's files and tune.html there.")
+    ] = None,
+) -> None:
+    """Find the best configuration that fits; say what to change in the one given, each change simulated.
+
+    The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
+    torchtitan TOML; without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
+    """
+    from zsim.study.tune.progress import TuneProgress
+    from zsim.study.tune.render import tuned_lines, tuned_to_dict
+    from zsim.study.tune.tune import tune as find_best
+
+    asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
+    is_open = experiment is None and not any(text.startswith("strategy.") for text in set_ or [])
+    kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])
+    with TuneProgress() as progress:
+        tuned = find_best(
+            asked, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised, headroom=headroom,
+            count=top, jobs=jobs or os.cpu_count() or 1, cache=cache, on_done=progress.update,
+        )  # fmt: skip
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(tuned_to_dict(tuned), indent=1))
+    else:
+        print("\n".join(tuned_lines(tuned)))
+        if json_ is not None:
+            print(f"json    {write_json(tuned_to_dict(tuned), json_)}")
+    if out is not None:
+        from zsim.study.tune.page import tuned_page
+        from zsim.study.tune.write import tuned_files
+
+        write_files({**tuned_files(tuned), "tune.html": tuned_page(tuned)}, out)
+        if str(json_) != "-":
+            print(f"files   {out}/best, tune.html")

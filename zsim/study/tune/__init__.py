@@ -1,0 +1,1 @@
+"""The best configuration that fits."""

@@ -1,0 +1,273 @@
+"""What a search varies: one `Axis` per decision, as data, so that another decision is another entry.
+
+`STRUCTURE` decides what is kept where and in which pieces the batch comes; every combination is looked at.
+`DETAILS` are sizes and switches that move a good structure by a little; they are refined one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zsim.study.tune.base import Base
+
+ZERO = "strategy.config.zero_optimization."
+STAGE = ZERO + "stage"
+MICRO_BATCH, ACCUMULATION = "training.micro_batch_size", "training.gradient_accumulation_steps"
+CHECKPOINTING, EVERY = "training.activation_checkpointing", "training.checkpoint_every"
+NVME_PATH = "/local_nvme"
+_MOST_MICRO_BATCHES = 512
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis: dotted overrides, and what a table calls them."""
+
+    label: str
+    overrides: Mapping[str, Any]
+
+
+Chosen = Mapping[str, Any]
+Choices = Callable[[Base, Chosen], Iterable[Choice]]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One decision. `choices` depend on what is chosen before it; none means that there is nothing to
+    decide. `kinds` are the strategies that know it (all when empty)."""
+
+    name: str
+    choices: Choices
+    kinds: tuple[str, ...] = field(default=())
+
+    def of(self, base: Base, chosen: Chosen) -> list[Choice]:
+        if self.kinds and base.kind not in self.kinds:
+            return []
+        return list(self.choices(base, chosen))
+
+
+def _values(key: str, name: str, *values: Any) -> Choices:
+    """The same values always."""
+
+    def choices(base: Base, chosen: Chosen) -> Iterable[Choice]:
+        return [Choice(f"{name} {_shown(value)}", {key: value}) for value in values]
+
+    return choices
+
+
+def _at_stages(stages: tuple[int, ...], inner: Choices) -> Choices:
+    """`inner` at these stages of DeepSpeed."""
+
+    def choices(base: Base, chosen: Chosen) -> Iterable[Choice]:
+        return inner(base, chosen) if stage_of(base, chosen) in stages else []
+
+    return choices
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int | float) and value >= 10**4:
+        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    return str(value)
+
+
+def stage_of(base: Base, chosen: Chosen) -> int:
+    stage = chosen.get(STAGE, base.data["strategy"]["config"]["zero_optimization"].get("stage", 0))
+    assert isinstance(stage, int)
+    return stage
+
+
+# -- structure ------------------------------------------------------------------------------------------
+
+
+def _stages(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    return [Choice(f"ZeRO-{stage}" if stage else "no ZeRO", {STAGE: stage}) for stage in (0, 1, 2, 3)]
+
+
+def _offloads(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """Optimizer states, then parameters too, to the host or to the drives."""
+    stage = stage_of(base, chosen)
+    keys = (ZERO + "offload_optimizer", ZERO + "offload_param")
+    nothing = Choice("", dict.fromkeys(keys))
+    if stage == 0:
+        return [nothing]
+    cpu = {"device": "cpu", "pin_memory": True}
+    found = [nothing, Choice("optimizer on CPU", dict(zip(keys, (cpu, None), strict=True)))]
+    if stage < 3:
+        return found
+    found.append(Choice("optimizer, parameters on CPU", dict(zip(keys, (cpu, cpu), strict=True))))
+    if base.job.cluster.nvme is None or base.job.cluster.nvme.drives == 0:
+        return found
+    drives = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
+    states = {**drives, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}
+    shards = {**drives, "buffer_size": max(10**8, base.largest_shard_numel), "buffer_count": 12}
+    found += [
+        Choice("optimizer on NVMe", dict(zip(keys, (states, None), strict=True))),
+        Choice("optimizer on NVMe, parameters on CPU", dict(zip(keys, (states, cpu), strict=True))),
+        Choice(
+            "optimizer, parameters on NVMe",
+            {**dict(zip(keys, (states, shards), strict=True)), ZERO + "stage3_max_reuse_distance": 0},
+        ),
+    ]
+    return found
+
+
+def _zero_plus_plus(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """Secondary shards inside the node (hpZ): backward gathers stay there. Not with parameters offloaded."""
+    key, per_node = ZERO + "zero_hpz_partition_size", base.job.gpus_per_node
+    if stage_of(base, chosen) != 3 or base.job.num_nodes == 1 or chosen.get(ZERO + "offload_param"):
+        return []
+    return [Choice("", {key: 1}), Choice(f"hpZ {per_node}", {key: per_node})]
+
+
+def _quantised(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """int8 gathers (qwZ) and int4 reductions (qgZ): they change what is computed, and are only asked for."""
+    weights, gradients = ZERO + "zero_quantized_weights", ZERO + "zero_quantized_gradients"
+    if stage_of(base, chosen) != 3 or base.job.num_nodes == 1 or chosen.get(ZERO + "offload_param"):
+        return []
+    return [
+        Choice("", {weights: False, gradients: False}),
+        Choice("qwZ", {weights: True, gradients: False}),
+        Choice("qwZ qgZ", {weights: True, gradients: True}),
+    ]
+
+
+def _reshards(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """Reshard to all, to the node, or not at all."""
+    key, per_node = "strategy.reshard_after_forward", base.job.gpus_per_node
+    found = [Choice("", {key: True}), Choice("no reshard", {key: False})]
+    shard = base.world_size // chosen.get("strategy.replicate", 1)
+    if 1 < per_node < shard and shard % per_node == 0:
+        found.append(Choice(f"reshard to {per_node}", {key: per_node}))
+    return found
+
+
+def replica_counts(base: Base) -> list[int]:
+    """1, and replicas of whole nodes: powers of two and the number of nodes itself."""
+    nodes = base.job.num_nodes
+    counts = {1, nodes} | {2**power for power in range(nodes.bit_length()) if nodes % 2**power == 0}
+    return sorted(counts)
+
+
+def _replicas(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    key = "strategy.replicate"
+    for count in replica_counts(base):
+        yield Choice("" if count == 1 else f"{count} replicas", {key: count})
+
+
+def _shardings(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """FSDP1's strategies; the hybrid ones with every group of whole nodes."""
+    key, replicate = "strategy.sharding_strategy", "strategy.replicate"
+    for name in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
+        yield Choice(name, {key: name, replicate: None})
+    for count in replica_counts(base):
+        if count > 1 and base.world_size // count > 1:
+            for name in ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
+                yield Choice(f"{name} {count} replicas", {key: name, replicate: count})
+
+
+def _host_offload(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    key = "strategy.cpu_offload"
+    return [Choice("", {key: False}), Choice("parameters, states on CPU", {key: True})]
+
+
+def divisors(count: int) -> list[int]:
+    small = [number for number in range(1, int(count**0.5) + 1) if count % number == 0]
+    return sorted({*small, *(count // number for number in small)})
+
+
+def _micro_batches(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """Every way to cut a rank's sequences into equal micro-batches."""
+    for size in divisors(base.sequences):
+        steps = base.sequences // size
+        if steps <= _MOST_MICRO_BATCHES:
+            more = f" x {steps}" if steps > 1 else ""
+            yield Choice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
+
+
+def _checkpointings(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """The whole blocks, every second one, by op, the core of attention (worth it where it is written out)."""
+    names = {"none": 1, "selective-op": 1, "full": 1}
+    if base.job.training.attention == "math":
+        names = {"none": 1, "selective": 1, "selective-op": 1, "full": 1}
+    found = [Choice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1}) for name in names]
+    found.insert(-1, Choice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2}))
+    return found
+
+
+def _reductions(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """Where there are several micro-batches: reduce after each, or after the last."""
+    key = "strategy.no_sync"
+    if chosen.get(ACCUMULATION, base.job.training.gradient_accumulation_steps) == 1:
+        return [Choice("", {key: False})]
+    return [Choice("", {key: False}), Choice("no_sync", {key: True})]
+
+
+FSDP = ("fsdp1", "fsdp2")
+STRUCTURE: tuple[Axis, ...] = (
+    Axis("stage", _stages, ("deepspeed",)),
+    Axis("offload", _offloads, ("deepspeed",)),
+    Axis("hpZ", _zero_plus_plus, ("deepspeed",)),
+    Axis("sharding", _shardings, ("fsdp1",)),
+    Axis("replicas", _replicas, ("fsdp2",)),
+    Axis("reshard", _reshards, ("fsdp2",)),
+    Axis("offload", _host_offload, ("fsdp2",)),
+    Axis("checkpointing", _checkpointings),
+    Axis("micro-batch", _micro_batches),
+    Axis("no_sync", _reductions, FSDP),
+)
+# Only when asked for: it changes the numbers that training computes.
+QUANTISED = Axis("quantised", _quantised, ("deepspeed",))
+
+
+# -- details --------------------------------------------------------------------------------------------
+
+
+def _offloads_states(base: Base, chosen: Chosen) -> bool:
+    return chosen.get(ZERO + "offload_optimizer") is not None
+
+
+_PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "none")
+_WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
+
+
+def _reuse_distances(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """How far a gathered parameter is kept, together with how much may be gathered at once. What comes from
+    drives is let go at once, or their buffers are too few."""
+    param = chosen.get(ZERO + "offload_param")
+    if stage_of(base, chosen) != 3 or (param or {}).get("device") == "nvme":
+        return
+    for size in (0, 10**9, 4 * 10**9):
+        live = {ZERO + "stage3_max_live_parameters": max(size, 10**9)}
+        yield Choice(f"reuse {_shown(size)}", {ZERO + "stage3_max_reuse_distance": size, **live})
+
+
+def _sub_groups(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    if stage_of(base, chosen) != 3 or not _offloads_states(base, chosen):
+        return []
+    return _values(ZERO + "sub_group_size", "sub-groups", 10**7, 10**8, 10**9)(base, chosen)
+
+
+def _detail(name: str, key: str, *values: Any, kind: str = "deepspeed", stages: tuple[int, ...] = ()) -> Axis:
+    """One key with these values, at these stages of DeepSpeed (all when empty)."""
+    choices = _values(key, name, *values)
+    return Axis(name, _at_stages(stages, choices) if stages else choices, (kind,))
+
+
+_SHARDED = (1, 2, 3)
+DETAILS: tuple[Axis, ...] = (
+    _detail("overlap_comm", ZERO + "overlap_comm", True, False, stages=_SHARDED),
+    _detail("bucket", ZERO + "reduce_bucket_size", 50_000_000, 200_000_000, 500_000_000, stages=_SHARDED),
+    _detail("prefetch", ZERO + "stage3_prefetch_bucket_size", 0, 10**7, 50_000_000, 200_000_000, stages=(3,)),
+    _detail("persistence", ZERO + "stage3_param_persistence_threshold", 10**4, 10**5, 10**6, stages=(3,)),
+    Axis("reuse", _reuse_distances, ("deepspeed",)),
+    Axis("sub-groups", _sub_groups, ("deepspeed",)),
+    _detail("backward prefetch", "strategy.backward_prefetch", *_PREFETCH, kind="fsdp1"),
+    _detail("forward prefetch", "strategy.forward_prefetch", True, False, kind="fsdp1"),
+    _detail("limit_all_gathers", "strategy.limit_all_gathers", True, False, kind="fsdp1"),
+    _detail("wrapping", "strategy.wrapping", *_WRAPPING, kind="fsdp2"),
+    _detail("buckets", "strategy.bucket_cap_mb", 25.0, 100.0, 400.0, kind="ddp"),
+    _detail("bucket view", "strategy.gradient_as_bucket_view", True, False, kind="ddp"),
+)

@@ -1,0 +1,112 @@
+"""What a search starts from: an experiment with everything open that the search may set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.experiment import DeepSpeedTable, Experiment, experiment_from
+from zsim.specs.importers.deepspeed_text import drop_comments, load_object
+from zsim.specs.job import Job, resolve
+
+_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+@dataclass(frozen=True)
+class Base:
+    """One kind of strategy on one cluster: `data` is file-shaped, its batch sizes stand in [training].
+
+    `sequences` is how many a rank trains on per step: micro-batch x accumulation, which searches keep.
+    """
+
+    data: Mapping[str, Any]
+    job: Job
+    sequences: int
+
+    @property
+    def kind(self) -> str:
+        return self.job.kind
+
+    @property
+    def world_size(self) -> int:
+        return self.job.world_size
+
+    @cached_property
+    def key(self) -> str:
+        """The content, as text."""
+        return json.dumps(self.data, sort_keys=True, default=str)
+
+    @cached_property
+    def largest_shard_numel(self) -> int:
+        """Elements of the largest parameter's shard, which NVMe buffers must hold."""
+        largest = max(parameter.numel for _, parameter in self.job.model.named_parameters())
+        return -(-largest // self.world_size)
+
+    def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
+        """Raises InputError where the changes contradict the rest."""
+        return experiment_from(dict(self.data), overrides, origin="tune")
+
+
+def base_of(experiment: Experiment) -> Base:
+    """The experiment as a base, its batch sizes moved to [training].
+
+    Raises InputError and NotSimulatedError as `resolve` does.
+    """
+    job = resolve(experiment)
+    data = _open(experiment, job)
+    steps = job.training.gradient_accumulation_steps
+    return Base(data, job, job.training.micro_batch_size * steps)
+
+
+def on_gpus(base: Base, nodes: int, gpus: int) -> Base:
+    """The same global batch on other GPUs; raises InputError where they do not divide it."""
+    total = base.sequences * base.world_size
+    if total % gpus:
+        raise InputError(f"gpus: {total} sequences per step do not divide among {gpus} GPUs")
+    per_rank = total // gpus
+    training = {**base.data["training"], "micro_batch_size": 1, "gradient_accumulation_steps": per_rank}
+    data = {**base.data, "nodes": nodes, "gpus": gpus, "training": training}
+    return Base(data, resolve(experiment_from(data, {}, origin="tune")), per_rank)
+
+
+def of_kind(base: Base, kind: str) -> Base:
+    """Another kind of strategy for the same training, with its defaults."""
+    if kind == base.kind:
+        return base
+    strategy: dict[str, Any] = {"kind": kind, "stage": 3} if kind == "deepspeed" else {"kind": kind}
+    training = base.job.training
+    known = {"precision": training.precision, "gradient_clipping": training.gradient_clipping}
+    data = {**base.data, "training": {**base.data["training"], **known}, "strategy": strategy}
+    return base_of(experiment_from(data, {}, origin="tune"))
+
+
+def _open(experiment: Experiment, job: Job) -> dict[str, Any]:
+    data = experiment.model_dump(exclude_defaults=True)
+    training = dict(data.get("training", {}))
+    training["micro_batch_size"] = job.training.micro_batch_size
+    training["gradient_accumulation_steps"] = job.training.gradient_accumulation_steps
+    strategy = {"kind": job.kind, **data.get("strategy", {})}
+    table = experiment.strategy
+    if isinstance(table, DeepSpeedTable):
+        training["precision"] = job.training.precision
+        strategy.pop("stage", None)
+        strategy["config"], strategy["config_name"] = _open_config(table)
+    return {**data, "training": training, "strategy": strategy}
+
+
+def _open_config(table: DeepSpeedTable) -> tuple[dict[str, Any], str]:
+    """The JSON without batch sizes; of a stage alone, the stage."""
+    if table.config is None:
+        return {"zero_optimization": {"stage": table.stage}}, "DeepSpeed config"
+    name, config = load_object(table.config, table.config_name)
+    drop_comments(config, name, [])
+    for key in _BATCH_KEYS:
+        config.pop(key, None)
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, Mapping):  # none, or the old way to switch stage 1 on
+        config["zero_optimization"] = {"stage": 1 if zero is True else 0}
+    return config, name

@@ -1,0 +1,136 @@
+"""What no schedule can beat: bounds that cost no simulation.
+
+`Bounds`: from the batch and the checkpointing alone, so that one serves many candidates. Time: the kernels of
+a step run on one stream, in order, whatever is sharded where; a step is never shorter than their sum on an
+idle GPU, and communication only slows them. Memory: what forward keeps for backward, beside the CUDA context.
+
+`plan_seconds`: from the plan, how long each resource is busy at the least. No step is shorter than any of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from zsim.cost.compute import KernelPricer
+from zsim.cost.host import host_seconds, load_host_costs
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
+from zsim.plan.workload import Workload, make_workload
+from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.job import Job
+from zsim.specs.strategy import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A step takes at least `seconds` and holds at least `gpu_bytes`."""
+
+    seconds: float
+    gpu_bytes: int
+
+
+class Bounds:
+    """Bounds of jobs of one model on one kind of GPU, each kind of training worked out once."""
+
+    def __init__(self) -> None:
+        self._of_one: dict[tuple[str, str, Training], Bound] = {}
+        self._pricers: dict[str, KernelPricer] = {}
+
+    def of(self, job: Job) -> Bound:
+        """The step's own bound."""
+        one = replace(job.training, gradient_accumulation_steps=1)
+        key = (job.model.name + job.model.source, job.cluster.gpu.name, one)
+        if key not in self._of_one:
+            self._of_one[key] = self._micro_batch(job, one)
+        bound = self._of_one[key]
+        kept = 0 if _leaves_checkpoints_on_host(job) else bound.gpu_bytes
+        seconds = bound.seconds * job.training.gradient_accumulation_steps
+        return Bound(seconds, kept + job.cluster.framework_memory.context)
+
+    def _micro_batch(self, job: Job, training: Training) -> Bound:
+        pricer = self._pricers.setdefault(job.cluster.gpu.name, KernelPricer(job.cluster.gpu))
+        workload = make_workload(job.model, training)
+        seconds = sum(pricer.seconds(kernel) for each in _kernels(workload) for kernel in each.kernels)
+        return Bound(seconds, _kept_bytes(workload))
+
+
+def _kernels(workload: Workload) -> Iterable[Kernels]:
+    """Forward, recomputation and backward of one micro-batch, as `walk_step` issues them."""
+    for segment in workload.segments:
+        for call in segment.calls:
+            yield call.work.forward
+            yield call.work.backward
+            if call.work.recompute is not None:
+                yield call.work.recompute
+        for call in segment.recomputed:
+            yield call.work.forward
+
+
+def _kept_bytes(workload: Workload) -> int:
+    """Activations that are alive when forward ends."""
+    return sum(
+        segment.checkpoint_bytes
+        if segment.is_checkpointed
+        else sum(call.work.saved_bytes for call in segment.calls)
+        for segment in workload.segments
+    )
+
+
+def _leaves_checkpoints_on_host(job: Job) -> bool:
+    strategy = job.strategy
+    return isinstance(strategy, DeepSpeedConfig) and strategy.activation_checkpointing.cpu_checkpointing
+
+
+def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
+    """Seconds that a step keeps each resource busy at the least, by resource.
+
+    `host`: the thread that issues; `nic`: bytes that a node must receive, over all its cards at full rate: of
+    what a group across k nodes gathers, reduces or exchanges, (k - 1) / k; `cpu`: the node's CPU work at its
+    own rate; `h2d`, `d2h`: copies over one GPU's PCIe; `read`, `write`: the node's drives at their data
+    sheet's rates.
+    """
+    cluster, per_node = job.cluster, job.gpus_per_node
+    pricer, costs = KernelPricer(cluster.gpu), load_host_costs()
+    bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
+    compute = host = 0.0
+    for op in plan.ops:
+        host += host_seconds(op.overhead, op.launches, cluster.host, costs)
+        work = op.work
+        if isinstance(work, Kernels):
+            if op.stream == COMPUTE:
+                compute += sum(pricer.seconds(kernel) for kernel in work.kernels)
+        elif isinstance(work, Collective):
+            bytes_of["nic"] += work.bytes * _share_from_outside(job, plan, work)
+        elif isinstance(work, Copy):
+            bytes_of[work.direction] += work.bytes
+        elif isinstance(work, HostWork):
+            bytes_of["cpu"] += work.bytes * per_node
+        elif isinstance(work, DriveIo):
+            bytes_of[work.direction] += work.bytes * per_node
+    nvme = cluster.nvme
+    fractions = (cluster.offload.optimizer_fraction, cluster.offload.copy_fraction)
+    rates = {
+        "nic": cluster.nic.per_node * cluster.nic.bandwidth,
+        "cpu": cluster.host.memory_bandwidth * max(fractions),
+        "h2d": cluster.pcie.bandwidth,
+        "d2h": cluster.pcie.bandwidth,
+        "read": nvme.drives * nvme.read_bandwidth if nvme else 0.0,
+        "write": nvme.drives * nvme.write_bandwidth if nvme else 0.0,
+    }
+    busy = {name: bytes_of[name] / rate for name, rate in rates.items() if rate > 0}
+    return {"compute": compute, "host": host, **busy}
+
+
+def _share_from_outside(job: Job, plan: Plan, work: Collective) -> float:
+    """The part of a collective's bytes that a node must receive from other nodes, per node: groups that
+    lie inside a domain of NVLink cost nothing here; those that run beside each other add up."""
+    group = plan.groups[work.group]
+    per_node = job.gpus_per_node
+    spans_nodes = job.cluster.node_link.nodes_per_domain > 1
+    if work.kind not in ("all_gather", "reduce_scatter", "all_reduce") or spans_nodes:
+        return 0.0
+    nodes = len({rank // per_node for rank in group.ranks_of(0)})
+    groups_on_node = len({group.ranks_of(rank)[0] for rank in range(per_node)})
+    return groups_on_node * (nodes - 1) / nodes

@@ -1,0 +1,64 @@
+"""Every combination of the axes' choices, as experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.specs.experiment import Experiment
+from zsim.study.tune.axes import STRUCTURE, Axis, Choice
+from zsim.study.tune.base import Base
+
+KIND_LABELS = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "deepspeed": ""}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration: what is chosen on each axis; `number` is its place in the space."""
+
+    base: Base
+    choices: Mapping[str, Choice]
+    number: int
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return {key: value for choice in self.choices.values() for key, value in choice.overrides.items()}
+
+    def experiment(self) -> Experiment:
+        """Raises InputError where the choices contradict the rest."""
+        return self.base.experiment(self.overrides)
+
+    def with_choice(self, axis: str, choice: Choice, number: int) -> Candidate:
+        return Candidate(self.base, {**self.choices, axis: choice}, number)
+
+    @property
+    def label(self) -> str:
+        """E.g. "ZeRO-3, micro-batch 2, checkpointing full"."""
+        parts = [KIND_LABELS[self.base.kind], *(choice.label for choice in self.choices.values())]
+        return ", ".join(part for part in parts if part)
+
+
+def candidates(
+    bases: Sequence[Base], axes: Sequence[Axis] = STRUCTURE, keep: Sequence[str] = ()
+) -> list[Candidate]:
+    """The whole space, the last axis fastest; axes named in `keep` stay as the base has them."""
+    found: list[Candidate] = []
+    for base in bases:
+        for choices in _combinations(base, [axis for axis in axes if axis.name not in keep], {}, {}):
+            found.append(Candidate(base, choices, len(found)))
+    return found
+
+
+def _combinations(
+    base: Base, axes: Sequence[Axis], choices: dict[str, Choice], chosen: dict[str, Any]
+) -> Iterator[dict[str, Choice]]:
+    if not axes:
+        yield choices
+        return
+    axis, *rest = axes
+    options = axis.of(base, chosen)
+    if not options:
+        yield from _combinations(base, rest, choices, chosen)
+    for option in options:
+        yield from _combinations(base, rest, {**choices, axis.name: option}, {**chosen, **option.overrides})

@@ -1,0 +1,288 @@
+"""Candidates measured: bounds at once, exact memory from the plan, time by simulation; on many processes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zsim.engine.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
+from zsim.errors import ZsimError
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Device
+from zsim.specs.experiment import Experiment
+from zsim.specs.job import Job, resolve
+from zsim.study.sweep.identity import Identities
+from zsim.study.sweep.pool import Task, run_tasks
+from zsim.study.sweep.store import Record
+from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
+from zsim.study.tune.candidates import Candidate
+
+# Micro-batches in the middle of a step are alike: longer steps are taken to be one of three and so many
+# times what the third added.
+FEW = 3
+_KEY = "training.gradient_accumulation_steps"
+_SECONDS = (
+    "step_seconds", "compute_seconds", "exposed_communication_seconds", "offload_stall_seconds",
+    "optimizer_seconds", "host_bound_seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peaks of the fullest GPU and of a node's host and drives against what there is, exact; and what the
+    plan alone says about time: no step is shorter than `least_seconds`."""
+
+    peaks: Mapping[Device, int]
+    limits: Mapping[Device, int]
+    least_seconds: float
+
+    @property
+    def fits(self) -> bool:
+        return all(self.peaks[device] <= self.limits[device] for device in self.peaks)
+
+    @property
+    def missing(self) -> tuple[Device, int] | None:
+        """The tier that lacks most of what it has, and by how many bytes; None where all fits."""
+        over = [device for device in self.peaks if self.peaks[device] > self.limits[device]]
+        if not over:
+            return None
+        worst = max(over, key=lambda device: self.peaks[device] / max(1, self.limits[device]))
+        return worst, self.peaks[worst] - self.limits[worst]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A simulated candidate. `row` is the sweep's, seconds of the whole step."""
+
+    candidate: Candidate
+    row: Mapping[str, Any]
+    least_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        value: float = self.row["step_seconds"]
+        return value
+
+    @property
+    def gpus(self) -> int:
+        value: int = self.row["gpus"]
+        return value
+
+    @property
+    def gpu_bytes(self) -> int:
+        value: int = self.row["gpu_peak_bytes"]
+        return value
+
+
+def memory_of(experiment: Experiment) -> Memory | str:
+    """Exact peaks from the plan alone, or why there is no plan."""
+    steps = experiment.training.gradient_accumulation_steps or 1
+    try:
+        job = resolve(few_micro_batches(experiment))
+        plan = make_plan(job)
+        seconds = plan_seconds(job, plan)
+        if steps > FEW:
+            less = resolve(few_micro_batches(experiment, FEW - 1))
+            shorter = plan_seconds(less, make_plan(less))
+            seconds = {name: busy + (steps - FEW) * (busy - shorter[name]) for name, busy in seconds.items()}
+        capacity = node_capacity_bytes(job.cluster)
+        peaks: dict[Device, int] = {"gpu": peak_bytes(job, plan)}
+        limits: dict[Device, int] = {"gpu": usable_bytes(job.cluster)}
+        for device, limit in capacity.items():
+            peaks[device], limits[device] = node_peak_bytes(job, plan, device), limit or 0
+    except ZsimError as error:
+        return str(error)
+    return Memory(peaks, limits, max(seconds.values()))
+
+
+def few_micro_batches(experiment: Experiment, most: int = FEW) -> Experiment:
+    """The same with at most so many micro-batches; from two on, memory is that of any number."""
+    training = experiment.training
+    if (training.gradient_accumulation_steps or 1) <= most:
+        return experiment
+    few = training.model_copy(update={"gradient_accumulation_steps": most})
+    return experiment.model_copy(update={"training": few})
+
+
+class Evaluator:
+    """Measures candidates; what is measured once is kept. `jobs` processes; results do not depend on them.
+
+    `on_done` is told after each piece of work: how many were checked or simulated. `headroom` is the fraction
+    of GPU memory that a candidate must leave free.
+    """
+
+    def __init__(
+        self,
+        jobs: int = 1,
+        cache: Path | None = None,
+        on_done: Callable[[str, int], None] | None = None,
+        headroom: float = 0.0,
+    ) -> None:
+        self.jobs = jobs
+        self.headroom = headroom
+        self.on_done = on_done or (lambda what, count: None)
+        self.num_simulated = self.num_checked = 0
+        self.refused: dict[str, int] = {}
+        self._cache = cache
+        self._bounds = Bounds()
+        self._identities = Identities()
+        self._resolved: dict[str, Job | str] = {}
+        self._memory: dict[str, Memory | str] = {}
+        self._records: dict[str, Record] = {}
+
+    # -- bounds -----------------------------------------------------------------------------------------
+
+    def bound(self, candidate: Candidate) -> Bound | None:
+        """None where the candidate contradicts itself; `refused` counts why."""
+        job = self._job(candidate)
+        return None if isinstance(job, str) else self._bounds.of(job)
+
+    def usable_bytes(self, candidate: Candidate) -> int:
+        """What tensors and framework may have of one GPU."""
+        return int(usable_bytes(candidate.base.job.cluster) * (1 - self.headroom))
+
+    def fits(self, memory: Memory | None) -> bool:
+        """Whether a candidate with this memory may be proposed."""
+        if memory is None or not memory.fits:
+            return False
+        return memory.peaks["gpu"] <= memory.limits["gpu"] * (1 - self.headroom)
+
+    def _job(self, candidate: Candidate) -> Job | str:
+        key = _key(candidate)
+        if key not in self._resolved:
+            try:
+                self._resolved[key] = resolve(candidate.experiment())
+            except ZsimError as error:
+                self._refuse(key, str(error))
+        return self._resolved[key]
+
+    def _refuse(self, key: str, reason: str) -> None:
+        self._resolved[key] = reason
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    # -- memory -----------------------------------------------------------------------------------------
+
+    def memory(self, candidates: Sequence[Candidate]) -> list[Memory | None]:
+        """Exact memory of each; None where there is no plan."""
+        wanted: dict[str, Experiment] = {}
+        for candidate in candidates:
+            key, job = _key(candidate), self._job(candidate)
+            if key not in self._memory and key not in wanted and not isinstance(job, str):
+                wanted[key] = job.experiment
+        for key, found in zip(wanted, self._map(list(wanted.values())), strict=True):
+            self._memory[key] = found
+            self.num_checked += 1
+            if isinstance(found, str):
+                self._refuse(key, found)
+        self.on_done("checked", self.num_checked)
+        results = (self._memory.get(_key(candidate)) for candidate in candidates)
+        return [found if isinstance(found, Memory) else None for found in results]
+
+    def _map(self, experiments: list[Experiment]) -> list[Memory | str]:
+        if self.jobs == 1 or len(experiments) < 2 * self.jobs:
+            return [memory_of(experiment) for experiment in experiments]
+        import joblib
+
+        run: Any = joblib.Parallel(n_jobs=self.jobs)
+        found: list[Memory | str] = run(joblib.delayed(memory_of)(experiment) for experiment in experiments)
+        return found
+
+    # -- time -------------------------------------------------------------------------------------------
+
+    def simulate(self, candidates: Sequence[Candidate]) -> list[Measured | None]:
+        """Each candidate's step; None where it cannot be simulated (`refused` says why)."""
+        points = {_key(candidate): self._points(candidate) for candidate in candidates}
+        tasks = {
+            task.identity: task
+            for found in points.values()
+            for task in found
+            if task.identity not in self._records
+        }
+        self._run(list(tasks.values()))
+        return [self._measured(candidate, points[_key(candidate)]) for candidate in candidates]
+
+    def verified(self, measured: Measured, most: int) -> Measured:
+        """The same with every micro-batch simulated, where it has at most so many."""
+        job = self._job(measured.candidate)
+        if isinstance(job, str) or not FEW + 1 < job.training.gradient_accumulation_steps <= most:
+            return measured
+        task = Task(self._identities.of(job.experiment), job.experiment)
+        self._run([task] if task.identity not in self._records else [])
+        record = self._records[task.identity]
+        return replace(measured, row=record["row"]) if record["status"] == "ok" else measured
+
+    def _points(self, candidate: Candidate) -> list[Task]:
+        job = self._job(candidate)
+        if isinstance(job, str):
+            return []
+        experiment = job.experiment
+        sizes = [FEW - 1, FEW] if job.training.gradient_accumulation_steps > FEW + 1 else [FEW + 1]
+        found = (few_micro_batches(experiment, size) for size in sizes)
+        return [Task(self._identities.of(few), few) for few in found]
+
+    def _run(self, tasks: list[Task]) -> None:
+        def take(record: Record) -> None:
+            self._records[record["identity"]] = record
+            self.num_simulated += 1
+            self.on_done("simulated", self.num_simulated)
+
+        if not tasks:
+            return
+        with _folder(self._cache) as folder:
+            jobs = self.jobs if len(tasks) > 1 else 1
+            run_tasks(tasks, folder, take, jobs=jobs)
+
+    def _measured(self, candidate: Candidate, tasks: list[Task]) -> Measured | None:
+        job = self._job(candidate)
+        records = [self._records[task.identity] for task in tasks]
+        if isinstance(job, str):
+            return None
+        for record in records:
+            if record["status"] != "ok":
+                self._refuse(_key(candidate), record["error"])
+                return None
+        row = dict(records[-1]["row"])
+        steps = job.training.gradient_accumulation_steps
+        if len(records) == 2:
+            row |= _longer(records[0]["row"], row, steps - FEW)
+            row[_KEY] = steps
+        memory = self._memory.get(_key(candidate))
+        least = memory.least_seconds if isinstance(memory, Memory) else self._bounds.of(job).seconds
+        return Measured(candidate, row, least)
+
+
+def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: int) -> dict[str, Any]:
+    """The row with `more` times what its last micro-batch added to it."""
+    found: dict[str, Any] = {}
+    for key in (*_SECONDS, "step_tokens", "gpu_joules_per_step"):
+        if row.get(key) is not None and less.get(key) is not None:
+            found[key] = row[key] + more * (row[key] - less[key])
+    ratio = (found["step_tokens"] / row["step_tokens"]) / (found["step_seconds"] / row["step_seconds"])
+    for key in (
+        "tokens_per_second",
+        "tokens_per_second_per_gpu",
+        "model_flops_per_second_per_gpu",
+        "mfu_fraction",
+    ):
+        if row.get(key) is not None:
+            found[key] = row[key] * ratio
+    return found
+
+
+def _key(candidate: Candidate) -> str:
+    """The same configuration by whatever way."""
+    overrides = sorted((key, str(value)) for key, value in candidate.overrides.items())
+    return f"{candidate.base.key} {overrides}"
+
+
+@contextmanager
+def _folder(cache: Path | None) -> Iterator[Path]:
+    if cache is not None:
+        yield cache
+        return
+    with tempfile.TemporaryDirectory(prefix="zsim-tune-") as folder:
+        yield Path(folder)

@@ -1,0 +1,178 @@
+"""From the configuration that was given to the best one: what to change, in order of gain.
+
+Forward selection over the axes in which they differ: at each step the change that gains most is made, every
+combination on the way checked for memory and simulated. What gains nothing is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from zsim.specs.importers.deepspeed_schema import ZeroBlock
+from zsim.study.tune.base import base_of
+from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.refine import WORTH
+
+_AT_ONCE = 3  # changes that only help together
+_TOGETHER = ("checkpointing", "micro-batch")  # what one frees the other takes: also tried as one change
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key: what it was (None: not said, or off) and what it should be."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """Changes that are made together, and the step's time before and after; `before_seconds` is None where
+    what was there did not fit."""
+
+    changes: tuple[Change, ...]
+    before_seconds: float | None
+    after: Measured
+
+    @property
+    def gain_fraction(self) -> float | None:
+        """Of the time before."""
+        return None if self.before_seconds is None else 1 - self.after.seconds / self.before_seconds
+
+
+def explain(
+    evaluator: Evaluator, given: Candidate, given_seconds: float | None, best: Candidate
+) -> list[Step]:
+    """The steps from `given` (None seconds: it does not fit) to what `best` gains."""
+    left = differing_axes(given, best)
+    current, seconds = given, given_seconds
+    asked = given  # with nothing said that is so by default
+    for name, choice in best.choices.items():
+        if name not in left:  # said aloud, because what is so by default may follow from what changes
+            current = current.with_choice(name, choice, given.number)
+    steps: list[Step] = []
+    while left:
+        chosen = _best_change(evaluator, current, seconds, best, left)
+        if chosen is None:
+            break
+        names, after = chosen
+        changes = [
+            change
+            for name in names
+            for change in changes_of(current, after.candidate, best.choices[name].overrides)
+        ]
+        for name in names:
+            asked = asked.with_choice(name, best.choices[name], given.number)
+        asked, more = _with_what_followed(asked, after.candidate)
+        steps.append(Step((*changes, *more), seconds, after))
+        current, seconds = after.candidate, after.seconds
+        left = [name for name in left if name not in names]
+    return steps
+
+
+def _with_what_followed(asked: Candidate, wanted: Candidate) -> tuple[Candidate, list[Change]]:
+    """What must be said now because its default followed from something that was changed."""
+    fresh = Candidate(base_of(asked.experiment()), {}, asked.number)
+    more = []
+    for name, choice in wanted.choices.items():
+        if name in asked.choices:
+            continue
+        changes = changes_of(fresh, wanted, choice.overrides)
+        if changes:
+            asked = asked.with_choice(name, choice, asked.number)
+            more += changes
+    return asked, more
+
+
+def differing_axes(given: Candidate, best: Candidate) -> list[str]:
+    """The axes of `best` whose keys have other values in `given`."""
+    return [
+        name
+        for name, choice in best.choices.items()
+        if any(value_of(given, key) != value for key, value in choice.overrides.items())
+    ]
+
+
+def _best_change(
+    evaluator: Evaluator, current: Candidate, seconds: float | None, best: Candidate, left: Sequence[str]
+) -> tuple[tuple[str, ...], Measured] | None:
+    """The change that gains most, else the fewest that help together; None where nothing does."""
+    together = tuple(name for name in _TOGETHER if name in left)
+    for count in (*range(1, min(_AT_ONCE, len(left)) + 1), len(left)):
+        groups = list(combinations(left, count))
+        if count == 1 and len(together) > 1:
+            groups.append(together)
+        tried = []
+        for names in groups:
+            candidate = current
+            for name in names:
+                candidate = candidate.with_choice(name, best.choices[name], current.number)
+            tried.append((names, candidate))
+        found = _measured(evaluator, tried)
+        if found and (seconds is None or found[1].seconds < seconds * (1 - WORTH)):
+            return found
+    return None
+
+
+def _measured(
+    evaluator: Evaluator, tried: Sequence[tuple[tuple[str, ...], Candidate]]
+) -> tuple[tuple[str, ...], Measured] | None:
+    possible = [(names, candidate) for names, candidate in tried if evaluator.bound(candidate) is not None]
+    memories = evaluator.memory([candidate for _, candidate in possible])
+    fitting = [entry for entry, memory in zip(possible, memories, strict=True) if evaluator.fits(memory)]
+    results = evaluator.simulate([candidate for _, candidate in fitting])
+    good = [(names, m) for (names, _), m in zip(fitting, results, strict=True) if m is not None]
+    return min(good, key=lambda entry: entry[1].seconds, default=None)
+
+
+def changes_of(before: Candidate, after: Candidate, keys: Mapping[str, Any]) -> list[Change]:
+    """The keys among `keys` whose values differ."""
+    found = []
+    for key in keys:
+        old, new = value_of(before, key), value_of(after, key)
+        if old != new:
+            found.append(Change(key, old, new))
+    return found
+
+
+def value_of(candidate: Candidate, key: str) -> Any:
+    """What a dotted key effectively is: as chosen, as in the base's data, or by default."""
+    overrides = candidate.overrides
+    if key in overrides:
+        return _plain(key, overrides[key])
+    value: Any = candidate.base.data
+    *parents, last = key.split(".")
+    for parent in parents:
+        value = value.get(parent) if isinstance(value, Mapping) else None
+    bare = ZeroBlock.model_fields
+    if isinstance(value, Mapping):
+        for spelling in _spellings(last):
+            if spelling in value and value[spelling] != "auto":
+                return _plain(key, value[spelling])
+    job = candidate.base.job
+    if parents[:1] == ["training"]:
+        return getattr(job.training, last)
+    if parents[-1:] == ["zero_optimization"]:
+        name = next((name for name, info in bare.items() if last in (name, info.alias)), last)
+        return _plain(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
+    return _plain(key, getattr(job.strategy, last, None))
+
+
+def _spellings(last: str) -> list[str]:
+    for name, info in ZeroBlock.model_fields.items():
+        if last in (name, info.alias):
+            return [name, *([info.alias] if info.alias else [])]
+    return [last]
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Offload as its device; a whole float as the integer that DeepSpeed takes it for."""
+    if key.endswith(("offload_optimizer", "offload_param")):
+        device = value.get("device") if isinstance(value, Mapping) else getattr(value, "device", None)
+        return None if device in (None, "none") else device
+    return int(value) if isinstance(value, float) and value.is_integer() and "zero_opt" in key else value

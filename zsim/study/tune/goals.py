@@ -1,0 +1,199 @@
+"""What "best" means: five goals, each as a space of candidates and what they are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.errors import InputError, ZsimError
+from zsim.specs.importers.huggingface import read_model_config
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, Axis, Choice, divisors
+from zsim.study.tune.base import Base, base_of, of_kind, on_gpus
+from zsim.study.tune.candidates import Candidate, candidates
+from zsim.study.tune.evaluate import Evaluator
+from zsim.study.tune.search import Objective, cheapest, fastest
+
+_MOST = 2**17  # sequences in a micro-batch, layers in a model
+_LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+@dataclass(frozen=True)
+class Space:
+    """Candidates, the objective, and what was settled on the way to them ("" where nothing was)."""
+
+    candidates: Sequence[Candidate]
+    objective: Objective
+    settled: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every goal needs to know."""
+
+    base: Base
+    kinds: Sequence[str]
+    keep: Sequence[str]
+    more_axes: Sequence[Axis]
+    evaluator: Evaluator
+
+    @property
+    def axes(self) -> list[Axis]:
+        return [*STRUCTURE, *self.more_axes]
+
+    def candidates(self, base: Base, axes: Sequence[Axis] | None = None) -> list[Candidate]:
+        bases = [of_kind(base, kind) for kind in self.kinds]
+        return candidates(bases, axes or self.axes, self.keep)
+
+
+def _fastest(question: Question) -> Space:
+    return Space(question.candidates(question.base), fastest)
+
+
+def _cheapest(question: Question) -> Space:
+    """On every number of GPUs up to the given one that the batch divides among."""
+    found: list[Candidate] = []
+    for nodes, gpus in _shapes(question.base):
+        for candidate in question.candidates(_on(question.base, nodes, gpus)):
+            found.append(Candidate(candidate.base, candidate.choices, len(found)))
+    return Space(found, cheapest)
+
+
+def _smallest_cluster(question: Question) -> Space:
+    """The fewest GPUs on which anything fits."""
+    shapes = _shapes(question.base)
+    lightest = _with_micro_batches(question, lambda base: [1])
+
+    def fits(place: int) -> bool:
+        return _any_fits(
+            question.evaluator, question.candidates(_on(question.base, *shapes[place]), lightest)
+        )
+
+    if not fits(len(shapes) - 1):
+        raise InputError(f"nothing fits on {shapes[-1][1]} GPUs; expected more with --nodes")
+    low, high = -1, len(shapes) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    nodes, gpus = shapes[high]
+    few = f"{gpus} GPU{'s' if gpus > 1 else ''} ({nodes} node{'s' if nodes > 1 else ''}) are the fewest"
+    return Space(question.candidates(_on(question.base, nodes, gpus)), fastest, few)
+
+
+def _largest_batch(question: Question) -> Space:
+    """The most sequences in one micro-batch."""
+
+    def axes(size: int) -> list[Axis]:
+        return _with_micro_batches(question, lambda base: [size])
+
+    size = _largest(
+        lambda size: _any_fits(question.evaluator, question.candidates(question.base, axes(size)))
+    )
+    if size == 0:
+        raise InputError("not even one sequence per GPU fits; expected more GPUs, or shorter sequences")
+    settled = f"{size} sequences per GPU in one micro-batch are the most that fit"
+    return Space(question.candidates(question.base, axes(size)), fastest, settled)
+
+
+def _largest_model(question: Question) -> Space:
+    """The same architecture with more layers."""
+    base = question.base
+    key, layers = _layers(base)
+    lightest = _with_micro_batches(question, lambda base: [1])
+
+    def grown(count: int) -> Base:
+        experiment = base.experiment({f"model.{key}": count})
+        return base_of(experiment)
+
+    def fits(count: int) -> bool:
+        return _any_fits(question.evaluator, question.candidates(grown(count), lightest))
+
+    count = _largest(fits)
+    if count == 0:
+        raise InputError("not even one layer fits; expected more GPUs")
+    largest = grown(count)
+    settled = (
+        f"{count} layers instead of {layers} are the most that fit: "
+        f"{largest.job.model.numel / 1e9:.1f}B parameters instead of {base.job.model.numel / 1e9:.1f}B"
+    )
+    return Space(question.candidates(largest), fastest, settled)
+
+
+GOALS: Mapping[str, Callable[[Question], Space]] = {
+    "fastest": _fastest,
+    "cheapest": _cheapest,
+    "smallest-cluster": _smallest_cluster,
+    "largest-model": _largest_model,
+    "largest-batch": _largest_batch,
+}
+
+
+def _shapes(base: Base) -> list[tuple[int, int]]:
+    """(nodes, GPUs) that the batch divides among, ascending: parts of a node, then whole nodes."""
+    per_node = base.job.cluster.gpus_per_node
+    total = base.sequences * base.world_size
+    shapes = [(1, count) for count in divisors(per_node)]
+    shapes += [(nodes, nodes * per_node) for nodes in range(2, base.job.num_nodes + 1)]
+    return [(nodes, gpus) for nodes, gpus in shapes if total % gpus == 0 and gpus <= base.world_size]
+
+
+def _on(base: Base, nodes: int, gpus: int) -> Base:
+    return base if gpus == base.world_size else on_gpus(base, nodes, gpus)
+
+
+def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[Axis]:
+    """The axes with these micro-batches; one larger than a rank's share is not accumulated."""
+
+    def choices(base: Base, chosen: Mapping[str, Any]) -> list[Choice]:
+        found = []
+        for size in sizes(base):
+            steps = base.sequences // size if base.sequences % size == 0 else 1
+            steps = 1 if size > 1 else steps
+            found.append(Choice(f"micro-batch {size}", {MICRO_BATCH: size, ACCUMULATION: steps}))
+        return found
+
+    return [Axis(axis.name, choices) if axis.name == "micro-batch" else axis for axis in question.axes]
+
+
+def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
+    """Whether any candidate fits, the lightest tried first."""
+    possible = []
+    for candidate in found:
+        bound = evaluator.bound(candidate)
+        if bound is not None and bound.gpu_bytes <= evaluator.usable_bytes(candidate):
+            possible.append((bound.gpu_bytes, candidate.number, candidate))
+    for start in range(0, len(possible), 4):
+        wave = [
+            candidate for *_, candidate in sorted(possible, key=lambda entry: entry[:2])[start : start + 4]
+        ]
+        if any(evaluator.fits(memory) for memory in evaluator.memory(wave)):
+            return True
+    return False
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, 0 where 1 does not: doubling, then halving."""
+    low, high = 0, 1
+    while high <= _MOST and _safely(fits, high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _safely(fits, middle) else (low, middle)
+    return low
+
+
+def _safely(fits: Callable[[int], bool], count: int) -> bool:
+    """What zsim refuses as too large does not fit."""
+    try:
+        return fits(count)
+    except ZsimError:
+        return False
+
+
+def _layers(base: Base) -> tuple[str, int]:
+    model = base.job.experiment.model
+    config = model if isinstance(model, Mapping) else read_model_config(model)[0]
+    for key in _LAYER_KEYS:
+        if isinstance(config.get(key), int):
+            return key, config[key]
+    raise InputError(f"model '{base.job.model.name}': its config.json has no {', '.join(_LAYER_KEYS)}")

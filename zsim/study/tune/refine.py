@@ -1,0 +1,60 @@
+"""Buckets, prefetches and switches of a good structure, one after the other until none helps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.study.tune.axes import DETAILS, Axis
+from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.search import Objective, fastest
+
+WORTH = 0.002  # of the step: a change that gains less is not made
+_MOST_ROUNDS = 2
+
+
+def refine(
+    evaluator: Evaluator,
+    start: Measured,
+    *,
+    axes: Sequence[Axis] = DETAILS,
+    objective: Objective = fastest,
+    keep: Sequence[str] = (),
+) -> tuple[Measured, list[Measured]]:
+    """(the best, all that were simulated on the way): rounds over the axes, each set to its best value.
+
+    Ends when a round changes nothing, or when the kernels alone take all but `WORTH` of the step.
+    """
+    best, seen = start, [start]
+    for _ in range(_MOST_ROUNDS):
+        before = best
+        for axis in axes:
+            if best.least_seconds >= best.seconds * (1 - WORTH):
+                return best, seen
+            if axis.name in keep:
+                continue
+            tried = _try(evaluator, best, axis)
+            seen += tried
+            fast = min(tried, key=lambda m: objective(m.seconds, m.gpus), default=best)
+            if objective(fast.seconds, fast.gpus) < objective(best.seconds, best.gpus) * (1 - WORTH):
+                best = fast
+        if best is before:
+            break
+    return best, seen
+
+
+def _try(evaluator: Evaluator, best: Measured, axis: Axis) -> list[Measured]:
+    candidate = best.candidate
+    options: list[Candidate] = [
+        candidate.with_choice(axis.name, choice, candidate.number)
+        for choice in axis.of(candidate.base, candidate.overrides)
+        if candidate.choices.get(axis.name) != choice
+    ]
+    options = [option for option in options if evaluator.bound(option) is not None]
+    memories = evaluator.memory(options)
+    fitting = [
+        option
+        for option, memory in zip(options, memories, strict=True)
+        if memory is not None and evaluator.fits(memory) and memory.least_seconds < best.seconds
+    ]
+    return [measured for measured in evaluator.simulate(fitting) if measured is not None]

@@ -1,0 +1,134 @@
+"""The best of a space, and proof that nothing better was left out.
+
+Candidates are taken in the order of what they could reach at best: first from the batch alone, then, checked
+for memory exactly, from their plans; the most promising are simulated. The search ends when nothing left
+could beat the best even with all communication hidden: then it is the best of everything that fits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.evaluate import Evaluator, Measured
+
+# What a candidate is worth: the less, the better. Of (seconds of its step or their bound, GPUs).
+Objective = Callable[[float, int], float]
+# Steps repeat with a period that is measured from one end to the next: it may be this much below the sum of
+# the kernels, where the last op of a step is not a kernel.
+_SLACK = 0.995
+_WAVE = 4
+
+
+def fastest(seconds: float, gpus: int) -> float:
+    """Seconds of a step."""
+    return seconds
+
+
+def cheapest(seconds: float, gpus: int) -> float:
+    """GPU-seconds of a step."""
+    return seconds * gpus
+
+
+@dataclass
+class Found:
+    """The best first. `measured` are all that were simulated; the counts are of candidates."""
+
+    best: list[Measured]
+    measured: list[Measured] = field(default_factory=list)
+    num_candidates: int = 0
+    num_refused: int = 0
+    num_too_large: int = 0
+    num_too_slow: int = 0
+
+    @property
+    def num_simulated(self) -> int:
+        return len(self.measured)
+
+
+def search(
+    evaluator: Evaluator, candidates: Sequence[Candidate], *, objective: Objective = fastest, count: int = 5
+) -> Found:
+    """The best that fits first, and the next best of what was looked at; ties in the order of the space.
+
+    The first is what simulating every candidate would give; at least `count` are simulated.
+    """
+    found = Found([], num_candidates=len(candidates))
+    queue = _bounded(evaluator, candidates, objective, found)
+    while queue and (len(found.measured) < count or queue[0].worth < _worth(found.best[0], objective)):
+        wave = _next_wave(queue)
+        if wave[0].is_checked:
+            _simulate(evaluator, wave, found)
+            found.best = sorted(found.measured, key=lambda m: (_worth(m, objective), m.candidate.number))[
+                :count
+            ]
+        else:
+            for entry in _checked(evaluator, wave, objective, found):
+                heapq.heappush(queue, entry)
+    found.num_too_slow = len(queue)
+    return found
+
+
+@dataclass(frozen=True, order=True)
+class _Entry:
+    """A candidate and the least that it could be worth, from the batch alone or (checked) from its plan."""
+
+    worth: float
+    number: int
+    is_checked: bool
+    candidate: Candidate = field(compare=False)
+
+
+def _bounded(
+    evaluator: Evaluator, candidates: Sequence[Candidate], objective: Objective, found: Found
+) -> list[_Entry]:
+    queue = []
+    for candidate in candidates:
+        bound = evaluator.bound(candidate)
+        if bound is None:
+            found.num_refused += 1
+        elif bound.gpu_bytes > evaluator.usable_bytes(candidate):
+            found.num_too_large += 1
+        else:
+            worth = objective(bound.seconds, candidate.base.world_size) * _SLACK
+            queue.append(_Entry(worth, candidate.number, False, candidate))
+    heapq.heapify(queue)
+    return queue
+
+
+def _next_wave(queue: list[_Entry]) -> list[_Entry]:
+    """The most promising, of one kind: to be checked, or to be simulated."""
+    wave = [heapq.heappop(queue)]
+    while queue and len(wave) < _WAVE and queue[0].is_checked == wave[0].is_checked:
+        wave.append(heapq.heappop(queue))
+    return wave
+
+
+def _checked(
+    evaluator: Evaluator, wave: Sequence[_Entry], objective: Objective, found: Found
+) -> Iterator[_Entry]:
+    """Those that fit, with what their plans say."""
+    memories = evaluator.memory([entry.candidate for entry in wave])
+    for entry, memory in zip(wave, memories, strict=True):
+        if memory is None:
+            found.num_refused += 1
+        elif not evaluator.fits(memory):
+            found.num_too_large += 1
+        else:
+            worth = objective(memory.least_seconds, entry.candidate.base.world_size) * _SLACK
+            yield _Entry(max(worth, entry.worth), entry.number, True, entry.candidate)
+
+
+def _simulate(evaluator: Evaluator, wave: Sequence[_Entry], found: Found) -> None:
+    for measured in evaluator.simulate([entry.candidate for entry in wave]):
+        if measured is None:
+            found.num_refused += 1
+        else:
+            assert measured.row["fits"], measured.candidate.label
+            found.measured.append(measured)
+
+
+def _worth(measured: Measured, objective: Objective) -> float:
+    return objective(measured.seconds, measured.gpus)
