@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import zsim
 from zsim.engine.simulate import Outcome, simulate_job
@@ -21,6 +23,11 @@ OFFLOAD = {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
     },
 }
+TWO_LAYERS = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 8000, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
 STRAGGLER = {"faults": {"slow_gpus": {"5": 1.3}}}
 IRREGULAR: dict[str, dict[str, Any]] = {
     "straggler": STRAGGLER,
@@ -180,3 +187,56 @@ def test_a_job_that_is_too_large_is_told_how_many_whole_gpus_would_do() -> None:
     assert not report.fits
     assert report.out_of_memory is not None
     assert report.out_of_memory.least_gpus is not None
+
+
+STRATEGIES = [{"kind": "fsdp2"}, {"kind": "fsdp2", "replicate": 4}, {"kind": "ddp"}, ZERO3]
+LINKS = [
+    "node0.nic1",
+    "node2.nic7",
+    "node1",
+    "node3.gpu0.nvlink",
+    "node2.gpu3.pcie",
+    "network",
+    "leaf0-spine1",
+]
+
+
+@st.composite
+def irregularities(draw: st.DrawFn) -> dict[str, Any]:
+    """A few of everything on four nodes of a fabric of six, two to a leaf."""
+    ranks = st.sampled_from([str(rank) for rank in range(32)])
+    fault = st.fixed_dictionaries(
+        {
+            "bandwidth_fraction": st.sampled_from([0.1, 0.5, 0.9]),
+            "added_latency": st.sampled_from(["0 s", "7 us"]),
+        }
+    )
+    return {
+        "strategy": draw(st.sampled_from(STRATEGIES)),
+        "placement": {"fabric_nodes": 6, "nodes": draw(st.permutations(range(6)))[:4]},
+        "faults": {
+            "slow_gpus": draw(st.dictionaries(ranks, st.sampled_from([1.1, 1.5]), max_size=3)),
+            "links": draw(st.dictionaries(st.sampled_from(LINKS), fault, max_size=2)),
+            "dead_nics": draw(
+                st.lists(st.sampled_from(["node0.nic1", "node4.nic0"]), max_size=2, unique=True)
+            ),
+        },
+    }
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(irregularities())
+def test_whatever_is_wrong_folded_equals_unfolded(irregular: dict[str, Any]) -> None:
+    network = {
+        "source": "made up for a test", "evidence": "assumed", "kind": "fat-tree", "nodes_per_leaf": 2,
+        "oversubscription": 4.0,
+    }  # fmt: skip
+    whole = {
+        **irregular, "nodes": None, "cluster": {"extends": "dgx-h100", "network": network},
+        "model": TWO_LAYERS,
+    }  # fmt: skip
+    folded, unfolded = (simulate(whole, unfold=unfold) for unfold in (False, True))
+    spans = len(folded.trace.infos)
+    ours = folded.trace.end_seconds.reshape(-1, spans)[folded.classes.of_rank]
+    np.testing.assert_allclose(ours, unfolded.trace.end_seconds.reshape(-1, spans), rtol=1e-9, atol=1e-12)
+    assert folded.trace.step_seconds == pytest.approx(unfolded.trace.step_seconds, rel=1e-9)
