@@ -58,6 +58,14 @@ def test_two_jobs_on_a_spine_slow_each_other_by_the_fair_share() -> None:
     assert own.together_seconds - own.alone_seconds == pytest.approx(gradients / 50e9 - gradients / 100e9)
 
 
+def test_a_shared_link_is_as_full_as_both_make_it() -> None:
+    """Two equal jobs: this one's bytes are its own, the fullest uplink carries both jobs'."""
+    alone = simulate({"other": {"placement": {"nodes": [1]}, "nodes": 1}}).traffic["leaf_up"]
+    both = simulate({"other": {"placement": {"nodes": [1, 3]}}}).traffic["leaf_up"]
+    assert both.total_bytes == pytest.approx(alone.total_bytes)
+    assert both.fullest_bytes == pytest.approx(2 * alone.fullest_bytes)
+
+
 def test_three_jobs_have_a_third_each() -> None:
     cluster = {**SPINE, "network": {**SPINE["network"], "nodes_per_leaf": 4, "oversubscription": 16.0}}  # type: ignore[dict-item]
     places = {"fabric_nodes": 8, "nodes": [0, 4]}

@@ -8,7 +8,7 @@
     leaf0                all cables of a switch to other switches
     nvlink, leaf-spine   a whole tier; nic_out, leaf_up: one direction of it
 
-`zsim topology show` names a fabric's switches and tiers.
+`zsim topology show` lists the tiers, and the switches of each role (leaf0, leaf1, ... spine0, ...).
 """
 
 from __future__ import annotations
