@@ -147,7 +147,7 @@ def test_routes_read_backwards_give_what_they_add() -> None:
     generator = np.random.default_rng(5)
     for cluster, nodes in (("roce-h100", 8), ("dgx-superpod-h100", 64), ("aws-p4d", 8), ("rtx-4090-x8", 3)):
         bad = with_faults(
-            topology(cluster, nodes), FaultsTable(dead_nics=("node1.nic0",)) if nodes > 3 else None
+            topology(cluster, nodes), FaultsTable(dead_nics=("node1.nic0",) if nodes > 3 else ())
         )
         sources, targets = generator.integers(0, nodes * 8, size=(2, 300))
         amounts, values = generator.uniform(1, 2, 300), generator.uniform(1, 2, bad.num_links)
