@@ -125,6 +125,15 @@ def test_a_rank_that_waited_in_the_recording_waits_in_the_replay(kineto, metadat
     assert lasted == pytest.approx([72e-6, 12e-6])
 
 
+def test_a_host_that_is_busy_after_the_last_launch_ends_the_step(kineto, tmp_path):
+    """The kernel is over at 25 us; the host's step ends at 300."""
+    file = kineto(world_size=1)
+    file.step(1, 0, 300)
+    file.launch("gemm", 0, 5, 20)
+    trace = zsim.read_trace(file.write(tmp_path / "rank0.json"))
+    assert zsim.replay(trace).step_seconds == pytest.approx(300e-6, abs=1e-9)
+
+
 def test_a_faster_transfer_ends_the_step_sooner(kineto, metadata, tmp_path):
     """4 MB gathered by two GPUs of a DGX H100: the fabric says how long; the other 211 us of rank 1 stay
     (a launch of 1 us, kernels of 160 and 50 us on the same GPU)."""

@@ -1,0 +1,65 @@
+"""`zsim replay` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import zsim
+from zsim.cli import main
+
+TRACE = str(Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero3-even-2ranks")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*arguments):
+        """(exit code, stdout, stderr)"""
+        monkeypatch.setattr("sys.argv", ["zsim", "replay", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_it_prints_both_steps_within_80_columns(run):
+    code, out, _ = run(TRACE)
+    assert code == 0
+    assert "recorded    replayed    change" in out
+    assert "step                                   123.09 ms   123.17 ms    +0.1 %" in out
+    assert max(len(line) for line in out.splitlines() if TRACE not in line) <= 80
+
+
+def test_json_on_standard_output_is_nothing_else(run):
+    _, out, _ = run(TRACE, "--json", "-")
+    result = json.loads(out)
+    assert result["ranks_replayed"] == [0, 1]
+    assert result["cluster"] is None
+    assert result["step_seconds"] == pytest.approx(result["recorded_seconds"], rel=0.01)
+    breakdown = result["breakdown_seconds"]["replayed"]
+    assert sum(breakdown.values()) == pytest.approx(result["step_seconds"], rel=1e-6)
+
+
+def test_the_replayed_ranks_are_traces_again(run, tmp_path):
+    code, _, _ = run(TRACE, "--out", str(tmp_path / "out"))
+    again = zsim.read_trace(tmp_path / "out")
+    assert (code, again.metadata["ranks"]) == (0, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere.json",), "no such file or folder"),
+        ((TRACE, "--gpus", "8"), "needs a cluster"),
+        ((TRACE, "--cluster", "dgx-h1000"), "did you mean 'dgx-h100'"),
+        ((TRACE, "--step", "3"), r"recorded are \[27, 28\]"),
+    ],
+)
+def test_mistakes_are_one_paragraph_and_exit_2(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("zsim: ")
+    assert __import__("re").search(message, err)

@@ -1,0 +1,158 @@
+"""What a recorded op waited for, told from a few spans typed in by hand; times are seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.plan.replay import replay_plans
+from zsim.plan.replay_alone import with_work_alone
+from zsim.plan.replay_twice import is_drained, twice
+
+GATHER = {"kind": "all_gather", "stream": "all_gather", "bytes": 8, "group": "world", "group_size": 8}
+REDUCE = {"kind": "reduce_scatter", "stream": "reduce", "bytes": 8, "group": "world", "group_size": 8}
+
+
+def kernel(name, issue, start, end, **fields):
+    return {"name": name, "issue": issue, "start": start, "end": end, **fields}
+
+
+def ops_of(trace):
+    return {op.info.name: op for op in replay_plans(trace)[0].ops}
+
+
+def waits_of(trace):
+    """What each op waits for on other streams, by name."""
+    plan = replay_plans(trace)[0]
+    return {op.info.name: [plan.ops[other].info.name for other in op.after] for op in plan.ops}
+
+
+def test_an_op_that_begins_as_another_ends_waited_for_it(make_trace):
+    """The kernel could have begun at 3; it begins at 10, when the copy on another stream ends."""
+    trace = make_trace([
+        kernel("before", 0, 0, 3),
+        kernel("copy in", 1, 1, 10, kind="copy", stream="side"),
+        kernel("after", 2, 10, 12),
+    ])  # fmt: skip
+    assert waits_of(trace)["after"] == ["copy in"]
+    assert ops_of(trace)["after"].lag_seconds == 0
+
+
+def test_a_wait_that_was_over_in_time_is_known_by_the_units_name(make_trace):
+    """The gather of layer 1 is over at 4; layer 0 computes until 9. Only layer 1's kernel needs it."""
+    trace = make_trace([
+        kernel("layer 0", 0, 0, 9, module="layers.0"),
+        kernel("gather 1", 1, 1, 4, module="layers.1", **GATHER),
+        kernel("norm", 2, 9, 10, module="head"),
+        kernel("layer 1", 3, 10, 20, module="layers.1.mlp"),
+    ])  # fmt: skip
+    waits = waits_of(trace)
+    assert waits["norm"] == []
+    assert waits["layer 1"] == ["gather 1"]
+
+
+def test_a_kernel_that_began_before_a_gather_ended_did_not_wait_for_it(make_trace):
+    trace = make_trace([
+        kernel("gather 1", 0, 0, 8, module="layers.1", **GATHER),
+        kernel("layer 1", 1, 5, 20, module="layers.1"),
+    ])  # fmt: skip
+    assert waits_of(trace)["layer 1"] == []
+
+
+def test_a_reduction_waits_for_the_gradients_and_the_optimizer_for_it(make_trace):
+    """The reduction begins long after `backward 1`, for its stream was busy until 10: nothing shows."""
+    trace = make_trace([
+        kernel("backward 2", 0, 0, 3, phase="backward"),
+        kernel("reduce 2", 1, 3, 10, phase="backward", **REDUCE),
+        kernel("backward 1", 2, 3, 6, phase="backward"),
+        kernel("reduce 1", 3, 10, 12, phase="backward", **REDUCE),
+        kernel("backward 0", 4, 6, 30, phase="backward"),
+        kernel("update", 5, 30, 40, kind="optimizer", phase="optimizer"),
+    ])  # fmt: skip
+    waits = waits_of(trace)
+    assert waits["reduce 1"] == ["backward 1"]
+    assert waits["backward 0"] == []
+    assert waits["update"] == ["reduce 1"]  # the last on its stream stands for both
+
+
+def test_what_nothing_explains_is_a_delay_and_counted(make_trace):
+    trace = make_trace([kernel("a", 0, 0, 1), kernel("b", 0.5, 4, 5)])
+    plan = replay_plans(trace)[0]
+    assert [op.lag_seconds for op in plan.ops] == [0, 3]
+    assert plan.unexplained_seconds == 3
+
+
+def test_the_host_works_waits_and_works_again(make_trace):
+    """Issues at 1 and 9; blocked from 3 to 8 on the kernel: 2 s of work before, 1 s after."""
+    trace = make_trace(
+        [kernel("a", 1, 1, 8), kernel("b", 9, 9, 10)], step_seconds=10, host_blocks=[(0, 3.0, 8.0, "a")]
+    )
+    op = ops_of(trace)["b"]
+    assert op.host_waits == ((2.0, 0),)
+    assert op.host_seconds == 1.0
+
+
+def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace):
+    """The host issues b at 4 and waits for it at once."""
+    trace = make_trace(
+        [kernel("a", 1, 1, 2), kernel("b", 4, 4, 8), kernel("c", 9, 9, 10)],
+        host_blocks=[(0, 4.0, 8.0, "b")],
+    )
+    assert ops_of(trace)["b"].host_waits == ()
+    assert ops_of(trace)["c"].host_waits == ((0.0, 1),)
+
+
+def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace):
+    """Computing from 0 to 6 on the host, a gather issued at 2: 2 s, the gather, 4 s."""
+    trace = make_trace(
+        [{"start": 0, "end": 6}, kernel("gather", 2, 2, 5, **{**GATHER, "stream": ""})],
+        metadata={"computes_on": "cpu"},
+    )
+    ops = replay_plans(trace)[0].ops
+    assert [(op.info.kind, op.seconds, op.is_on_host) for op in ops] == [
+        ("compute", 2, True),
+        ("all_gather", 3, False),
+        ("compute", 4, True),
+    ]
+
+
+def test_spans_that_overlap_on_one_stream_are_several(make_trace):
+    """Two reads of files at once, and one after the first: two queues."""
+    trace = make_trace([
+        kernel("r1", 0, 0, 4, kind="nvme_read", stream="nvme"),
+        kernel("r2", 1, 1, 9, kind="nvme_read", stream="nvme"),
+        kernel("r3", 5, 5, 6, kind="nvme_read", stream="nvme"),
+    ])  # fmt: skip
+    assert [op.stream for op in replay_plans(trace)[0].ops] == ["nvme", "nvme (2)", "nvme"]
+
+
+def test_work_alone_is_time_without_what_it_shared(make_trace):
+    """A kernel from 0 to 10 under a collective from 4 to 10 that makes it 1.2 times slower: 4 + 6 / 1.2 = 9.
+    Another runs beside it from 6 to 10, at half speed each: 4 + 2 / 1.2 + 4 / 2.4, and 4 / 2.4."""
+    one = [kernel("a", 0, 0, 10), kernel("gather", 0, 4, 10, **GATHER)]
+    (plan,) = replay_plans(make_trace(one)).values()
+    assert with_work_alone(plan, 1.2).ops[0].seconds == pytest.approx(9.0)
+    both = [*one, kernel("b", 0, 6, 10, stream="side")]
+    (plan,) = replay_plans(make_trace(both)).values()
+    alone = {op.info.name: op.seconds for op in with_work_alone(plan, 1.2).ops}
+    assert alone["a"] == pytest.approx(4 + 2 / 1.2 + 4 / 2.4)
+    assert alone["b"] == pytest.approx(4 / 2.4)
+    assert alone["gather"] == 6
+
+
+def test_twice_the_second_step_follows_the_first(make_trace):
+    """The gather of the second step waits for the first step's last kernel; meetings are numbered on."""
+    trace = make_trace([kernel("gather", 0, 0, 2, **GATHER), kernel("a", 1, 2, 5), kernel("b", 2, 5, 6)])
+    (plan,) = replay_plans(trace).values()
+    double = twice(plan)
+    assert [op.info.name for op in double.ops] == ["gather", "a", "b"] * 2
+    assert double.ops[3].after == (2,)
+    assert [op.meeting for op in double.ops if op.meeting] == [("world", 0), ("world", 1)]
+    assert not is_drained(plan)
+
+
+def test_a_host_that_waits_before_the_update_is_drained(make_trace):
+    trace = make_trace(
+        [kernel("a", 0, 0, 5), kernel("u", 6, 6, 7, kind="optimizer", phase="optimizer")],
+        host_blocks=[(0, 1.0, 5.0, "a")],
+    )
+    assert is_drained(replay_plans(trace)[0])
