@@ -16,8 +16,8 @@ import simpy
 
 from zsim.devices.gpu import Gpu
 from zsim.errors import StuckError
-from zsim.plan.replay import ReplayOp, ReplayPlan
 from zsim.plan.replay_alone import runs_on_gpu
+from zsim.plan.replay_ops import ReplayOp, ReplayPlan
 from zsim.trace.spans import SpanInfo, Trace
 
 OnEnd = Callable[[], None]

@@ -11,7 +11,7 @@ from zsim.engine.replay import OnEnd, Replayer
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.symmetry import are_alike
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.plan.replay import ReplayOp, ReplayPlan
+from zsim.plan.replay_ops import ReplayOp, ReplayPlan
 from zsim.specs.topology import Topology
 from zsim.trace.spans import Trace
 

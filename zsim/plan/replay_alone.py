@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.plan.replay import ReplayOp, ReplayPlan
+from zsim.plan.replay_ops import ReplayOp, ReplayPlan
 from zsim.trace.spans import COLLECTIVES
 
 GPU_KERNELS = frozenset({"compute", "optimizer", "copy"})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.plan.replay import HostWait, ReplayOp, ReplayPlan
+from zsim.plan.replay_ops import HostWait, ReplayOp, ReplayPlan
 from zsim.trace.spans import COLLECTIVES
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from zsim.engine.replay_run import Place, run_replay
 from zsim.errors import InputError
-from zsim.plan.replay import ReplayPlan, replay_plans
+from zsim.plan.replay import replay_plans
 from zsim.plan.replay_alone import with_work_alone
+from zsim.plan.replay_ops import ReplayPlan
 from zsim.plan.replay_twice import is_drained, twice
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster_files import load_cluster

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.ops import Group
-from zsim.plan.replay import POINT_TO_POINT, ReplayPlan
+from zsim.plan.replay import POINT_TO_POINT
+from zsim.plan.replay_ops import ReplayPlan
 from zsim.specs.cluster_files import load_gpu
 from zsim.specs.hardware import Cluster, Gpu
 from zsim.specs.presets import gpu_preset_names
