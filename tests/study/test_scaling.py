@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser import check_page, in_browser
+from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.specs.experiment import Experiment
 from zsim.specs.job import resolve
@@ -101,7 +102,8 @@ def test_shard_groups_keep_their_size(tmp_path: Path) -> None:
     """2 replicas of 8 are 4 replicas of 8 on 32 GPUs; 4 GPUs are no multiple of 8."""
     scaling = ran(tmp_path, [4, 32], gpus=16, strategy={"kind": "fsdp2", "replicate": 2})
     assert scaling.scales[0].error == "gpus: found 4, expected a multiple of the shard group's 8"
-    assert scaling.scales[1].error is None
+    own = resolve(Experiment(**GPT2, gpus=32, strategy={"kind": "fsdp2", "replicate": 4}))
+    assert scaling.scales[1].step_seconds == simulate_job(own).trace.step_seconds
 
 
 def test_filling_takes_the_largest_micro_batch_that_fits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from zsim.commands.options import Set, setting
 
 if TYPE_CHECKING:
     from zsim.study.sweep.sweep import Sweep
+    from zsim.study.sweep.tables import Row
 
 _BEST = 5
 
@@ -60,8 +62,18 @@ def sweep(
         raise typer.Exit(130)
 
 
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
+    """A label stands for the tables beside it."""
+    if "label" in keys:
+        yield str(row["label"])
+    for key in keys:
+        value = row[key]
+        if key != "label" and not ("label" in keys and isinstance(value, dict)):
+            yield (
+                f"{key.rpartition('.')[2]} {value:g}"
+                if isinstance(value, float)
+                else (f"{key.rpartition('.')[2]} {value}")
+            )
 
 
 def _print(sweep: Sweep) -> None:
@@ -76,7 +88,7 @@ def _print(sweep: Sweep) -> None:
     if best:
         print(f"\n{'tokens/s/GPU':>12} {'MFU':>6} {'GPU memory':>11}  fastest that fit, of {len(fitting)}")
     for row in best:
-        values = ", ".join(f"{key.rpartition('.')[2]} {_shown(row[key])}" for key in sweep.study.keys)
+        values = ", ".join(_values(row, sweep.study.keys))
         mfu = "-" if row["mfu_fraction"] is None else f"{row['mfu_fraction'] * 100:.1f}%"
         tokens, memory = row["tokens_per_second_per_gpu"] or 0.0, format_bytes(row["gpu_peak_bytes"])
         print(f"{tokens:>12,.0f} {mfu:>6} {memory:>11}  {values}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def print_sensitivity(found: Sensitivity) -> None:
             )
     rest = [bar.turn.name for bar in found.bars if _is_idle(bar, found.step_seconds)]
     if rest:
-        print(f"without effect: {', '.join(rest)}")
+        print(textwrap.fill(f"without effect: {', '.join(rest)}", 96))
 
 
 def _is_idle(bar: Bar, step_seconds: float) -> bool:
@@ -142,7 +143,8 @@ def print_requirements(needs: Sequence[Requirement], target: str) -> None:
             print(f"  {need.sentence()}")
     others = [f"{need.name} ({format_seconds(need.best_seconds)})" for need in needs if need.needed is None]
     if others:
-        print(f"  not by themselves, however much (the step then): {', '.join(others)}")
+        said = f"not by themselves, however much (the step then): {', '.join(others)}"
+        print(textwrap.indent(textwrap.fill(said, 94), "  "))
 
 
 def sensitivity_dict(

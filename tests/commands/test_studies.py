@@ -1,0 +1,82 @@
+"""The commands of studies: what they print and write, and how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from zsim.cli import app
+from zsim.errors import InputError
+
+SMALL = ["--model", "gpt2", "--set", "training.sequence_length=128", "--set", "strategy.kind=fsdp2"]
+
+
+def ran(*arguments: str) -> str:
+    """Standard output of a command that ends well."""
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "study.toml"
+    path.write_text(
+        '[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\n[axes]\ngpus = [8, 12]\n'
+        '[[zip]]\nlabel = ["sharded", "whole"]\nstrategy = [{kind = "fsdp2"}, {kind = "ddp"}]\n'
+    )
+    return path
+
+
+def test_a_sweep_says_what_became_of_its_points(study: Path) -> None:
+    output = ran("sweep", str(study), "--jobs", "1", "--set", "training.sequence_length=128")
+    assert "4 of 4 points: 4 simulated, 0 known, 2 failed" in output
+    assert "fastest that fit, of 2" in output
+    assert "whole, gpus 8\n" in output
+    assert "2 failed: gpus: found 12, expected a multiple of the 8 GPUs" in output
+    assert (study.parent / "study-results" / "results.csv").exists()
+    again = ran("sweep", str(study), "--jobs", "1", "--set", "training.sequence_length=128")
+    assert "4 of 4 points: 0 simulated, 4 known, 2 failed" in again
+
+
+def test_a_sweep_lists_its_points_without_running_them(study: Path) -> None:
+    lines = ran("sweep", str(study), "--list").splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("     0  gpus = 8, label = sharded")
+    assert not (study.parent / "study-results").exists()
+
+
+def test_scaling_writes_a_page_and_its_numbers(tmp_path: Path) -> None:
+    output = ran("scaling", *SMALL, "--gpus", "8,16", "--jobs", "1", "--out", str(tmp_path / "out"))
+    assert "weak scaling: the same batch on every GPU" in output
+    assert "100.0%" in output
+    content = json.loads((tmp_path / "out" / "scaling.json").read_text())
+    assert [scale["gpus"] for scale in content["scales"]] == [8, 16]
+    assert "plot-efficiency" in (tmp_path / "out" / "scaling.html").read_text()
+
+
+def test_filling_and_keeping_the_batch_contradict(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["scaling", *SMALL, "--strong", "--fill", "--out", str(tmp_path)])
+    assert isinstance(done.exception, InputError)
+    assert "give one" in str(done.exception)
+
+
+def test_sensitivity_says_what_matters_and_what_would_do(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ["--gpus", "1", "--jobs", "1", "--out", str(out), "--target", "step_seconds=1e-6"]
+    output = ran("sensitivity", *SMALL, *arguments, "--resource", "HBM bandwidth")
+    assert "without effect: " in output
+    assert "not by themselves, however much (the step then): HBM bandwidth" in output
+    content = json.loads((out / "sensitivity.json").read_text())
+    assert content["target"] == "step_seconds=1e-6"
+    assert {number["kind"] for number in content["numbers"]} == {"hardware"}
+
+
+def test_the_memory_to_fit_needs_no_simulation(tmp_path: Path) -> None:
+    output = ran("sensitivity", *SMALL, "--gpus", "1", "--target", "fits", "--out", str(tmp_path / "out"))
+    assert output.startswith("GPU memory: ")
+    assert not (tmp_path / "out").exists()
