@@ -126,7 +126,6 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
         ({"pp": "2"}, "pipeline parallelism (pp = 2)"),
         ({"cp": "2"}, "context parallelism (cp = 2)"),
         ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "tensor parallelism"),
-        ({"strategy": "ZeRO++ (qwZ+hpZ+qgZ)"}, "ZeRO++"),
         ({"strategy": "JAX/XLA FSDP (GSPMD)"}, "XLA's scheduler"),
         ({"strategy": "DDP + distributed optimizer (ZeRO-1)"}, "distributed optimizer"),
         ({"strategy": "fairscale FSDP"}, "fairscale"),

@@ -53,7 +53,7 @@ def test_the_page_has_the_published_curve(curve: str) -> None:
         ("mpt-30b", [8, 16], "interference"),
         ("zero3-offload-200b", [64, 128], "cpu"),
         ("mpt-350m", [32, 64], "compute"),
-        ("zero3-175b", [768, 1536], "network"),
+        ("zero3-175b", [768, 1536], "latency"),
     ],
 )
 def test_a_published_curve_bends_the_same_way_for_its_reason(

@@ -1,8 +1,4 @@
-"""DeepSpeed, any configuration; optional: `pip install deepspeed`.
-
-On gloo its coalesced collectives (the persistent parameters' all-gather after a step of stage 3) are one call
-per tensor, because gloo cannot coalesce.
-"""
+"""DeepSpeed, any configuration; optional: `pip install deepspeed`."""
 
 from __future__ import annotations
 

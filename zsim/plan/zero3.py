@@ -254,13 +254,18 @@ class Zero3Schedule(Zero3Gradients):
         return groups
 
     def _gather_persistent(self) -> None:
-        """One all-gather of everything that stays gathered."""
-        numel = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
-        if numel and self.world_size > 1:
+        """What stays gathered, one all-gather per parameter (`_allgather_params_coalesced`, which coalesces
+        nothing since DeepSpeed 0.10 at the least); then the host waits for the GPU."""
+        if self.world_size == 1:
+            return
+        persistent = [parameter for parameter in self.trace.parameters if parameter.is_persistent]
+        for parameter in persistent:
             self.builder.collective(
-                "all_gather", numel * self.param_bytes, self.config.param_dtype, self.shard_group,
-                stream=COMPUTE, name="all_gather persistent parameters",
+                "all_gather", parameter.padded_numel * self.param_bytes, self.config.param_dtype,
+                self.shard_group, stream=COMPUTE, name=f"all_gather {parameter.name}", module=parameter.name,
             )  # fmt: skip
+        if persistent:
+            self.builder.host_wait(self.builder.record(COMPUTE))
 
 
 def zero3_groups(config: DeepSpeedConfig, world_size: int) -> list[Group]:

@@ -114,8 +114,7 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         row = row_job(run)
         if tweak is not None:
             row = replace(row, job=tweak(row.job))
-        seconds = step_seconds(row)
-        allocated, fits = _memory(row.job, kind)
+        seconds, allocated, fits = _predicted(row, kind)
     except NotSimulatedError as error:
         return replace(base, reason=str(error))
     return replace(
@@ -128,6 +127,15 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         predicted_fits=fits,
         assumptions=row.assumptions,
     )
+
+
+def _predicted(row: RowJob, kind: str | None) -> tuple[float, int, bool]:
+    """(seconds of a step, bytes of the measured kind, whether it fits); what the framework would refuse is
+    not simulated."""
+    try:
+        return step_seconds(row), *_memory(row.job, kind)
+    except InputError as error:
+        raise NotSimulatedError(str(error)) from None
 
 
 def measured_seconds(run: PublishedRun) -> float | None:

@@ -9,12 +9,14 @@ from typing import Any
 from zsim.cost.update_work import OptimizerImplementation
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
+from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job, resolve
 from zsim.specs.placement import evenly
 from zsim.study.published_cluster import cluster_preset, row_cluster
 from zsim.study.published_model import composer_model, cross_entropy, is_composer, model_config
 from zsim.study.published_offload import is_offloaded, is_stas00, offload_blocks
 from zsim.study.published_table import PublishedRun
+from zsim.study.published_zeropp import is_zeropp, zeropp_config, zeropp_model
 
 _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
@@ -22,7 +24,6 @@ _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "exper
 _NOT_SIMULATED = (
     (r"\bTP ?(?!1\b)\d+", "tensor parallelism"),
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
-    (r"ZeRO\+\+", "ZeRO++'s quantised and hierarchical collectives"),
     (r"dist(ributed|)[- _]?opt", "Megatron's distributed optimizer"),
     (r"Megatron-FSDP", "Megatron's own FSDP"),
     (r"Megatron", "Megatron's own data parallelism"),
@@ -58,9 +59,10 @@ def row_job(run: PublishedRun) -> RowJob:
     cluster = row_cluster(run)
     if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
         raise NotSimulatedError(f"{gpus} GPUs do not fill nodes of {cluster.gpus_per_node} evenly")
+    model = model_config(run)
     experiment = Experiment(
         origin=run.where,
-        model=model_config(run),
+        model=zeropp_model(run, model, assumptions) if is_zeropp(run) else model,
         cluster=cluster_preset(run),
         nodes=gpus,  # one GPU each, until the nodes are the row's own
         gpus=gpus,
@@ -76,14 +78,14 @@ def row_job(run: PublishedRun) -> RowJob:
             "cross_entropy": cross_entropy(run),
             "optimizer": _optimizer(run),
         },
-        strategy=_strategy(run, gpus, assumptions),
+        strategy=_strategy(run, gpus, cluster.gpus_per_node, assumptions),
     )
     try:
         job = resolve(experiment)
     except InputError as error:  # shapes that cannot be
         raise NotSimulatedError(str(error)) from None
     nodes = -(-gpus // cluster.gpus_per_node)
-    model = composer_model(run, job.model) if is_composer(run) else job.model
+    architecture = composer_model(run, job.model) if is_composer(run) else job.model
     training = replace(
         job.training,
         checkpoint_every=2 if is_every_second_block(run) else 1,
@@ -93,7 +95,12 @@ def row_job(run: PublishedRun) -> RowJob:
         optimizer_implementation=_optimizer_implementation(run),
     )
     placement = evenly(nodes, gpus // nodes)
-    job = replace(job, model=model, training=training, cluster=cluster, placement=placement)
+    strategy = job.strategy
+    if isinstance(strategy, DeepSpeedConfig):
+        strategy = replace(strategy, gpus_per_node=gpus // nodes)
+    job = replace(
+        job, model=architecture, training=training, cluster=cluster, strategy=strategy, placement=placement
+    )
     _check_parameters(run, job)
     return RowJob(job, sequences, tuple(assumptions))
 
@@ -206,9 +213,12 @@ def _optimizer_implementation(run: PublishedRun) -> OptimizerImplementation:
     return "foreach" if "(HF)" in text else "for_loop" if "Decoupled" in text else "fused"
 
 
-def _strategy(run: PublishedRun, gpus: int, assumptions: list[str]) -> dict[str, Any]:
+def _strategy(run: PublishedRun, gpus: int, gpus_per_node: int, assumptions: list[str]) -> dict[str, Any]:
     """The strategy's table, from its text and the columns beside it."""
     text, stage = run.text("strategy"), run.count("zero_stage")
+    if is_zeropp(run):
+        config = zeropp_config(run, gpus_per_node)
+        return {"kind": "deepspeed", "version": _deepspeed_version(run), "config": config}
     if re.match(r"single|TP1 x DP1$", text):
         return _single(run, assumptions)
     if re.match(r"FSDP2", text) and not is_offloaded(run):
