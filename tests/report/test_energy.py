@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import zsim
+from tests.browser import Page, text_of
 from zsim.cost.kernels import Kernel
 from zsim.cost.power import Activity, energy_joules, kernel_activity
 from zsim.errors import InputError
 from zsim.report.breakdown import Breakdown
 from zsim.report.cost_words import cost_rows
 from zsim.report.energy import Energy, run_cost, step_energy
+from zsim.report.html import html_report
+from zsim.report.render import print_report
 from zsim.specs.cluster_files import load_gpu
 from zsim.specs.cost import CostTable
 from zsim.specs.experiment import Experiment, experiment_from
@@ -150,3 +155,17 @@ def test_training_like_olmo_draws_close_to_what_olmo_measured() -> None:
     ).report.energy
     assert energy is not None
     assert 0.85 <= energy.watts / 700 <= 0.97
+
+
+def test_terminal_and_page_say_what_training_costs() -> None:
+    cost = {"gpu_hour_price": 2.0, "tokens": 1e9, "node_power": "2.9 kW", "pue": 1.2}
+    result = zsim.simulate(Experiment(**SMALL, cost=cost))
+    text = io.StringIO()
+    print_report(result.report, Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert "What training costs" in text.getvalue()
+    assert any("2 per GPU-hour" in line for line in lines)
+    assert any("+ 2,900 W/node, PUE 1.2" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    page = text_of(Page(html_report(result.report, result.trace)))
+    assert "What training costs run per 1e9 tokens per parameter at days" in page

@@ -219,8 +219,9 @@ def deadly(identity: str) -> Task:
     """A task that ends its process without a word, as the kernel does when memory runs out."""
 
     class Deadly:
-        @property
-        def model(self) -> str:
+        def __getattr__(self, name: str) -> str:
+            if name.startswith("__"):
+                raise AttributeError(name)  # while it is packed and unpacked
             os._exit(9)
 
     return Task(identity, Deadly())  # type: ignore[arg-type]
