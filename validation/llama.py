@@ -5,6 +5,11 @@ optional tied head, checkpointing per block. `model(tokens, labels)` gives the l
 
 Two people's code for the same numbers, because they keep different tensors for the backward pass:
 `transformers` (5.23) writes RMSNorm out in fp32; `torchtitan` has the one fused kernel that it is on a GPU.
+
+# [Note: Hugging Face's modules]
+Every module of `LlamaForCausalLM` is one here, in its order, those without parameters too: DeepSpeed's
+ZeRO-3 hooks them all, and each hook is a chance to fetch ahead. Checkpointing is inside the block's forward,
+so hooks on the block stay outside of it.
 """
 
 from __future__ import annotations
@@ -149,9 +154,10 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.act_fn = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(nn.Module):
@@ -176,8 +182,24 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class RotaryEmbedding(nn.Module):
+    """cos and sin of each position and half-head coordinate, twice side by side."""
+
+    def __init__(self, shape: LlamaShape) -> None:
+        super().__init__()
+        self.head_dim, self.theta = shape.head_dim, shape.rope_theta
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        length, device = x.shape[1], x.device
+        exponents = torch.arange(0, self.head_dim, 2, device=device) / self.head_dim
+        angles = torch.outer(torch.arange(length, device=device).float(), self.theta**-exponents)
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
 class Decoder(nn.Module):
-    """Embedding, blocks, final norm; the attribute names are Hugging Face's."""
+    """Embedding, blocks, final norm. [Note: Hugging Face's modules]"""
 
     def __init__(self, shape: LlamaShape, checkpointing: bool, code: Code) -> None:
         super().__init__()
@@ -186,6 +208,15 @@ class Decoder(nn.Module):
             DecoderLayer(shape, checkpointing, code) for _ in range(shape.num_hidden_layers)
         )
         self.norm = NORMS[code](shape.hidden_size)
+        self.rotary_emb = RotaryEmbedding(shape)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        cos, sin = self.rotary_emb(x)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        normed: Tensor = self.norm(x)
+        return normed
 
 
 class Llama(nn.Module):
@@ -201,19 +232,6 @@ class Llama(nn.Module):
         if shape.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of each position and half-head coordinate, twice side by side."""
-        exponents = torch.arange(0, self.shape.head_dim, 2, device=like.device) / self.shape.head_dim
-        angles = torch.outer(
-            torch.arange(length, device=like.device).float(), self.shape.rope_theta**-exponents
-        )
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
     def forward(self, tokens: Tensor, labels: Tensor) -> Output:
-        x = self.model.embed_tokens(tokens)
-        cos, sin = self.rotary(tokens.shape[1], x)
-        for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        logits = self.lm_head(self.model.norm(x))
+        logits = self.lm_head(self.model(tokens))
         return Output(F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()), logits)

@@ -191,10 +191,10 @@ def test_a_trillion_parameters_scale_superlinearly_as_published() -> None:
 
 
 def test_a_trillion_parameters_on_512_gpus_are_simulated_in_under_two_seconds() -> None:
-    """The work is one lane: a plan of some 28,000 ops and about as many events, whatever the GPUs; 0.6 s of
-    one core where this was written."""
+    """The work is one lane: a plan of some 46,000 ops and about as many events, whatever the GPUs; 1,282 of
+    them gather what is persistent. 0.6 s of one core where this was written, of a third fewer ops."""
     began = time.process_time()
     outcome = simulate_job(trillion(32, 1))
     assert outcome.stats.rank_classes == 1
-    assert len(outcome.plan.ops) < 40_000
+    assert len(outcome.plan.ops) < 50_000
     assert time.process_time() - began < 2.0

@@ -65,12 +65,15 @@ def test_a_bucket_is_reduced_before_the_gradient_that_would_overflow_it() -> Non
 
 
 def test_a_gradient_larger_than_the_bucket_is_reduced_alone() -> None:
-    """The largest weights of GPT-2 XL are 1600 x 6400 = 10,240,000, twice a block, and the embedding."""
+    """The largest weights of GPT-2 XL are 1600 x 6400 = 10,240,000, twice a block, and the embedding. Of two
+    of them more than a bucket belongs to one rank and the rest to the next, and they are cut there: rank 0
+    ends at 389,402,800, 10,186,800 into block 9's last weight; of the other the first part is 10,205,600."""
     sizes = Counter(
         work.bytes // 2
         for work in collectives(plan_of({"stage": 2, "reduce_bucket_size": 10_000_000}), "all_reduce")
     )
-    assert sizes[10_240_000] == 96
+    assert sizes[10_240_000] == 96 - 2
+    assert sizes[10_186_800] == sizes[53_200] == sizes[10_205_600] == sizes[34_400] == 1
     assert sizes[80_411_200] == 1
 
 
@@ -173,8 +176,11 @@ def test_leaf_modules_named_by_their_end_are_fetched_whole() -> None:
 
 
 def test_sanity_checks_broadcast_before_every_reduction() -> None:
+    """How many gradients there are, 8 bytes, then their numbers: GPT-2 XL has 580 parameters."""
     plan = plan_of({"stage": 3, "enable_sanity_checks": True})
-    assert len(collectives(plan, "broadcast")) == len(collectives(plan, "reduce_scatter"))
+    sizes = [work.bytes for work in collectives(plan, "broadcast")]
+    assert sizes[::2] == [8] * len(collectives(plan, "reduce_scatter"))
+    assert sum(sizes[1::2]) == 8 * 580
     assert not collectives(plan_of({"stage": 3}), "broadcast")
 
 
@@ -197,6 +203,21 @@ def test_fetching_by_all_reduce_sends_the_same_tensors_where_they_are_several() 
     assert kinds == ["all_reduce" if " more" in op.name else "all_gather" for op in usual]
     reduced, alone = kinds.count("all_reduce"), kinds.count("all_gather")
     assert min(reduced, alone) > 50
+
+
+def test_the_norm_of_stage_3_is_reduced_once_per_sub_group() -> None:
+    """389e6 local elements in sub-groups of 1e8 are four; squares are summed in fp64."""
+    plan = plan_of({"stage": 3, "sub_group_size": 100_000_000})
+    assert [w.bytes for w in collectives(plan, "all_reduce") if w.dtype == "fp64"] == [8] * 4
+
+
+def test_stage_1_reduces_in_the_order_of_registration() -> None:
+    """Not as gradients come, last first: the first bucket of 3e8 elements has the embedding and the first
+    block's attention and gate; its norms are registered behind the MLP."""
+    zero = {"stage": 1, "reduce_bucket_size": 300_000_000}
+    first = collectives(plan_of(zero, "llama-3.2-1b", attention="math"), "all_reduce")[0]
+    embedding, attention = 128256 * 2048, 2 * 2048 * (2048 + 512)
+    assert first.bytes == 2 * (embedding + attention + 2048 * 8192)
 
 
 def test_no_norm_means_no_reduction_and_no_wait() -> None:

@@ -61,6 +61,10 @@ class Recording:
     min_ranks: int = 2
     micro_batch_size: int = 2
     sequence_length: int = 64
+    accumulation_steps: int = 1
+    checkpointing: bool = False
+    gradient_clipping: float = 0.0
+    precision: str = "fp32"
 
 
 _FSDP2 = {"kind": "fsdp2", "wrapping": "torchtitan-0.1", "param_dtype": "fp32", "reduce_dtype": "fp32"}
@@ -139,12 +143,12 @@ def experiment(strategy: Recording, model: str, ranks: int) -> dict[str, Any] | 
         "training": {
             "sequence_length": strategy.sequence_length,
             "micro_batch_size": strategy.micro_batch_size,
-            "gradient_accumulation_steps": 1,
-            "precision": "fp32",
-            "activation_checkpointing": "none",
+            "gradient_accumulation_steps": strategy.accumulation_steps,
+            "precision": strategy.precision,
+            "activation_checkpointing": "full" if strategy.checkpointing else "none",
             "attention": "math",
             "optimizer": "adamw",
-            "gradient_clipping": 0.0,
+            "gradient_clipping": strategy.gradient_clipping,
         },
         "strategy": dict(strategy.strategy),
     }

@@ -44,6 +44,7 @@ class Recorded:
     calls: list[Any]
     flight_recorder: list[Any] | None
     step_seconds: list[float]
+    step_cpu_seconds: list[float]
     phase_seconds: dict[str, list[float]]
     held_before_update: dict[str, dict[str, int]]
     held_between_steps: dict[str, dict[str, int]]
@@ -83,7 +84,7 @@ def record(
     for _ in range(WARM_UP_STEPS):
         steps.run()
     load = CpuLoad()
-    step_seconds = [steps.run() for _ in range(order.timed_steps)]
+    timed = [steps.run() for _ in range(order.timed_steps)]
     cpu_ticks = load.since()
     tracer.is_on = True
     for _ in range(order.timed_steps):
@@ -102,7 +103,8 @@ def record(
     return Recorded(
         calls=fold(calls),
         flight_recorder=backend_rows,
-        step_seconds=step_seconds,
+        step_seconds=[wall for wall, _ in timed],
+        step_cpu_seconds=[cpu for _, cpu in timed],
         phase_seconds=phase_seconds,
         held_before_update=steps.held_before_update,
         held_between_steps=between,
@@ -132,8 +134,8 @@ class Steps:
         self.losses: list[float] = []
         self.held_before_update: dict[str, dict[str, int]] = {}
 
-    def run(self) -> float:
-        """One step; its seconds, all ranks beginning together."""
+    def run(self) -> tuple[float, float]:
+        """One step; its seconds on the clock and on this thread's processor, all ranks beginning together."""
         each = self.strategy.micro_batch_size
         batch = make_batch(self.number, each * self.world_size, self.strategy.sequence_length, self.vocab)
         mine = slice(self.rank * each, (self.rank + 1) * each)
@@ -141,11 +143,11 @@ class Steps:
         self.tracer.step = self.number
         self.number += 1
         dist.barrier()
-        start = now()
+        start, cpu = now(), time.thread_time_ns()
         loss = self.trainer.step([(tokens, labels)], self.note_memory if self.tracer.is_on else _nothing)
         if self.device != "cpu":
             torch.cuda.synchronize()
-        seconds = (now() - start) / 1e9
+        seconds = (now() - start) / 1e9, (time.thread_time_ns() - cpu) / 1e9
         self.losses.append(float(loss))
         return seconds
 

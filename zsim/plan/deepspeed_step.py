@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from zsim.cost.update_work import norm_kernels, scale_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.strategy import DTYPE_BYTES
 
 
 def check_overflow(
@@ -18,24 +19,38 @@ def check_overflow(
         return
     builder.kernels("look for infinities", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
     is_sharded = config.optimizer_wrapper != "fp16_optimizer"
-    _read_scalar(builder, "overflow", group if is_sharded else None)
+    _read_scalar(builder, "overflow", "uint8", group if is_sharded else None)
 
 
 def norm_and_sync(
-    builder: PlanBuilder, config: DeepSpeedConfig, shards: Sequence[int], group: str = "world"
+    builder: PlanBuilder,
+    config: DeepSpeedConfig,
+    shards: Sequence[int],
+    group: str = "world",
+    *,
+    num_groups: int = 1,
 ) -> None:
-    """The global norm as a Python number: kernels, a reduction, `.item()`; then unscale and clip."""
-    if not config.zero.compute_grad_norm:
+    """The global norm as a Python number: kernels, reductions, `.item()`; then unscale and clip.
+
+    Stage 3 reduces one sum of squares per sub-group, in fp64 unless the optimizer is offloaded
+    (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients on every rank; the engine
+    itself (fp32, stage 0) takes a norm only to clip, and averages it.
+    """
+    wrapper = config.optimizer_wrapper
+    if not config.zero.compute_grad_norm or (wrapper == "none" and not config.gradient_clipping):
         return
     builder.kernels("gradient norm", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
-    is_sharded = config.optimizer_wrapper not in ("none", "fp16_optimizer")
-    _read_scalar(builder, "gradient norm", group if is_sharded else None)
+    is_reduced = wrapper not in ("bf16_optimizer", "fp16_optimizer")
+    dtype = "fp64" if wrapper == "zero3" and config.zero.offload_optimizer is None else "fp32"
+    _read_scalar(builder, "gradient norm", dtype, group if is_reduced else None, num_groups)
     if config.gradient_clipping > 0 or config.precision == "fp16":
         builder.kernels("clip gradients", scale_kernels(sum(shards), config.master_weights_dtype, 1))
 
 
-def _read_scalar(builder: PlanBuilder, name: str, group: str | None) -> None:
+def _read_scalar(builder: PlanBuilder, name: str, dtype: str, group: str | None, count: int = 1) -> None:
     if group is not None and builder.groups[group].size > 1:
-        builder.collective("all_reduce", 4, "fp32", group, stream=COMPUTE, name=f"all_reduce {name}")
+        size = DTYPE_BYTES[dtype]
+        for _ in range(count):
+            builder.collective("all_reduce", size, dtype, group, stream=COMPUTE, name=f"all_reduce {name}")
     builder.host_wait(builder.record(COMPUTE))
     builder.host(f"read {name}")

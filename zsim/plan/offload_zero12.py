@@ -122,7 +122,7 @@ class OffloadedZero12Schedule(Zero12Schedule):
             kernels = norm_kernels(numel, "fp32" if self.is_compact else dtype)
             checked = builder.kernels("norm, look for infinities", kernels, stream=stream)
             self.host.wait(checked, "read whether there are infinities")
-            passing = 4 * min(numel, max(self._tensors))  # tensor by tensor
+            passing = 4 * min(numel, max(self._numels[name] for name in self._tensors))  # one by one
             if not self.is_compact:
                 builder.allocate("buffers", passing)
                 builder.kernels("cast own gradients", cast_kernels(numel, dtype, "fp32"), stream=stream)

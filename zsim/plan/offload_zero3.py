@@ -160,6 +160,7 @@ class OffloadedZero3Schedule(Zero3Schedule):
 
     def before_backward(self, segment: Segment) -> None:
         self.checkpoints.restore(segment)
+        super().before_backward(segment)
 
     def after_backward(self, segment: Segment) -> None:
         self.checkpoints.drop(segment)
@@ -273,7 +274,7 @@ class OffloadedZero3Schedule(Zero3Schedule):
         """Optimizer states on the GPU, 16-bit weights elsewhere."""
         shards = [parameter.shard_numel for parameter in self.trace.parameters]
         check_overflow(self.builder, self.config, shards)
-        norm_and_sync(self.builder, self.config, shards)
+        norm_and_sync(self.builder, self.config, shards, num_groups=len(self.groups))
         for group in range(len(self.groups)):
             self._update_on_gpu(group)
             self._weights_from_gpu(group)

@@ -101,7 +101,7 @@ class Zero0Schedule(Hooks):
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
         check_overflow(builder, config, [self.workload.numel])
-        norm_and_sync(builder, config, [self.shard_numel])
+        norm_and_sync(builder, config, [self.workload.numel])
         is_low = config.precision != "fp32"
         needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0

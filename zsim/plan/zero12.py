@@ -10,10 +10,11 @@ from __future__ import annotations
 from zsim.cost.update_work import accumulate_kernels, cast_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
-from zsim.plan.ops import Category, Group, Memory, Plan
+from zsim.plan.ops import Category, CollectiveKind, Group, Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Workload
+from zsim.plan.zero12_owners import FlatGroup
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.model import Parameter
 from zsim.specs.strategy import DTYPE_BYTES, Training
@@ -46,10 +47,13 @@ class Zero12Schedule(Hooks):
         self._is_boundary = True
         self._micro_batch = 0
         self._elements = 0  # in the bucket
-        self._tensors: list[int] = []
+        self._tensors: list[str] = []
         self._loose_bytes = 0
-        self._first_element = 0  # of the bucket in the flat order, for `reduce` to owners
-        self._kept_numels: list[tuple[str, Parameter]] = []
+        self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        self._flat = FlatGroup(
+            self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
+        )
+        self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
         self._late_free: tuple[int, int] | None = None
 
     # -- sizes ------------------------------------------------------------------------------------------
@@ -95,7 +99,7 @@ class Zero12Schedule(Hooks):
             size = parameter.numel * self.param_bytes
             if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
                 self.builder.allocate(self._gradient_category, size)
-                self._add_gradient(parameter.numel, call.name, size)
+                self._add_gradient(f"{call.name}.{parameter.name}", size)
             else:
                 self._keep_gradient(call.name, parameter, size)
 
@@ -112,23 +116,24 @@ class Zero12Schedule(Hooks):
             )
             self.builder.free("buffers", size)
         if self._reduces_in_backward:
-            self._add_gradient(parameter.numel, name, size)
+            self._add_gradient(f"{name}.{parameter.name}", size)
         elif self._is_boundary:
-            self._kept_numels.append((name, parameter))
+            self._kept.add(f"{name}.{parameter.name}")
 
-    def _add_gradient(self, numel: int, name: str, size: int) -> None:
+    def _add_gradient(self, name: str, size: int) -> None:
         """Copy a gradient into the bucket, reducing the bucket first when it would overflow."""
-        builder, zero = self.builder, self.zero
+        builder, zero, numel = self.builder, self.zero, self._numels[name]
+        module = name.rpartition(".")[0]
         if self._elements + numel > zero.reduce_bucket_size:
             self._reduce()
-        builder.host(f"gradient of {name}", overhead="deepspeed_gradient_hook", module=name)
+        builder.host(f"gradient of {module}", overhead="deepspeed_gradient_hook", module=module)
         if zero.contiguous_gradients and numel <= zero.reduce_bucket_size:
-            builder.kernels(f"bucket {name}", moves(size, size), module=name)
+            builder.kernels(f"bucket {module}", moves(size, size), module=module)
             builder.free(self._gradient_category, size)
         else:
             self._loose_bytes += size
         self._elements += numel
-        self._tensors.append(numel)
+        self._tensors.append(name)
 
     def _reduce(self) -> None:
         """reduce_ipg_grads and average_tensor; see the module's docstring."""
@@ -144,20 +149,20 @@ class Zero12Schedule(Hooks):
         flat = 0
         if self.world_size > 1:
             builder.kernels("average bucket", moves(size, size), stream=stream)
-            if zero.reduce_scatter and not zero.use_multi_rank_bucket_allreduce:
-                self._reduce_to_owners(stream)
-            else:
-                if zero.reduce_scatter or self.config.communication_dtype != self.config.param_dtype:
-                    flat = size
-                    builder.allocate("buffers", flat)
-                    builder.kernels(
-                        "flatten bucket",
-                        moves(self._elements * self.param_bytes, size, launches=len(self._tensors)),
-                        stream=stream,
-                    )
-                builder.collective(
-                    "all_reduce", size, self.config.communication_dtype, "world", stream=stream
+            to_owners = zero.reduce_scatter and not zero.use_multi_rank_bucket_allreduce
+            casts = self.config.communication_dtype != self.config.param_dtype
+            if not to_owners and (zero.reduce_scatter or casts):
+                flat = size
+                builder.allocate("buffers", flat)
+                builder.kernels(
+                    "flatten bucket",
+                    moves(self._elements * self.param_bytes, size, launches=len(self._tensors)),
+                    stream=stream,
                 )
+            kind: CollectiveKind = "reduce" if to_owners else "all_reduce"
+            for numel in self._calls(to_owners):
+                part = numel * self.reduce_bytes
+                builder.collective(kind, part, self.config.communication_dtype, "world", stream=stream)
         owned = self._elements // self.world_size
         builder.kernels(
             "copy own slice", moves(owned * self.reduce_bytes, owned * self.param_bytes), stream=stream
@@ -167,22 +172,18 @@ class Zero12Schedule(Hooks):
         self._free_loose(done)
         self._elements, self._tensors = 0, []
 
+    def _calls(self, to_owners: bool) -> list[int]:
+        """Elements of each call that reduces the bucket: one, unless owners or a huge gradient divide it."""
+        bucket = self.zero.reduce_bucket_size
+        if to_owners:
+            return self._flat.reduces(self._tensors, bucket)
+        return self._flat.all_reduces(self._tensors, bucket) if self.zero.reduce_scatter else [self._elements]
+
     def _keep_slice(self, stream: str) -> int:
         """What becomes of the own slice of a reduced bucket before the next; returns its last event."""
         last = self.builder.record(stream)
         assert last is not None
         return last
-
-    def _reduce_to_owners(self, stream: str) -> None:
-        """One `dist.reduce` per owner of a slice of the bucket; gradients come in reverse flat order, so a
-        bucket of e elements spans about e / (elements per rank) owners."""
-        left, per_rank = self._elements, self.shard_numel
-        while left > 0:
-            part = min(left, per_rank)
-            self.builder.collective(
-                "reduce", part * self.reduce_bytes, self.config.communication_dtype, "world", stream=stream
-            )
-            left -= part
 
     def _free_loose(self, done: int) -> None:
         """Gradients outside the buffer: freed after their reduction (with overlap, at the next one)."""
@@ -193,9 +194,10 @@ class Zero12Schedule(Hooks):
         builder = self.builder
         if not self._reduces_in_backward and self._is_boundary:
             # reduce_gradients walks the parameters as they are registered, not as gradients came
-            for name, parameter in reversed(self._kept_numels):
-                self._add_gradient(parameter.numel, name, parameter.numel * self.param_bytes)
-            self._kept_numels = []
+            for name, parameter in self.workload.model.named_parameters():
+                if name in self._kept:
+                    self._add_gradient(name, parameter.numel * self.param_bytes)
+            self._kept = set()
         if not self._reduces_in_backward and not self._is_boundary:
             return
         self._reduce()

@@ -17,10 +17,11 @@ from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
 from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import walk_step
-from zsim.plan.workload import ModuleCall, Workload
-from zsim.plan.zero3_fetch import ROOT, Coordinator, Fetch, trace_of
+from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.plan.zero3_fetch import Coordinator, Fetch, trace_of
 from zsim.plan.zero3_gather import Gatherer
 from zsim.plan.zero3_gradients import MAX_EVENTS, Zero3Gradients
+from zsim.plan.zero3_hooks import ROOT
 from zsim.plan.zeropp_gather import HPZ, QuantizedGatherer, SecondaryGatherer, SecondaryShards
 from zsim.plan.zeropp_reduce import quantized_groups
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
@@ -47,6 +48,8 @@ class Zero3Schedule(Zero3Gradients):
         self.gatherer = self._make_gatherer()
         self._in_flight: dict[int, Fetch] = {}
         self._fetch_events: list[int] = []
+        self._entered: tuple[str, ...] = ()  # for the backward of a block, before it ran again
+        self._trailing: tuple[str, ...] = ()  # at the end of running again
         self._held: dict[str, int] = {}  # bytes of released weights that autograd still holds
         self._checkpointed = {segment.name: segment.is_checkpointed for segment in workload.segments}
 
@@ -94,32 +97,44 @@ class Zero3Schedule(Zero3Gradients):
         self.coordinator.reset_step()
         if number == 0 and self.gather_stream != COMPUTE:
             self.builder.wait_stream(self.gather_stream, COMPUTE)
-        self._fetch_external()
+        self._enter(ROOT, "")
 
     def begin_backward(self) -> None:
-        self._fetch_external()
+        self._enter(ROOT, "")
 
-    def _fetch_external(self) -> None:
-        """The hooks of the model itself; see [Note: external parameters] of zero3_fetch."""
-        if self.trace.external:
-            self._fetch(ROOT, "")
+    def before_backward(self, segment: Segment) -> None:
+        """[Note: checkpoints and hooks] of zero3_hooks"""
+        hooked, is_again = self.trace.hooked, segment.is_checkpointed
+        self._entered = hooked.before_recompute(segment) if is_again else ()
+        self._trailing = hooked.after_recompute(segment) if is_again else ()
+        for module in self._entered:
+            self._enter(module, segment.name)
 
     def before_module(self, call: ModuleCall) -> None:
-        """PartitionedParameterCoordinator.fetch_sub_module, where a unit begins."""
-        begins = self.trace.last if self.builder.phase == "backward" else self.trace.first
-        unit = begins.get(call.name)
-        if unit is not None:
-            self._fetch(unit, call.name)
+        """Enter the modules that begin here."""
+        hooked = self.trace.hooked
+        if self.builder.phase == "backward":
+            modules = tuple(m for m in hooked.backward.get(call.name, ()) if m not in self._entered)
+            modules, self._trailing = (*self._trailing, *modules), ()
+        elif self.builder.phase == "recompute":
+            modules = hooked.recomputed(call)
+        else:
+            modules = hooked.forward.get(call.name, ())
+        for module in modules:
+            self._enter(module, call.name)
 
-    def _fetch(self, unit: str, module: str) -> None:
-        builder = self.builder
-        builder.host(f"fetch {unit}", overhead="deepspeed_fetch", module=module)
-        self._gather(self.coordinator.fetch_needed(unit))
-        for number in self.trace.by_unit[unit]:
+    def _enter(self, entered: str, module: str) -> None:
+        """PartitionedParameterCoordinator.fetch_sub_module. The host's time of modules that hold nothing is
+        counted with those inside them."""
+        builder, numbers = self.builder, self.trace.by_unit.get(entered, ())
+        if numbers:
+            builder.host(f"fetch {entered or 'the model'}", overhead="deepspeed_fetch", module=module)
+        self._gather(self.coordinator.fetch_needed(entered))
+        for number in numbers:
             self._wait_for(number)
         if self.gather_stream != COMPUTE:
             builder.wait_stream(COMPUTE, self.gather_stream)
-        self._gather(self.coordinator.prefetch(unit))
+        self._gather(self.coordinator.prefetch(entered))
         self._prefetched()
 
     def _prefetched(self) -> None:
@@ -163,9 +178,9 @@ class Zero3Schedule(Zero3Gradients):
         builder, is_backward = self.builder, self.builder.phase == "backward"
         ends = self.trace.first if is_backward else self.trace.last
         unit = ends.get(call.name)
-        if unit is None:
+        if unit is None or (builder.phase == "recompute" and unit == call.segment):
             return
-        builder.host(f"release {unit}", overhead="deepspeed_release", module=call.name)
+        builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
         holds = not self.zero.memory_efficient_linear and not is_backward and call.work.saved_bytes > 0
         released = self.coordinator.release()
         self._released(released)
@@ -209,7 +224,7 @@ class Zero3Schedule(Zero3Gradients):
         shards = [parameter.shard_numel for parameter in self.trace.parameters]
         self._partition_all()
         check_overflow(builder, config, shards, self.shard_group)
-        norm_and_sync(builder, config, shards, self.shard_group)
+        norm_and_sync(builder, config, shards, self.shard_group, num_groups=len(self.sub_groups()))
         for number, group in enumerate(self.sub_groups()):
             numel = sum(self.trace.parameters[index].shard_numel for index in group)
             needs_cast = config.grad_accum_dtype != config.master_weights_dtype

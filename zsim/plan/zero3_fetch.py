@@ -1,7 +1,8 @@
 """Which parameters ZeRO-3 fetches when, and which it lets go.
 
 The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, on a trace that is known to be complete:
-the recorded order of modules of one forward and backward. Sizes are elements of whole parameters.
+the recorded order of modules of one forward and backward (`zsim.plan.zero3_hooks`). Sizes are elements of
+whole parameters.
 
 # [Note: external parameters]
 A weight that another module's forward reads without calling its owner (the head's, by a loss that does both)
@@ -17,10 +18,9 @@ from dataclasses import dataclass
 
 from zsim.plan.leaf_units import unit_names
 from zsim.plan.workload import Workload
+from zsim.plan.zero3_hooks import ROOT, HookedModules, hooked_modules
 from zsim.specs.importers.deepspeed_values import ZeroConfig
 from zsim.specs.model import Embedding, Linear
-
-ROOT = "the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,19 @@ class ZeroParameter:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`steps[i]` are the parameters of the unit fetched at step i, `traversed[i]` the elements of all
-    units before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none).
+    """`steps[i]` are the parameters of the module entered at step i, `traversed[i]` the elements of all
+    before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none).
 
-    `first` and `last` map a module call to the unit that begins or ends with it in forward order; `external`
-    are the parameters of the unit ROOT, see [Note: external parameters].
+    A unit is a module with parameters, or a leaf module; `first` and `last` map a module call to the unit
+    that begins or ends with it in forward order. `hooked` says what else is entered; `external` are the
+    parameters of the model itself, see [Note: external parameters].
     """
 
     parameters: tuple[ZeroParameter, ...]
     by_unit: dict[str, tuple[int, ...]]
     first: dict[str, str]
     last: dict[str, str]
+    hooked: HookedModules
     steps: tuple[tuple[int, ...], ...]
     traversed: tuple[int, ...]
     next_use: tuple[tuple[int, ...], ...]
@@ -64,60 +66,51 @@ class Fetch:
 
 def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> Trace:
     """The trace that DeepSpeed records: modules in the order their hooks fire; `world_size` ranks shard."""
-    parameters: list[ZeroParameter] = []
-    by_module: dict[str, tuple[int, ...]] = {}
-    model = workload.model
-    persistent_left = zero.model_persistence_threshold
-    embedding: tuple[int, ...] = ()
-    for segment in workload.segments:
-        for call in segment.calls:
-            numbers = []
-            for parameter in call.parameters:
-                numel = parameter.numel
-                persists = numel <= zero.param_persistence_threshold and numel <= persistent_left
-                persistent_left -= numel if persists else 0
-                shard = -(-numel // world_size)
-                numbers.append(len(parameters))
-                full_name, padded = f"{call.name}.{parameter.name}", shard * world_size
-                parameters.append(ZeroParameter(full_name, parameter.shape, numel, shard, padded, persists))
-            by_module[call.name] = tuple(numbers)
-            if isinstance(call.module.work, Embedding) and not embedding:
-                embedding = tuple(numbers)
-            elif isinstance(call.module.work, Linear) and not call.parameters and segment.kind == "after":
-                by_module[call.name] = embedding  # a tied head uses the embedding's weight
+    parameters = _parameters(workload, zero, world_size)
+    numbers = {parameter.name: number for number, parameter in enumerate(parameters)}
+    by_module = _by_module(workload, numbers)
     external = by_module.pop(workload.fused_head, ()) if workload.fused_head else ()
-    owning = {
-        name: sum(parameters[n].numel for n in numbers) for name, numbers in by_module.items() if numbers
-    }
-    unit_of = unit_names(owning, [model.block_prefix], zero)
-    by_unit: dict[str, tuple[int, ...]] = {}
+    owning = {name: sum(parameters[n].numel for n in owned) for name, owned in by_module.items() if owned}
+    unit_of = unit_names(owning, [workload.model.block_prefix], zero)
+    by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
     for name in owning:
         merged = (*by_unit.get(unit_of[name], ()), *by_module[name])
-        by_unit[unit_of[name]] = tuple(dict.fromkeys(merged))
+        by_unit[unit_of[name]] = tuple(sorted(set(merged)))
     last = {unit: name for name, unit in unit_of.items()}
     first = {unit: name for name, unit in reversed(unit_of.items())}
     ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
-    root = [ROOT] if external else []
-    by_unit |= dict.fromkeys(root, external)
-    steps = tuple(by_unit[unit] for unit in _hook_order(workload, *ends, root))
+    hooked = hooked_modules(workload, unit_of)
+    steps = tuple(by_unit.get(module, ()) for module in hooked.order(workload))
     traversed, next_use = _distances(parameters, steps)
-    return Trace(tuple(parameters), by_unit, *ends, steps, traversed, next_use, external)
+    return Trace(tuple(parameters), by_unit, *ends, hooked, steps, traversed, next_use, external)
 
 
-def _hook_order(
-    workload: Workload, first: dict[str, str], last: dict[str, str], root: list[str]
-) -> list[str]:
-    """Units in the order in which their pre-forward and pre-backward hooks fire."""
-    units = [*root]
-    units += [
-        first[call.name] for segment in workload.segments for call in segment.calls if call.name in first
-    ]
-    units += root
-    for segment in reversed(workload.segments):
-        stop = [segment.stops_at] if segment.stops_at is not None else []
-        units += [first[call.name] for call in (*segment.recomputed, *stop) if call.name in first]
-        units += [last[call.name] for call in reversed(segment.calls) if call.name in last]
-    return units
+def _parameters(workload: Workload, zero: ZeroConfig, world_size: int) -> list[ZeroParameter]:
+    """In the order of `named_parameters()`, which DeepSpeed numbers them by."""
+    parameters = []
+    persistent_left = zero.model_persistence_threshold
+    for name, parameter in workload.model.named_parameters():
+        numel = parameter.numel
+        persists = numel <= zero.param_persistence_threshold and numel <= persistent_left
+        persistent_left -= numel if persists else 0
+        shard = -(-numel // world_size)
+        parameters.append(ZeroParameter(name, parameter.shape, numel, shard, shard * world_size, persists))
+    return parameters
+
+
+def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The parameters that each module call uses; a tied head uses the embedding's weight."""
+    by_module: dict[str, tuple[int, ...]] = {}
+    embedding: tuple[int, ...] = ()
+    for segment in workload.segments:
+        for call in segment.calls:
+            used = tuple(numbers[f"{call.name}.{parameter.name}"] for parameter in call.parameters)
+            if isinstance(call.module.work, Embedding) and not embedding:
+                embedding = used
+            elif isinstance(call.module.work, Linear) and not used and segment.kind == "after":
+                used = embedding
+            by_module[call.name] = used
+    return by_module
 
 
 def _distances(
@@ -158,7 +151,7 @@ class Coordinator:
 
     def fetch_needed(self, unit: str) -> Fetch | None:
         """What the unit needs and nobody fetched."""
-        return self._take(self.trace.by_unit[unit])
+        return self._take(self.trace.by_unit.get(unit, ()))
 
     def _take(self, numbers: Sequence[int]) -> Fetch | None:
         missing = tuple(number for number in sorted(numbers) if not self._is_available[number])
@@ -170,7 +163,8 @@ class Coordinator:
     def prefetch(self, unit: str) -> Fetch | None:
         """Pop what the unit itself uses, then parameters of coming units while the budget lasts; the last
         one may overshoot. Ends the unit's fetch: the next one is a new step."""
-        wanted = {n for n in self.trace.by_unit[unit] if self._fetched_for.get(n, -1) < self._step}
+        needed = self.trace.by_unit.get(unit, ())
+        wanted = {number for number in needed if self._fetched_for.get(number, -1) < self._step}
         popped: set[int] = set()
         while self._position < len(self._queue) and len(popped) < len(wanted):
             number, used_at = self._queue[self._position]

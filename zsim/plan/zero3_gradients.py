@@ -92,9 +92,9 @@ class Zero3Gradients(Hooks):
             builder.host_wait(self._reduce_events.pop(0))
         builder.host("reduce bucket", overhead="deepspeed_reduce")
         if self.zero.enable_sanity_checks and self.world_size > 1:
-            size = 8 * bucket.num_tensors  # parameter ids, compared with rank 0's on the host
-            check = builder.collective("broadcast", size, "int64", self.shard_group, stream=stream)
-            builder.host_wait(check)
+            for count in (1, bucket.num_tensors):  # how many ids, then the ids, compared on the host
+                check = builder.collective("broadcast", 8 * count, "int64", self.shard_group, stream=stream)
+                builder.host_wait(check)
         keeps_buffer = (
             self.zero.contiguous_gradients
             and bucket.elements <= self.zero.reduce_bucket_size

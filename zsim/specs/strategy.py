@@ -14,7 +14,9 @@ AttentionKind = Literal["flash", "math"]
 # "fused": one kernel each way; "fused_linear": the head's product and the loss a piece at a time (Liger's).
 CrossEntropy = Literal["eager", "megatron", "fused", "fused_linear"]
 
-DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int64": 8}
+DTYPE_BYTES: dict[str, int] = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int64": 8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,47 @@
+"""Slices of buckets by owner."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zsim.plan.zero12_owners import FlatGroup
+
+# 4 + 6 + 2 = 12 elements on 3 ranks: rank 0 owns a; 1 the first 4 of b; 2 the rest of b, and c.
+NUMELS = {"a": 4, "b": 6, "c": 2}
+
+
+def flat(*, is_dealt_out: bool = False, world_size: int = 3, shard_numel: int = 4) -> FlatGroup:
+    return FlatGroup(NUMELS, world_size, shard_numel, is_dealt_out=is_dealt_out)
+
+
+def test_a_bucket_is_cut_where_owners_change_and_joined_where_they_do_not() -> None:
+    """Gradients come last first: c of rank 2, then b, which begins with rank 1's part."""
+    assert list(flat().slices(["c", "b", "a"])) == [(2, 2), (1, 4), (2, 2), (0, 4)]
+    assert list(flat().slices(["b", "c"])) == [(1, 4), (2, 2 + 2)]
+
+
+def test_dealt_out_parameters_lie_one_in_as_many_ranks_apart() -> None:
+    """On 2 ranks a and c go first, then b: a at 0, c at 4, b at 6; each rank owns 6."""
+    dealt = flat(is_dealt_out=True, world_size=2, shard_numel=6)
+    assert dealt.offsets == {"a": 0, "c": 4, "b": 6}
+    assert list(dealt.slices(["c", "b", "a"])) == [(0, 2), (1, 6), (0, 4)]
+
+
+def test_every_owner_is_sent_its_slices_in_one_call() -> None:
+    assert flat().reduces(["c", "b", "a"], bucket_numel=12) == [2 + 2, 4, 4]
+
+
+def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
+    """c and rank 1's part of b are 6: more than 5, and sent; the rest of b and a are 6 again."""
+    assert flat().all_reduces(["c", "b", "a"], bucket_numel=12) == [12]
+    assert flat().all_reduces(["c", "b", "a"], bucket_numel=5) == [6, 6]
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 5), st.integers(1, 40), st.booleans()
+)
+def test_nothing_is_lost(numels: list[int], world_size: int, bucket: int, is_dealt_out: bool) -> None:
+    names = {str(number): numel for number, numel in enumerate(numels)}
+    group = FlatGroup(names, world_size, -(-sum(numels) // world_size), is_dealt_out=is_dealt_out)
+    assert sum(group.reduces(names, bucket)) == sum(group.all_reduces(names, bucket)) == sum(numels)
