@@ -14,6 +14,7 @@ from zsim.commands.check import check
 from zsim.commands.compare import compare
 from zsim.commands.export import export
 from zsim.commands.import_ import EXTRA, import_file
+from zsim.commands.needs import needs
 from zsim.commands.options import (
     Cluster,
     ExperimentFile,
@@ -54,6 +55,7 @@ app.command()(tune)
 app.command()(sweep)
 app.command()(scaling)
 app.command()(sensitivity)
+app.command()(needs)
 
 
 @app.callback(invoke_without_command=True)
@@ -125,26 +127,6 @@ def plan(
         return
     files = {"json": write_json(plan_to_dict(made), json_)} if json_ is not None else {}
     print_plan(made, limit=limit, files=files)
-
-
-@app.command()
-def needs(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
-    resource: Annotated[
-        list[str] | None,
-        typer.Option(help="drives, drive bandwidth, pcie, host memory or cpu; all of them without."),
-    ] = None,
-) -> None:
-    """How much more of what would hide the offloading, found by simulation."""
-    from zsim.study.offload_needs import offload_needs
-
-    for need in offload_needs(experiment_from(experiment, model, cluster, nodes, gpus, set_), resource):
-        print(need.sentence())
 
 
 @app.command()

@@ -7,7 +7,8 @@ of what it would be with a thousand times as much.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
@@ -48,6 +49,9 @@ class Need:
             f"{self.resource}: {self.needed:g} {self.unit} instead of {self.available:g} would hide it: "
             f"{best} instead of {now} per step"
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "is_enough": self.is_enough, "sentence": self.sentence()}
 
 
 RESOURCES: dict[str, Knob] = {
