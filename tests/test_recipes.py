@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from zsim.cli import app
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "recipes"
 NUMBERED = sorted(FOLDER.glob("[0-9][0-9]-*.md"))
+SHARDING = [FOLDER / "zeropp.md", FOLDER / "hsdp-or-full-shard.md"]
 BLOCK = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("recipe", NUMBERED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", [*NUMBERED, *SHARDING], ids=lambda path: path.stem)
 def test_the_recipe_prints_what_it_shows(recipe: Path, request: pytest.FixtureRequest) -> None:
     text = recipe.read_text(encoding="utf-8")
     (block,) = BLOCK.finditer(text)
@@ -28,6 +33,16 @@ def test_the_recipe_prints_what_it_shows(recipe: Path, request: pytest.FixtureRe
         recipe.write_text(shown, encoding="utf-8")
     else:
         assert block[2] == printed.getvalue()
+
+
+@pytest.mark.parametrize("recipe", SHARDING, ids=lambda path: path.stem)
+def test_its_commands_run(recipe: Path) -> None:
+    commands = re.findall(r"^    zsim (.+)$", recipe.read_text(encoding="utf-8"), re.MULTILINE)
+    assert commands
+    for command in commands:
+        result = CliRunner().invoke(app, shlex.split(command))
+        assert result.exit_code == 0, result.output
+        assert "Sent per GPU and step" in result.output
 
 
 def test_every_recipe_is_in_the_index_and_every_question_has_an_answer() -> None:
