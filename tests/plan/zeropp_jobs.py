@@ -51,7 +51,7 @@ def calls(plan: Plan, phase: str | None = None) -> Counter[tuple[str, str, str]]
     return Counter(
         (op.work.kind, op.work.group, op.work.dtype)
         for op in plan.ops
-        if isinstance(op.work, Collective) and op.work.bytes > 4 and phase in (None, op.phase)
+        if isinstance(op.work, Collective) and op.work.bytes > 8 and phase in (None, op.phase)
     )
 
 
