@@ -101,6 +101,24 @@ def test_memory_is_that_of_any_number_of_micro_batches(make_tiny: Tiny) -> None:
     assert few.peaks == whole.peaks  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", SPACES)
+def test_what_is_held_between_steps_does_not_depend_on_the_batch(make_tiny: Tiny, name: str) -> None:
+    """So one plan rules a structure out for every cut of the batch and every checkpointing."""
+    evaluator = Evaluator()
+    space = candidates(
+        [base_of(make_tiny(SPACES[name][0], gradient_accumulation_steps=4))], keep=("no_sync",)
+    )
+    resident: dict[str, Any] = {}
+    for candidate in space if len(space) < 60 else space[::3]:
+        memory = evaluator.memory([candidate])[0]
+        if memory is not None:
+            steps = candidate.overrides[ACCUMULATION] > 1
+            batch = ("checkpointing", "micro-batch")
+            structure = f"{steps} {[c.label for axis, c in candidate.choices.items() if axis not in batch]}"
+            assert resident.setdefault(structure, memory.resident) == memory.resident, candidate.label
+    assert len(resident) > 1
+
+
 def test_the_batch_stays_whatever_its_pieces() -> None:
     base = base_of(
         zsim.Experiment(model="gpt2", cluster="dgx-a100-40gb", training={"gradient_accumulation_steps": 12})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import zsim
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.page import pareto_front, tuned_page
 from zsim.study.tune.render import tuned_lines, tuned_to_dict
@@ -145,6 +145,20 @@ def test_quantised_collectives_are_only_proposed_when_asked_for(make_tiny: Tiny)
 def test_mistakes_name_what_was_expected(make_tiny: Tiny, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         tune(make_tiny({"kind": "fsdp2"}), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["tp", "pipeline", "3D"])
+def test_other_parallelisms_are_refused_by_name(make_tiny: Tiny, kind: str) -> None:
+    with pytest.raises(NotSimulatedError, match="parallelism yet; expected ddp"):
+        tune(make_tiny({"kind": "fsdp2"}), kinds=("deepspeed", kind))
+
+
+def test_the_given_configuration_stands_in_the_table_once(make_tiny: Tiny) -> None:
+    """Everything kept: all that is left is what was given."""
+    keep = ("checkpointing", "micro-batch", "offload", "reshard", "no_sync", "wrapping")
+    result = tune(make_tiny({"kind": "fsdp2"}, nodes=1), keep=keep)
+    assert len(result.best) == 1
+    assert not result.steps
 
 
 def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuned) -> None:

@@ -84,5 +84,7 @@ def _script_notes(job: Job) -> list[str]:
             notes.append("compile the blocks: block.compile()")
         if training.precision == "fp8":
             notes.append("fp8 products are the script's (torchao, Transformer Engine)")
+    if training.liger:
+        notes.append("Liger's kernels are the script's: use_liger_kernel")
     notes.append(f"sequences of {training.sequence_length:,} tokens are the data's")
     return notes

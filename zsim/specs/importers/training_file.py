@@ -72,8 +72,11 @@ def _reader(config: str) -> Reader | None:
     from zsim.specs.importers.accelerate import read_accelerate
     from zsim.specs.importers.torchtitan import read_torchtitan
     from zsim.specs.importers.torchtitan_text import is_saved_config
+    from zsim.specs.importers.training_arguments import is_training_arguments, read_training_arguments
 
     suffix = Path(config).suffix.lower()
+    if suffix in (".yaml", ".yml", ".json") and is_training_arguments(Path(config)):
+        return read_training_arguments
     if suffix in (".yaml", ".yml"):
         return read_accelerate
     if suffix == ".json" and is_saved_config(Path(config)):

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zsim.engine.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
+from zsim.engine.capacity import (
+    node_capacity_bytes,
+    node_peak_bytes,
+    peak_bytes,
+    resident_bytes,
+    usable_bytes,
+)
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Device
@@ -18,6 +24,7 @@ from zsim.specs.job import Job, resolve
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
+from zsim.study.tune.axes import ACCUMULATION, CHECKPOINTING, EVERY, MICRO_BATCH
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 
@@ -25,6 +32,7 @@ from zsim.study.tune.candidates import Candidate
 # times what the third added.
 FEW = 3
 _KEY = "training.gradient_accumulation_steps"
+_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY)
 _SECONDS = (
     "step_seconds", "compute_seconds", "exposed_communication_seconds", "offload_stall_seconds",
     "optimizer_seconds", "host_bound_seconds",
@@ -33,11 +41,13 @@ _SECONDS = (
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Peaks of the fullest GPU and of a node's host and drives against what there is, exact; and what the
-    plan alone says about time: no step is shorter than `least_seconds`."""
+    """Peaks of the fullest GPU and of a node's host and drives against what there is, exact; of them
+    `resident` before a step, whatever the batch; and what the plan alone says about time: no step is shorter
+    than `least_seconds`."""
 
     peaks: Mapping[Device, int]
     limits: Mapping[Device, int]
+    resident: Mapping[Device, int]
     least_seconds: float
 
     @property
@@ -96,7 +106,11 @@ def memory_of(experiment: Experiment) -> Memory | str:
             peaks[device], limits[device] = node_peak_bytes(job, plan, device), limit or 0
     except ZsimError as error:
         return str(error)
-    return Memory(peaks, limits, max(seconds.values()))
+    resident: dict[Device, int] = {"gpu": resident_bytes(job, plan)}
+    for device in capacity:
+        held = sum(memory.bytes for memory in plan.resident if memory.device == device)
+        resident[device] = held * job.gpus_per_node
+    return Memory(peaks, limits, resident, max(seconds.values()))
 
 
 def few_micro_batches(experiment: Experiment, most: int = FEW) -> Experiment:
@@ -132,6 +146,7 @@ class Evaluator:
         self._identities = Identities()
         self._resolved: dict[str, Job | str] = {}
         self._memory: dict[str, Memory | str] = {}
+        self._of_structure: dict[str, Memory] = {}
         self._records: dict[str, Record] = {}
 
     # -- bounds -----------------------------------------------------------------------------------------
@@ -144,6 +159,19 @@ class Evaluator:
     def usable_bytes(self, candidate: Candidate) -> int:
         """What tensors and framework may have of one GPU."""
         return int(usable_bytes(candidate.base.job.cluster) * (1 - self.headroom))
+
+    def is_too_large(self, candidate: Candidate, bound: Bound) -> bool:
+        """Whether it cannot fit: by its activations alone, or with what another batch of the same structure
+        holds between steps."""
+        if bound.gpu_bytes > self.usable_bytes(candidate):
+            return True
+        other = self._of_structure.get(_structure(candidate))
+        if other is None:
+            return False
+        context = candidate.base.job.cluster.framework_memory.context
+        if other.resident["gpu"] + bound.gpu_bytes - context > self.usable_bytes(candidate):
+            return True
+        return any(other.resident[device] > other.limits[device] for device in other.resident)
 
     def fits(self, memory: Memory | None) -> bool:
         """Whether a candidate with this memory may be proposed."""
@@ -178,6 +206,10 @@ class Evaluator:
             self.num_checked += 1
             if isinstance(found, str):
                 self._refuse(key, found)
+        for candidate in candidates:
+            known = self._memory.get(_key(candidate))
+            if isinstance(known, Memory):
+                self._of_structure.setdefault(_structure(candidate), known)
         self.on_done("checked", self.num_checked)
         results = (self._memory.get(_key(candidate)) for candidate in candidates)
         return [found if isinstance(found, Memory) else None for found in results]
@@ -271,6 +303,14 @@ def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: int) -> dict[
         if row.get(key) is not None:
             found[key] = row[key] * ratio
     return found
+
+
+def _structure(candidate: Candidate) -> str:
+    """What a candidate shares with others that cut the batch or checkpoint in another way."""
+    overrides = candidate.overrides
+    steps = overrides.get(ACCUMULATION, candidate.base.job.training.gradient_accumulation_steps)
+    kept = sorted((key, str(value)) for key, value in overrides.items() if key not in _OF_A_BATCH)
+    return f"{candidate.base.key} {steps > 1} {kept}"
 
 
 def _key(candidate: Candidate) -> str:

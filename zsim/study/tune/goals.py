@@ -160,7 +160,7 @@ def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
     possible = []
     for candidate in found:
         bound = evaluator.bound(candidate)
-        if bound is not None and bound.gpu_bytes <= evaluator.usable_bytes(candidate):
+        if bound is not None and not evaluator.is_too_large(candidate, bound):
             possible.append((bound.gpu_bytes, candidate.number, candidate))
     for start in range(0, len(possible), 4):
         wave = [

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from zsim.study.tune.bounds import Bound
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured
 
@@ -79,6 +80,7 @@ class _Entry:
     number: int
     is_checked: bool
     candidate: Candidate = field(compare=False)
+    bound: Bound = field(compare=False)
 
 
 def _bounded(
@@ -89,11 +91,11 @@ def _bounded(
         bound = evaluator.bound(candidate)
         if bound is None:
             found.num_refused += 1
-        elif bound.gpu_bytes > evaluator.usable_bytes(candidate):
+        elif evaluator.is_too_large(candidate, bound):
             found.num_too_large += 1
         else:
             worth = objective(bound.seconds, candidate.base.world_size) * _SLACK
-            queue.append(_Entry(worth, candidate.number, False, candidate))
+            queue.append(_Entry(worth, candidate.number, False, candidate, bound))
     heapq.heapify(queue)
     return queue
 
@@ -110,15 +112,17 @@ def _checked(
     evaluator: Evaluator, wave: Sequence[_Entry], objective: Objective, found: Found
 ) -> Iterator[_Entry]:
     """Those that fit, with what their plans say."""
-    memories = evaluator.memory([entry.candidate for entry in wave])
-    for entry, memory in zip(wave, memories, strict=True):
+    possible = [entry for entry in wave if not evaluator.is_too_large(entry.candidate, entry.bound)]
+    found.num_too_large += len(wave) - len(possible)
+    memories = evaluator.memory([entry.candidate for entry in possible])
+    for entry, memory in zip(possible, memories, strict=True):
         if memory is None:
             found.num_refused += 1
         elif not evaluator.fits(memory):
             found.num_too_large += 1
         else:
             worth = objective(memory.least_seconds, entry.candidate.base.world_size) * _SLACK
-            yield _Entry(max(worth, entry.worth), entry.number, True, entry.candidate)
+            yield _Entry(max(worth, entry.worth), entry.number, True, entry.candidate, entry.bound)
 
 
 def _simulate(evaluator: Evaluator, wave: Sequence[_Entry], found: Found) -> None:

@@ -6,17 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment import STRATEGIES, Experiment
 from zsim.study.tune.axes import DETAILS, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, Memory
-from zsim.study.tune.explain import Step, explain
+from zsim.study.tune.explain import Step, differing_axes, explain
 from zsim.study.tune.goals import GOALS, Question, Space
 from zsim.study.tune.refine import refine
 from zsim.study.tune.search import Found, search
 
+PARALLELISMS = {
+    "tp": "tensor parallelism", "tensor": "tensor parallelism", "pp": "pipeline parallelism",
+    "pipeline": "pipeline parallelism", "3d": "tensor and pipeline parallelism",
+    "megatron": "tensor and pipeline parallelism", "cp": "context parallelism", "ep": "expert parallelism",
+}  # fmt: skip
 _CLOSE = 1.03  # another structure within this of the best is refined too
 _LONGEST = 64  # micro-batches of a step that is simulated whole, to verify it
 
@@ -75,7 +80,7 @@ def tune(
     if given is not None and goal in ("fastest", "cheapest"):
         measured.append(given)
         best.append(given)
-    best = _ranked(best, space)[:count]
+    best = _distinct(_ranked(best, space), given_candidate)[:count]
     best[0] = evaluator.verified(best[0], _LONGEST)
     steps: list[Step] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
@@ -112,7 +117,28 @@ def _ranked(best: Sequence[Measured], space: Space) -> list[Measured]:
     return sorted(best, key=lambda m: (space.objective(m.seconds, m.gpus), m.candidate.number))
 
 
+def _distinct(ranked: Sequence[Measured], given: Candidate) -> list[Measured]:
+    """Without those that are the given configuration over again."""
+    found: list[Measured] = []
+    has_given = False
+    for measured in ranked:
+        candidate = measured.candidate
+        is_given = candidate is given or (
+            candidate.base is given.base and not differing_axes(given, candidate)
+        )
+        if not (is_given and has_given):
+            found.append(measured)
+        has_given = has_given or is_given
+    return found
+
+
 def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float) -> None:
+    for kind in kinds:
+        if kind.lower() in PARALLELISMS:
+            what = PARALLELISMS[kind.lower()]
+            raise NotSimulatedError(
+                f"--kind {kind}: zsim does not simulate {what} yet; expected {', '.join(STRATEGIES)}"
+            )
     axes = {axis.name for axis in (*STRUCTURE, *DETAILS)}
     for name, options in (
         (goal, GOALS),

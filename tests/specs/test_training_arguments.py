@@ -1,0 +1,80 @@
+"""Hugging Face's TrainingArguments in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment import Experiment, experiment_from
+from zsim.specs.job import resolve
+
+ARGUMENTS = """
+output_dir: out
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+bf16: true
+gradient_checkpointing: true
+learning_rate: 1.0e-5
+max_length: 2048
+"""
+
+
+def imported(folder: Path, more: str = "", text: str = ARGUMENTS) -> Experiment:
+    path = folder / "args.yaml"
+    path.write_text(text + more)
+    data = {"model": "llama-3-8b", "cluster": "dgx-h100"}
+    return experiment_from(data, {"strategy.config": str(path)}, origin="test")
+
+
+def test_the_batch_and_the_precision_are_read_and_the_rest_is_named(tmp_path: Path) -> None:
+    """Clipping at 1.0 and the fused AdamW are the Trainer's defaults."""
+    experiment = imported(tmp_path)
+    training = experiment.training
+    assert (training.micro_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.precision, training.activation_checkpointing) == ("bf16", "full")
+    assert (training.sequence_length, training.gradient_clipping) == (2048, 1.0)
+    assert experiment.strategy.kind == "ddp"
+    assert f"{tmp_path / 'args.yaml'}: not read: output_dir, learning_rate" in experiment.notes
+
+
+def test_fsdp_is_version_2_by_block_unless_it_says_otherwise(tmp_path: Path) -> None:
+    strategy = imported(tmp_path, "fsdp: true\nfsdp_config:\n  reshard_after_forward: false\n").strategy
+    assert (strategy.kind, strategy.reshard_after_forward, strategy.no_sync) == ("fsdp2", False, True)
+    assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "bf16")
+    one = imported(tmp_path, 'fsdp: "full_shard auto_wrap"\nfsdp_config:\n  version: 1\n').strategy
+    assert (one.kind, one.sharding_strategy, one.backward_prefetch) == ("fsdp1", "FULL_SHARD", "none")
+    old = imported(tmp_path, 'fsdp: "shard_grad_op auto_wrap offload"\n').strategy
+    assert (old.kind, old.reshard_after_forward, old.cpu_offload) == ("fsdp2", False, True)
+
+
+def test_an_fsdp_config_may_be_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.json").write_text(json.dumps({"fsdp_version": 2, "activation_checkpointing": True}))
+    assert imported(tmp_path, "fsdp: true\nfsdp_config: fsdp.json\n").strategy.kind == "fsdp2"
+
+
+def test_deepspeeds_auto_is_filled_from_the_arguments(tmp_path: Path) -> None:
+    """hidden 4,096: buckets of 4,096 x 4,096 elements."""
+    config = {
+        "bf16": {"enabled": "auto"},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    job = resolve(imported(tmp_path, "deepspeed: ds.json\n"))
+    assert (job.strategy.micro_batch_size, job.strategy.gradient_accumulation_steps) == (2, 4)
+    assert (job.training.precision, job.strategy.zero.reduce_bucket_size) == ("bf16", 4096 * 4096)
+
+
+def test_what_is_not_simulated_or_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotSimulatedError, match="optim: zsim does not simulate 'adafactor' yet"):
+        imported(tmp_path, "optim: adafactor\n")
+    with pytest.raises(InputError, match="expected a whole number of at least 1"):
+        imported(tmp_path, text="per_device_train_batch_size: many\n")
+    with pytest.raises(InputError, match="fsdp: found 'fullshard'"):
+        imported(tmp_path, 'fsdp: "fullshard"\n')
+    with pytest.raises(InputError, match=r"'hybrid_shard' needs fsdp_config\.version 1"):
+        imported(tmp_path, 'fsdp: "hybrid_shard"\n')
