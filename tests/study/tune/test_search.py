@@ -166,6 +166,14 @@ def test_what_contradicts_itself_is_counted_with_its_reason(make_tiny: Tiny) -> 
     assert any("compute_grad_norm" in reason for reason in evaluator.refused)
 
 
+def test_attention_that_is_written_out_is_not_checkpointed_by_op() -> None:
+    """Keeping "fused attention" means nothing on a V100, which has none."""
+    for cluster, between in (("dgx-2", "selective"), ("dgx-h100", "selective-op")):
+        base = base_of(zsim.Experiment(model="gpt2", cluster=cluster, strategy={"kind": "ddp"}))
+        names = {c.overrides["training.activation_checkpointing"] for c in candidates([base])}
+        assert names == {"none", between, "full"}
+
+
 def test_every_axis_has_its_own_name_within_a_kind() -> None:
     for kind in ("deepspeed", "fsdp1", "fsdp2", "ddp"):
         names = [axis.name for axis in STRUCTURE if not axis.kinds or kind in axis.kinds]

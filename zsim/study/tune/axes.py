@@ -188,10 +188,10 @@ def _micro_batches(base: Base, chosen: Chosen) -> Iterable[Choice]:
 
 
 def _checkpointings(base: Base, chosen: Chosen) -> Iterable[Choice]:
-    """The whole blocks, every second one, by op, the core of attention (worth it where it is written out)."""
-    names = {"none": 1, "selective-op": 1, "full": 1}
-    if base.job.training.attention == "math":
-        names = {"none": 1, "selective": 1, "selective-op": 1, "full": 1}
+    """The whole blocks, every second one, and in between: by op where attention is one op that can be kept,
+    else the core of attention alone."""
+    between = "selective" if base.job.training.attention == "math" else "selective-op"
+    names = ("none", between, "full")
     found = [Choice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1}) for name in names]
     found.insert(-1, Choice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2}))
     return found

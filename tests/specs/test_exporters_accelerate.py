@@ -1,0 +1,70 @@
+"""Accelerate's own config class and FSDP plugin take the YAML that zsim writes. Needs accelerate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.specs.exporters.files import export_files
+from zsim.specs.job import resolve
+
+pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
+
+
+def written(folder: Path, strategy: dict[str, Any], **training: Any) -> str:
+    job = resolve(
+        zsim.Experiment(
+            model="llama-3-8b", cluster="dgx-h100", nodes=2, strategy=strategy,
+            training={"precision": "bf16", **training},
+        )
+    )  # fmt: skip
+    path = folder / "accelerate.yaml"
+    path.write_text(export_files(job).files["accelerate.yaml"])
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "fsdp2", "reduce_dtype": "bf16", "replicate": 2},
+        {"kind": "fsdp1", "reduce_dtype": "bf16", "sharding_strategy": "SHARD_GRAD_OP"},
+        {"kind": "deepspeed", "stage": 3},
+        {"kind": "ddp"},
+    ],
+    ids=lambda strategy: str(strategy["kind"]),
+)
+def test_the_config_class_knows_every_key(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    config = ClusterConfig.from_yaml_file(written(tmp_path, strategy, activation_checkpointing="full"))
+    assert (config.num_machines, config.num_processes, config.mixed_precision) == (2, 16, "bf16")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_fsdp_plugin_reads_the_same_values(
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `accelerate launch` hands keys on: in upper case, in the environment."""
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    strategy: dict[str, Any] = {"kind": f"fsdp{version}", "reduce_dtype": "bf16"}
+    if version == 1:
+        strategy |= {"sharding_strategy": "SHARD_GRAD_OP", "backward_prefetch": "BACKWARD_POST"}
+    else:
+        strategy["reshard_after_forward"] = False
+    config = ClusterConfig.from_yaml_file(written(tmp_path, strategy, activation_checkpointing="full"))
+    for key, value in config.fsdp_config.items():
+        name = key.removeprefix("fsdp_").upper().replace("LAYER_", "")
+        monkeypatch.setenv(f"FSDP_{name}", str(value))
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == version
+    assert plugin.activation_checkpointing
+    if version == 2:
+        assert plugin.reshard_after_forward is False
+    else:
+        assert plugin.sharding_strategy.name == "SHARD_GRAD_OP"
+        assert plugin.backward_prefetch.name == "BACKWARD_POST"
