@@ -33,6 +33,7 @@ from zsim.plan.workload import make_workload
 from zsim.plan.zero3 import zero3_plan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import resolve
+from zsim.specs.placement import PlacementTable
 
 WEIGHTS = 1_235_746_816
 EMBEDDING = 128_256 * 2_048
@@ -218,6 +219,16 @@ def test_before_0_13_2_tensors_that_do_not_divide_fail() -> None:
     """512 x 2,048 over 2 x 24 GPUs."""
     with pytest.raises(InputError, match="which two hops over 24 GPUs cannot divide"):
         plan_of(QGZ, nodes=3, version="0.13.1")
+
+
+def test_uneven_nodes_have_no_groups_for_quantised_gradients() -> None:
+    """8 + 4 GPUs: `device_count()` differs from rank to rank."""
+    experiment = experiment_of(QGZ, micro_batch_size=1)
+    uneven = experiment.model_copy(update={"placement": PlacementTable(gpus_per_node=(8, 4))})
+    with pytest.raises(
+        InputError, match=r"zero_quantized_gradients: builds its groups node by node.* 4 to 8"
+    ):
+        resolve(uneven)
 
 
 def test_locos_errors_are_kept_in_one_byte() -> None:

@@ -26,6 +26,7 @@ from zsim.specs.importers.deepspeed import (
     load_deepspeed_config,
     refuse_what_is_not_simulated,
 )
+from zsim.specs.importers.deepspeed_zeropp import check_even_nodes
 from zsim.specs.importers.huggingface import load_model, model_from_config
 from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
 from zsim.specs.model import Embedding, ModelSpec
@@ -272,6 +273,7 @@ def _deepspeed(
             f"strategy.stage: found {table.stage}, but {resolved.name} says zero_optimization.stage "
             f"{resolved.zero.stage}"
         )
+    check_even_nodes(resolved, placement.gpus)
     refuse_what_is_not_simulated(resolved)
     if table.delayed_parameter_update:
         resolved = with_delayed_update(resolved)

@@ -6,6 +6,8 @@ stage3.py, utils/groups.py, csrc/quantization).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zsim.errors import InputError
 from zsim.specs.importers.deepspeed_reader import Reading
 from zsim.specs.importers.deepspeed_values import DeepSpeedConfig, Dtype, ZeroConfig
@@ -67,6 +69,23 @@ def _check_mics(where: str, zero: ZeroConfig, world_size: int, gpus_per_node: in
             f"{where}.mics_shard_size: MiCS reduces among replicas in GPU memory only; expected no "
             "offload_optimizer"
         )
+
+
+def check_even_nodes(config: DeepSpeedConfig, gpus: Sequence[int]) -> None:
+    """qgZ and MiCS's hierarchical gathers build their groups from one node's `device_count()`; raises
+    InputError where nodes have different numbers of GPUs."""
+    zero, where = config.zero, f"{config.name}: zero_optimization"
+    if zero.stage != 3 or len(set(gpus)) == 1:
+        return
+    for key, is_on in (
+        ("zero_quantized_gradients", zero.zero_quantized_gradients),
+        ("mics_hierarchical_params_gather", zero.is_mics and zero.mics_hierarchical_params_gather),
+    ):
+        if is_on:
+            raise InputError(
+                f"{where}.{key}: builds its groups node by node; expected equally many GPUs on every node, "
+                f"found {min(gpus)} to {max(gpus)}"
+            )
 
 
 def reason_without_effect(bare: str, zero: ZeroConfig, num_nodes: int) -> str | None:
