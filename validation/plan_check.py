@@ -45,6 +45,19 @@ def plan_peaks(plan: Plan) -> dict[str, int]:
     return peaks
 
 
+def plan_held_before_update(plan: Plan) -> dict[str, int]:
+    """GPU bytes by category when the last backward has ended and nothing is under way."""
+    end = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
+    held = dict.fromkeys(CATEGORIES, 0)
+    for resident in plan.resident:
+        held[resident.category] += resident.bytes if resident.device == "gpu" else 0
+    for change in plan.memory:
+        is_before = change.op < end or (change.op == end and change.bytes < 0)  # freed before it is issued
+        if is_before and change.device == "gpu":
+            held[change.category] += change.bytes
+    return held
+
+
 def first_difference(mine: Sequence[Call], theirs: Sequence[Call]) -> str | None:
     """None when two lists say the same on the wire; else where they part."""
     for index, (one, other) in enumerate(zip(mine, theirs, strict=False)):

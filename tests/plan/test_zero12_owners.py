@@ -32,6 +32,11 @@ def test_every_owner_is_sent_its_slices_in_one_call() -> None:
     assert flat().reduces(["c", "b", "a"], bucket_numel=12) == [2 + 2, 4, 4]
 
 
+def test_what_begins_or_ends_in_a_stretch_is_kept_whole() -> None:
+    """b lies on ranks 1 and 2; rank 2 has c too."""
+    assert [flat().owned_whole(rank) for rank in range(3)] == [4, 6, 6 + 2]
+
+
 def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
     """c and rank 1's part of b are 6: more than 5, and sent; the rest of b and a are 6 again."""
     assert flat().all_reduces(["c", "b", "a"], bucket_numel=12) == [12]

@@ -66,14 +66,16 @@ def test_collectives_are_the_recorded_runs(path: Path) -> None:
 
 @RECORDED
 def test_model_states_are_the_recorded_runs(path: Path) -> None:
-    """On rank 0, which holds the largest shards, to the byte."""
+    """When the last backward has ended, on the rank that holds most, to the byte. DeepSpeed's stages 1 and 2
+    keep whole what begins or ends in a rank's partition; what is not the rank's own counts as a buffer here.
+    """
     summary = json.loads(path.read_text())
-    if not summary["held_bytes_before_update"][0]:
-        pytest.skip("DeepSpeed's tensors are not counted")
-    peaks = plan_check.plan_peaks(plan_check.recorded_plan(summary))
-    held = summary["held_bytes_before_update"][0]["device"]
+    planned = plan_check.plan_held_before_update(plan_check.recorded_plan(summary))
+    held = [rank["device"] for rank in summary["held_bytes_before_update"]]
+    if path.parent.name.startswith(("deepspeed1", "deepspeed2")):
+        planned["gradients"] += planned["buffers"]
     for category in ("parameters", "gradients", "optimizer_states"):
-        assert peaks[category] == held[category], category
+        assert planned[category] == max(rank[category] for rank in held), category
 
 
 # What zsim leaves out: rotary tables, labels, two scalars of the loss; norms' reciprocals, 4 bytes a token.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from validation.backends import BackendMissing, Batch, Optimization, decay_groups, nothing
+from validation.backends.ddp import storage_bytes
 from validation.tracing import Tracer
 
 
@@ -71,7 +72,26 @@ class DeepSpeedTrainer:
         return full
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        return {}
+        """Live storages, each once. Of CPU accelerators all is the device's, offloaded or not."""
+        return {"device": storage_bytes(self._states())}
+
+    def _states(self) -> Iterator[tuple[str, Tensor]]:
+        """(category, tensor); a master weight that is the parameter itself counts as the parameter."""
+        optimizer, parameters = self.model.optimizer, list(self.model.module.parameters())
+        for parameter in parameters:
+            yield "parameters", getattr(parameter, "ds_tensor", parameter)
+        if hasattr(optimizer, "grad_partitions_flat_buffer"):  # stage 3
+            yield "gradients", optimizer.grad_partitions_flat_buffer
+        for parameter in parameters:
+            if parameter.grad is not None:
+                yield "gradients", parameter.grad
+        for gradients in getattr(optimizer, "averaged_gradients", {}).values():
+            yield from (("gradients", gradient) for gradient in gradients or [])
+        for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+            yield from (("optimizer_states", master) for master in getattr(optimizer, name, []))
+        inner = getattr(optimizer, "optimizer", optimizer)
+        for state in inner.state.values():
+            yield from (("optimizer_states", value) for value in state.values() if isinstance(value, Tensor))
 
     def close(self) -> None:
         self.model.destroy()

@@ -59,9 +59,9 @@ class Zero12Schedule(Hooks):
     # -- sizes ------------------------------------------------------------------------------------------
 
     def resident(self) -> list[Memory]:
-        """Whole parameters; fp32 masters and both moments of the own partition."""
+        """Whole parameters; masters (of fp32 weights too) and both moments of the own partition."""
         config = self.config
-        master = 0 if config.precision == "fp32" else DTYPE_BYTES[config.master_weights_dtype]
+        master = DTYPE_BYTES[config.master_weights_dtype]
         moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
         states = self.shard_numel * (master + moments)
         return [
@@ -82,6 +82,23 @@ class Zero12Schedule(Hooks):
     def _reduces_in_backward(self) -> bool:
         """Stage 2 in every micro-batch; stage 1 at the boundary, in backward only with overlap_comm."""
         return self.partitions_gradients or (self._is_boundary and self.zero.overlap_comm)
+
+    @property
+    def _own_gradient_bytes(self) -> int:
+        return self.shard_numel * DTYPE_BYTES[self.config.grad_accum_dtype]
+
+    @property
+    def _foreign_gradient_bytes(self) -> int:
+        """On the fullest rank: parameters that only begin or end in its partition are kept whole
+        (`copy_grads_in_partition`), unless sums have a type of their own."""
+        if self.config.grad_accum_dtype != self.config.param_dtype:
+            return 0
+        whole = max(self._flat.owned_whole(rank) for rank in range(self.world_size)) * self.param_bytes
+        return max(0, whole - self._own_gradient_bytes)
+
+    def _free_own_gradients(self) -> None:
+        self.builder.free("gradients", self._own_gradient_bytes)
+        self.builder.free("buffers", self._foreign_gradient_bytes)
 
     # -- hooks ------------------------------------------------------------------------------------------
 
@@ -211,9 +228,10 @@ class Zero12Schedule(Hooks):
     def _own_gradients(self) -> None:
         """averaged_gradients: the own partition in the accumulation type, added up over micro-batches."""
         config = self.config
-        size = self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype]
+        size = self._own_gradient_bytes
         if self._micro_batch == 0 or not self.partitions_gradients:
             self.builder.allocate("gradients", size)
+            self.builder.allocate("buffers", self._foreign_gradient_bytes)
             self.builder.kernels("own gradients", moves(self.shard_numel * self.param_bytes, size))
         else:
             kernels = accumulate_kernels(self.shard_numel, config.grad_accum_dtype, config.param_dtype)
@@ -231,7 +249,7 @@ class Zero12Schedule(Hooks):
         if cast:
             kernels = cast_kernels(self.shard_numel, config.grad_accum_dtype, config.master_weights_dtype)
             builder.kernels("cast gradients", kernels)
-            builder.free("gradients", self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype])
+            self._free_own_gradients()
         update(
             builder,
             self.training,
@@ -243,7 +261,7 @@ class Zero12Schedule(Hooks):
         if cast:
             builder.free("buffers", cast)
         else:
-            builder.free("gradients", self.shard_numel * DTYPE_BYTES[config.grad_accum_dtype])
+            self._free_own_gradients()
         if self.world_size > 1:
             self._gather_parameters()
 

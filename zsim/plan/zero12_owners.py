@@ -38,6 +38,12 @@ class FlatGroup:
         if numel:
             yield owner, numel
 
+    def owned_whole(self, rank: int) -> int:
+        """Elements of all parameters that lie in a rank's stretch, or begin or end in it."""
+        start, stop = rank * self.shard_numel, (rank + 1) * self.shard_numel
+        offsets = self.offsets
+        return sum(n for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start)
+
     def all_reduces(self, names: Iterable[str], bucket_numel: int) -> list[int]:
         """allreduce_and_scatter: elements of each call; slices are collected until they exceed a bucket."""
         return list(_collected([numel for _, numel in self.slices(names)], bucket_numel))

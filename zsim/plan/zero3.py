@@ -71,12 +71,11 @@ class Zero3Schedule(Zero3Gradients):
         return sum(parameter.shard_numel for parameter in self.trace.parameters)
 
     def resident(self) -> list[Memory]:
-        """Shards, kept gathered parameters, fp32 masters and moments, gradient shards, the bucket."""
+        """Shards, kept gathered parameters, masters (of fp32 weights too) and moments, gradient shards, the
+        bucket."""
         shard, config = self.shard_numel, self.config
         persistent = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
         master = DTYPE_BYTES[config.master_weights_dtype]
-        if self.config.precision == "fp32":
-            master = 0  # the fp32 shard is the model's own
         moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
         bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
         gathered = persistent * self.param_bytes if self.world_size > 1 else 0
