@@ -16,7 +16,8 @@ import zsim
 from validation.calls import Call, unfold
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
-from zsim.plan.ops import CATEGORIES, Collective, Plan
+from zsim.plan.held import plan_peaks
+from zsim.plan.ops import Collective, Plan
 
 TRACES = Path(__file__).parents[1] / "traces"
 ANY_CLUSTER = "dgx-h100"  # a plan holds no hardware
@@ -31,31 +32,6 @@ def plan_calls(plan: Plan) -> list[Call]:
             work = op.work
             calls.append(Call(work.kind, work.bytes, work.dtype, group.size, group.stride, op.module))
     return calls
-
-
-def plan_peaks(plan: Plan) -> dict[str, int]:
-    """Each category's maximum on the GPU over the step, and the maximum of the sum, as the host allocates."""
-    now, peaks = dict.fromkeys(CATEGORIES, 0), dict.fromkeys((*CATEGORIES, "total"), 0)
-    resident = [(memory.device, memory.category, memory.bytes) for memory in plan.resident]
-    for device, category, size in [*resident, *((m.device, m.category, m.bytes) for m in plan.memory)]:
-        if device == "gpu":
-            now[category] += size
-            peaks[category] = max(peaks[category], now[category])
-            peaks["total"] = max(peaks["total"], sum(now.values()))
-    return peaks
-
-
-def plan_held_before_update(plan: Plan) -> dict[str, int]:
-    """GPU bytes by category when the last backward has ended and nothing is under way."""
-    end = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
-    held = dict.fromkeys(CATEGORIES, 0)
-    for resident in plan.resident:
-        held[resident.category] += resident.bytes if resident.device == "gpu" else 0
-    for change in plan.memory:
-        is_before = change.op < end or (change.op == end and change.bytes < 0)  # freed before it is issued
-        if is_before and change.device == "gpu":
-            held[change.category] += change.bytes
-    return held
 
 
 def first_difference(mine: Sequence[Call], theirs: Sequence[Call]) -> str | None:

@@ -19,6 +19,7 @@ from validation import plan_check, plan_check_page
 from validation.calls import Call, unfold
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
+from zsim.plan.held import held_before_update, plan_peaks
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch: pip install zsim[validate]"
@@ -49,7 +50,7 @@ def test_memory_by_category_is_within_three_percent_of_the_oracles(path: Path) -
     if answer.case.code != "transformers":
         pytest.skip("zsim's activations are those of transformers' code")
     plan = zsim.make_plan(plan_check.experiment_of(answer.case))
-    errors, peaks = plan_check.memory_errors(plan, answer), plan_check.plan_peaks(plan)
+    errors, peaks = plan_check.memory_errors(plan, answer), plan_peaks(plan)
     assert abs(errors.pop("total")) <= 0.06
     assert max(map(abs, errors.values())) <= 0.03, errors
     assert errors["parameters"] == errors["gradients"] == 0
@@ -70,7 +71,7 @@ def test_model_states_are_the_recorded_runs(path: Path) -> None:
     keep whole what begins or ends in a rank's partition; what is not the rank's own counts as a buffer here.
     """
     summary = json.loads(path.read_text())
-    planned = plan_check.plan_held_before_update(plan_check.recorded_plan(summary))
+    planned = held_before_update(plan_check.recorded_plan(summary))
     held = [rank["device"] for rank in summary["held_bytes_before_update"]]
     if path.parent.name.startswith(("deepspeed1", "deepspeed2")):
         planned["gradients"] += planned["buffers"]
@@ -101,7 +102,7 @@ def test_every_byte_of_difference_is_accounted_for(path: Path) -> None:
     """docs/plan_check.md says why: one hidden-state tensor in activations, one gathered block in all."""
     answer = Answer.read(path)
     model, is_again = answer.case.model, answer.case.activation_checkpointing == "full"
-    peaks = plan_check.plan_peaks(zsim.make_plan(plan_check.experiment_of(answer.case)))
+    peaks = plan_peaks(zsim.make_plan(plan_check.experiment_of(answer.case)))
     off = {name: peaks[name] - size for name, size in answer.peak_bytes.items()}
     norms = 1 if is_again else 1 + 2 * LAYERS[model]
     left_out = TABLES + LABELS + SCALARS + norms * RECIPROCAL

@@ -15,7 +15,8 @@ from typing import Any
 
 from zsim.api import make_plan, simulate
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.ops import CATEGORIES, Plan
+from zsim.plan.held import held_before_update, plan_peaks
+from zsim.plan.ops import Plan
 from zsim.report.calls import calls_of_plan
 from zsim.report.compare import compare
 from zsim.report.meanings import MEMORY
@@ -105,18 +106,6 @@ def _oracle(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Check
         yield _bytes_row(name, category, peaks[category], there, tolerance)
 
 
-def plan_peaks(plan: Plan) -> dict[str, int]:
-    """Each category's maximum on the GPU over the step, and the maximum of the sum, as the host allocates."""
-    now, peaks = dict.fromkeys(CATEGORIES, 0), dict.fromkeys((*CATEGORIES, "total"), 0)
-    resident = [(memory.device, memory.category, memory.bytes) for memory in plan.resident]
-    for device, category, size in [*resident, *((m.device, m.category, m.bytes) for m in plan.memory)]:
-        if device == "gpu":
-            now[category] += size
-            peaks[category] = max(peaks[category], now[category])
-            peaks["total"] = max(peaks["total"], sum(now.values()))
-    return peaks
-
-
 def _memory_name(category: str) -> str:
     return f"gpu {MEMORY[category].label if category in MEMORY else category}"
 
@@ -156,11 +145,7 @@ def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow
         return
     plan = make_plan(Experiment(cluster=ANY_CLUSTER, **content["experiment"]))
     yield _calls_row(name, plan, content, path)
-    held = content["held_bytes_before_update"][0]
-    if held:
-        peaks = plan_peaks(plan)
-        for category in ("parameters", "gradients", "optimizer_states"):
-            yield _bytes_row(name, category, peaks[category], held["device"][category], 0.0)
+    yield from _states_rows(name, plan, content)
     own = path.parent / "cluster.toml"
     cluster = str(own) if own.exists() else CPU_CLUSTER
     result = simulate(Experiment(cluster=cluster, **content["experiment"]))
@@ -169,6 +154,17 @@ def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow
         if files:
             yield _trace_row(name, f"calls, {title}", result.trace, files)
     yield from _run_times(name, path, content, result.report, is_own=own.exists())
+
+
+def _states_rows(name: str, plan: Plan, content: Mapping[str, Any]) -> Iterator[CheckRow]:
+    """To the byte, when the last backward has ended, on the rank that holds most. DeepSpeed's stages 1 and 2
+    keep gradients whole that only begin or end in a rank's partition; a plan calls the rest a buffer."""
+    planned = held_before_update(plan)
+    if content["case"]["name"].startswith(("deepspeed1", "deepspeed2")):
+        planned["gradients"] += planned["buffers"]
+    for category in ("parameters", "gradients", "optimizer_states"):
+        there = max(rank["device"][category] for rank in content["held_bytes_before_update"])
+        yield _bytes_row(name, category, planned[category], there, 0.0)
 
 
 def _trace_row(name: str, title: str, simulated: Trace, files: Sequence[Path]) -> CheckRow:
