@@ -20,7 +20,7 @@ def plan_peaks(plan: Plan) -> dict[str, int]:
 def held_before_update(plan: Plan) -> dict[str, int]:
     """GPU bytes by category when the last backward has ended and nothing is under way."""
     end = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
-    held = dict.fromkeys(CATEGORIES, 0)
+    held: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for resident in plan.resident:
         held[resident.category] += resident.bytes if resident.device == "gpu" else 0
     for change in plan.memory:
