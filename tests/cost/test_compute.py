@@ -166,14 +166,14 @@ def test_products_come_near_their_microbenchmarks(
 
 def test_another_generation_of_attention_replaces_the_curve_and_nothing_else(gpu: Gpu) -> None:
     h100 = load_gpu("h100-sxm-80gb")
-    older = with_attention_variant(h100, "flash1")
-    assert older.attention.forward_fraction == h100.attention.variants["flash1"].forward_fraction
+    older = with_attention_variant(h100, "flash1-triton")
+    assert older.attention.forward_fraction == h100.attention.variants["flash1-triton"].forward_fraction
     assert older.attention.source == h100.attention.source
     assert older.gemm == h100.gemm
     with pytest.raises(
-        InputError, match=r"no attention variant 'flash_1'; did you mean 'flash1'\?; it has flash1"
+        InputError, match=r"no attention variant 'flash1-tritn'; did you mean 'flash1-triton'\?; it has flash1"
     ):
-        with_attention_variant(h100, "flash_1")
+        with_attention_variant(h100, "flash1-tritn")
     with pytest.raises(InputError, match="'easy' has no attention variant 'flash1'; it has none"):
         with_attention_variant(gpu, "flash1")
 

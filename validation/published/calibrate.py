@@ -43,10 +43,10 @@ PARAMETERS = (
     Parameter("gemm.max_fraction", ("h100-sxm-80gb",), 0.8, 1.25),
     Parameter("gemm.max_fraction", ("h100-sxm-96gb-500w",), 0.8, 1.25),
     Parameter("gemm.k_half", A100 + H100, 0.3, 4.0),
-    Parameter("flash1", A100, 0.6, 1.8),
-    Parameter("flash1", H100, 0.6, 1.8),
-    Parameter("flash1.sequence_half", A100 + H100, 0.2, 5.0),
-    Parameter("flash1.head_dim_half", A100 + H100, 0.2, 5.0),
+    Parameter("flash1-triton", A100, 0.6, 1.8),
+    Parameter("flash1-triton", H100, 0.6, 1.8),
+    Parameter("flash1-triton.sequence_half", A100 + H100, 0.2, 5.0),
+    Parameter("flash1-triton.head_dim_half", A100 + H100, 0.2, 5.0),
     Parameter("memory_bound.elementwise_fraction", A100 + H100, 0.5, 1.2),
     Parameter("interference", A100 + H100, 0.84, 1.3),
     Parameter("host", A100 + H100, 0.4, 2.5),
@@ -87,7 +87,7 @@ def _gemm(name: str) -> Callable[[Gpu, float], Gpu]:
 
 def _attention(*names: str) -> Callable[[Gpu, float], Gpu]:
     def scale(gpu: Gpu, factor: float) -> Gpu:
-        if not _runs_flash1(gpu):
+        if not _runs_triton(gpu):
             return gpu
         update = {name: getattr(gpu.attention, name) * factor for name in names}
         return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=update)})
@@ -95,8 +95,8 @@ def _attention(*names: str) -> Callable[[Gpu, float], Gpu]:
     return scale
 
 
-def _runs_flash1(gpu: Gpu) -> bool:
-    """The job's attention is the first generation's: less than 0.6 of the second's rate."""
+def _runs_triton(gpu: Gpu) -> bool:
+    """The job's attention is Triton's of the first generation: less than 0.6 of the second's rate."""
     return gpu.attention.forward_fraction < (0.6 if "a100" in gpu.name else 0.36)
 
 
@@ -113,9 +113,9 @@ def _interference(gpu: Gpu, factor: float) -> Gpu:
 SCALERS: dict[str, Callable[[Gpu, float], Gpu]] = {
     "gemm.max_fraction": _gemm("max_fraction"),
     "gemm.k_half": _gemm("k_half"),
-    "flash1": _attention("forward_fraction", "backward_fraction"),
-    "flash1.sequence_half": _attention("sequence_half"),
-    "flash1.head_dim_half": _attention("head_dim_half"),
+    "flash1-triton": _attention("forward_fraction", "backward_fraction"),
+    "flash1-triton.sequence_half": _attention("sequence_half"),
+    "flash1-triton.head_dim_half": _attention("head_dim_half"),
     "memory_bound.elementwise_fraction": _elementwise,
     "interference": _interference,
 }

@@ -26,7 +26,7 @@ from zsim.specs.validation import raise_input_error
 Count = Annotated[int, Field(gt=0, strict=True)]
 MOST_GPUS = 2**20
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
-AttentionChoice = Literal["flash", "flash1", "flash2", "flash3", "flash4", "math"]
+AttentionChoice = Literal["flash", "flash1", "flash1-triton", "flash2", "flash3", "flash4", "math"]
 
 
 class _Table(BaseModel):

@@ -76,7 +76,7 @@ class AttentionCurve(BaseModel):
 class AttentionEfficiency(Table, AttentionCurve):
     """Fused attention: see `zsim.cost.efficiency.attention_fraction` for the equation.
 
-    `variants`: the curves of other generations of the kernel by name ("flash1", "flash3"), for
+    `variants`: the curves of other generations of the kernel by name ("flash1-triton", "flash3"), for
     `with_attention_variant`.
     """
 

@@ -7,6 +7,7 @@ import re
 from zsim.errors import NotSimulatedError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.hardware import Cluster, with_attention_variant
+from zsim.study.published_model import is_early_composer
 from zsim.study.published_table import PublishedRun
 
 # GPU column (longest match first) -> preset.
@@ -52,10 +53,11 @@ def row_cluster(run: PublishedRun) -> Cluster:
 
 
 def attention_variant(run: PublishedRun) -> str:
-    """Which generation of FlashAttention the row names; "" is the one of the GPU's file, the second."""
+    """Which generation of FlashAttention the row names; "" is the one of the GPU's file, the second. Of the
+    first, MosaicML ran the CUDA kernel (`FlashMHA`) until February 2023, then Triton's: see `composer_model`."""
     kernel = run.text("attn_kernel").lower()
     if "v1" in kernel:
-        return "flash1"
+        return "flash1" if is_early_composer(run) else "flash1-triton"
     return next((f"flash{generation}" for generation in "34" if f"fa{generation}" in kernel), "")
 
 

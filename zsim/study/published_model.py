@@ -103,11 +103,12 @@ def composer_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
         replace(module, work=replace(module.work, num_metrics=2)) if isinstance(module.work, Loss) else module
         for module in model.after
     )
-    return replace(model, blocks=blocks if _is_early(run) else model.blocks, after=after)
+    return replace(model, blocks=blocks if is_early_composer(run) else model.blocks, after=after)
 
 
-def _is_early(run: PublishedRun) -> bool:
-    return run.text("date") < "2023-03"
+def is_early_composer(run: PublishedRun) -> bool:
+    """MosaicML's runs before March 2023: another attention kernel and another loss."""
+    return is_composer(run) and run.text("date") < "2023-03"
 
 
 def _unpadding(module: Module) -> Module:
@@ -121,5 +122,5 @@ def cross_entropy(run: PublishedRun) -> str | None:
     flash-attn's fused one after (its `loss_fn` then defaults to `fused_crossentropy`); Megatron has its own;
     None leaves it to what the rest runs on."""
     if is_composer(run):
-        return "eager" if _is_early(run) else "fused"
+        return "eager" if is_early_composer(run) else "fused"
     return "megatron" if "egatron" in run.text("software") else None
