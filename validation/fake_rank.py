@@ -10,23 +10,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import shutil
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from validation.llama import Llama, find_shape
 from validation.oracle.case import Case
 from validation.oracle.run import fake_world
-from validation.oracle.sharding import make_mesh, shard_case
+from validation.oracle.sharding import DTYPES, make_mesh, shard_case
+from validation.plan_check import experiment_of
 from validation.provenance import provenance
 from validation.record import kineto
 from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
+
+PLACES = ("nvme_folder", "kineto", "json")  # of this machine: not written down
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,29 +55,45 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def make_step(options: argparse.Namespace) -> Any:
-    """(step function, what to close): bf16 on a GPU, fp32 on a CPU."""
-    shape, device = find_shape(options.model), options.device
-    is_cuda = device == "cuda"
-    with torch.device(device):
-        model = Llama(shape, checkpointing=options.activation_checkpointing == "full", code="transformers")
+def case_of(options: argparse.Namespace) -> Case:
+    """The same as a question to the oracle: bf16 on a GPU, fp32 on a CPU."""
+    return Case(
+        options.model,
+        options.world_size,
+        activation_checkpointing=options.activation_checkpointing,
+        micro_batch_size=options.micro_batch_size,
+        sequence_length=options.sequence_length,
+        param_dtype="bf16" if options.device == "cuda" else "fp32",
+    )
+
+
+def make_step(options: argparse.Namespace) -> tuple[Callable[[Tensor], None], Callable[[], None]]:
+    """(step, close). The model begins on the meta device: no rank ever holds all of it."""
+    case, device = case_of(options), options.device
+    with torch.device("meta"):
+        checkpointing = case.activation_checkpointing == "full"
+        model = Llama(find_shape(case.model), checkpointing=checkpointing, code=case.code)
     if options.trainer == "engine":
         config = ZeroConfig(
             stage=3,
-            compute_dtype=torch.bfloat16 if is_cuda else torch.float32,
+            compute_dtype=DTYPES[case.param_dtype],
             optimizer_place=options.optimizer_place,
             nvme_folder=options.nvme_folder,
             reduce_scatter="native",
         )
-        engine = ZeroEngine(model, config, device=device)
+        engine = ZeroEngine(model, config, device=device, initialize=lambda _, tensor: fill(tensor))
 
         def step(tokens: Tensor) -> None:
             engine.backward(engine(tokens, tokens).loss)
             engine.step()
 
         return step, engine.close
-    case = Case(options.model, options.world_size, param_dtype="bf16" if is_cuda else "fp32")
     shard_case(model, make_mesh(options.world_size, 1, device), case)
+    model.to_empty(device=device)
+    for parameter in model.parameters():
+        assert isinstance(parameter, DTensor)
+        with torch.no_grad():
+            fill(parameter.to_local())
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def fsdp2_step(tokens: Tensor) -> None:
@@ -78,6 +102,11 @@ def make_step(options: argparse.Namespace) -> Any:
         adamw.zero_grad()
 
     return fsdp2_step, lambda: None
+
+
+def fill(tensor: Tensor) -> None:
+    """Small random numbers: a GPU multiplies zeros faster."""
+    tensor.normal_(std=0.02)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -106,6 +135,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "step_seconds": {"median": statistics.median(seconds), "all": [round(s, 6) for s in seconds]},
         "host_issue_seconds": statistics.median(host_seconds),
         "cuda_memory": cuda_memory(options.device),
+        "gpu_state": gpu_state() if options.device == "cuda" else {},
     }
 
 
@@ -133,13 +163,29 @@ def cuda_memory(device: str) -> dict[str, int]:
     }
 
 
+STATE = "clocks.sm clocks.mem power.draw temperature.gpu clocks_throttle_reasons.active driver_version"
+
+
+def gpu_state() -> dict[str, str]:
+    """Clocks, power and why it is throttled, just after the last step; empty without nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    names = STATE.split()
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return dict(zip(names, (value.strip() for value in answer.split(",")), strict=False))
+
+
 def main(words: list[str]) -> int:
     options = parser().parse_args(words)
     result = measure(options)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    header = provenance("python -m validation.fake_rank " + " ".join(words), device=device)
-    case = {name: str(value) for name, value in vars(options).items() if value is not None}
-    text = json.dumps({"provenance": header, "case": case, **result}, indent=1)
+    asked = {name: str(value) for name, value in vars(options).items() if name not in PLACES}
+    command = shlex.join(f"--{name.replace('_', '-')}={value}" for name, value in asked.items())
+    header = provenance(f"python -m validation.fake_rank {command}", device=device)
+    told = experiment_of(case_of(options)).model_dump(exclude_unset=True, exclude={"cluster"})
+    experiment = told if options.trainer == "fsdp2" else None
+    text = json.dumps({"provenance": header, "asked": asked, "experiment": experiment, **result}, indent=1)
     print(text)
     if options.json:
         options.json.write_text(text + "\n")

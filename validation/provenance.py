@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ def _cpu_model() -> str:
         return platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def machine_folder(gpu: str = "") -> str:
+    """What `traces/` calls a class of machine: "h200", or "cpu-2core-epyc" without a GPU."""
+    cpu = f"cpu-{os.cpu_count()}core-" + _words_of(_cpu_model())
+    return _words_of(gpu) if gpu else cpu.rstrip("-")
+
+
+def _words_of(name: str) -> str:
+    """ "NVIDIA H200" -> "h200"; "AMD EPYC 7763 64-Core Processor" -> "epyc-7763"."""
+    plain = re.sub(r"\((r|tm)\)|@.*|\d+-core", " ", name.lower())
+    noise = {"nvidia", "amd", "intel", "cpu", "processor"}
+    return "-".join(word for word in re.findall(r"[a-z0-9]+", plain) if word not in noise)
 
 
 def write_checksums(folder: Path) -> None:

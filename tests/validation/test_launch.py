@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
+from validation import ends  # noqa: E402
 from validation.launch import ROOT, RankError, run, run_outcomes  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -46,6 +47,21 @@ def pids_in(folder: Path, count: int) -> list[int]:
 def test_fifty_runs_end_without_abort() -> None:
     """A process that ends with its group alive aborts one time in three; here all 100 ranks end with 0."""
     assert run("tests.validation.ranks:add_up", 2, rounds=50, timeout=180) == [1.0, 1.0]
+
+
+def test_trainings_end_with_0_and_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m validation.ends --runs 50` in small; its figures are in validation/README.md."""
+    assert ends.main(["--runs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("1 runs of 2 ranks") == 2
+    assert said.count("2 with 0; 0 processes left") == 2
+
+
+def test_what_is_still_running_is_counted() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child.pid in ends.descendants()
+        child.kill()
+    assert child.pid not in ends.descendants()
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -66,6 +67,22 @@ OTHERS = {
 }
 
 
+def deepspeed(stage: int, **zero: Any) -> Strategy:
+    return Strategy("deepspeed", {"config": {"zero_optimization": {"stage": stage, **zero}}})
+
+
+IN_HOST_MEMORY = {"device": "cpu"}
+DEEPSPEED = {
+    **{f"stage {stage}": deepspeed(stage) for stage in range(4)},
+    **{
+        f"stage {s}, states in host memory": deepspeed(s, offload_optimizer=IN_HOST_MEMORY) for s in (1, 2, 3)
+    },
+    "stage 3, all in host memory": deepspeed(
+        3, offload_optimizer=IN_HOST_MEMORY, offload_param=IN_HOST_MEMORY
+    ),
+}
+
+
 def case(strategy: Strategy, optimization: Optimization = PLAIN, **changes: Any) -> TrainCase:
     return TrainCase(strategy=strategy, optimization=optimization, **changes)
 
@@ -109,6 +126,14 @@ def results(world_size: int) -> dict[str, TrainResult]:
     return dict(zip(cases, ranks[0], strict=True))
 
 
+@functools.cache
+def deepspeed_results() -> dict[str, TrainResult]:
+    """In ranks of their own: DeepSpeed changes torch for a whole process."""
+    cases = {"ddp": case(DDP), **{name: case(strategy) for name, strategy in DEEPSPEED.items()}}
+    ranks = run("validation.training:train_all", 2, (list(cases.values()),), timeout=400)
+    return dict(zip(cases, ranks[0], strict=True))
+
+
 def baseline(name: str) -> str:
     for words in ("accumulated and clipped", "accumulated", "clipped", "tied", "awkward"):
         if words in name:
@@ -118,7 +143,10 @@ def baseline(name: str) -> str:
 
 def deviation(world_size: int, name: str, other: str | None = None) -> tuple[float, float]:
     """Largest difference in loss over the steps, and in any parameter at the end."""
-    mine, theirs = results(world_size)[name], results(world_size)[other or baseline(name)]
+    return difference(results(world_size)[name], results(world_size)[other or baseline(name)])
+
+
+def difference(mine: TrainResult, theirs: TrainResult) -> tuple[float, float]:
     assert len(mine.losses) == len(theirs.losses) == 20
     assert mine.parameters.keys() == theirs.parameters.keys()
     parameters = max(
@@ -179,3 +207,13 @@ def test_half_precision_stays_near_fp32(name: str) -> None:
 def test_stages_give_the_same_bits_in_bf16(name: str) -> None:
     """Gradients are reduced in fp32, and two numbers have one sum."""
     assert deviation(2, name, "stage 0 in bf16") == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", DEEPSPEED)
+def test_deepspeed_trains_as_ddp_does(name: str) -> None:
+    """Sums of stage 3 are ordered otherwise."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed (pip install deepspeed): not trained here")
+    loss, parameters = difference(deepspeed_results()[name], deepspeed_results()["ddp"])
+    assert loss <= 1e-6
+    assert parameters <= 5e-5

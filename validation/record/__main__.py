@@ -17,7 +17,7 @@ from typing import Any
 
 from validation.launch import run
 from validation.machine_load import foreign_fraction
-from validation.provenance import provenance, write_checksums
+from validation.provenance import machine_folder, provenance, write_checksums
 from validation.record.cases import (
     MODELS,
     STRATEGIES,
@@ -179,10 +179,16 @@ def to_text(summary: dict[str, Any]) -> str:
 
 def record_everything(traces: Path) -> int:
     """All of `traces/`, by the command of each part; 3 from one of them says that it was skipped."""
+    costs = traces / machine_folder() / "microbench.json"
+    costs.parent.mkdir(parents=True, exist_ok=True)
     commands = (
         ["validation.oracle", "--record-all", str(traces / "oracle")],
         ["validation.record", "--all", str(traces / "gloo")],
+        ["validation.deepspeed_calls", "--out", str(traces / "deepspeed")],
+        ["validation.deepspeed_calls.hooks", "--out", str(traces / "deepspeed")],
         ["validation.overlap", "--out", str(traces / "shaped")],
+        ["validation.microbench", "--device", "cpu", "--again-above", "0.1", "--out", str(costs)],
+        ["validation.gpu", "--out", str(traces)],
     )
     codes = [subprocess.run([sys.executable, "-m", *words], check=False).returncode for words in commands]
     write_checksums(traces)
