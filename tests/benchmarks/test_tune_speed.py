@@ -1,0 +1,33 @@
+"""What a whole search costs: how much of a space must be simulated, and its time in raw timeouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import zsim
+from tests.benchmarks.test_speed import in_timeouts
+from validation.published.tune import SETTINGS
+from zsim.study.tune.tune import tune
+
+pytestmark = pytest.mark.speed
+
+
+@pytest.mark.parametrize("setting", SETTINGS[1:5], ids=lambda setting: setting.name)
+def test_a_whole_search_of_a_published_setting(benchmark: Any, setting: Any) -> None:
+    """Bounds and exact memory leave a quarter of the space at most to be simulated."""
+    tuned = tune(setting.load(), count=1)
+    assert tuned.num_simulated <= tuned.found.num_candidates / 4
+    ratio = in_timeouts(benchmark, lambda: tune(setting.load(), count=1), rounds=1)
+    benchmark.extra_info["simulated"] = tuned.num_simulated
+    assert ratio < 2e8
+
+
+def test_a_thousand_gpus_are_searched_in_a_minute_of_one_core(benchmark: Any) -> None:
+    """Llama-3-70B, FSDP2, 1,024 GPUs: 90 million raw timeouts are a minute on the reference machine."""
+    experiment = zsim.Experiment(
+        model="llama-3-70b", cluster="dgx-h100", nodes=128,
+        training={"sequence_length": 8192, "gradient_accumulation_steps": 2}, strategy={"kind": "fsdp2"},
+    )  # fmt: skip
+    assert in_timeouts(benchmark, lambda: tune(experiment, count=1), rounds=1) < 9e7
