@@ -180,7 +180,8 @@ def step_work(job: Job) -> StepWork:
     training = job.training
     tokens = training.micro_batch_tokens * training.gradient_accumulation_steps
     length = training.sequence_length
-    hardware = hardware_flops_per_token(job.model, length, training.activation_checkpointing)
+    policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
+    hardware = hardware_flops_per_token(job.model, length, policies)
     peak: float | None = getattr(job.cluster.gpu.peak, training.precision)
     return StepWork(
         tokens, tokens * model_flops_per_token(job.model, length), tokens * hardware, peak, FLOPS_CONVENTION

@@ -14,6 +14,7 @@ from zsim.commands.check import check
 from zsim.commands.compare import compare
 from zsim.commands.export import export
 from zsim.commands.import_ import EXTRA, import_file
+from zsim.commands.memory import memory
 from zsim.commands.needs import needs
 from zsim.commands.options import (
     Cluster,
@@ -56,6 +57,7 @@ app.command()(sweep)
 app.command()(scaling)
 app.command()(sensitivity)
 app.command()(needs)
+app.command()(memory)
 
 
 @app.callback(invoke_without_command=True)

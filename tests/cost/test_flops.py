@@ -68,8 +68,11 @@ def test_recomputation_adds_to_the_hardware_flops_only() -> None:
     attention = 4 * 96 * 12288 * 2048
     base = model_flops_per_token(model, 2048)
     assert hardware_flops_per_token(model, 2048) == base
-    assert hardware_flops_per_token(model, 2048, "selective") == base + attention
-    assert hardware_flops_per_token(model, 2048, "full") == base + attention + 2 * 96 * 1_812_099_072
+    assert hardware_flops_per_token(model, 2048, ["selective"] * 96) == base + attention
+    full = hardware_flops_per_token(model, 2048, ["full"] * 96)
+    assert full == base + attention + 2 * 96 * 1_812_099_072
+    half = hardware_flops_per_token(model, 2048, ["full", "none"] * 48)
+    assert half == base + attention / 2 + 96 * 1_812_099_072
 
 
 @pytest.mark.parametrize(

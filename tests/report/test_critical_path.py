@@ -80,6 +80,15 @@ def test_a_host_that_was_blocked_hands_on_to_what_it_waited_for() -> None:
     assert chain(*made) == [(0, HOST, 0, 1), (0, 0, 1, 4), (0, HOST, 4, 5), (0, 1, 5, 6)]
 
 
+def test_an_op_shorter_than_an_instant_of_a_long_step_is_not_what_it_waited_for() -> None:
+    """A step of 1,000 s, whose instant is 1 us: the host issues for 500 s, blocks on a copy of 0.1 us, and
+    issues a kernel. The block ends in the copy's own instant, and comes after it all the same."""
+    done = 500 + 1e-7
+    ops = [op("copies", work=Copy("d2h", 1)), op("compute")]
+    made = step(ops, [[(500, 500, done), (done, done, 1000)]], 1000, blocks=((0, 500, done, 0),))
+    assert chain(*made) == [(0, HOST, 0, 500), (0, 0, 500, done), (0, 1, done, 1000)]
+
+
 def test_a_step_may_end_with_its_host() -> None:
     ops = [op("compute")]
     assert chain(*step(ops, [[(1, 1, 2)]], 3, blocks=((0, 1, 2, 0),))) == [

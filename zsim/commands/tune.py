@@ -25,7 +25,10 @@ from zsim.commands.options import (
 def tune(
     experiment: ExperimentFile = None,
     goal: Annotated[
-        str, typer.Option(help="fastest, cheapest, smallest-cluster, largest-model or largest-batch.")
+        str,
+        typer.Option(
+            help="fastest, cheapest, smallest-cluster, largest-model, largest-batch or longest-sequence."
+        ),
     ] = "fastest",
     model: Model = None,
     cluster: Cluster = None,

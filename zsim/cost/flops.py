@@ -14,7 +14,7 @@ with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from zsim.specs.model import Attention, Block, Embedding, Experts, Linear, ModelSpec, Module
 from zsim.specs.strategy import Checkpointing
@@ -71,22 +71,29 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def hardware_flops_per_token(
-    model: ModelSpec, sequence_length: int, checkpointing: Checkpointing = "none"
+    model: ModelSpec, sequence_length: int, checkpointing: Sequence[Checkpointing] = ()
 ) -> float:
-    """As `model_flops_per_token`, plus the recomputation: full adds 2 N_blocks + 4 L d S, selective 4 L d S.
+    """As `model_flops_per_token`, plus the recomputation, by the policy of each block (() for none): full
+    adds its 2 N + 4 d S, selective 4 d S, selective-op N: every second product, so about half of them.
 
     By convention (Korthikanti et al. 2022, appendix A) full recomputation counts as one whole forward of the
     blocks, although torch stops it before a last product whose result nothing needs.
     """
     flops = model_flops_per_token(model, sequence_length)
-    if checkpointing == "none":
-        return flops
-    if checkpointing == "selective-op":  # every second product, so about half of them
-        return flops + _sum_over_blocks(model, lambda block: block.numel - _idle_experts(block))
-    flops += attention_flops_per_token(model, sequence_length)
-    if checkpointing == "full":
-        flops += 2.0 * _sum_over_blocks(model, lambda block: block.numel - _idle_experts(block))
+    for policy in sorted({*checkpointing} - {"none"}):
+        blocks = [block for block, own in zip(model.blocks, checkpointing, strict=True) if own == policy]
+        flops += sum(
+            count * _recomputed_flops(block, sequence_length, policy) for block, count in _distinct(blocks)
+        )
     return flops
+
+
+def _recomputed_flops(block: Block, sequence_length: int, policy: Checkpointing) -> float:
+    active = block.numel - _idle_experts(block)
+    if policy == "selective-op":
+        return active
+    core = _core_flops(block, sequence_length)
+    return core + 2.0 * active if policy == "full" else core
 
 
 def _core_flops(block: Block, sequence_length: int) -> float:

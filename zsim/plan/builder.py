@@ -144,23 +144,35 @@ class PlanBuilder:
     # -- memory -----------------------------------------------------------------------------------------
 
     def allocate(
-        self, category: Category, count: int, device: Device = "gpu", *, is_pinned: bool = False
+        self,
+        category: Category,
+        count: int,
+        device: Device = "gpu",
+        *,
+        is_pinned: bool = False,
+        owner: str = "",
     ) -> None:
-        """Take `count` bytes now (before the next op is issued)."""
+        """Take `count` bytes now (before the next op is issued), for `owner`."""
         if count:
-            self.memory.append(MemoryChange(len(self.ops), category, count, device, is_pinned=is_pinned))
+            change = MemoryChange(len(self.ops), category, count, device, is_pinned=is_pinned, owner=owner)
+            self.memory.append(change)
 
     def free(
-        self, category: Category, count: int, device: Device = "gpu", *, is_pinned: bool = False
+        self,
+        category: Category,
+        count: int,
+        device: Device = "gpu",
+        *,
+        is_pinned: bool = False,
+        owner: str = "",
     ) -> None:
-        """Give back `count` bytes now."""
-        if count:
-            self.memory.append(MemoryChange(len(self.ops), category, -count, device, is_pinned=is_pinned))
+        """Give back `count` bytes of `owner` now."""
+        self.allocate(category, -count, device, is_pinned=is_pinned, owner=owner)
 
-    def free_when_done(self, category: Category, count: int, op: int) -> None:
+    def free_when_done(self, category: Category, count: int, op: int, *, owner: str = "") -> None:
         """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""
         if count:
-            self.memory.append(MemoryChange(len(self.ops), category, -count, "gpu", op))
+            self.memory.append(MemoryChange(len(self.ops), category, -count, "gpu", op, owner=owner))
 
     def finish(
         self,

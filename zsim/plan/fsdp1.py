@@ -97,7 +97,7 @@ class Fsdp1Schedule(Hooks):
         if needs_unshard or not self.is_sharded:
             builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
             if low_shard:
-                builder.allocate("buffers", low_shard)
+                builder.allocate("buffers", low_shard, owner=unit.name)
                 kernels = moves(self.stored_bytes * unit.shard_numel, low_shard)
                 builder.kernels(f"cast shard {unit.name}", kernels, stream=PRE_UNSHARD, module=unit.path)
                 builder.wait_stream(UNSHARD, PRE_UNSHARD)
@@ -105,12 +105,12 @@ class Fsdp1Schedule(Hooks):
             self.limiter.before_all_gather(len(builder.ops))
         if needs_unshard:
             full = unit.padded_numel * self.param_bytes
-            builder.allocate("buffers", full)
+            builder.allocate("buffers", full, owner=unit.name)
             event = builder.collective(
                 "all_gather", full, self.strategy.param_dtype, "shard", stream=UNSHARD,
                 name=f"all_gather {unit.name}", module=unit.path,
             )  # fmt: skip
-            builder.free_when_done("buffers", low_shard, event)
+            builder.free_when_done("buffers", low_shard, event, owner=unit.name)
             handle.is_unsharded = True
 
     def _reshard(self, unit: FlatUnit, *, frees: bool) -> None:
@@ -119,12 +119,14 @@ class Fsdp1Schedule(Hooks):
         done = builder.record(COMPUTE)
         assert done is not None
         if frees and handle.is_unsharded:
-            builder.free_when_done("buffers", unit.padded_numel * self.param_bytes, done)
+            full = unit.padded_numel * self.param_bytes
+            builder.free_when_done("buffers", full, done, owner=unit.name)
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
             self.limiter.freed(done)
         if not self.is_sharded and self.strategy.param_dtype != self.training.stored_dtype:
-            builder.free_when_done("buffers", unit.shard_numel * self.param_bytes, done)
+            low = unit.shard_numel * self.param_bytes
+            builder.free_when_done("buffers", low, done, owner=unit.name)
         handle.is_prefetched = False
 
     def _wait_for_unshard(self) -> None:

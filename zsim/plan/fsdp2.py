@@ -20,6 +20,7 @@ from zsim.specs.model import Loss
 from zsim.specs.strategy import DTYPE_BYTES, Fsdp2, Training
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
+TIED = "tied head's gradient"
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Fsdp2Schedule(Hooks):
         cast = (
             full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
         )
-        builder.allocate("buffers", cast + full)
+        builder.allocate("buffers", cast + full, owner=unit.name)
         shard = full // ranks
         cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a flat tensor of its own
         kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
@@ -101,7 +102,7 @@ class Fsdp2Schedule(Hooks):
             overhead="fsdp2_unshard",
             module=unit.name,
         )
-        builder.free("buffers", cast)
+        builder.free("buffers", cast, owner=unit.name)
         builder.wait_stream(ALL_GATHER, COPY_IN)
         state.all_gather = builder.collective(
             "all_gather", full, self.strategy.param_dtype, group, stream=ALL_GATHER,
@@ -116,18 +117,18 @@ class Fsdp2Schedule(Hooks):
             return
         if self._in_forward:
             self._release_previous_gather()
-        builder.allocate("buffers", unit.unsharded_numel * self.param_bytes)
+        size = unit.unsharded_numel * self.param_bytes
+        builder.allocate("buffers", size, owner=unit.name)
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
-        size = unit.unsharded_numel * self.param_bytes
         copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name)
         if self._in_forward and state.all_gather >= 0:
             self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
         else:
             self._gather_streams_wait(copy_out)
-            builder.free("buffers", state.all_gather_bytes)
+            builder.free("buffers", state.all_gather_bytes, owner=unit.name)
         if state.is_sharded_post_forward:
-            builder.free("buffers", self._post_forward_shard_bytes(unit))
+            builder.free("buffers", self._post_forward_shard_bytes(unit), owner=unit.name)
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
 
@@ -136,9 +137,9 @@ class Fsdp2Schedule(Hooks):
 
     def _release_previous_gather(self) -> None:
         if self._pending_copy_out is not None:
-            _unit, size, event = self._pending_copy_out
+            unit, size, event = self._pending_copy_out
             self._gather_streams_wait(event)
-            self.builder.free("buffers", size)
+            self.builder.free("buffers", size, owner=unit.name)
             self._pending_copy_out = None
 
     def _gather_streams_wait(self, event: int | None) -> None:
@@ -154,12 +155,12 @@ class Fsdp2Schedule(Hooks):
         if after_forward and unit.post_forward_size > 1:
             # keep a shard of the smaller group, copied out of the whole parameter
             shard = self._post_forward_shard_bytes(unit)
-            builder.allocate("buffers", shard)
+            builder.allocate("buffers", shard, owner=unit.name)
             state.is_sharded_post_forward = True
             state.reshard_event = builder.kernels(
                 f"reshard {unit.name}", moves(shard, shard), module=unit.name
             )
-        builder.free("buffers", unit.unsharded_numel * self.param_bytes)
+        builder.free("buffers", unit.unsharded_numel * self.param_bytes, owner=unit.name)
         state.is_unsharded = False
 
     # -- hooks ------------------------------------------------------------------------------------------
@@ -229,13 +230,14 @@ class Fsdp2Schedule(Hooks):
         builder = self.builder
         if call.borrowed_numel:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
-            builder.allocate("activations", self._tied_bytes)
+            builder.allocate("activations", self._tied_bytes, owner=TIED)
         if call.numel:
             size = call.numel * self.param_bytes
-            builder.allocate("buffers", size)
-            self.gradients[self._by_segment[call.segment].name].unsharded_bytes += size
+            unit = self._by_segment[call.segment]
+            builder.allocate("buffers", size, owner=unit.name)
+            self.gradients[unit.name].unsharded_bytes += size
             if size == self._tied_bytes:
-                builder.free("activations", size)
+                builder.free("activations", size, owner=TIED)
                 self._tied_bytes = 0
 
     def after_backward(self, segment: Segment) -> None:
@@ -253,7 +255,7 @@ class Fsdp2Schedule(Hooks):
                 self._post_backward(unit)
         if not self._is_last_micro_batch and self.strategy.no_sync:
             return
-        self.reducer.wait(self.gradients.values())
+        self.reducer.wait(self.gradients)
 
     def _post_backward(self, unit: Unit) -> None:
         is_syncing = self._is_last_micro_batch or not self.strategy.no_sync

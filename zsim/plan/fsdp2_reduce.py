@@ -6,7 +6,7 @@ Transcribed from `FSDPParamGroup.post_backward` and `foreach_reduce` of torch 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
@@ -40,7 +40,7 @@ class Fsdp2Reducer:
         self.shard_size = shard_size
         self.is_hybrid = strategy.replicate > 1
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
-        self._inputs: list[tuple[int, int]] = []  # (bytes, the reduce-scatter's event)
+        self._inputs: list[tuple[str, int, int]] = []  # (unit, bytes, the reduce-scatter's event)
         self._last_post_reduce: dict[str, int] = {}
 
     def accumulate(self, unit: Unit, gradient: UnitGradient, *, is_syncing: bool) -> None:
@@ -49,37 +49,40 @@ class Fsdp2Reducer:
             return
         size = unit.numel * self.reduce_bytes
         if not gradient.accumulated_bytes:
-            self.builder.allocate("buffers", size)
+            self.builder.allocate("buffers", size, owner=unit.name)
         read = gradient.unsharded_bytes + gradient.accumulated_bytes
         self.builder.kernels(
             f"accumulate gradients {unit.name}",
             moves(read, size, launches=len(unit.parameters)),
             module=unit.name,
         )
-        self.builder.free("buffers", gradient.unsharded_bytes)
+        self.builder.free("buffers", gradient.unsharded_bytes, owner=unit.name)
         gradient.accumulated_bytes, gradient.unsharded_bytes = size, 0
 
     def reduce(self, unit: Unit, gradient: UnitGradient) -> None:
         """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
         builder = self.builder
-        self._wait_for_earlier(gradient)
+        self._wait_for_earlier(unit, gradient)
         full = unit.unsharded_numel * self.reduce_bytes
         shard = full // self.shard_size
         made = gradient.unsharded_bytes + gradient.accumulated_bytes
-        builder.allocate("buffers", full)
+        builder.allocate("buffers", full, owner=unit.name)
         builder.kernels(
             f"reduce_scatter_copy_in {unit.name}",
             moves(made, full),
             overhead="fsdp2_reduce",
             module=unit.name,
         )
-        builder.free("buffers", made)
+        builder.free("buffers", made, owner=unit.name)
         gradient.unsharded_bytes = gradient.accumulated_bytes = 0
         builder.wait_stream(REDUCE_SCATTER, COMPUTE)
         # The reduced shard is the rank's gradient itself when it is fp32 and the first, else a buffer.
         is_gradient = self.strategy.reduce_dtype == "fp32" and not gradient.has_shard
-        builder.allocate("gradients" if is_gradient else "buffers", shard)
-        self._inputs.append((full, self._reduce_scatter(unit, full)))
+        if is_gradient:
+            builder.allocate("gradients", shard)
+        else:
+            builder.allocate("buffers", shard, owner=unit.name)
+        self._inputs.append((unit.name, full, self._reduce_scatter(unit, full)))
         stream = REDUCE_SCATTER
         if self.is_hybrid:
             stream = ALL_REDUCE
@@ -91,29 +94,29 @@ class Fsdp2Reducer:
         gradient.post_reduce_event = self._finish(unit, gradient, shard, stream)
         self._last_post_reduce[stream] = gradient.post_reduce_event
 
-    def wait(self, gradients: Iterable[UnitGradient]) -> None:
+    def wait(self, gradients: Mapping[str, UnitGradient]) -> None:
         """The end of backward: the compute stream waits for all reductions, buffers are freed."""
         for event in self._last_post_reduce.values():
             self.builder.stream_wait(COMPUTE, event)
         self._last_post_reduce = {}
-        for gradient in gradients:
+        for name, gradient in gradients.items():
             gradient.post_reduce_event = None
-            self._free_all_reduce_buffer(gradient)
-        for size, _event in self._inputs:
-            self.builder.free("buffers", size)
+            self._free_all_reduce_buffer(name, gradient)
+        for name, size, _event in self._inputs:
+            self.builder.free("buffers", size, owner=name)
         self._inputs = []
 
-    def _wait_for_earlier(self, gradient: UnitGradient) -> None:
+    def _wait_for_earlier(self, unit: Unit, gradient: UnitGradient) -> None:
         """Backward waits for the oldest reduce-scatter before the next input is allocated."""
         while len(self._inputs) >= self.strategy.reduce_scatter_max_input_buffers:
-            size, event = self._inputs.pop(0)
+            name, size, event = self._inputs.pop(0)
             self.builder.stream_wait(COMPUTE, event)
-            self.builder.free("buffers", size)
+            self.builder.free("buffers", size, owner=name)
         self.builder.stream_wait(COMPUTE, gradient.post_reduce_event)
-        self._free_all_reduce_buffer(gradient)
+        self._free_all_reduce_buffer(unit.name, gradient)
 
-    def _free_all_reduce_buffer(self, gradient: UnitGradient) -> None:
-        self.builder.free("buffers", gradient.all_reduce_bytes)
+    def _free_all_reduce_buffer(self, unit: str, gradient: UnitGradient) -> None:
+        self.builder.free("buffers", gradient.all_reduce_bytes, owner=unit)
         gradient.all_reduce_bytes = 0
 
     def _reduce_scatter(self, unit: Unit, full: int) -> int:
@@ -137,7 +140,10 @@ class Fsdp2Reducer:
             return last
         fp32 = shard // self.reduce_bytes * 4
         if needs_cast:
-            builder.allocate("buffers" if gradient.has_shard else "gradients", fp32)
+            if gradient.has_shard:
+                builder.allocate("buffers", fp32, owner=unit.name)
+            else:
+                builder.allocate("gradients", fp32)
         event = builder.kernels(
             f"accumulate gradient shard {unit.name}",
             moves(shard + (fp32 if gradient.has_shard else 0), fp32, launches=len(unit.parameters)),
@@ -147,8 +153,8 @@ class Fsdp2Reducer:
         if self.is_hybrid:
             gradient.all_reduce_bytes = shard
         else:
-            builder.free("buffers", shard)
+            builder.free("buffers", shard, owner=unit.name)
         if needs_cast and gradient.has_shard:
-            builder.free("buffers", fp32)
+            builder.free("buffers", fp32, owner=unit.name)
         gradient.has_shard = True
         return event

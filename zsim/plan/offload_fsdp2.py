@@ -41,7 +41,7 @@ class OffloadedReducer(Fsdp2Reducer):
             if self.is_hybrid:
                 gradient.all_reduce_bytes = shard
             else:
-                builder.free("buffers", shard)
+                builder.free("buffers", shard, owner=unit.name)
         is_added = unit.name in self.in_host_memory
         event = self.host.copy(
             f"gradients {unit.name} to host", "d2h", 4 * numel, stream, is_blocking=is_added, module=unit.name
@@ -91,12 +91,12 @@ class OffloadedFsdp2Schedule(Fsdp2Schedule):
             return
         if not state.is_sharded_post_forward:
             size = 4 * unit.shard_numel
-            builder.allocate("buffers", size)
+            builder.allocate("buffers", size, owner=unit.name)
             event = self.host.copy(f"shards of {unit.name}", "h2d", size, COPY_IN, module=unit.name)
             assert event is not None
             if self.shard_size == 1:
                 builder.stream_wait(COMPUTE, event)
-            builder.free_when_done("buffers", size, event)
+            builder.free_when_done("buffers", size, event, owner=unit.name)
         super()._unshard(unit)
 
     def end_backward(self) -> None:

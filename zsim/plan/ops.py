@@ -104,7 +104,8 @@ class Memory:
 
 class MemoryChange(NamedTuple):
     """`bytes` more (or, negative, less) of a category, just before the host issues op number `op`;
-    `until` is the op that must end before the block can be used again (-1: stream order takes care)."""
+    `until` is the op that must end before the block can be used again (-1: stream order takes care).
+    `owner`: the module, block or FSDP unit that it is for; "" where a framework's pool serves them all."""
 
     op: int
     category: Category
@@ -112,6 +113,7 @@ class MemoryChange(NamedTuple):
     device: Device = "gpu"
     until: int = -1
     is_pinned: bool = False
+    owner: str = ""
 
 
 OffloadWork = Copy | HostWork | DriveIo

@@ -9,6 +9,9 @@ from __future__ import annotations
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.workload import ModuleCall, Segment, Workload
 
+RESIDUAL = "gradient of the residual stream"
+CHECKPOINT = " checkpoint"  # after the name of its block
+
 
 class Hooks:
     """What a framework does around the computation: nothing here, its own things in what overrides it.
@@ -51,7 +54,7 @@ def _forward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     for segment in workload.segments:
         schedule.before_forward(segment)
-        builder.allocate("activations", segment.checkpoint_bytes)
+        builder.allocate("activations", segment.checkpoint_bytes, owner=segment.name + CHECKPOINT)
         for call in segment.calls:
             _forward_module(schedule, call, keeps=not segment.is_checkpointed)
         schedule.after_forward(segment)
@@ -62,8 +65,8 @@ def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
     """One module forward; what it saves for backward stays allocated when `keeps`."""
     builder, work = schedule.builder, call.work
     schedule.before_module(call)
-    builder.allocate("activations", work.saved_bytes if keeps else work.working_bytes)
-    builder.allocate("activations", work.forward_extra_bytes)
+    builder.allocate("activations", work.saved_bytes if keeps else work.working_bytes, owner=call.name)
+    builder.allocate("activations", work.forward_extra_bytes, owner=call.name)
     builder.add(
         call.name,
         "compute",
@@ -72,16 +75,16 @@ def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
         overhead="module_call",
         module=call.name,
     )
-    builder.free("activations", work.forward_extra_bytes)
+    builder.free("activations", work.forward_extra_bytes, owner=call.name)
     if not keeps:
-        builder.free("activations", work.working_bytes)
+        builder.free("activations", work.working_bytes, owner=call.name)
     schedule.after_module(call)
 
 
 def _backward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     builder.phase = "backward"
-    builder.allocate("activations", workload.residual_bytes)
+    builder.allocate("activations", workload.residual_bytes, owner=RESIDUAL)
     schedule.begin_backward()
     for segment in reversed(workload.segments):
         schedule.before_backward(segment)
@@ -90,14 +93,15 @@ def _backward(schedule: Hooks, workload: Workload) -> None:
             for call in segment.recomputed:
                 _forward_module(schedule, call, keeps=True)
             if segment.stops_at is not None:
-                schedule.before_module(segment.stops_at)
-                builder.allocate("activations", segment.stops_at.work.saved_bytes)
+                last = segment.stops_at
+                schedule.before_module(last)
+                builder.allocate("activations", last.work.saved_bytes, owner=last.name)
             builder.phase = "backward"
         for call in reversed(segment.calls):
             _backward_module(schedule, call)
-        builder.free("activations", segment.checkpoint_bytes)
+        builder.free("activations", segment.checkpoint_bytes, owner=segment.name + CHECKPOINT)
         schedule.after_backward(segment)
-    builder.free("activations", workload.residual_bytes)
+    builder.free("activations", workload.residual_bytes, owner=RESIDUAL)
     schedule.end_backward()
 
 
@@ -106,7 +110,7 @@ def _backward_module(schedule: Hooks, call: ModuleCall) -> None:
     schedule.before_module(call)
     if work.recompute is not None:  # selective checkpointing
         builder.phase = "recompute"
-        builder.allocate("activations", work.recomputed_bytes)
+        builder.allocate("activations", work.recomputed_bytes, owner=call.name)
         builder.add(
             f"{call.name} recompute",
             "compute",
@@ -115,7 +119,7 @@ def _backward_module(schedule: Hooks, call: ModuleCall) -> None:
             module=call.name,
         )
         builder.phase = "backward"
-    builder.allocate("activations", work.backward_extra_bytes)
+    builder.allocate("activations", work.backward_extra_bytes, owner=call.name)
     builder.add(
         f"{call.name} backward",
         "compute",
@@ -125,5 +129,6 @@ def _backward_module(schedule: Hooks, call: ModuleCall) -> None:
         module=call.name,
     )
     schedule.gradient_ready(call)
-    builder.free("activations", work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes)
+    held = work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes
+    builder.free("activations", held, owner=call.name)
     schedule.after_module(call)

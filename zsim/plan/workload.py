@@ -13,7 +13,7 @@ from zsim.cost import footprint, work
 from zsim.cost.fused_head import fused_head, head_place
 from zsim.plan.ops import Kernels
 from zsim.specs.model import Attention, Block, Linear, ModelSpec, Module, Parameter
-from zsim.specs.strategy import Training
+from zsim.specs.strategy import Checkpointing, Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +113,11 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
     options = work.WorkOptions.of(training)
     deriver = _Deriver(shape, options, training)
     head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
-    is_checkpointed = training.activation_checkpointing in ("full", "selective-op")
-    block_input = footprint.checkpoint_bytes(model.hidden_size, shape, options) if is_checkpointed else None
-    every = training.checkpoint_every
-    segments = [deriver.segment("before", "before", "", model.before, None)]
+    segments = [deriver.segment("before", "before", "", model.before)]
     for number, block in enumerate(model.blocks):
         name = f"{model.block_prefix}.{number}"
-        kept = None if (number + 1) % every else block_input
-        segments.append(deriver.segment(name, "block", name + ".", block, kept))
-    segments.append(deriver.segment("after", "after", "", model.after, None))
+        segments.append(deriver.block(name, block, training.checkpointing_of(number), model.hidden_size))
+    segments.append(deriver.segment("after", "after", "", model.after))
     residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
     states = work.optimizer_state_bytes(training.optimizer, training.stored_dtype)
     return Workload(model, training, tuple(segments), residual, states, head)
@@ -135,6 +131,7 @@ class _Deriver:
         self._options = options
         self._training = training
         self._works: dict[int, ModuleWork] = {}
+        self._selective_works: dict[int, ModuleWork] = {}
         self._kept_works: dict[int, ModuleWork] = {}
 
     def fuse_head(self, modules: tuple[Module, ...]) -> str:
@@ -158,31 +155,34 @@ class _Deriver:
         self._works |= {id(module): nothing for module in modules[place + 1 :]}
         return modules[place].name
 
-    def segment(
-        self, name: str, kind: str, prefix: str, modules: Block | tuple[Module, ...], checkpoint: int | None
-    ) -> Segment:
-        block = modules if isinstance(modules, Block) else None
-        registration = block.registration if block else None
-        calls = tuple(
-            ModuleCall(prefix + module.name, name, module, self._work(module, kind, checkpoint is not None))
-            for module in (modules.modules if isinstance(modules, Block) else modules)
+    def segment(self, name: str, kind: str, prefix: str, modules: tuple[Module, ...]) -> Segment:
+        """What stands before or after the blocks: nothing of it is run again."""
+        return Segment(name, kind, self._calls(name, prefix, modules, "none"), False, 0)
+
+    def block(self, name: str, block: Block, policy: Checkpointing, hidden_size: int) -> Segment:
+        calls = self._calls(name, name + ".", block.modules, policy)
+        if policy not in ("full", "selective-op"):
+            return Segment(name, "block", calls, False, 0, registration=block.registration)
+        kept = footprint.checkpoint_bytes(hidden_size, self._shape, self._options)
+        count = len(
+            footprint.recomputed_modules(block, "full", stops_early=self._training.checkpoint_stops_early)
         )
-        recomputed: tuple[ModuleCall, ...] = ()
-        stops_at = None
-        if block is not None and checkpoint is not None:
-            stops_early = self._training.checkpoint_stops_early
-            count = len(footprint.recomputed_modules(block, "full", stops_early=stops_early))
-            recomputed = calls[:count]
-            if self._training.activation_checkpointing == "selective-op":
-                checkpoint += sum(
-                    footprint.kept_output_bytes(module, self._shape, self._options)
-                    for module in footprint.kept_modules(block)
-                )
-                recomputed = self._without_kept(block, calls)
-            else:
-                stops_at = calls[count] if count < len(calls) and calls[count].numel else None
-        return Segment(
-            name, kind, calls, checkpoint is not None, checkpoint or 0, recomputed, stops_at, registration
+        recomputed, stops_at = calls[:count], None
+        if policy == "selective-op":
+            kept += sum(
+                footprint.kept_output_bytes(module, self._shape, self._options)
+                for module in footprint.kept_modules(block)
+            )
+            recomputed = self._without_kept(block, calls)
+        elif count < len(calls) and calls[count].numel:
+            stops_at = calls[count]
+        return Segment(name, "block", calls, True, kept, recomputed, stops_at, block.registration)
+
+    def _calls(
+        self, name: str, prefix: str, modules: tuple[Module, ...], policy: Checkpointing
+    ) -> tuple[ModuleCall, ...]:
+        return tuple(
+            ModuleCall(prefix + module.name, name, module, self._work(module, policy)) for module in modules
         )
 
     def _without_kept(self, block: Block, calls: tuple[ModuleCall, ...]) -> tuple[ModuleCall, ...]:
@@ -204,15 +204,12 @@ class _Deriver:
             again.append(call)
         return tuple(again)
 
-    def _work(self, module: Module, kind: str, is_checkpointed: bool) -> ModuleWork:
-        known = self._works.get(id(module))
+    def _work(self, module: Module, policy: Checkpointing) -> ModuleWork:
+        selective = policy == "selective" and isinstance(module.work, Attention)
+        works = self._selective_works if selective else self._works
+        known = works.get(id(module))
         if known is not None:
             return known
-        selective = (
-            self._training.activation_checkpointing == "selective"
-            and kind == "block"
-            and isinstance(module.work, Attention)
-        )
         shape, options = self._shape, self._options
         forward = work.forward_kernels(module, shape, options)
         backward = work.backward_kernels(module, shape, options)
@@ -231,5 +228,5 @@ class _Deriver:
             recompute_launches=sum(kernel.launches for kernel in forward) if selective else 0,
             recomputed_bytes=saved - kept if selective else 0,
         )
-        self._works[id(module)] = result
+        works[id(module)] = result
         return result

@@ -80,7 +80,7 @@ class _Walk:
         at: tuple[int, int] | None = (rank, place)
         last = self.lanes[rank].end[place]
         if end - last > self.tolerance:
-            at = self._host(rank, end)
+            at = self._host(rank, end, len(self.numbers))
         while at is not None:
             at = self._op(*at)
         self.found.reverse()
@@ -104,12 +104,15 @@ class _Walk:
             return rank, previous
         if start - issued > self.tolerance:
             self._add(rank, OTHERS, issued, start)
-        return self._host(rank, issued)
+        return self._host(rank, issued, place)
 
-    def _host(self, rank: int, until: float) -> tuple[int, int] | None:
-        """Add the host's stretch that ends at `until`, and return what it had been blocked on."""
+    def _host(self, rank: int, until: float, before: int) -> tuple[int, int] | None:
+        """Add the host's stretch that ends at `until`, and return what it had been blocked on: an op `before`
+        the one that it issued then (in a long step, one that is shorter than an instant ends in the same)."""
         lane = self.lanes[rank]
         number = bisect_right(lane.block_ends, until + self.tolerance) - 1
+        while number >= 0 and lane.blocks[number][2] >= before:
+            number -= 1
         if number < 0:
             self._add(rank, HOST, 0.0, until)
             return None

@@ -53,6 +53,9 @@ class TrainingTable(_Table):
     optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
     gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
+    block_checkpointing: dict[str, Checkpointing] = Field(
+        default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
+    )
     checkpoint_stops_early: bool = Field(
         default=True, description="recompute only until all that backward needs is there"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.block_policies import block_policies
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.delayed_update import with_delayed_update
 from zsim.specs.experiment import (
@@ -204,6 +205,7 @@ def _training(
         liger=table.liger,
         cross_entropy=cross_entropy_of(table),
         checkpoint_every=table.checkpoint_every,
+        block_checkpointing=block_policies(table, len(model.blocks)),
         checkpoint_stops_early=table.checkpoint_stops_early,
         optimizer_implementation=table.optimizer_implementation,
     )

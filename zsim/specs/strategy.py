@@ -23,7 +23,8 @@ DTYPE_BYTES: dict[str, int] = {
 class Training:
     """What one rank trains on: `micro_batch_size` sequences of `sequence_length` tokens at a time.
 
-    `checkpoint_every`: every n-th block is checkpointed, the others keep everything.
+    `checkpoint_every`: every n-th block is checkpointed, the others keep everything. `block_checkpointing`:
+    the policy of each block where they differ, () where `activation_checkpointing` is that of all.
     `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
     checkpoint from 2.1 on). `autocast`: modules get fp32 weights and torch.autocast casts at every product,
     so norms and the residual stream are fp32. `stored_dtype`: what DDP and FSDP1 keep weights, gradients and
@@ -47,6 +48,14 @@ class Training:
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
     liger: bool = False
     cross_entropy: CrossEntropy = "eager"
+    block_checkpointing: tuple[Checkpointing, ...] = ()
+
+    def checkpointing_of(self, block: int) -> Checkpointing:
+        """The policy of a block, `checkpoint_every` included; "selective" is every block's."""
+        if self.block_checkpointing:
+            return self.block_checkpointing[block]
+        is_left_out = (block + 1) % self.checkpoint_every and self.activation_checkpointing != "selective"
+        return "none" if is_left_out else self.activation_checkpointing
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -99,6 +99,24 @@ def test_the_largest_batch_is_the_largest(make_tiny: Tiny) -> None:
     assert f"{size} sequences per GPU" in result.settled
 
 
+def test_the_longest_sequence_is_the_longest(make_tiny: Tiny) -> None:
+    """Every length up to the model's 8,192 learned positions, in steps of 256 tokens."""
+    keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
+    made = make_tiny({"kind": "fsdp2"}, memory="2.5 GB")
+    longer = made.model_copy(update={"model": {**made.model, "n_positions": 8192}})  # type: ignore[dict-item]
+    result = tune(longer, "longest-sequence", keep=keep)
+    best = result.best[0].candidate.experiment()
+    length = best.training.sequence_length
+    assert length is not None
+    assert length > 512
+    assert fits(best)
+    assert f"sequences of {length:,} tokens instead of 512" in result.settled
+    more = best.training.model_copy(update={"sequence_length": length + 256})
+    assert not fits(best.model_copy(update={"training": more}))
+    limited = tune(make_tiny({"kind": "fsdp2"}), "longest-sequence", keep=keep)
+    assert limited.best[0].candidate.experiment().training.sequence_length == 512  # the model ends there
+
+
 def test_the_largest_model_is_the_largest(make_tiny: Tiny) -> None:
     keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
     result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-model", keep=keep)

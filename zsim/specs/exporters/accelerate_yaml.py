@@ -27,6 +27,8 @@ def why_not_accelerate(job: Job) -> str | None:
         )
     if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
         return "it reduces gradients after the last micro-batch only (no_sync)"
+    if training.block_checkpointing:
+        return "it checkpoints every block or none, not each block in its own way"
     if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
         return f"it checkpoints every block or none, not '{training.activation_checkpointing}'"
     if isinstance(strategy, Fsdp2):

@@ -74,7 +74,9 @@ def _script_notes(job: Job) -> list[str]:
             "selective": "recompute the core of attention",
             "selective-op": "keep fused attention and every second product, run the rest again",
         }
-        if kind != "none":
+        if training.block_checkpointing:
+            notes.append("activation checkpointing, which differs by block, is the script's")
+        elif kind != "none":
             notes.append(f"activation checkpointing '{kind}' is the script's: {calls[kind]}")
         if job.strategy.optimizer.name is None:
             offloaded = job.strategy.zero.offload_optimizer is not None

@@ -24,6 +24,8 @@ def why_not_python(job: Job) -> str | None:
         return "DeepSpeed takes a JSON"
     if job.training.activation_checkpointing == "selective":
         return "recomputing the core of attention is the model's own business"
+    if job.training.block_checkpointing:
+        return "it checkpoints every n-th block alike, not each block in its own way"
     if getattr(job.strategy, "param_dtype", "") == "fp8":
         return "gathering in fp8 needs torchao's float8 modules"
     return None
@@ -238,7 +240,7 @@ def _wrap_blocks(job: Job) -> Iterator[str]:
         context = ", context_fn=keep_every_second_product" if kind == "selective-op" else ""
         call = f"checkpoint_wrapper(block{context}{more})"
         if training.checkpoint_every > 1:
-            yield f"        if int(name) % {training.checkpoint_every} == 0:"
+            yield f"        if (int(name) + 1) % {training.checkpoint_every} == 0:"
             yield f"            block = {call}"
         else:
             yield f"        block = {call}"

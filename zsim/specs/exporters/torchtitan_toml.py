@@ -31,6 +31,8 @@ def why_not_torchtitan(job: Job) -> str | None:
         return f"it trains in bf16, fp32 or fp8, not in {training.precision}"
     if strategy.param_dtype not in ("bf16", "fp32", "fp8"):
         return f"it gathers in bf16, fp32 or fp8, not in {strategy.param_dtype}"
+    if training.block_checkpointing:
+        return "it checkpoints every n-th block alike, not each block in its own way"
     if training.activation_checkpointing not in _MODES:
         return f"it has no checkpointing '{training.activation_checkpointing}'"
     if training.gradient_accumulation_steps > 1 and strategy.no_sync:

@@ -51,7 +51,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
         "nodes": experiment["nodes"],
         "gpus": experiment["gpus"],
     }
-    row |= {f"training.{key}": value for key, value in experiment["training"].items()}
+    row |= {f"training.{key}": _plain(value) for key, value in experiment["training"].items()}
     row |= {f"strategy.{key}": value for key, value in experiment["strategy"].items()}
     if isinstance(job.strategy, DeepSpeedConfig):
         row["strategy.settings"] = json.dumps(
@@ -83,3 +83,10 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     row["rank_classes"] = content["simulation"]["rank_classes"]
     row["limit"] = content["limit"]
     return row
+
+
+def _plain(value: Any) -> Any:
+    """A list as text, so that a column has one type; nothing for an empty one."""
+    if isinstance(value, list | tuple):
+        return json.dumps(value) if value else None
+    return value

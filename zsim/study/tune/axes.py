@@ -16,6 +16,7 @@ ZERO = "strategy.config.zero_optimization."
 STAGE = ZERO + "stage"
 MICRO_BATCH, ACCUMULATION = "training.micro_batch_size", "training.gradient_accumulation_steps"
 CHECKPOINTING, EVERY = "training.activation_checkpointing", "training.checkpoint_every"
+BLOCKS = "training.block_checkpointing"
 NVME_PATH = "/local_nvme"
 _MOST_MICRO_BATCHES = 512
 
@@ -191,9 +192,10 @@ def _checkpointings(base: Base, chosen: Chosen) -> Iterable[Choice]:
     """The whole blocks, every second one, and in between: by op where attention is one op that can be kept,
     else the core of attention alone."""
     between = "selective" if base.job.training.attention == "math" else "selective-op"
+    alike: dict[str, Any] = {BLOCKS: {}} if base.job.training.block_checkpointing else {}
     names = ("none", between, "full")
-    found = [Choice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1}) for name in names]
-    found.insert(-1, Choice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2}))
+    found = [Choice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1, **alike}) for name in names]
+    found.insert(-1, Choice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2, **alike}))
     return found
 
 

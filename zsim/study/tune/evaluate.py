@@ -24,7 +24,7 @@ from zsim.specs.job import Job, resolve
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
-from zsim.study.tune.axes import ACCUMULATION, CHECKPOINTING, EVERY, MICRO_BATCH
+from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, MICRO_BATCH
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 
@@ -32,7 +32,7 @@ from zsim.study.tune.candidates import Candidate
 # times what the third added.
 FEW = 3
 _KEY = "training.gradient_accumulation_steps"
-_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY)
+_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS)
 _SECONDS = (
     "step_seconds", "compute_seconds", "exposed_communication_seconds", "offload_stall_seconds",
     "optimizer_seconds", "host_bound_seconds",

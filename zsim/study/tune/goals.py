@@ -1,4 +1,4 @@
-"""What "best" means: five goals, each as a space of candidates and what they are compared by."""
+"""What "best" means: six goals, each as a space of candidates and what they are compared by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.evaluate import Evaluator
 from zsim.study.tune.search import Objective, cheapest, fastest
 
-_MOST = 2**17  # sequences in a micro-batch, layers in a model
+_MOST = 2**17  # sequences in a micro-batch, layers in a model, _TOKENS in a sequence
+_TOKENS = 256
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -95,6 +96,26 @@ def _largest_batch(question: Question) -> Space:
     return Space(question.candidates(question.base, axes(size)), fastest, settled)
 
 
+def _longest_sequence(question: Question) -> Space:
+    """The longest sequences, to 256 tokens, of one in a micro-batch; a sequence is never cut over GPUs."""
+    base, key = question.base, "training.sequence_length"
+    lightest = _with_micro_batches(question, lambda base: [1])
+
+    def lengthened(count: int) -> Base:
+        return base_of(base.experiment({key: count * _TOKENS}))
+
+    count = _largest(
+        lambda count: _any_fits(question.evaluator, question.candidates(lengthened(count), lightest))
+    )
+    if count == 0:
+        raise InputError(f"not even {_TOKENS} tokens per sequence fit; expected more GPUs")
+    settled = (
+        f"sequences of {count * _TOKENS:,} tokens instead of {base.job.training.sequence_length:,} are the "
+        "longest that fit"
+    )
+    return Space(question.candidates(lengthened(count), lightest), fastest, settled)
+
+
 def _largest_model(question: Question) -> Space:
     """The same architecture with more layers."""
     base = question.base
@@ -125,6 +146,7 @@ GOALS: Mapping[str, Callable[[Question], Space]] = {
     "smallest-cluster": _smallest_cluster,
     "largest-model": _largest_model,
     "largest-batch": _largest_batch,
+    "longest-sequence": _longest_sequence,
 }
 
 
