@@ -19,15 +19,25 @@ FLOOR = {
     "engine": 6,
     "api": 7,
     "study": 8,
-    "commands": 9,
-    "cli": 10, "pytest_plugin": 10, "__main__": 11,
+    "ui": 9,
+    "commands": 10,
+    "cli": 11, "pytest_plugin": 11, "__main__": 12,
 }  # fmt: skip
 WINGS = {
     "report": {"units", "errors", "version", "specs", "trace", "cost", "plan"},
     "calibrate": {"units", "errors", "version", "specs", "trace", "cost"},
 }
 CLOCK = {"fluid", "fabric", "devices", "engine"}
-HEAVY = {"torch", "pandas", "plotly", "jinja2", "networkx"}  # never at import time
+HEAVY = {
+    "torch",
+    "pandas",
+    "plotly",
+    "jinja2",
+    "networkx",
+    "dash",
+    "flask",
+    "werkzeug",
+}  # never at import time
 FILES = sorted(ROOT.rglob("*.py"))
 
 

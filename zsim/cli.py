@@ -32,6 +32,7 @@ from zsim.commands.sensitivity import sensitivity
 from zsim.commands.sweep import sweep
 from zsim.commands.topology import app as topology_app
 from zsim.commands.tune import tune
+from zsim.commands.ui import ui
 from zsim.errors import InputError, ZsimError
 from zsim.version import __version__
 
@@ -58,6 +59,7 @@ app.command()(scaling)
 app.command()(sensitivity)
 app.command()(needs)
 app.command()(memory)
+app.command()(ui)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Set, setting, write_json
+from zsim.commands.options import Set, write_json
 from zsim.errors import InputError
+from zsim.specs.setting import setting
 
 
 def compare(

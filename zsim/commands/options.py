@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from zsim.errors import InputError
+from zsim.specs.setting import setting
 
 if TYPE_CHECKING:
     from zsim.specs.experiment import Experiment
@@ -63,18 +63,6 @@ def experiment_from(
         overrides.setdefault("training.sequence_length", None)
     origin = None if path is not None else "command line" if overrides else "example"
     return experiment.load_experiment(path or EXAMPLE, overrides, origin=origin)
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """`training.precision=bf16` -> a dotted key and a value: TOML where it is TOML, else a string."""
-    key, equals, value = text.partition("=")
-    key = key.strip()
-    if not equals or not key:
-        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value.strip()
 
 
 def write_json(content: Any, path: Path) -> Path:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import Set, setting
+from zsim.commands.options import Set
+from zsim.specs.setting import setting
 
 if TYPE_CHECKING:
     from zsim.study.sweep.sweep import Sweep

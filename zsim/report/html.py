@@ -12,7 +12,7 @@ from zsim.report import figures, offload_page
 from zsim.report.cost_words import HEADINGS, cost_rows
 from zsim.report.irregular_words import irregular_tables
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
-from zsim.report.memory import Ledger
+from zsim.report.memory import Ledger, Peak
 from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.timeline import stream_timeline, views
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _URL = re.compile(r"https?://[^\s,;)\"'<>]+")
-_DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
+DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def html_report(report: Report, trace: Trace) -> str:
         title=headline(report),
         report=report,
         verdict="" if finding is None else missing_memory(finding),
-        tiles=list(_tiles(report)),
-        step=_plot("step", _STEP_CAPTION, figures.step_breakdown(report)),
-        timeline=_plot("timeline", _TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
+        tiles=list(tiles(report)),
+        step=_plot("step", STEP_CAPTION, figures.step_breakdown(report)),
+        timeline=_plot("timeline", TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
         views=views(trace, report.rank),
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
@@ -89,14 +89,22 @@ def html_report(report: Report, trace: Trace) -> str:
     )
 
 
-_STEP_CAPTION = "Every instant of the step belongs to one colour, seen from the compute stream of one GPU."
-_TIMELINE_CAPTION = (
+STEP_CAPTION = "Every instant of the step belongs to one colour, seen from the compute stream of one GPU."
+TIMELINE_CAPTION = (
     "Drag over a stretch to zoom in, double-click to zoom out, hover for details, "
     "click a legend entry to hide it."
 )
 
 
-def _tiles(report: Report) -> Iterator[tuple[str, str, str]]:
+MEMORY_CAPTION = "Levels when the compute stream gets there."
+
+
+def waterfall_caption(peak: Peak) -> str:
+    """When the peak is."""
+    return f"What is held at the peak, {format_seconds(peak.seconds)} into the step."
+
+
+def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     """(label, number, small print) of what people ask for first."""
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
@@ -119,15 +127,15 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
             continue
         held = ledger.fullest(device, report.gpus_per_node, report.nodes)
         yield {
-            "title": _DEVICES[device],
+            "title": DEVICES[device],
             "waterfall": _plot(
                 f"waterfall-{device}",
-                f"What is held at the peak, {format_seconds(peak.seconds)} into the step.",
+                waterfall_caption(peak),
                 figures.memory_waterfall(report, device),
             ),
             "timeline": _plot(
                 f"memory-{device}",
-                "Levels when the compute stream gets there.",
+                MEMORY_CAPTION,
                 figures.memory_timeline(held, report, device),
             ),
             "rows": [

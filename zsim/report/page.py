@@ -12,7 +12,7 @@ from zsim.version import __version__
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def page(title: str, kicker: str, sections: Sequence[Section], summary: str = ""
     from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -19,6 +19,7 @@ CHECKPOINTING, EVERY = "training.activation_checkpointing", "training.checkpoint
 BLOCKS = "training.block_checkpointing"
 NVME_PATH = "/local_nvme"
 _MOST_MICRO_BATCHES = 512
+_DRIVES = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,20 @@ def _stages(base: Base, chosen: Chosen) -> Iterable[Choice]:
     return [Choice(f"ZeRO-{stage}" if stage else "no ZeRO", {STAGE: stage}) for stage in (0, 1, 2, 3)]
 
 
+def states_on(device: str | None) -> dict[str, Any] | None:
+    """DeepSpeed's block for optimizer states on "cpu" or "nvme"."""
+    if device != "nvme":
+        return None if device is None else {"device": device, "pin_memory": True}
+    return {**_DRIVES, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}
+
+
+def parameters_on(device: str | None, largest_shard_numel: int) -> dict[str, Any] | None:
+    """DeepSpeed's block for parameters on "cpu" or "nvme", whose buffers must hold the largest shard."""
+    if device != "nvme":
+        return states_on(device)
+    return {**_DRIVES, "buffer_size": max(10**8, largest_shard_numel), "buffer_count": 12}
+
+
 def _offloads(base: Base, chosen: Chosen) -> Iterable[Choice]:
     """Optimizer states, then parameters too, to the host or to the drives."""
     stage = stage_of(base, chosen)
@@ -94,16 +109,14 @@ def _offloads(base: Base, chosen: Chosen) -> Iterable[Choice]:
     nothing = Choice("", dict.fromkeys(keys))
     if stage == 0:
         return [nothing]
-    cpu = {"device": "cpu", "pin_memory": True}
+    cpu = states_on("cpu")
     found = [nothing, Choice("optimizer on CPU", dict(zip(keys, (cpu, None), strict=True)))]
     if stage < 3:
         return found
     found.append(Choice("optimizer, parameters on CPU", dict(zip(keys, (cpu, cpu), strict=True))))
     if base.job.cluster.nvme is None or base.job.cluster.nvme.drives == 0:
         return found
-    drives = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
-    states = {**drives, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}
-    shards = {**drives, "buffer_size": max(10**8, base.largest_shard_numel), "buffer_count": 12}
+    states, shards = states_on("nvme"), parameters_on("nvme", base.largest_shard_numel)
     found += [
         Choice("optimizer on NVMe", dict(zip(keys, (states, None), strict=True))),
         Choice("optimizer on NVMe, parameters on CPU", dict(zip(keys, (states, cpu), strict=True))),

@@ -1,0 +1,199 @@
+"""The page in headless Chromium: settings are turned as a person would, words and figures follow."""
+
+from __future__ import annotations
+
+import json
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import CHROMIUM, in_browser
+from tests.ui.test_form import made
+from zsim.ui import serve
+from zsim.ui.app import make_app
+
+SOON = 60_000  # milliseconds that a busy machine may take
+LENGTHS = """name => (document.querySelector(`#plot-${name} .js-plotly-plot`)?.calcdata ?? [])
+    .map(trace => trace.map(point => point.s ?? point.x))"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve.listening("127.0.0.1", 0) as place:
+        app = make_app(made(), tmp_path_factory.mktemp("ui"))
+        server = serve.make_server(app, place, "127.0.0.1")
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield serve.address("127.0.0.1", place.getsockname()[1])
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def page(address: str) -> Iterator[Any]:
+    """One page for all tests, since a browser takes its time to start; each test leaves the settings that
+    it turned. At the end it must have said nothing to the console and asked nobody else for anything."""
+    from playwright.sync_api import sync_playwright
+
+    said: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(SOON)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        page.wait_for_selector("#plot-timeline .bars path")
+        yield page
+        browser.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+
+
+def set_number(page: Any, key: str, value: object) -> None:
+    page.fill(f"#field-{key}", str(value))
+    page.press(f"#field-{key}", "Enter")
+
+
+def choose(page: Any, key: str, name: str) -> None:
+    page.click(f"#field-{key}")
+    page.click(f".dash-dropdown-content label:has-text('{name}')")
+
+
+def title_with(page: Any, text: str) -> None:
+    page.wait_for_selector(f"#answer h1:has-text('{text}')")
+
+
+def until(page: Any, is_so: Callable[[], bool]) -> None:
+    """The page's own policy forbids the strings that `wait_for_function` would run in it."""
+    for _ in range(SOON // 50):
+        if is_so():
+            return
+        page.wait_for_timeout(50)
+    pytest.fail("it never came")
+
+
+def lengths(page: Any, plot: str) -> Any:
+    """The lengths that a figure draws, trace by trace."""
+    return page.evaluate(LENGTHS, plot)
+
+
+def end_of_timeline(page: Any) -> float:
+    return page.evaluate(
+        "() => document.querySelector('#plot-timeline .js-plotly-plot').layout.xaxis.range[1]"
+    )
+
+
+def taken(page: Any, name: str) -> str:
+    """The text of a file that the page offers."""
+    with page.expect_download() as waiting:
+        page.click(f"#files button:text-is('{name}')")
+    assert waiting.value.suggested_filename == name
+    return Path(waiting.value.path()).read_text()
+
+
+@in_browser
+def test_the_experiment_stands_there_at_first(page: Any) -> None:
+    title_with(page, "gpt2 | ZeRO-3 | dgx-h100 | 16 GPUs")
+    assert page.text_content("#answer .verdict") == "Fits"
+    assert [tile.text_content() for tile in page.query_selector_all(".tile .label")][:3] == [
+        "Step time", "Tokens/s/GPU", "MFU",
+    ]  # fmt: skip
+    assert page.is_visible("#card-gpu")
+    assert not page.is_visible("#card-nvme")
+    assert page.get_attribute("#field-gpus", "placeholder") == "16"
+
+
+@in_browser
+def test_a_setting_turned_changes_words_figures_and_the_curve(page: Any) -> None:
+    """8 x 512 tokens. The curve has 16 GPUs halved and doubled three times: 2 to 128."""
+    title_with(page, "16 GPUs")
+    utilisation, step = page.locator(".tile .number").nth(2).text_content(), lengths(page, "step")
+    set_number(page, "training-micro_batch_size", 8)
+    page.wait_for_selector(".tile .small:has-text('4,096 tokens per GPU')")
+    assert page.locator(".tile .number").nth(2).text_content() != utilisation
+    until(page, lambda: lengths(page, "step") != step)
+    until(page, lambda: lengths(page, "throughput")[:1] == [[2, 4, 8, 16, 32, 64, 128]])
+    assert "GPUs" in page.text_content("#curve-words")
+    set_number(page, "training-micro_batch_size", "")
+    page.wait_for_selector(".tile .small:has-text('512 tokens per GPU')")
+
+
+@in_browser
+def test_an_impossible_setting_is_zsims_own_sentence_and_the_last_answer_stays(page: Any) -> None:
+    set_number(page, "training-sequence_length", 8192)
+    page.wait_for_selector("#error:has-text('found 8192')")
+    said = "training.sequence_length: found 8192, but 'gpt2' has 1024 learned positions"
+    assert page.text_content("#error") == said
+    assert page.get_attribute("#results", "class") == "stale"
+    assert "16 GPUs" in page.text_content("#answer h1")
+    set_number(page, "training-sequence_length", 512)
+    page.wait_for_selector("#error", state="hidden")
+    assert page.get_attribute("#results", "class") == ""
+
+
+@in_browser
+def test_a_misspelt_key_is_met_with_the_nearest_right_one(page: Any) -> None:
+    page.fill("#more", "training.sequense_length = 4")
+    page.click("#apply")
+    page.wait_for_selector("#error:has-text(\"did you mean 'sequence_length'?\")")
+    page.fill("#more", "")
+    page.click("#apply")
+    page.wait_for_selector("#error", state="hidden")
+
+
+@in_browser
+def test_what_does_not_fit_says_which_tier_and_by_how_much(page: Any) -> None:
+    """4,096 sequences on a GPU: their logits alone are 4096 x 512 x 50257 x 4 bytes, 421 GB."""
+    set_number(page, "training-micro_batch_size", 4096)
+    page.wait_for_selector("#answer .verdict.broken")
+    assert page.text_content("#answer .verdict").startswith("Does not fit GPU memory: ")
+    assert page.text_content(".tier.broken .n").endswith(" too much")
+    set_number(page, "training-micro_batch_size", "")
+    page.wait_for_selector("#answer .verdict.fits")
+
+
+@in_browser
+def test_offloading_shows_its_tiers_and_another_framework_its_own_fields(page: Any) -> None:
+    choose(page, "offload_optimizer", "NVMe")
+    page.wait_for_selector("#card-nvme", state="visible")
+    assert page.locator(".tier").count() == 3
+    choose(page, "offload_optimizer", "no")
+    page.wait_for_selector("#card-nvme", state="hidden")
+    choose(page, "strategy-kind", "FSDP2")
+    title_with(page, "FSDP2")
+    assert page.is_visible("#row-strategy-replicate")
+    assert not page.is_visible("#row-strategy-stage")
+    set_number(page, "strategy-replicate", 2)
+    title_with(page, "HSDP 2 x 8")
+    set_number(page, "strategy-replicate", "")
+    choose(page, "strategy-kind", "DeepSpeed ZeRO")
+    title_with(page, "ZeRO-3")
+
+
+@in_browser
+def test_files_of_what_is_shown_can_be_taken_along(page: Any) -> None:
+    choose(page, "strategy-stage", "2: gradients too")
+    title_with(page, "ZeRO-2")
+    assert json.loads(taken(page, "ds_config.json"))["zero_optimization"]["stage"] == 2
+    assert tomllib.loads(taken(page, "experiment.toml"))["nodes"] == 2
+    assert "machine_rank: 0" in taken(page, "accelerate.yaml")
+    assert "ZeRO-2" in taken(page, "report.html")
+    choose(page, "strategy-stage", "3: parameters too")
+    title_with(page, "ZeRO-3")
+
+
+@in_browser
+def test_a_view_zooms_the_timeline(page: Any) -> None:
+    page.wait_for_selector("#plot-timeline .bars path")
+    whole = end_of_timeline(page)
+    page.click("#views button:has-text('start')")
+    until(page, lambda: end_of_timeline(page) < whole / 10)
+    page.click("#views button:has-text('whole step')")
+    until(page, lambda: end_of_timeline(page) == whole)

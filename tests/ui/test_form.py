@@ -1,0 +1,170 @@
+"""The settings of the page: they start as the experiment, and say the experiment when they are turned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zsim.errors import InputError
+from zsim.specs.experiment import Experiment
+from zsim.specs.job import resolve
+from zsim.ui.form import Form, form_of, resolved
+
+ZERO3: dict[str, Any] = {
+    "model": "gpt2", "cluster": "dgx-h100", "nodes": 2, "training": {"sequence_length": 512},
+    "strategy": {"kind": "deepspeed", "stage": 3},
+}  # fmt: skip
+
+
+def made(**changes: Any) -> Experiment:
+    return Experiment(**{**ZERO3, **changes})
+
+
+def turned(form: Form, more: str = "", **changes: Any) -> Experiment:
+    """The experiment after fields (dots as two underscores) were turned."""
+    return form.experiment({**form.initial, **{k.replace("__", "."): v for k, v in changes.items()}}, more)
+
+
+STRATEGIES = [
+    {"kind": "ddp", "bucket_cap_mb": 50.0},
+    {"kind": "deepspeed", "stage": 2},
+    {"kind": "fsdp1", "sharding_strategy": "HYBRID_SHARD", "replicate": 2, "wrapping": "size:1000000"},
+    {"kind": "fsdp2", "reshard_after_forward": 2, "cpu_offload": True},
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+def test_untouched_fields_say_the_experiment_itself(strategy: dict[str, Any]) -> None:
+    experiment = made(strategy=strategy)
+    form = form_of(experiment)
+    assert form.experiment(form.initial) == experiment
+    assert form.initial["strategy.kind"] == {
+        "ddp": "DDP", "deepspeed": "DeepSpeed ZeRO", "fsdp1": "FSDP1", "fsdp2": "FSDP2"
+    }[strategy["kind"]]  # fmt: skip
+
+
+def test_values_that_are_no_preset_are_choices_too() -> None:
+    form = form_of(made(strategy=STRATEGIES[2]))
+    assert form.initial["strategy.wrapping"] == "size:1000000"
+    assert form_of(made(strategy=STRATEGIES[3])).initial["strategy.reshard_after_forward"] == "2"
+
+
+def test_a_field_turned_is_that_key_alone() -> None:
+    form = form_of(made())
+    experiment = turned(form, training__micro_batch_size=4)
+    assert experiment == made(training={"sequence_length": 512, "micro_batch_size": 4})
+
+
+def test_an_emptied_field_leaves_the_value_open() -> None:
+    """GPT-2's longest is 1024."""
+    experiment = turned(form_of(made()), training__sequence_length=None)
+    assert experiment.training.sequence_length is None
+    assert resolved(resolve(experiment))["training.sequence_length"] == "1024"
+
+
+def test_nodes_and_gpus_are_as_the_page_shows_them() -> None:
+    """Nodes emptied and 4 GPUs; both, 2 nodes with 4 GPUs each."""
+    form = form_of(made())
+    assert resolve(turned(form, nodes=None, gpus=4)).world_size == 4
+    assert resolve(turned(form, gpus=8)).gpus_per_node == 4
+
+
+def test_another_framework_starts_with_its_own_defaults() -> None:
+    """The stage is DeepSpeed's and is gone; back again it is the page's."""
+    form = form_of(made())
+    assert turned(form, strategy__kind="FSDP2").strategy == made(strategy={"kind": "fsdp2"}).strategy
+    form = form_of(made(strategy={"kind": "fsdp2", "replicate": 2}))
+    changed = turned(form, strategy__kind="DeepSpeed ZeRO", strategy__stage="1: optimizer states")
+    assert changed.strategy.model_dump(exclude_unset=True) == {"kind": "deepspeed", "stage": 1}
+
+
+def test_offloading_is_deepspeeds_own_block() -> None:
+    """The largest shard of gpt2 on 16 GPUs, 50,257 x 768 / 16, is smaller than the least buffer, 1e8."""
+    job = resolve(turned(form_of(made()), offload_optimizer="host memory", offload_param="NVMe"))
+    zero = job.strategy.zero
+    assert zero.offload_optimizer.device == "cpu"
+    assert (zero.offload_param.device, zero.offload_param.buffer_size) == ("nvme", 10**8)
+    assert zero.stage == 3
+
+
+def test_parameters_are_offloaded_at_stage_3_alone() -> None:
+    """The field is hidden at stage 2, where DeepSpeed would not do what it says."""
+    experiment = turned(form_of(made()), strategy__stage="2: gradients too", offload_param="host memory")
+    assert experiment == made(strategy={"kind": "deepspeed", "stage": 2})
+
+
+@pytest.fixture
+def from_json(tmp_path: Path) -> Form:
+    config = {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 1234, "offload_optimizer": {"device": "cpu"}},
+    }  # fmt: skip
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    return form_of(made(strategy={"kind": "deepspeed", "config": str(path)}))
+
+
+def test_a_deepspeed_json_fills_the_fields(from_json: Form) -> None:
+    shown = from_json.initial
+    assert shown["training.micro_batch_size"] == 2
+    assert shown["training.gradient_accumulation_steps"] == 3
+    assert shown["strategy.stage"] == "2: gradients too"
+    assert shown["offload_optimizer"] == "host memory"
+
+
+def test_a_deepspeed_json_is_changed_where_a_field_is_and_kept_where_not(from_json: Form) -> None:
+    """Batch sizes of the JSON may be turned too, though it gives them explicitly."""
+    job = resolve(
+        turned(
+            from_json,
+            training__micro_batch_size=8,
+            strategy__stage="3: parameters too",
+            offload_optimizer="no",
+        )
+    )
+    assert job.training.micro_batch_size == 8
+    assert job.training.gradient_accumulation_steps == 3
+    assert job.strategy.stage == 3
+    assert job.strategy.zero.reduce_bucket_size == 1234
+    assert job.strategy.zero.offload_optimizer is None
+
+
+def test_other_settings_are_any_key() -> None:
+    more = "\ncluster.nvme.drives = 3\n  strategy.config.zero_optimization.reduce_bucket_size = 1000\n"
+    job = resolve(turned(form_of(made()), more))
+    assert job.cluster.nvme.drives == 3
+    assert job.strategy.zero.reduce_bucket_size == 1000
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("training.sequense_length = 4", "unknown key 'sequense_length'; did you mean 'sequence_length'?"),
+        ("training.micro_batch_size = 4", "'Micro-batch' has its own field"),
+        ("training.compile = true\ntraining.compile = false", "training.compile is there twice"),
+        ("compile", "expected KEY=VALUE"),
+    ],
+)
+def test_other_settings_that_cannot_be_are_refused(more: str, said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("?", r"\?")):
+        turned(form_of(made()), more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": 0}, "settings: nodes: found 0, expected greater than 0"),
+        (
+            {"training__micro_batch_size": 1.5},
+            "training.micro_batch_size: found 1.5, expected a valid integer",
+        ),
+        ({"strategy__kind": "FSDP2", "strategy__replicate": 3}, "strategy.replicate"),
+        ({"model": "gpt5"}, "model: found .gpt5., expected one of"),
+    ],
+)
+def test_impossible_settings_are_zsims_own_error(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        resolve(turned(form_of(made()), **changes))

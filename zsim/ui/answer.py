@@ -1,0 +1,128 @@
+"""What the page says about one experiment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zsim.api import report_of
+from zsim.engine.simulate import simulate_job
+from zsim.report import figures
+from zsim.report.html import DEVICES, tiles
+from zsim.report.memory import Ledger
+from zsim.report.report import Report
+from zsim.report.timeline import stream_timeline, views
+from zsim.report.words import headline, missing_memory
+from zsim.specs.experiment import Experiment
+from zsim.specs.exporters.exported import Exported
+from zsim.specs.exporters.files import export_files
+from zsim.specs.job import Job, resolve
+from zsim.trace.spans import Trace
+from zsim.ui.form import resolved
+from zsim.units import format_bytes
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_MOST_GPUS = 16_384
+_DOUBLINGS = 3  # of the scaling curve, on either side
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One kind of memory: its peak, what there is (None: no limit is known) and a sentence."""
+
+    name: str
+    peak_bytes: int
+    capacity_bytes: int | None
+    words: str
+
+    @property
+    def fits(self) -> bool:
+        return self.capacity_bytes is None or self.peak_bytes <= self.capacity_bytes
+
+    @property
+    def fraction(self) -> float:
+        return self.peak_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One simulated experiment in words and figures; `figures` are those of the report, by name.
+    `missing`: which tier is short, and of how much; empty where it fits."""
+
+    title: str
+    missing: str
+    limit: str
+    tiles: tuple[tuple[str, str, str], ...]
+    tiers: tuple[Tier, ...]
+    figures: Mapping[str, Figure]
+    views: tuple[tuple[str, float, float], ...]
+    notes: tuple[str, ...]
+    evidence: Mapping[str, str]
+    resolved: Mapping[str, str]
+    exported: Exported
+    counts: tuple[int, ...]
+
+
+def answer(experiment: Experiment) -> Answer:
+    """Simulate and explain. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
+    began = time.perf_counter()
+    job = resolve(experiment)
+    outcome = simulate_job(job)
+    report = report_of(outcome, time.perf_counter() - began)
+    finding = report.out_of_memory
+    return Answer(
+        title=headline(report),
+        missing="" if finding is None else missing_memory(finding),
+        limit=report.limit,
+        tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
+        tiers=tuple(_tiers(report)),
+        figures=dict(_figures(report, outcome.trace)),
+        views=tuple(views(outcome.trace, report.rank)),
+        notes=report.notes,
+        evidence=report.evidence,
+        resolved=resolved(job),
+        exported=export_files(job),
+        counts=tuple(scaling_counts(job)),
+    )
+
+
+def scaling_counts(job: Job) -> list[int]:
+    """The job's GPUs, halved and doubled a few times; whole nodes where it has several."""
+    world, per_node = job.world_size, job.gpus_per_node
+    found = []
+    for power in range(-_DOUBLINGS, _DOUBLINGS + 1):
+        count, rest = divmod(world << power, 1) if power >= 0 else divmod(world, 1 << -power)
+        is_whole = count < per_node or count % per_node == 0
+        if count and not rest and is_whole and (count <= _MOST_GPUS or power == 0):
+            found.append(count)
+    return found
+
+
+def _tiers(report: Report) -> Iterator[Tier]:
+    for device, peak in report.peaks.items():
+        if not peak.total:
+            continue
+        capacity = report.capacity_bytes.get(device)
+        used = format_bytes(peak.total)
+        if capacity is None:
+            words = f"{used}, no limit known"
+        elif peak.total <= capacity:
+            words = f"{used} of {format_bytes(capacity)}, {format_bytes(capacity - peak.total)} free"
+        else:
+            words = f"{used} of {format_bytes(capacity)}, {format_bytes(peak.total - capacity)} too much"
+        yield Tier(DEVICES[device], peak.total, capacity, words)
+
+
+def _figures(report: Report, trace: Trace) -> Iterator[tuple[str, Any]]:
+    yield "step", figures.step_breakdown(report)
+    yield "timeline", stream_timeline(trace, report.breakdown, report.rank)
+    ledger = Ledger.of(trace.memory)
+    for device, peak in report.peaks.items():
+        if peak.total:
+            held = ledger.fullest(device, report.gpus_per_node, report.nodes)
+            yield f"waterfall-{device}", figures.memory_waterfall(report, device)
+            yield f"memory-{device}", figures.memory_timeline(held, report, device)

@@ -1,0 +1,191 @@
+"""The page alive: a setting is turned, the experiment simulated, words and figures follow."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import ZsimError
+from zsim.specs.experiment import Experiment
+from zsim.ui.answer import answer
+from zsim.ui.curve import Curves
+from zsim.ui.fields import STAGE
+from zsim.ui.form import KIND, Form, form_of
+from zsim.ui.layout import CURVE, MAIN, field_id, layout, row_id
+from zsim.ui.page import index_page
+from zsim.ui.words import REPORT_FILE, answer_words, files_and_notes, view_buttons
+
+_TOO_LARGE = (MemoryError, OverflowError, RecursionError)
+
+
+def make_app(experiment: Experiment, folder: Path) -> Any:
+    """The Dash application that starts with `experiment`; `folder` keeps points of scaling curves.
+
+    Raises InputError where the experiment cannot be resolved.
+    """
+    from dash import Dash
+
+    form = form_of(experiment)
+    app = Dash(
+        "zsim",
+        title="zsim",
+        update_title="",
+        serve_locally=True,
+        assets_folder=str(Path(__file__).parent / "assets"),
+        index_string=index_page(),
+    )
+    app.layout = lambda: layout(form)
+    _answer(app, form)
+    _draw(app)
+    _curve(app, form, Curves(folder))
+    _files(app, form)
+    return app
+
+
+def _shown(form: Form, values: list[Any]) -> dict[str, Any]:
+    return dict(zip(form.fields, values, strict=True))
+
+
+def said(work: Callable[[], Any]) -> tuple[Any, str]:
+    """(what `work` gives, or None; what to tell the user where it gives nothing): never a traceback on the
+    page; one of ours goes to the terminal."""
+    try:
+        return work(), ""
+    except ZsimError as error:
+        return None, str(error)
+    except _TOO_LARGE as error:
+        return None, f"the numbers are larger than zsim can hold ({type(error).__name__})"
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        return None, f"zsim made a mistake here ({type(error).__name__}); the terminal has the details"
+
+
+def _answer(app: Any, form: Form) -> None:
+    from dash import Input, Output, State, no_update
+
+    keys = list(form.fields)
+    numbers = [key for key in keys if form.fields[key].choices is None]
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        {
+            "error": Output("error", "children"),
+            "stale": Output("results", "className"),
+            "answer": Output("answer", "children"),
+            "figures": Output("figures", "data"),
+            "asked": Output("asked", "data"),
+            "views": Output("views", "children"),
+            "files": Output("files", "children"),
+            "resolved": [Output(field_id(key), "placeholder") for key in numbers],
+        },
+        [Input(field_id(key), "value") for key in keys],
+        Input("apply", "n_clicks"),
+        State("more", "value"),
+        running=[(Output("shell", "className"), "busy", "")],
+    )  # fmt: skip
+    def update(*arguments: Any) -> dict[str, Any]:
+        *values, _, more = arguments
+        shown = _shown(form, values)
+        found, error = said(lambda: answer(form.experiment(shown, more or "")))
+        if found is None:
+            untouched = dict.fromkeys(("answer", "figures", "asked", "views", "files"), no_update)
+            return {"error": error, "stale": "stale", **untouched, "resolved": [no_update] * len(numbers)}
+        asked = {"shown": shown, "more": more or "", "counts": list(found.counts)}
+        return {
+            "error": "",
+            "stale": "",
+            "answer": answer_words(found),
+            "figures": {name: figure.to_plotly_json() for name, figure in found.figures.items()},
+            "asked": {**asked, "token": json.dumps(asked, sort_keys=True, default=str)},
+            "views": view_buttons(found.views),
+            "files": list(files_and_notes(found)),
+            "resolved": [found.resolved.get(key, "") for key in numbers],
+        }
+
+    rows = [field for field in form.fields.values() if field.kinds]
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        [Output(row_id(field.key), "hidden") for field in rows],
+        Input(field_id(KIND), "value"),
+        Input(field_id(STAGE), "value"),
+    )
+    def hide(kind: str, stage: str) -> list[bool]:
+        known = form.fields[KIND].read(kind), form.fields[STAGE].read(stage)
+        return [not field.is_known(*known) for field in rows]
+
+
+def _draw(app: Any) -> None:
+    """Figures get the page's colours in the browser."""
+    from dash import ClientsideFunction, Input, Output
+
+    for names, store in ((MAIN, "figures"), (CURVE, "curve")):
+        outputs = [Output(f"plot-{name}", "figure") for name in names]
+        outputs += [Output(f"plot-{name}", "style") for name in names]
+        outputs += [Output(f"box-{name}", "hidden") for name in names]
+        app.clientside_callback(ClientsideFunction("zsim", "draw"), outputs, Input(store, "data"))
+    devices = [name.removeprefix("waterfall-") for name in MAIN if name.startswith("waterfall-")]
+    cards = [Output(f"card-{device}", "hidden") for device in devices]
+    app.clientside_callback(ClientsideFunction("zsim", "cards"), cards, Input("figures", "data"))
+
+
+def _curve(app: Any, form: Form, curves: Curves) -> None:
+    from dash import ClientsideFunction, Input, Output, State
+
+    app.clientside_callback(
+        ClientsideFunction("zsim", "next"),
+        Output("wanted", "data"),
+        Input("tick", "n_intervals"),
+        State("asked", "data"),
+        State("mode", "value"),
+        State("curve", "data"),
+        State("wanted", "data"),
+    )
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("curve", "data"),
+        Output("curve-words", "children"),
+        Input("wanted", "data"),
+        State("asked", "data"),
+        prevent_initial_call=True,
+    )
+    def extend(wanted: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[Any, str]:
+        counts = asked["counts"][: wanted["number"]]
+        found, error = said(
+            lambda: curves.upto(form.experiment(asked["shown"], asked["more"]), counts, wanted["mode"])
+        )
+        figures = {} if found is None else {name: f.to_plotly_json() for name, f in found.figures.items()}
+        return {**figures, "done": wanted}, error if found is None else found.words
+
+
+def _files(app: Any, form: Form) -> None:
+    from dash import ALL, Input, Output, State, ctx, no_update
+
+    @app.callback(  # type: ignore[untyped-decorator]
+        Output("download", "data"),
+        Input({"type": "file", "name": ALL}, "n_clicks"),
+        State("asked", "data"),
+        prevent_initial_call=True,
+    )
+    def take(clicks: list[int | None], asked: Mapping[str, Any]) -> Any:
+        if not any(clicks) or not isinstance(ctx.triggered_id, Mapping):
+            return no_update
+        name = str(ctx.triggered_id["name"])
+        text, _ = said(lambda: file_text(form.experiment(asked["shown"], asked["more"]), name))
+        return no_update if text is None else {"content": text, "filename": name}
+
+
+def file_text(experiment: Experiment, name: str) -> str:
+    """One of the files that the page offers."""
+    if name == REPORT_FILE:
+        from zsim.api import simulate
+        from zsim.report.html import html_report
+
+        result = simulate(experiment)
+        return html_report(result.report, result.trace)
+    from zsim.specs.exporters.files import export_files
+    from zsim.specs.job import resolve
+
+    return export_files(resolve(experiment)).files[name]

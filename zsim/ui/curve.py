@@ -1,0 +1,41 @@
+"""The scaling curve of the page, a point at a time, so that the page never waits for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from zsim.specs.experiment import Experiment
+from zsim.study.scaling import Mode, run_scaling
+from zsim.study.scaling_page import efficiency, sentences, throughput
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curve so far, in the scaling study's own figures and words."""
+
+    figures: Mapping[str, Figure]
+    words: str
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves by experiment; points that are known (in `folder`) are not simulated again. One at a time: the
+    settings that people turn come first."""
+
+    folder: Path
+    lock: Lock = field(default_factory=Lock)
+
+    def upto(self, experiment: Experiment, counts: Sequence[int], mode: Mode) -> Curve:
+        """Raises InputError where no count can be simulated."""
+        with self.lock:
+            scaling = run_scaling(experiment, counts, mode, self.folder, is_quiet=True)
+        figures = {"efficiency": efficiency(scaling), "throughput": throughput(scaling)}
+        lost = [f"{scale.gpus:,} GPUs: {scale.error}." for scale in scaling.scales if scale.error]
+        return Curve(figures, " ".join([*sentences(scaling), *lost]))

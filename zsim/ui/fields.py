@@ -1,0 +1,111 @@
+"""What the page lets people set, as data: one `Field` per setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zsim.errors import InputError
+
+DEFAULT = "default"
+KINDS = {"DeepSpeed ZeRO": "deepspeed", "FSDP2": "fsdp2", "FSDP1": "fsdp1", "DDP": "ddp"}
+STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS = "strategy.stage", "offload_optimizer", "offload_param"
+_FSDP = ("fsdp1", "fsdp2")
+_DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting. `key` is the experiment's own, dotted; two of DeepSpeed's offload blocks go by their
+    names. `choices` are values by what the page calls them; without any it is a number, whose empty box
+    leaves the value open. `kinds`: the strategies that know it, `stages`: those of DeepSpeed that do (all
+    when empty)."""
+
+    key: str
+    label: str
+    unit: str = ""
+    choices: Mapping[str, Any] | None = None
+    kinds: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
+
+    def is_known(self, kind: str, stage: int) -> bool:
+        """Whether the strategy has such a setting."""
+        return (not self.kinds or kind in self.kinds) and (not self.stages or stage in self.stages)
+
+    @property
+    def empty(self) -> Any:
+        """What the page shows where nothing is said."""
+        return None if self.choices is None else next(iter(self.choices))
+
+    def read(self, shown: Any) -> Any:
+        """The value behind what the page shows."""
+        if self.choices is None:
+            return None if shown == "" else shown
+        if shown not in self.choices:
+            raise InputError(f"{self.key}: found {shown!r}, expected one of {', '.join(self.choices)}")
+        return self.choices[shown]
+
+    def show(self, value: Any) -> Any:
+        """What the page shows for a value that is among the choices."""
+        if self.choices is None:
+            return value
+        return next(
+            name for name, known in self.choices.items() if known == value and type(known) is type(value)
+        )
+
+    def with_choice(self, value: Any) -> Field:
+        """The field with `value` among its choices."""
+        if self.choices is None or any(
+            known == value and type(known) is type(value) for known in self.choices.values()
+        ):
+            return self
+        name = value if not isinstance(value, Mapping) else value.get("_name_or_path", value.get("name"))
+        return replace(self, choices={**self.choices, str(name or f"the experiment's {self.label}"): value})
+
+
+def _same(*names: str) -> dict[str, Any]:
+    return {name: name for name in names}
+
+
+def _open_or(*names: str) -> dict[str, Any]:
+    return {DEFAULT: None, **_same(*names)}
+
+
+TRAINING = (
+    Field("training.sequence_length", "Sequence length", "tokens"),
+    Field("training.micro_batch_size", "Micro-batch", "sequences per GPU"),
+    Field("training.gradient_accumulation_steps", "Accumulation", "micro-batches per step"),
+    Field(
+        "training.activation_checkpointing", "Activation checkpointing",
+        choices=_same("none", "selective", "selective-op", "full"),
+    ),
+    Field("training.precision", "Precision", choices=_open_or("bf16", "fp16", "fp32", "fp8")),
+)  # fmt: skip
+
+STRATEGY = (
+    Field("strategy.kind", "Framework", choices=KINDS),
+    Field(
+        STAGE, "ZeRO stage", kinds=("deepspeed",),
+        choices={
+            "3: parameters too": 3, "2: gradients too": 2, "1: optimizer states": 1, "0: nothing sharded": 0,
+        },
+    ),
+    Field(OFFLOAD_STATES, "Offload optimizer states", choices=_DEVICES, kinds=("deepspeed",)),
+    Field(OFFLOAD_PARAMETERS, "Offload parameters", choices=_DEVICES, kinds=("deepspeed",), stages=(3,)),
+    Field(
+        "strategy.sharding_strategy", "Sharding", kinds=("fsdp1",),
+        choices=_same("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
+    ),
+    Field("strategy.replicate", "Replicas (HSDP)", "groups that shard by themselves", kinds=_FSDP),
+    Field(
+        "strategy.reshard_after_forward", "Reshard after forward", kinds=("fsdp2",),
+        choices={DEFAULT: None, "yes": True, "no": False, "to groups of 4": 4, "to groups of 8": 8},
+    ),
+    Field(
+        "strategy.wrapping", "Wrapping", kinds=_FSDP,
+        choices=_open_or("torchtitan", "torchtitan-0.1", "huggingface", "none"),
+    ),
+    Field("strategy.cpu_offload", "CPU offload", choices={"no": False, "yes": True}, kinds=_FSDP),
+    Field("strategy.bucket_cap_mb", "Bucket", "MiB", kinds=("ddp",)),
+)  # fmt: skip

@@ -1,0 +1,165 @@
+"""The settings of the page and the experiment behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.experiment import DeepSpeedTable, Experiment, experiment_from
+from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.job import Job, resolve
+from zsim.specs.presets import model_preset_names, topology_preset_names
+from zsim.specs.setting import setting
+from zsim.study.tune.axes import STAGE as JSON_STAGE
+from zsim.study.tune.axes import ZERO, parameters_on, states_on
+from zsim.study.tune.base import base_of
+from zsim.ui.fields import OFFLOAD_PARAMETERS, OFFLOAD_STATES, STAGE, STRATEGY, TRAINING, Field
+
+KIND = "strategy.kind"
+SIZE = ("nodes", "gpus")
+Shown = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """An experiment as a page of settings. `data` is file-shaped; `initial` is what each field shows at
+    first. A field that still shows that changes nothing, so that the page starts with the experiment itself,
+    its files and tables included."""
+
+    data: Mapping[str, Any]
+    fields: Mapping[str, Field]
+    initial: Shown
+
+    def experiment(self, shown: Shown, more: str = "") -> Experiment:
+        """The experiment behind what the page shows; `more` has other settings, KEY=VALUE, one a line.
+
+        Raises InputError where it contradicts itself.
+        """
+        kind = self._value(KIND, shown)
+        stage = self._value(STAGE, shown)
+        is_same_kind = kind == self._value(KIND, self.initial)
+        data = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self.data.items()}
+        changes: dict[str, Any] = {}
+        if not is_same_kind:
+            data.pop("strategy", None)
+            changes[KIND] = kind
+        for key, field in self.fields.items():
+            if key == KIND or not field.is_known(kind, stage):
+                continue
+            of_table = key in (STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS) or key.startswith("strategy.")
+            before = self.initial[key] if is_same_kind or not of_table else field.empty
+            is_new = shown.get(key) != before or (key == STAGE and not is_same_kind)
+            if not is_new:
+                continue
+            changes[key] = self._value(key, shown)
+            table, _, name = key.partition(".")
+            if changes[key] is None and name and table in data:  # left open, whatever the file said
+                changes.pop(key)
+                data[table].pop(name, None)
+        if any(key in changes for key in SIZE):
+            changes |= {key: self._value(key, shown) for key in SIZE}
+        changes |= self._others(more)
+        return experiment_from(data, self._spelt(data, changes), origin="settings")
+
+    def _value(self, key: str, shown: Shown) -> Any:
+        return self.fields[key].read(shown.get(key))
+
+    def _others(self, more: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for line in filter(None, (line.strip() for line in more.splitlines())):
+            key, value = setting(line)
+            if key in self.fields and key not in ("model", "cluster"):
+                raise InputError(f"other settings: {line}: '{self.fields[key].label}' has its own field")
+            if key in found:
+                raise InputError(f"other settings: {key} is there twice")
+            found[key] = value
+        return found
+
+    def _spelt(self, data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+        """`changes` with DeepSpeed's stage and offloading where its JSON has them."""
+        spelt = dict(changes)
+        strategy = data.get("strategy")
+        if STAGE in spelt and isinstance(strategy, Mapping) and strategy.get("config") is not None:
+            spelt[JSON_STAGE] = spelt.pop(STAGE)
+        if OFFLOAD_STATES in spelt:
+            spelt[ZERO + OFFLOAD_STATES] = states_on(spelt.pop(OFFLOAD_STATES))
+        if OFFLOAD_PARAMETERS in spelt:
+            device, numel = spelt.pop(OFFLOAD_PARAMETERS), 0
+            if device == "nvme":
+                numel = _largest_shard_numel(resolve(experiment_from(data, spelt, origin="settings")))
+            spelt[ZERO + OFFLOAD_PARAMETERS] = parameters_on(device, numel)
+        return spelt
+
+
+def form_of(experiment: Experiment) -> Form:
+    """The form that shows `experiment`. Raises InputError and NotSimulatedError as `resolve` does."""
+    job = resolve(experiment)
+    values = dict(_values(experiment, job))
+    fields = {field.key: field.with_choice(values[field.key]) for field in (*_where(), *TRAINING, *STRATEGY)}
+    shown = {key: field.show(values[key]) for key, field in fields.items()}
+    return Form(_data(experiment), fields, shown)
+
+
+def resolved(job: Job) -> dict[str, str]:
+    """What zsim takes where a field is empty, by key."""
+    training = job.training
+    replicate = getattr(job.strategy, "replicate", 1)
+    bucket = getattr(job.strategy, "bucket_cap_bytes", 0) / 2**20
+    numbers = {
+        "nodes": job.num_nodes,
+        "gpus": job.world_size,
+        "training.sequence_length": training.sequence_length,
+        "training.micro_batch_size": training.micro_batch_size,
+        "training.gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "strategy.replicate": replicate,
+        "strategy.bucket_cap_mb": bucket,
+    }
+    return {
+        key: f"{number:g}" if isinstance(number, float) else str(number) for key, number in numbers.items()
+    }
+
+
+def _where() -> tuple[Field, ...]:
+    return (
+        Field("model", "Model", choices={name: name for name in model_preset_names()}),
+        Field("cluster", "Cluster", choices={name: name for name in topology_preset_names()}),
+        Field("nodes", "Nodes"),
+        Field("gpus", "GPUs", "instead of nodes"),
+    )
+
+
+def _data(experiment: Experiment) -> dict[str, Any]:
+    """File-shaped; a DeepSpeed JSON is in it, with its batch sizes in [training]."""
+    table = experiment.strategy
+    if isinstance(table, DeepSpeedTable) and table.config is not None:
+        data = dict(base_of(experiment).data)
+        if experiment.training.precision is None:
+            data["training"] = {key: value for key, value in data["training"].items() if key != "precision"}
+        return data
+    data = experiment.model_dump(exclude_defaults=True)
+    return {**data, "strategy": {"kind": table.kind, **data.get("strategy", {})}}
+
+
+def _values(experiment: Experiment, job: Job) -> Iterator[tuple[str, Any]]:
+    yield from ((key, getattr(experiment, key)) for key in ("model", "cluster", *SIZE))
+    for field in TRAINING:
+        yield field.key, getattr(experiment.training, field.key.partition(".")[2])
+    if isinstance(experiment.strategy, DeepSpeedTable) and experiment.strategy.config is not None:
+        yield "training.micro_batch_size", job.training.micro_batch_size
+        yield "training.gradient_accumulation_steps", job.training.gradient_accumulation_steps
+    for field in STRATEGY:
+        name, table = field.key.partition(".")[2], experiment.strategy
+        is_said = name == "kind" or name in table.model_fields_set
+        yield field.key, getattr(table, name) if is_said else field.read(field.empty)
+    if isinstance(job.strategy, DeepSpeedConfig):
+        zero = job.strategy.zero
+        yield STAGE, job.strategy.stage
+        yield OFFLOAD_STATES, zero.offload_optimizer and zero.offload_optimizer.device
+        yield OFFLOAD_PARAMETERS, zero.offload_param and zero.offload_param.device
+
+
+def _largest_shard_numel(job: Job) -> int:
+    """Elements of the largest parameter's shard, which NVMe buffers must hold."""
+    return -(-max(parameter.numel for _, parameter in job.model.named_parameters()) // job.world_size)

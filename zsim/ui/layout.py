@@ -1,0 +1,141 @@
+"""The page's skeleton: settings on the left, what they do on the right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.report.html import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
+from zsim.ui.fields import Field
+from zsim.ui.form import Form
+from zsim.version import __version__
+
+MAIN = ("step", "timeline", *(f"{kind}-{device}" for device in DEVICES for kind in ("waterfall", "memory")))
+CURVE = ("efficiency", "throughput")
+_MODES = {"weak": "same batch per GPU (weak)", "strong": "same batch in all (strong)"}
+_GROUPS = {"Model and cluster": "", "Training": "training", "Strategy": "strategy"}
+_TICK_MILLISECONDS = 200
+_PAUSE = 0.6  # seconds without a key pressed before a number counts
+_MANY = 12  # choices that want a search box
+
+
+def layout(form: Form) -> Any:
+    """Everything on the page, empty still."""
+    from dash import dcc, html
+
+    return html.Div(
+        id="shell",
+        children=[
+            html.Aside(_settings(form), id="settings"),
+            html.Main([html.Div(id="error", role="alert"), html.Div(_results(), id="results")]),
+            dcc.Store(id="figures"),
+            dcc.Store(id="asked"),
+            dcc.Store(id="wanted"),
+            dcc.Store(id="curve"),
+            dcc.Interval(id="tick", interval=_TICK_MILLISECONDS),
+            dcc.Download(id="download"),
+        ],
+    )
+
+
+def field_id(key: str) -> str:
+    """Dash wants no dots in an id."""
+    return "field-" + key.replace(".", "-")
+
+
+def row_id(key: str) -> str:
+    return "row-" + key.replace(".", "-")
+
+
+def _settings(form: Form) -> list[Any]:
+    from dash import dcc, html
+
+    def group(name: str, table: str) -> Any:
+        fields = [field for field in form.fields.values() if _table(field.key) == table]
+        return html.Fieldset([html.Legend(name), *(_row(field, form) for field in fields)])
+
+    example = "cluster.nvme.drives = 9\ntraining.compile = true"
+    hint = "KEY = VALUE, one a line; any key of the experiment, as with --set."
+    others = [
+        html.Legend("Other settings"),
+        dcc.Textarea(id="more", value="", rows=3, placeholder=example, title=hint),
+        html.P(hint, className="hint"),
+        html.Button("Apply", id="apply", type="button"),
+    ]
+    return [
+        html.P(f"zsim {__version__}", className="brand"),
+        *(group(name, table) for name, table in _GROUPS.items()),
+        html.Fieldset(others),
+    ]
+
+
+def _table(key: str) -> str:
+    return key.partition(".")[0] if "." in key else "strategy" if key.startswith("offload") else ""
+
+
+def _row(field: Field, form: Form) -> Any:
+    from dash import dcc, html
+
+    name, shown = field_id(field.key), form.initial[field.key]
+    box: Any
+    if field.choices is None:
+        box = dcc.Input(id=name, type="number", step="any", debounce=_PAUSE, value=shown, placeholder="")
+    else:
+        names = list(field.choices)
+        box = dcc.Dropdown(names, shown, id=name, clearable=False, searchable=len(names) > _MANY)
+    unit = [html.Span(field.unit, className="unit")] if field.unit else []
+    label = html.Div([html.Span(field.label), *unit], className="label")
+    return html.Label([label, box], id=row_id(field.key), className="row", hidden=False)
+
+
+def _results() -> list[Any]:
+    from dash import dcc, html
+
+    modes = [{"value": mode, "label": text} for mode, text in _MODES.items()]
+    return [
+        html.Div(id="answer"),
+        _card("Where the step goes", [_plot("step", STEP_CAPTION)]),
+        *(_memory_card(device, name) for device, name in DEVICES.items()),
+        _card(
+            "One step, stream by stream",
+            [html.Div(id="views", className="views"), _plot("timeline", TIMELINE_CAPTION)],
+        ),
+        _card(
+            "More and fewer GPUs",
+            [
+                dcc.RadioItems(modes, "weak", id="mode"),
+                html.P(id="curve-words"),
+                _pair(
+                    _plot("efficiency", "Against linear from the fewest GPUs that fit; crosses do not fit."),
+                    _plot("throughput", "All GPUs together; dashed: linear."),
+                ),
+            ],
+        ),
+        _card("Take it along", [html.Div(id="files")]),
+    ]
+
+
+def _memory_card(device: str, name: str) -> Any:
+    pair = _pair(
+        _plot(f"waterfall-{device}", "What is held at the peak."), _plot(f"memory-{device}", MEMORY_CAPTION)
+    )
+    return _card(name, [pair], id=f"card-{device}", hidden=True)
+
+
+def _card(title: str, children: list[Any], **more: Any) -> Any:
+    from dash import html
+
+    return html.Section([html.H2(title), *children], className="card", **more)
+
+
+def _pair(*figures: Any) -> Any:
+    from dash import html
+
+    return html.Div(list(figures), className="pair")
+
+
+def _plot(name: str, caption: str) -> Any:
+    """A figure and its caption, hidden until there is one."""
+    from dash import dcc, html
+
+    graph = dcc.Graph(id=f"plot-{name}", responsive=True)
+    return html.Figure([graph, html.Figcaption(caption)], id=f"box-{name}", hidden=True)

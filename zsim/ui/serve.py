@@ -1,0 +1,99 @@
+"""The page on a port of this machine."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import logging
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.experiment import Experiment
+from zsim.ui.page import POLICY
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def require_dash() -> None:
+    """Raises InputError where Dash is not installed."""
+    if importlib.util.find_spec("dash") is None:
+        raise InputError("zsim ui needs Dash, which is not installed; expected: pip install 'zsim[ui]'")
+
+
+def serve(experiment: Experiment, host: str, port: int) -> None:
+    """Serve until Ctrl-C. Raises InputError for a port or an address that cannot be had."""
+    require_dash()
+    from zsim.ui.app import make_app
+
+    with tempfile.TemporaryDirectory(prefix="zsim-ui-") as folder, listening(host, port) as place:
+        server = make_server(make_app(experiment, Path(folder)), place, host)
+        taken = place.getsockname()[1]
+        try:
+            if host not in LOOPBACK:
+                print(
+                    f"zsim: warning: --host {host}: anyone who reaches this machine's port {taken} can run "
+                    "simulations on it and name files of yours; there is no password",
+                    file=sys.stderr,
+                )
+            print(f"page    {address(host, taken)}   (Ctrl-C ends it)", flush=True)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+def address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there, closed by `with`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    place = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind((host, port))
+        place.listen()
+    except OSError as error:
+        place.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InputError(
+                f"--port {port}: is in use on {host}; expected a free one, e.g. --port {port + 1}, or 0 "
+                "for any"
+            ) from None
+        if error.errno == errno.EACCES:
+            raise InputError(f"--port {port}: is not yours to take; expected one above 1023") from None
+        raise InputError(f"--host {host}: cannot be listened on: {error.strerror or error}") from None
+    return place
+
+
+def make_server(app: Any, place: socket.socket, host: str) -> Any:
+    """werkzeug's server for `app` on a socket that listens already."""
+    from werkzeug.serving import make_server as werkzeug_server
+
+    guard(app.server, host)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    port = place.getsockname()[1]
+    return werkzeug_server(host, port, app.server, threaded=True, fd=place.fileno())
+
+
+def guard(server: Any, host: str) -> None:
+    """Answers only to this machine's own names (a page elsewhere could point its own at 127.0.0.1), and lets
+    the page fetch nothing from elsewhere."""
+    from flask import Response, request
+
+    @server.before_request  # type: ignore[untyped-decorator]
+    def is_asked_by_name() -> Response | None:
+        name = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
+        if host in LOOPBACK and name.strip("[]") not in LOOPBACK:
+            return Response("zsim ui answers to localhost only\n", 403, mimetype="text/plain")
+        return None
+
+    @server.after_request  # type: ignore[untyped-decorator]
+    def stays_here(response: Response) -> Response:
+        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response

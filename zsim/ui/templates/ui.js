@@ -1,0 +1,51 @@
+"use strict";
+(() => {
+  {% include "paint.js" %}
+
+  const nothing = () => window.dash_clientside.no_update;
+  const nameOf = (output) => output.id.replace(/^(plot|box|card)-/, "");
+
+  function ready(figure) {
+    return { data: figure.data, layout: assign(structuredClone(figure.layout), painted(figure.layout, colours())) };
+  }
+
+  // Figures into their places; a place without a figure is hidden.
+  function draw(figures) {
+    const outputs = window.dash_clientside.callback_context.outputs_list;
+    if (!figures) return outputs.map(nothing);
+    return outputs.map((output) => {
+      const figure = figures[nameOf(output)];
+      if (output.property === "hidden") return !figure;
+      if (!figure) return nothing();
+      return output.property === "style" ? { height: figure.layout.height + "px" } : ready(figure);
+    });
+  }
+
+  function cards(figures) {
+    const outputs = window.dash_clientside.callback_context.outputs_list;
+    return outputs.map((output) => !(figures && figures["waterfall-" + nameOf(output)]));
+  }
+
+  // Which point of the scaling curve to ask for: one more than there are, once, while nothing else runs.
+  function next(tick, asked, mode, curve, wanted) {
+    if (!asked || document.getElementById("shell").className === "busy") return nothing();
+    const isOf = (what) => what && what.token === asked.token && what.mode === mode;
+    const done = curve && isOf(curve.done) ? curve.done.number : 0;
+    if (done >= asked.counts.length || (isOf(wanted) && wanted.number > done)) return nothing();
+    return { token: asked.token, mode, number: done + 1 };
+  }
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { zsim: { draw, cards, next } });
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button[data-start]");
+    if (!button) return;
+    const place = document.querySelector(`#${button.dataset.plot} .js-plotly-plot`);
+    window.Plotly.relayout(place, { "xaxis.range": [Number(button.dataset.start), Number(button.dataset.end)] });
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const place of document.querySelectorAll(".js-plotly-plot")) {
+      if (place.layout) window.Plotly.relayout(place, painted(place.layout, colours()));
+    }
+  });
+})();

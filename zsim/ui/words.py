@@ -1,0 +1,83 @@
+"""An answer as the page shows it: everything but the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from zsim.ui.answer import Answer, Tier
+
+REPORT_FILE = "report.html"
+
+
+def answer_words(found: Answer) -> list[Any]:
+    """Title, verdict, what limits it, the numbers, the tiers."""
+    from dash import html
+
+    if found.missing:
+        words: list[Any] = [
+            html.Strong("Does not fit"),
+            " ",
+            found.missing,
+            " The times below assume it did.",
+        ]
+        verdict = html.P(words, className="verdict broken")
+    else:
+        verdict = html.P(html.Strong("Fits"), className="verdict fits")
+    return [
+        html.H1(found.title),
+        verdict,
+        html.P(found.limit, className="limit"),
+        html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
+        html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
+    ]
+
+
+def _tile(label: str, number: str, small: str) -> Any:
+    from dash import html
+
+    parts = {"label": label, "number": number, "small": small}
+    return html.Div([html.Span(text, className=name) for name, text in parts.items()], className="tile")
+
+
+def _meter(tier: Tier) -> Any:
+    from dash import html
+
+    width = f"{min(1.0, tier.fraction) * 100:.1f}%"
+    bar = html.Div(html.I(style={"width": width}), className="meter")
+    words = html.Div([html.Span(tier.name), html.Span(tier.words, className="n")], className="words")
+    return html.Div([words, bar], className="tier" if tier.fits else "tier broken")
+
+
+def view_buttons(views: Sequence[tuple[str, float, float]]) -> list[Any]:
+    """Stretches of the timeline to zoom to."""
+    from dash import html
+
+    buttons = []
+    for name, start, end in views:
+        places: dict[str, Any] = {"data-plot": "plot-timeline", "data-start": start, "data-end": end}
+        buttons.append(html.Button(name, type="button", **places))
+    return buttons
+
+
+def files_and_notes(found: Answer) -> Iterator[Any]:
+    """A button for each file, what no file says, and how far to trust the numbers."""
+    from dash import html
+
+    names = (*sorted(found.exported.files), REPORT_FILE)
+    buttons = [html.Button(name, id={"type": "file", "name": name}, type="button") for name in names]
+    yield html.Div(buttons, className="views")
+    missing = [f"No {name}: {reason}." for name, reason in found.exported.missing.items()]
+    yield html.Ul([html.Li(line) for line in (*map(_sentence, found.exported.notes), *missing)])
+    grades = ", ".join(f"{part} {grade}" for part, grade in found.evidence.items())
+    yield html.Details(
+        [
+            html.Summary("How far to trust it"),
+            html.P(f"Evidence: {grades}."),
+            html.Ul([html.Li(_sentence(note)) for note in found.notes]),
+        ]
+    )
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:]}" + ("" if note.endswith(".") else ".")
