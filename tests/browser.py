@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -17,6 +22,11 @@ FLAGS = [
     "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--window-size=1280,2000",
     "--virtual-time-budget=30000",
 ]  # fmt: skip
+
+_MARKS = """() => Object.fromEntries([...document.querySelectorAll(".js-plotly-plot")].map(
+    (plot) => [plot.id, plot.querySelectorAll(".plot path, .plot image, .annotation").length]))"""
+_TOO_WIDE = """() => [...document.querySelectorAll("html, .card")]
+    .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.querySelector("h2")?.textContent)"""
 
 
 def in_browser(test):
@@ -69,12 +79,7 @@ def browse(path: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
 def check_page(text: str, plots: Sequence[str], folder: Path) -> str:
     """Opens a page, which must fetch nothing, say nothing to the console and draw all `plots`, each with
     data; returns its DOM. Requests that the page's content policy stops are reported to the console."""
-    page = Page(text)
-    assert page.fetched == []
-    assert list(page.figures) == [f"plot-{name}" for name in plots]
-    for name, figure in page.figures.items():
-        traces = json.loads(figure)["data"]
-        assert any(_has_values(trace) for trace in traces), f"{name} has no data"
+    check_text(text, plots)
     path = folder / "page.html"
     path.write_text(text, encoding="utf-8")
     dom, console = browse(path, folder / "profile")
@@ -82,6 +87,56 @@ def check_page(text: str, plots: Sequence[str], folder: Path) -> str:
     assert f'data-drawn="{len(plots)}"' in dom
     assert dom.count('class="plot js-plotly-plot"') == len(plots)
     return dom
+
+
+def check_text(text: str, plots: Sequence[str]) -> None:
+    """A page, read: it would fetch nothing, and has all `plots`, each with data."""
+    page = Page(text)
+    assert page.fetched == []
+    assert list(page.figures) == [f"plot-{name}" for name in plots]
+    for name, figure in page.figures.items():
+        traces = json.loads(figure)["data"]
+        assert any(_has_values(trace) for trace in traces), f"{name} has no data"
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """One browser for many pages."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def check_file(browser: Browser, path: Path, plots: Sequence[str]) -> None:
+    """As `check_page`, for a file in a browser that runs; every plot must have drawn marks, and nothing may
+    stick out of its card."""
+    check_text(path.read_text(encoding="utf-8"), plots)
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    try:
+        said, asked = listen(page)
+        page.goto(path.as_uri())
+        page.wait_for_selector(f'html[data-drawn="{len(plots)}"]', state="attached")
+        marks = page.evaluate(_MARKS)
+        assert list(marks) == [f"plot-{name}" for name in plots]
+        assert all(marks.values()), marks
+        assert page.evaluate(_TOO_WIDE) == []
+        assert said == []
+        assert [url for url in asked if url != path.as_uri() and not url.startswith(("data:", "blob:"))] == []
+    finally:
+        page.close()
+
+
+def listen(page: Any) -> tuple[list[str], list[str]]:
+    """What the page will say to the console, and the addresses that it will ask for."""
+    said: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    return said, asked
 
 
 def _has_values(trace) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import check_page, in_browser
 from zsim.specs.presets import topology_preset_names
 from zsim.study.topologies import compare_topologies, describe_topology
 from zsim.study.topology_figures import drawing
@@ -57,10 +56,3 @@ def test_an_oversubscribed_fabric_is_slower_and_cheaper(tmp_path: Path) -> None:
     page = comparison_page([full, thin])
     assert "tree-8" in page
     assert "plot-heat" in page
-
-
-@in_browser
-def test_the_pages_of_topologies_are_alive(tmp_path: Path) -> None:
-    rows = compare_topologies(["dgx-h100", "dgx-a100-80gb"], model="llama-3-8b", gpus=16, scales=(1.0, 2.0))
-    plots = ["steps", "heat", "traffic", "scaling", "price", "d0", "d1"]
-    assert "dgx-a100-80gb" in check_page(comparison_page(rows), plots, tmp_path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import CHROMIUM, in_browser
+from tests.browser import chromium, in_browser, listen
 from tests.ui.test_form import made
 from zsim.ui import serve
 from zsim.ui.app import make_app
@@ -37,21 +37,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def page(address: str) -> Iterator[Any]:
     """One page for all tests, since a browser takes its time to start; each test leaves the settings that
     it turned. At the end it must have said nothing to the console and asked nobody else for anything."""
-    from playwright.sync_api import sync_playwright
-
-    said: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(SOON)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
+        said, asked = listen(page)
         page.goto(address)
         page.wait_for_selector("#plot-timeline .bars path")
         yield page
-        browser.close()
     assert said == []
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
 

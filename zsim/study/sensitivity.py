@@ -96,7 +96,8 @@ def run_sensitivity(
         for n, turn in enumerate(turns)
     ]
     bars.sort(key=lambda bar: -bar.swing(base))
-    title = f"{job.model.name} | {job.kind} | {job.cluster.name} | {job.world_size:,} GPUs"
+    gpus = f"{job.world_size:,} GPU{'s' if job.world_size != 1 else ''}"
+    title = f"{job.model.name} | {job.kind} | {job.cluster.name} | {gpus}"
     return Sensitivity(title, base, spread, tuple(bars), run.is_stopped)
 
 

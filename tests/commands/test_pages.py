@@ -1,0 +1,122 @@
+"""Every page that a command writes, as the command writes it, alive in headless Chromium: it draws all its
+figures, says nothing to the console and asks nobody for anything. The page of `zsim ui` is in tests/ui."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.browser import check_file, chromium, in_browser
+from zsim.cli import app
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model", "gpt2", "--set", "training.sequence_length=128"]
+FSDP2 = ["--set", "strategy.kind=fsdp2"]
+
+
+class Written(NamedTuple):
+    """How a command writes its page: its arguments, the page's file and the figures on it."""
+
+    arguments: list[str]
+    file: str
+    plots: list[str]
+
+
+# By the function that writes the page, as `pages_of` finds it: `module:function`.
+PAGES = {
+    "cli:_write_all": Written(
+        ["run", *SMALL, *FSDP2, "--nodes", "2", "--out", "."], "report.html",
+        ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"],
+    ),
+    "commands.calibrate:calibrate": Written(
+        ["calibrate", str(ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"), "--base", "cpu-gloo",
+         "--page", "page.html"], "page.html", [f"fit{number}" for number in (2, 3, 4, 5, 8, 9, 10)],
+    ),
+    "commands.compare:compare": Written(
+        ["compare", "one.toml", "other.toml", "--out", "page.html"], "page.html",
+        ["timeline", "ops", "memory"],
+    ),
+    "commands.scaling:scaling": Written(
+        ["scaling", *SMALL, *FSDP2, "--gpus", "8,16", "-j", "1", "--out", "."], "scaling.html",
+        ["efficiency", "throughput", "causes", "memory"],
+    ),
+    "commands.sensitivity:sensitivity": Written(
+        ["sensitivity", *SMALL, *FSDP2, "--gpus", "1", "-j", "1", "--out", ".", "--target",
+         "step_seconds=1e-6", "--resource", "HBM bandwidth"], "sensitivity.html", ["tornado"],
+    ),
+    "commands.topology:bench": Written(
+        ["topology", "bench", "--curves", "curves.csv", "--out", "page.html"], "page.html", ["c0"],
+    ),
+    "commands.topology:compare": Written(
+        ["topology", "compare", "dgx-h100", "dgx-a100-80gb", "-e", "one.toml", "--gpus", "16", "--out", "."],
+        "compare.html", ["steps", "heat", "traffic", "scaling", "price", "d0", "d1"],
+    ),
+    "commands.topology:show": Written(
+        ["topology", "show", "dgx-superpod-h100", "--nodes", "32", "--out", "page.html"], "page.html", ["d0"],
+    ),
+    "commands.tune:tune": Written(
+        ["tune", "ds.json", *SMALL, "--gpus", "8", "-j", "1", "--top", "2", "--out", ".", "--keep", "offload",
+         "--keep", "checkpointing", "--keep", "micro-batch", "--keep", "bucket", "--keep", "stage"],
+        "tune.html", ["pareto"],
+    ),
+}  # fmt: skip
+
+
+def pages_of(path: Path) -> Iterator[str]:
+    """The functions of a module that call something whose name is of a page: `..._page`, `...html...`."""
+    module = ".".join(path.relative_to(ROOT / "zsim").with_suffix("").parts)
+    for function in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                if name.endswith("_page") or "html" in name:
+                    yield f"{module}:{function.name}"
+
+
+def test_every_command_that_writes_a_page_is_in_the_list() -> None:
+    commands = [ROOT / "zsim" / "cli.py", *sorted((ROOT / "zsim" / "commands").glob("*.py"))]
+    assert {name for path in commands for name in pages_of(path)} == set(PAGES)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the commands read, and where they write."""
+    monkeypatch.chdir(tmp_path)
+    for name, micro_batch in (("one", 1), ("other", 2)):
+        table = f"[training]\nsequence_length = 128\nmicro_batch_size = {micro_batch}\n"
+        (tmp_path / f"{name}.toml").write_text(f'model = "gpt2"\ncluster = "dgx-h100"\nnodes = 1\n{table}')
+    config = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 2},
+    }
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    rows = (ROOT / "validation" / "curves" / "all_reduce.csv").read_text().splitlines()
+    (tmp_path / "curves.csv").write_text("\n".join(row for row in rows if "cluster" in row or "A100" in row))
+    return tmp_path
+
+
+@in_browser
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_alive(name: str, inputs: Path, browser: Browser) -> None:
+    arguments, file, plots = PAGES[name]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code in (0, 1), (done.output, done.exception)
+    check_file(browser, inputs / file, plots)
