@@ -9,7 +9,7 @@ all-reduce's or broadcast's buffer. FSDP2 announces what it does in profiler ran
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from validation.calls import Call
-from validation.tracing import SILENT, Tracer
+from validation.tracing import SILENT, Tracer, now
 
 DTYPE_NAMES = {
     torch.float64: "fp64",
@@ -75,6 +75,7 @@ class CollectiveLog(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # let DTensor turn into local tensors and collectives first
+        issued = now()  # gloo's calls block until they have ended
         result = func(*args, **(kwargs or {}))
         namespace, name = func.namespace, func._opname
         if namespace == "profiler" and name == "_record_function_enter_new":
@@ -86,16 +87,31 @@ class CollectiveLog(TorchDispatchMode):
                 raise NotImplementedError(f"collective {func} is not in the log's table")
             kind, tensor_index, group_index = _C10D[name]
             work = result[-1] if isinstance(result, tuple | list) else result
-            self._add(kind, args[tensor_index], dist.ProcessGroup.unbox(args[group_index]), work)
+            self._add(
+                kind,
+                args[tensor_index],
+                dist.ProcessGroup.unbox(args[group_index]),
+                issued,
+                work,
+                blocks(func, args),
+            )
         elif namespace == "_c10d_functional" and name not in _IGNORED:
             if name not in _FUNCTIONAL:
                 raise NotImplementedError(f"collective {func} is not in the log's table")
             kind, where, group_index = _FUNCTIONAL[name]
             group = _resolve_process_group(args[group_index])
-            self._add(kind, args[0] if where == "input" else result, group)
+            self._add(kind, args[0] if where == "input" else result, group, issued)
         return result
 
-    def _add(self, kind: str, tensors: Any, group: dist.ProcessGroup, work: Any = None) -> None:
+    def _add(
+        self,
+        kind: str,
+        tensors: Any,
+        group: dist.ProcessGroup,
+        issued: int,
+        work: Any = None,
+        is_blocking: bool = False,
+    ) -> None:
         flat = list(_tensors(tensors))
         ranks = dist.get_process_group_ranks(group)
         call = Call(
@@ -108,7 +124,14 @@ class CollectiveLog(TorchDispatchMode):
         )
         self.calls.append(call)
         if self.tracer.is_on:
-            self.tracer.collective(call).track(Work.unbox(work) if work is not None else None)
+            done = Work.unbox(work) if work is not None else None
+            self.tracer.collective(call, issued).track(done, is_blocking=is_blocking)
+
+
+def blocks(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the caller of a c10d operator waits for its end at once."""
+    names = [argument.name for argument in func._schema.arguments]
+    return "async_op" in names[: len(args)] and not args[names.index("async_op")]
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:

@@ -4,7 +4,7 @@ One JSON object per line. The first line says what ran (`provenance`, model, str
 in the order in which the host began them:
 
     {"kind": "coll", "op": "all_gather", "unit": "layers.0", "phase": "forward", "bytes": 1024,
-     "dtype": "bf16", "group": 4, "seq": 12, "step": 3, "micro": 0,
+     "dtype": "bf16", "group": 4, "stride": 1, "seq": 12, "step": 3, "micro": 0,
      "issue_ns": 1, "done_ns": 5, "wait0_ns": 4, "wait1_ns": 5, "post_ns": 6}
 
 `issue_ns` is when the host called, `done_ns` when the backend reported the end (absent where it does not),
@@ -38,23 +38,24 @@ class Tracer:
         self.phase = ""
         self._sequence = 0
 
-    def collective(self, call: Call) -> CollectiveSpan:
-        """Begin a collective's span, at the moment of the call."""
+    def collective(self, call: Call, issue_ns: int | None = None) -> CollectiveSpan:
+        """Begin a collective's span, at the moment of the call: now, or when a call that blocked was made."""
         if not self.is_on:
             return _NO_SPAN
         self._sequence += 1
-        return CollectiveSpan(
-            self._begin(
-                "coll",
-                op=call.kind,
-                unit=call.unit,
-                phase=self.phase,
-                bytes=call.bytes,
-                dtype=call.dtype,
-                group=call.group_size,
-                seq=self._sequence,
-            )
+        event = self._begin(
+            "coll",
+            op=call.kind,
+            unit=call.unit,
+            phase=self.phase,
+            bytes=call.bytes,
+            dtype=call.dtype,
+            group=call.group_size,
+            stride=call.group_stride,
+            seq=self._sequence,
         )
+        event["issue_ns"] = issue_ns or event["issue_ns"]
+        return CollectiveSpan(event)
 
     @contextlib.contextmanager
     def span(self, kind: str, op: str, **fields: Any) -> Iterator[None]:
@@ -101,12 +102,17 @@ class CollectiveSpan:
     def __init__(self, event: dict[str, Any] | None) -> None:
         self.event = event
 
-    def track(self, work: Any) -> Any:
-        """Note when the backend reports the end, where it can."""
-        if self.event is not None and work is not None:
-            event = self.event
-            with contextlib.suppress(RuntimeError):  # gloo's native reduce-scatter has no future
-                work.get_future().then(lambda _: event.setdefault("done_ns", now()))
+    def track(self, work: Any, *, is_blocking: bool = False) -> Any:
+        """Note when the backend reports the end, where it can; of a call that blocks, when it is over."""
+        if self.event is None or work is None:
+            return work
+        event = self.event
+        try:
+            work.get_future().then(lambda _: event.setdefault("done_ns", now()))
+        except RuntimeError:  # gloo's native reduce-scatter has no future
+            if is_blocking:
+                work.wait()  # again is free
+                event["done_ns"] = now()
         return work
 
     def waiting(self) -> None:

@@ -67,6 +67,23 @@ def test_ranks_on_one_machines_clock_are_not_shifted(tmp_path):
     assert zsim.read_trace(tmp_path).metadata["clock_offsets_seconds"] == (0.0, 0.0)
 
 
+def test_groups_of_one_size_are_told_apart_by_how_far_their_ranks_are_apart(tmp_path):
+    """HSDP on four ranks, as rank 3 sees it: shards with rank 2, replicas with rank 1."""
+    coll = {"kind": "coll", "op": "all_reduce", "bytes": 64, "dtype": "fp32", "group": 2, "issue_ns": 1}
+    phase = {"kind": "phase", "op": "forward", "issue_ns": 0, "done_ns": 9}
+    path = write_log(
+        tmp_path / "rank3.jsonl", phase, {**coll, "stride": 1}, {**coll, "stride": 2}, rank=3, world_size=4
+    )
+    trace = zsim.read_trace(path)
+    assert trace.metadata["groups"] == {
+        "world": (4, 1), "group of 2": (2, 1), "group of 2, 2 apart": (2, 2)
+    }  # fmt: skip
+    assert [info.group for _, info, _, _ in trace.rows() if info.kind == "all_reduce"] == [
+        "group of 2", "group of 2, 2 apart"
+    ]  # fmt: skip
+    assert trace.metadata["group_members"]["group of 2, 2 apart"] == ((1, 3),)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -99,14 +99,24 @@ def _phase(event: Event) -> str:
 
 def _add_collective(recording: Recording, event: Event) -> None:
     size = as_int(event.get("group"), 1)
-    world = recording.world_size
-    group = "world" if size == world else f"group of {size}"
-    recording.groups.setdefault(group, ())
+    stride = as_int(event.get("stride"), 0)  # logs of before it was written have none
+    group = "world" if size == recording.world_size else f"group of {size}"
+    group += f", {stride} apart" if group != "world" and stride > 1 else ""
+    recording.groups.setdefault(group, _ranks(recording.rank, size, stride))
     info = SpanInfo(event["op"], event["op"], "", as_int(event.get("bytes")), event.get("dtype", ""),
                     group, size, _phase(event), event.get("unit", ""))  # fmt: skip
     recording.add(info, event["issue_ns"], _end(event), event["issue_ns"], as_int(event.get("seq"), UNKNOWN))
     if "wait0_ns" in event and "wait1_ns" in event:
         recording.host_blocks.append((event["wait0_ns"], event["wait1_ns"], info))
+
+
+def _ranks(rank: int, size: int, stride: int) -> tuple[int, ...]:
+    """The group of `size` ranks, `stride` apart, that `rank` is in; () where the stride is not known."""
+    span = size * stride
+    if not span:
+        return ()
+    first = rank // span * span + rank % stride
+    return tuple(range(first, first + span, stride))
 
 
 def _compute_info(event: Event) -> SpanInfo:
