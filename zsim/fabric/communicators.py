@@ -8,6 +8,7 @@ algorithm and protocol for each communicator by itself, so the choice goes by th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,17 @@ class Transfer:
     choice_seconds: float = 0.0
 
 
+class Limits(NamedTuple):
+    """Bus bytes per second that links inside nodes allow, and links between them."""
+
+    inside: float
+    across: float
+
+    @property
+    def bandwidth(self) -> float:
+        return min(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One algorithm and protocol of one communicator; see [Note: a communicator knows only itself]."""
@@ -42,8 +54,8 @@ class Choice:
     protocol: str
     costs: ProtocolCosts
     profile: Profile
-    bandwidth: float  # bus bytes per second, alone
-    own_bandwidth: float  # the same without the other groups of its kind
+    limits: Limits  # alone
+    own_limits: Limits  # the same without the other groups of its kind
 
 
 @dataclass(slots=True)

@@ -16,8 +16,9 @@ import numpy.typing as npt
 import simpy
 
 from zsim.cost.collectives import CallLimit, edge_bytes
+from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
 from zsim.fabric.choice import planned_seconds
-from zsim.fabric.communicators import Choice, Instance, Transfer, ring_latency
+from zsim.fabric.communicators import Choice, Instance, Limits, Transfer, ring_latency
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES, sent_by_gpu
 from zsim.fabric.pooling import NO_EXTRA, Extra, lump
@@ -144,21 +145,26 @@ class Fabric:
             used = np.nonzero(weights)[0]
             pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
             profile = profiles[key] = self.pool.profile(list(pairs))
-        alone = min((self.pool.capacity[r] / w for r, w in profile.usage), default=float("inf"))
+        alone = self._limits(instance.usage[method.shape], costs, method.fraction)
         own = alone
         if method.shape in instance.own_usage:
-            own = self._bandwidth(instance.own_usage[method.shape], costs)
-        return Choice(method, protocol, costs, profile, alone * method.fraction, own * method.fraction)
+            own = self._limits(instance.own_usage[method.shape], costs, method.fraction)
+        return Choice(method, protocol, costs, profile, alone, own)
 
-    def _bandwidth(self, usage: Floats, costs: ProtocolCosts) -> float:
-        """Bus bytes per second of one group without the others of its kind."""
+    def _limits(self, usage: Floats, costs: ProtocolCosts, method_fraction: float) -> Limits:
+        """What a usage's links allow: bus bytes per second."""
         used = np.flatnonzero(usage)
         leaves_node = self.topology.leaves_node()[used]
-        fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
-        rates = self.topology.capacities()[used] * fraction / usage[used]
-        return float(rates.min(initial=float("inf")))
+        rates = self.topology.capacities()[used] * method_fraction / usage[used]
+        inside = float(rates[~leaves_node].min(initial=float("inf"))) * costs.intra_fraction
+        across = float(rates[leaves_node].min(initial=float("inf"))) * costs.inter_fraction
+        return Limits(inside, across)
 
     # -- running ------------------------------------------------------------------------------------
+
+    def communicator(self, group_name: str, instance: int = 0) -> Instance:
+        """One block of a kind of group, with what it may run."""
+        return self._instances[group_name, instance]
 
     def instance_of(self, group_name: str, rank: int) -> int:
         """The number of the block that a rank's group is in."""
@@ -198,12 +204,24 @@ class Fabric:
                 rounds = choice.method.rounds
                 latency = ring_latency(rounds, choice.costs, own.extra_hops) + own.fault_seconds(kind, rounds)
                 latency += choice.costs.ramp * (work.bytes / _MIB) ** 0.5
-            rates = choice.bandwidth, choice.own_bandwidth
-            seconds = [latency + size / rate for rate in rates]
+            limits = choice.limits, choice.own_limits
+            latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in limits]
+            seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]
             fraction, name = choice.method.fraction, choice.method.algorithm
-            transfer = Transfer(latency, size / fraction, choice.profile, name, choice.protocol, *seconds)
+            transfer = Transfer(
+                latencies[0], size / fraction, choice.profile, name, choice.protocol, *seconds
+            )
             found.append(transfer)
         return found
+
+    def _fill(self, work: Collective, choice: Choice, limits: Limits, num_domains: int) -> float:
+        """Seconds to fill trees; no other algorithm is filled."""
+        if choice.method.shape != "tree" or not work.bytes:
+            return 0.0
+        num_ranks = self.groups[work.group].size
+        size = edge_bytes(self._kind(work), work.bytes, num_ranks)
+        pieces = tree_pieces(choice.protocol, work.bytes, self.costs.channels, num_ranks, num_domains)
+        return fill_seconds(choice.method.rounds, size / limits.inside, size / limits.across, pieces)
 
     def _preference(self, work: Collective, instance: int) -> Callable[[Transfer], float]:
         """What the backend minimises: the time on idle links, or NCCL's own estimate of it."""

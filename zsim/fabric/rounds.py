@@ -9,7 +9,8 @@ for the same message of all channels. Links have no other load.
 A channel is one thread block, and its rate does not grow when other channels pause (NCCL's perChMax...Bws),
 so an edge gets at most the share that makes all edges end together on the busiest link. Without that,
 channels fill each other's gaps, the rounds' latency hides behind bytes, and medium messages on several nodes
-come out up to a fifth faster than NCCL's own plan, latency plus bytes over bandwidth, has them.
+come out up to a fifth faster than NCCL's own plan, latency plus bytes over bandwidth, has them. On a ring
+every rank waits for the slowest edge; on a tree only those above and below it do.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class _Edge:
     """One edge of the schedule; messages go one at a time, `latency` after the last byte they arrive."""
 
     usage: Floats
+    crosses: bool
     latency: float
     profile: Profile
     queue: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
@@ -83,11 +85,12 @@ class Rounds:
 
         return self._run(start)
 
-    def tree(self, full_bytes: float, pieces: int = 256) -> float:
-        """Seconds of an all-reduce on the double binary tree, in `pieces` per tree."""
+    def tree(self, full_bytes: float, pieces: int) -> float:
+        """Seconds of an all-reduce on the double binary tree, in `pieces` per channel (a channel is on one of
+        the two trees: `zsim.cost.nccl_chunks.tree_pieces` says how many NCCL has)."""
         domains = self.size // self.local
         trees = [self._tree(parents, full_bytes / 2, pieces) for parents in tree_parents(domains)]
-        self._share([edge for _, edges in trees for edge in edges], full_bytes / 2)
+        self._share([edge for _, edges in trees for edge in edges], full_bytes / 2, by_kind=True)
 
         def begin() -> None:
             for start, _edges in trees:
@@ -207,22 +210,26 @@ class Rounds:
         weights = usage / np.where(leaves, costs.inter_fraction, costs.intra_fraction)
         inside = max(costs.intra_round, costs.network_overhead) if self.spans else costs.intra_round
         latency = costs.inter_round + self.hop_seconds if crosses else inside
-        return _Edge(weights, latency, self._profile(weights))
+        return _Edge(weights, crosses, latency, self._profile(weights))
 
     def _profile(self, weights: Floats) -> Profile:
         used = np.nonzero(weights)[0]
         return self.pool.profile(list(zip(used.tolist(), weights[used].tolist(), strict=True)))
 
-    def _share(self, edges: list[_Edge], carried: float) -> None:
-        """Hold edges that carry the same bytes to their share; see [Note: a channel's share]."""
+    def _share(self, edges: list[_Edge], carried: float, *, by_kind: bool = False) -> None:
+        """Hold edges that carry the same bytes to their share of the busiest link, or (`by_kind`) those
+        inside domains and those across each to the busiest of their kind; see [Note: a channel's share]."""
         if carried <= 0:
             return
-        total = np.sum([edge.usage for edge in edges], axis=0)
-        rate = 1 / float((total / self.topology.capacities()).max())
+        load = np.sum([edge.usage for edge in edges], axis=0) / self.topology.capacities()
+        leaves = self.topology.leaves_node()
         for edge in edges:
-            self.pool.capacity.append(rate)
-            own = (len(self.pool.capacity) - 1, 1.0)
-            edge.profile = self.pool.profile([*edge.profile.usage, own])
+            own = load
+            if by_kind:
+                own = load[leaves if edge.crosses else ~leaves]
+            self.pool.capacity.append(1 / float(own.max()))
+            share = (len(self.pool.capacity) - 1, 1.0)
+            edge.profile = self.pool.profile([*edge.profile.usage, share])
 
     # -- the clock ----------------------------------------------------------------------------------
 

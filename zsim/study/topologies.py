@@ -186,7 +186,8 @@ def print_topology(facts: dict[str, Any]) -> None:
         print("bisection not computed for a fabric this large")
     elif facts["nodes"] > 1:
         print(
-            f"bisection {format_rate(cut)} one way, {format_rate(2 * cut / facts['gpus'])} per GPU of a half"
+            f"bisection {format_rate(cut)} one way through the network, "
+            f"{format_rate(2 * cut / facts['gpus'])} per GPU of a half"
         )
 
 
