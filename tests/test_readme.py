@@ -81,7 +81,7 @@ def test_the_commands_shown_are_accepted(tmp_path: Path) -> None:
     small = zsim.Experiment(model="gpt2", cluster="dgx-h100", nodes=2, strategy={"kind": "fsdp2"})
     write_chrome_traces(zsim.simulate(small).trace, tmp_path / "my-traces")
     lines = [line for line in blocks("console")[1].splitlines() if line.startswith("$ zsim")]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         arguments = line.split("#")[0].split()[2:]
         done = subprocess.run(

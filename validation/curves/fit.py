@@ -173,9 +173,12 @@ def preset_constants(name: str) -> dict[tuple[str, str], ProtocolCosts]:
     return constants
 
 
-def constants_at(name: str, theta: Theta) -> dict[tuple[str, str], ProtocolCosts]:
-    """The preset's constants with the fitted ones (`theta`: logarithms) in their places."""
-    constants = preset_constants(name)
+def constants_at(
+    name: str, theta: Theta, base: Constants | None = None
+) -> dict[tuple[str, str], ProtocolCosts]:
+    """The preset's constants (`base`, where they are at hand) with the fitted ones (`theta`: logarithms) in
+    their places."""
+    constants = dict(base or preset_constants(name))
     for (algorithm, protocol, field), value in zip(FITTED[name], theta, strict=True):
         fields = ("intra_fraction", "inter_fraction") if field == "fraction" else (field,)
         update = dict.fromkeys(fields, exp(value))
@@ -188,8 +191,10 @@ def fit(name: str, curves: Sequence[Curve]) -> list[float]:
     start = np.log(list(FITTED[name].values()))
     highest = [0.0 if key[2].endswith("fraction") else start[i] + 3 for i, key in enumerate(FITTED[name])]
 
+    base = preset_constants(name)
+
     def residuals(theta: np.ndarray) -> np.ndarray:
-        constants = constants_at(name, theta.tolist())
+        constants = constants_at(name, theta.tolist(), base)
         errors = [error for curve in curves for error in curve.errors(constants)]
         return np.array([*errors, *(PULL * (theta - start))])
 
