@@ -171,7 +171,8 @@ def test_another_generation_of_attention_replaces_the_curve_and_nothing_else(gpu
     assert older.attention.source == h100.attention.source
     assert older.gemm == h100.gemm
     with pytest.raises(
-        InputError, match=r"no attention variant 'flash1-tritn'; did you mean 'flash1-triton'\?; it has flash1"
+        InputError,
+        match=r"no attention variant 'flash1-tritn'; did you mean 'flash1-triton'\?; it has flash1",
     ):
         with_attention_variant(h100, "flash1-tritn")
     with pytest.raises(InputError, match="'easy' has no attention variant 'flash1'; it has none"):

@@ -71,9 +71,9 @@ _FSDP2 = {"kind": "fsdp2", "wrapping": "torchtitan-0.1", "param_dtype": "fp32", 
 
 STRATEGIES = (
     Recording("ddp", "ddp", {}, {"kind": "ddp"}),
-    Recording("zero1", "engine", {"stage": 1}),
-    Recording("zero2", "engine", {"stage": 2}),
-    Recording("zero3", "engine", {"stage": 3}),
+    Recording("zero1", "engine", {"stage": 1}, {"kind": "reference", "stage": 1}),
+    Recording("zero2", "engine", {"stage": 2}, {"kind": "reference", "stage": 2}),
+    Recording("zero3", "engine", {"stage": 3}, {"kind": "reference", "stage": 3}),
     Recording("zero3-host", "engine", {"stage": 3, "optimizer_place": "host", "parameter_place": "host"}),
     Recording("zero3-nvme", "engine", {"stage": 3, "optimizer_place": "nvme", "parameter_place": "nvme"}),
     Recording("fsdp2-reshard", "fsdp2", {}, {**_FSDP2, "reshard_after_forward": True}),

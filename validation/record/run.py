@@ -156,10 +156,11 @@ class Steps:
 
     def run_under_kineto(self, path: Path, header: dict[str, Any]) -> None:
         """One step under PyTorch's profiler, with the sizes of operators' inputs."""
-        from torch.profiler import ProfilerActivity, profile
+        from torch.profiler import ProfilerActivity, profile, record_function
 
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device != "cpu" else [])
-        with profile(activities=activities, record_shapes=True) as profiler:
+        step = record_function(f"ProfilerStep#{self.number}")  # what torch's own profiler.step() calls it
+        with profile(activities=activities, record_shapes=True) as profiler, step:
             self.run()
         raw = path.with_suffix(".raw")
         profiler.export_chrome_trace(str(raw))

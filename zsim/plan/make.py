@@ -13,14 +13,16 @@ from zsim.plan.offload_fsdp1 import offloaded_fsdp1_plan
 from zsim.plan.offload_fsdp2 import offloaded_fsdp2_plan
 from zsim.plan.offload_zero3 import offloaded_zero3_plan
 from zsim.plan.offload_zero12 import offloaded_zero12_plan
+from zsim.plan.on_cpu import in_one_thread
 from zsim.plan.ops import Plan
+from zsim.plan.reference import reference_plan
 from zsim.plan.workload import make_workload
 from zsim.plan.zero0 import zero0_plan
 from zsim.plan.zero3 import zero3_plan
 from zsim.plan.zero12 import zero12_plan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
-from zsim.specs.strategy import DTYPE_BYTES, Ddp, Fsdp1, Fsdp2
+from zsim.specs.strategy import DTYPE_BYTES, Ddp, Fsdp1, Fsdp2, Reference
 
 _DEEPSPEED = {
     "none": zero0_plan,
@@ -44,8 +46,11 @@ def is_offloaded(job: Job) -> bool:
 
 
 def make_plan(job: Job) -> Plan:
-    """What every rank does in one steady step; no hardware, no seconds."""
-    return replace(_plan(job), startup_bytes=startup_bytes(job))
+    """What every rank does in one steady step; no hardware but what kind of device it is, no seconds."""
+    plan = _plan(job)
+    if job.cluster.gpu.vendor == "cpu":
+        plan = in_one_thread(plan, job.strategy)
+    return replace(plan, startup_bytes=startup_bytes(job))
 
 
 def startup_bytes(job: Job) -> int:
@@ -64,6 +69,8 @@ def _plan(job: Job) -> Plan:
         if is_offloaded(job):
             return offloaded_fsdp2_plan(workload, strategy, job.training, job.world_size)
         return fsdp2_plan(workload, strategy, job.training, job.world_size)
+    if isinstance(strategy, Reference):
+        return reference_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Ddp):
         return ddp_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Fsdp1) and strategy.cpu_offload:

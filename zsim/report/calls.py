@@ -82,11 +82,13 @@ def calls_of_trace(trace: Trace, rank: int) -> list[Call]:
     return calls
 
 
-def as_gloo_runs_them(calls: Iterable[Call]) -> list[Call]:
-    """gloo has no reduce-scatter of its own: its record shows an all-reduce of the same tensor."""
+def as_gloo_runs_them(calls: Iterable[Call], recorded: Iterable[Call]) -> list[Call]:
+    """gloo has no reduce-scatter of its own: its record shows an all-reduce of the same tensor, or the
+    all-to-all of who brings their own."""
     from dataclasses import replace
 
-    return [replace(call, kind="all_reduce") if call.kind == "reduce_scatter" else call for call in calls]
+    kind = "all_to_all" if any(call.kind == "all_to_all" for call in recorded) else "all_reduce"
+    return [replace(call, kind=kind) if call.kind == "reduce_scatter" else call for call in calls]
 
 
 def names_are_shared(first: Sequence[Call], second: Sequence[Call]) -> bool:

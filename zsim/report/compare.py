@@ -140,12 +140,12 @@ def compare(
         raise InputError(f"compare: found rank {rank}, expected one that {names[1]} holds: {known}")
     is_gloo = _shows_gloos_own_calls(recorded)
     if is_gloo:
-        notes.append("gloo runs a reduce-scatter as an all-reduce; it is compared as one")
+        notes.append("gloo runs a reduce-scatter as an all-reduce or an all-to-all; it is compared as one")
     plans: dict[int, PlanCheck] = {}
     for theirs, mine in partners.items():
         calls = calls_of_trace(simulated.of_rank(mine), mine)
         others = calls_of_trace(recorded.of_rank(theirs), theirs)
-        plans[theirs] = check_plan(as_gloo_runs_them(calls) if is_gloo else calls, others)
+        plans[theirs] = check_plan(as_gloo_runs_them(calls, others) if is_gloo else calls, others)
     doubt = doubt_about_times(recorded) or doubt_about_times(simulated)
     one, other = simulated.of_rank(partners[rank]), recorded.of_rank(rank)
     return Comparison(

@@ -136,13 +136,29 @@ class Fsdp2Table(_FsdpTable):
         return value
 
 
+class ReferenceTable(_Table):
+    """`kind = "reference"`: ZeRO as the paper has it and the engine in `validation/zero` runs it: one flat
+    partition per block, fp32 master weights, nothing of a framework. `keep_gathered`: stage 3
+    keeps the root and the last block from forward to backward."""
+
+    kind: Literal["reference"]
+    stage: Literal[0, 1, 2, 3] = 3
+    param_dtype: Dtype | None = None
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    bucket_bytes: int = Field(default=0, ge=0)
+    prefetch: int = Field(default=1, ge=0)
+    max_reductions_in_flight: Count = 2
+    keep_gathered: bool = True
+
+
 STRATEGIES: dict[str, type[_Table]] = {
     "ddp": DdpTable,
     "deepspeed": DeepSpeedTable,
     "fsdp1": Fsdp1Table,
     "fsdp2": Fsdp2Table,
+    "reference": ReferenceTable,
 }
-StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table
+StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table | ReferenceTable
 
 
 class _ExperimentFile(_Table):

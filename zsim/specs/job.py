@@ -18,6 +18,7 @@ from zsim.specs.experiment import (
     Experiment,
     Fsdp1Table,
     Fsdp2Table,
+    ReferenceTable,
 )
 from zsim.specs.faults import FaultsTable, kernel_slowdowns, with_faults
 from zsim.specs.hardware import Cluster
@@ -34,11 +35,11 @@ from zsim.specs.model import Embedding, ModelSpec
 from zsim.specs.neighbours import neighbours, place_together
 from zsim.specs.node_links import Floats
 from zsim.specs.placement import Placement, place
-from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Precision, Training
+from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Precision, Reference, Training
 from zsim.specs.tiling import with_tiled_linears
 from zsim.specs.topology import Topology
 
-Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2
+Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Reference
 _DEFAULT_SEQUENCE = 4096
 _MOST_BLOCKS = 50_000  # in one step, over all micro-batches
 _MOST_TOKENS = 2**27
@@ -125,6 +126,8 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
         )
     elif isinstance(table, Fsdp2Table):
         strategy = _fsdp2(table, training, world_size, cluster)
+    elif isinstance(table, ReferenceTable):
+        strategy, cluster = _reference(table, training, cluster)
     else:
         assert isinstance(table, Fsdp1Table)
         strategy = _fsdp1(table, training, world_size, len(placement.nodes))
@@ -307,6 +310,28 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
     return Fsdp2(
         reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload
     )
+
+
+def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> tuple[Reference, Cluster]:
+    """The engine brings its own reduce-scatter where gloo's would be a whole all-reduce."""
+    costs = cluster.collectives
+    is_gloo = costs.backend == "gloo"
+    if is_gloo:
+        cluster = cluster.model_copy(
+            update={"collectives": costs.model_copy(update={"reduce_scatter": "native"})}
+        )
+    low = "bf16" if training.precision == "fp8" else training.precision
+    strategy = Reference(
+        table.stage,
+        table.param_dtype or low,
+        table.reduce_dtype,
+        table.bucket_bytes,
+        table.prefetch,
+        table.max_reductions_in_flight,
+        table.keep_gathered,
+        is_gloo,
+    )
+    return strategy, cluster
 
 
 def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: int) -> Fsdp1:

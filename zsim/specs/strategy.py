@@ -73,6 +73,21 @@ class Ddp:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """ZeRO's reference engine (`validation/zero`); its ZeroConfig explains the fields. `sums_itself`: its
+    reduce-scatter is an all-to-all and a sum, as on gloo."""
+
+    stage: int
+    param_dtype: str
+    reduce_dtype: str
+    bucket_bytes: int = 0
+    prefetch: int = 1
+    max_reductions_in_flight: int = 2
+    keep_gathered: bool = True
+    sums_itself: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Fsdp2:
     """torch `fully_shard`. `replicate` > 1 is HSDP; `reshard_after_forward` None is the default of the
     wrapping (True, root False). `no_sync`: reduce only after the last micro-batch."""

@@ -54,7 +54,7 @@ def row_cluster(run: PublishedRun) -> Cluster:
 
 def attention_variant(run: PublishedRun) -> str:
     """Which generation of FlashAttention the row names; "" is the one of the GPU's file, the second. Of the
-    first, MosaicML ran the CUDA kernel (`FlashMHA`) until February 2023, then Triton's: see `composer_model`."""
+    first, MosaicML ran the CUDA kernel (`FlashMHA`) until February 2023, then Triton's (`composer_model`)."""
     kernel = run.text("attn_kernel").lower()
     if "v1" in kernel:
         return "flash1" if is_early_composer(run) else "flash1-triton"

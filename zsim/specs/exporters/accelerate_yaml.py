@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
-from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2
+from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Reference
 
 DEEPSPEED_FILE = "ds_config.json"
 
@@ -20,6 +20,8 @@ def why_not_accelerate(job: Job) -> str | None:
         return "float8 needs a recipe of its own (fp8_config)"
     if isinstance(strategy, DeepSpeedConfig | Ddp):
         return None
+    if isinstance(strategy, Reference):
+        return "it has no engine but DeepSpeed's and PyTorch's own"
     if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
         return (
             f"it gathers and reduces in mixed_precision; this gathers in {strategy.param_dtype} and reduces "
