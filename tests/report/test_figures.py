@@ -48,6 +48,14 @@ def test_the_waterfall_climbs_from_category_to_category_to_the_peak(make_step_re
     assert [line.x0 for line in figure.layout.shapes] == [80.0]
 
 
+@pytest.mark.parametrize(("capacity", "side"), [(50 * 10**9, "right"), (80 * 10**9, "left")])
+def test_a_short_peak_has_its_label_behind_it(make_step_report, capacity, side):
+    """17.75 GB are more than 30 % of 50 GB, where the label has room inside, and less than 30 % of 80."""
+    figure = figures.memory_waterfall(make_step_report(capacity_bytes={"gpu": capacity}), "gpu")
+    (label,) = (note for note in figure.layout.annotations if note.y == "peak")
+    assert label.xanchor == side
+
+
 def test_a_peak_over_capacity_is_drawn_in_the_colour_of_the_limit(make_step_report):
     figure = figures.memory_waterfall(make_step_report(capacity_bytes={"gpu": 10**10}), "gpu")
     assert bars(figure).marker.color[-1] == CAPACITY.color

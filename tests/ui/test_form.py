@@ -143,7 +143,7 @@ def test_other_settings_are_any_key() -> None:
     ("more", "said"),
     [
         ("training.sequense_length = 4", "unknown key 'sequense_length'; did you mean 'sequence_length'?"),
-        ("training.micro_batch_size = 4", "'Micro-batch' has its own field"),
+        ("training.micro_batch_size = 4", "it has its own field, 'Micro-batch'"),
         ("training.compile = true\ntraining.compile = false", "training.compile is there twice"),
         ("compile", "expected KEY=VALUE"),
     ],

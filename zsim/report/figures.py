@@ -124,7 +124,8 @@ def memory_waterfall(report: Report, device: str) -> Figure:
         _label(
             figure, name, end if has_room or is_long else base, count, is_behind=has_room, is_inside=is_long
         )
-    _label(figure, "peak", peak.total / 1e9, peak.total, is_behind=False, is_inside=True)
+    is_long = peak.total / 1e9 > 0.3 * top
+    _label(figure, "peak", peak.total / 1e9, peak.total, is_behind=not is_long, is_inside=is_long)
     figure.update_xaxes(title_text="GB", range=[0, top * 1.06], fixedrange=True)
     figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
     if capacity:

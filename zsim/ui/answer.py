@@ -54,6 +54,7 @@ class Answer:
     `missing`: which tier is short, and of how much; empty where it fits."""
 
     title: str
+    tokens_per_second: float
     missing: str
     limit: str
     tiles: tuple[tuple[str, str, str], ...]
@@ -76,6 +77,7 @@ def answer(experiment: Experiment) -> Answer:
     finding = report.out_of_memory
     return Answer(
         title=headline(report),
+        tokens_per_second=report.work.tokens * job.world_size / report.step_seconds,
         missing="" if finding is None else missing_memory(finding),
         limit=report.limit,
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
@@ -91,15 +93,12 @@ def answer(experiment: Experiment) -> Answer:
 
 
 def scaling_counts(job: Job) -> list[int]:
-    """The job's GPUs, halved and doubled a few times; whole nodes where it has several."""
-    world, per_node = job.world_size, job.gpus_per_node
-    found = []
-    for power in range(-_DOUBLINGS, _DOUBLINGS + 1):
-        count, rest = divmod(world << power, 1) if power >= 0 else divmod(world, 1 << -power)
-        is_whole = count < per_node or count % per_node == 0
-        if count and not rest and is_whole and (count <= _MOST_GPUS or power == 0):
-            found.append(count)
-    return found
+    """The job's GPUs, halved and doubled a few times; whole nodes where they are more than one."""
+    world, per_node = job.world_size, job.cluster.gpus_per_node
+    halves = [world >> power for power in range(_DOUBLINGS, 0, -1) if world % (1 << power) == 0]
+    doubles = [world << power for power in range(1, _DOUBLINGS + 1) if world << power <= _MOST_GPUS]
+    others = [count for count in (*halves, *doubles) if count <= per_node or count % per_node == 0]
+    return sorted({world, *others})
 
 
 def _tiers(report: Report) -> Iterator[Tier]:

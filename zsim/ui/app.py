@@ -84,10 +84,11 @@ def _answer(app: Any, form: Form) -> None:
         [Input(field_id(key), "value") for key in keys],
         Input("apply", "n_clicks"),
         State("more", "value"),
+        State("asked", "data"),
         running=[(Output("shell", "className"), "busy", "")],
     )  # fmt: skip
     def update(*arguments: Any) -> dict[str, Any]:
-        *values, _, more = arguments
+        *values, _, more, last = arguments
         shown = _shown(form, values)
         found, error = said(lambda: answer(form.experiment(shown, more or "")))
         if found is None:
@@ -97,9 +98,13 @@ def _answer(app: Any, form: Form) -> None:
         return {
             "error": "",
             "stale": "",
-            "answer": answer_words(found),
+            "answer": answer_words(found, (last or {}).get("tokens_per_second")),
             "figures": {name: figure.to_plotly_json() for name, figure in found.figures.items()},
-            "asked": {**asked, "token": json.dumps(asked, sort_keys=True, default=str)},
+            "asked": {
+                **asked,
+                "token": json.dumps(asked, sort_keys=True, default=str),
+                "tokens_per_second": found.tokens_per_second,
+            },
             "views": view_buttons(found.views),
             "files": list(files_and_notes(found)),
             "resolved": [found.resolved.get(key, "") for key in numbers],

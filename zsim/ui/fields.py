@@ -20,7 +20,7 @@ class Field:
     """One setting. `key` is the experiment's own, dotted; two of DeepSpeed's offload blocks go by their
     names. `choices` are values by what the page calls them; without any it is a number, whose empty box
     leaves the value open. `kinds`: the strategies that know it, `stages`: those of DeepSpeed that do (all
-    when empty)."""
+    when empty). `is_half`: half as wide as the column."""
 
     key: str
     label: str
@@ -28,6 +28,7 @@ class Field:
     choices: Mapping[str, Any] | None = None
     kinds: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
+    is_half: bool = False
 
     def is_known(self, kind: str, stage: int) -> bool:
         """Whether the strategy has such a setting."""
@@ -74,13 +75,16 @@ def _open_or(*names: str) -> dict[str, Any]:
 
 TRAINING = (
     Field("training.sequence_length", "Sequence length", "tokens"),
-    Field("training.micro_batch_size", "Micro-batch", "sequences per GPU"),
-    Field("training.gradient_accumulation_steps", "Accumulation", "micro-batches per step"),
+    Field("training.micro_batch_size", "Micro-batch", "sequences per GPU", is_half=True),
+    Field("training.gradient_accumulation_steps", "Accumulation", "micro-batches", is_half=True),
     Field(
-        "training.activation_checkpointing", "Activation checkpointing",
-        choices=_same("none", "selective", "selective-op", "full"),
+        "training.activation_checkpointing", "Checkpointing", "of activations",
+        choices=_same("none", "selective", "selective-op", "full"), is_half=True,
     ),
-    Field("training.precision", "Precision", choices=_open_or("bf16", "fp16", "fp32", "fp8")),
+    Field(
+        "training.precision", "Precision", "to compute in", choices=_open_or("bf16", "fp16", "fp32", "fp8"),
+        is_half=True,
+    ),
 )  # fmt: skip
 
 STRATEGY = (
@@ -91,21 +95,29 @@ STRATEGY = (
             "3: parameters too": 3, "2: gradients too": 2, "1: optimizer states": 1, "0: nothing sharded": 0,
         },
     ),
-    Field(OFFLOAD_STATES, "Offload optimizer states", choices=_DEVICES, kinds=("deepspeed",)),
-    Field(OFFLOAD_PARAMETERS, "Offload parameters", choices=_DEVICES, kinds=("deepspeed",), stages=(3,)),
+    Field(
+        OFFLOAD_STATES, "Offload", "optimizer states", choices=_DEVICES, kinds=("deepspeed",), is_half=True,
+    ),
+    Field(
+        OFFLOAD_PARAMETERS, "Offload", "parameters", choices=_DEVICES, kinds=("deepspeed",), stages=(3,),
+        is_half=True,
+    ),
     Field(
         "strategy.sharding_strategy", "Sharding", kinds=("fsdp1",),
         choices=_same("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
     ),
-    Field("strategy.replicate", "Replicas (HSDP)", "groups that shard by themselves", kinds=_FSDP),
+    Field("strategy.replicate", "Replicas", "groups of HSDP", kinds=_FSDP, is_half=True),
     Field(
-        "strategy.reshard_after_forward", "Reshard after forward", kinds=("fsdp2",),
-        choices={DEFAULT: None, "yes": True, "no": False, "to groups of 4": 4, "to groups of 8": 8},
+        "strategy.cpu_offload", "Offload", "to host memory", choices={"no": False, "yes": True}, kinds=_FSDP,
+        is_half=True,
     ),
     Field(
-        "strategy.wrapping", "Wrapping", kinds=_FSDP,
+        "strategy.wrapping", "Wrapping", "into units", kinds=_FSDP, is_half=True,
         choices=_open_or("torchtitan", "torchtitan-0.1", "huggingface", "none"),
     ),
-    Field("strategy.cpu_offload", "CPU offload", choices={"no": False, "yes": True}, kinds=_FSDP),
+    Field(
+        "strategy.reshard_after_forward", "Reshard", "after forward", kinds=("fsdp2",), is_half=True,
+        choices={DEFAULT: None, "yes": True, "no": False, "to groups of 4": 4, "to groups of 8": 8},
+    ),
     Field("strategy.bucket_cap_mb", "Bucket", "MiB", kinds=("ddp",)),
 )  # fmt: skip

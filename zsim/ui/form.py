@@ -71,7 +71,7 @@ class Form:
         for line in filter(None, (line.strip() for line in more.splitlines())):
             key, value = setting(line)
             if key in self.fields and key not in ("model", "cluster"):
-                raise InputError(f"other settings: {line}: '{self.fields[key].label}' has its own field")
+                raise InputError(f"other settings: {line}: it has its own field, '{self.fields[key].label}'")
             if key in found:
                 raise InputError(f"other settings: {key} is there twice")
             found[key] = value
@@ -125,8 +125,8 @@ def _where() -> tuple[Field, ...]:
     return (
         Field("model", "Model", choices={name: name for name in model_preset_names()}),
         Field("cluster", "Cluster", choices={name: name for name in topology_preset_names()}),
-        Field("nodes", "Nodes"),
-        Field("gpus", "GPUs", "instead of nodes"),
+        Field("nodes", "Nodes", is_half=True),
+        Field("gpus", "GPUs", is_half=True),
     )
 
 

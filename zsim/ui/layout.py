@@ -15,6 +15,7 @@ _MODES = {"weak": "same batch per GPU (weak)", "strong": "same batch in all (str
 _GROUPS = {"Model and cluster": "", "Training": "training", "Strategy": "strategy"}
 _TICK_MILLISECONDS = 200
 _PAUSE = 0.6  # seconds without a key pressed before a number counts
+_LIST_PIXELS = 360
 _MANY = 12  # choices that want a search box
 
 
@@ -81,10 +82,14 @@ def _row(field: Field, form: Form) -> Any:
         box = dcc.Input(id=name, type="number", step="any", debounce=_PAUSE, value=shown, placeholder="")
     else:
         names = list(field.choices)
-        box = dcc.Dropdown(names, shown, id=name, clearable=False, searchable=len(names) > _MANY)
+        box = dcc.Dropdown(
+            names, shown, id=name, clearable=False, searchable=len(names) > _MANY, maxHeight=_LIST_PIXELS
+        )
     unit = [html.Span(field.unit, className="unit")] if field.unit else []
     label = html.Div([html.Span(field.label), *unit], className="label")
-    return html.Label([label, box], id=row_id(field.key), className="row", hidden=False)
+    return html.Label(
+        [label, box], id=row_id(field.key), hidden=False, className="row half" if field.is_half else "row"
+    )
 
 
 def _results() -> list[Any]:

@@ -10,8 +10,9 @@ from zsim.ui.answer import Answer, Tier
 REPORT_FILE = "report.html"
 
 
-def answer_words(found: Answer) -> list[Any]:
-    """Title, verdict, what limits it, the numbers, the tiers."""
+def answer_words(found: Answer, before: float | None = None) -> list[Any]:
+    """Title, verdict, what limits it, the numbers, the tiers; `before`: tokens per second of the answer that
+    stood there before."""
     from dash import html
 
     if found.missing:
@@ -28,9 +29,21 @@ def answer_words(found: Answer) -> list[Any]:
         html.H1(found.title),
         verdict,
         html.P(found.limit, className="limit"),
+        html.P(change_words(found.tokens_per_second, before), id="change"),
         html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
     ]
+
+
+def change_words(now: float, before: float | None) -> str:
+    """How much the last setting turned has changed; a thousandth is not worth a sentence."""
+    if not before or abs(now / before - 1) < 1e-3:
+        return ""
+    ratio, was = now / before, f"({before:,.0f})"
+    if ratio >= 2:
+        return f"{ratio:.3g} times as many tokens per second as before {was}."
+    word = "more" if ratio > 1 else "fewer"
+    return f"{abs(ratio - 1) * 100:.1f} % {word} tokens per second than before {was}."
 
 
 def _tile(label: str, number: str, small: str) -> Any:

@@ -1,0 +1,70 @@
+"""What stands on the page beside the figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ui.test_form import made
+from zsim.specs.job import resolve
+from zsim.ui.answer import Tier, answer, scaling_counts
+from zsim.ui.app import file_text
+from zsim.ui.words import change_words
+
+SAID = {"source": "made up", "evidence": "assumed"}
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "said"),
+    [
+        (1000.0, None, ""),
+        (1000.0, 1000.5, ""),
+        (1100.0, 1000.0, "10.0 % more tokens per second than before (1,000)."),
+        (900.0, 1000.0, "10.0 % fewer tokens per second than before (1,000)."),
+        (7500.0, 1000.0, "7.5 times as many tokens per second as before (1,000)."),
+    ],
+)
+def test_a_change_is_said_against_what_stood_there_before(
+    now: float, before: float | None, said: str
+) -> None:
+    assert change_words(now, before) == said
+
+
+def test_a_tier_without_a_limit_fits() -> None:
+    assert Tier("NVMe", 5, None, "").fits
+    assert Tier("NVMe", 5, 5, "").fits
+    assert not Tier("NVMe", 5, 4, "").fits
+
+
+def test_every_tier_says_what_is_left_or_missing() -> None:
+    """A gigabyte of host memory holds no optimizer states of gpt2: 124,439,808 x 12 bytes are 1.49 GB."""
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    config = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}
+    cluster = {"extends": "dgx-h100", "name": "small", "host": {"memory": "1 GB"} | SAID}
+    found = answer(made(cluster=cluster, nodes=1, strategy={"kind": "deepspeed", "config": config}))
+    gpu, host = found.tiers
+    assert gpu.fits
+    assert gpu.words.endswith(" free")
+    assert host.name == "Host memory of a node"
+    assert host.words.endswith(" too much")
+    assert found.missing.startswith("host memory of a node: ")
+
+
+@pytest.mark.parametrize(
+    ("where", "counts"),
+    [
+        ({"nodes": 2}, [2, 4, 8, 16, 32, 64, 128]),
+        ({"nodes": 3}, [3, 6, 24, 48, 96, 192]),
+        ({"nodes": None, "gpus": 6}, [3, 6, 24, 48]),
+        ({"nodes": None, "gpus": 2}, [1, 2, 4, 8, 16]),
+        ({"nodes": 1024}, [1024, 2048, 4096, 8192, 16384]),
+    ],
+)
+def test_the_curve_has_whole_nodes_and_an_end(where: dict[str, int | None], counts: list[int]) -> None:
+    """24 GPUs halved are 12, a node and a half; 6 doubled too."""
+    assert scaling_counts(resolve(made(**where))) == counts
+
+
+def test_files_are_those_of_the_exporters() -> None:
+    experiment = made(strategy={"kind": "fsdp2"}, training={"sequence_length": 512})
+    assert "fully_shard" in file_text(experiment, "fsdp2.py")
+    assert 'kind = "fsdp2"' in file_text(experiment, "experiment.toml")
