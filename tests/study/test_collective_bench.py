@@ -69,6 +69,25 @@ def test_measured_curves_are_met_within_ten_percent() -> None:
     assert sum(point.is_scored for point in points) > 230
 
 
+def test_mi300x_takes_what_rccls_own_latencies_say() -> None:
+    """8 MiB on 8 GPUs: 17 + 14 x 2.1 us and 14.7 MB at 313.6 GB/s, 93.2 us; rccl-tests measured 91.1
+    (github.com/crickett-hpe/hpc-ai-envs/pull/30)."""
+    [row] = bench(load_cluster("mi300x-x8"), 1, "all_reduce", sizes=[8 * 2**20])
+    assert row.seconds == pytest.approx(93.2e-6, rel=0.001)
+    assert row.seconds == pytest.approx(91.1e-6, rel=0.03)
+
+
+def test_pat_runs_with_one_gpu_per_node_as_nccl_plans_it() -> None:
+    """16 nodes, 1 MiB: fewer steps between nodes than a ring; with eight GPUs per node there is none."""
+    fastest = load_cluster("hgx-b200")
+    for cluster in (fastest, with_choice(fastest, None, None, plan=True)):
+        for kind in ("all_gather", "reduce_scatter"):
+            [row] = bench(cluster, 16, kind, gpus_per_node=1, sizes=[2**20])
+            assert row.algorithm == "pat"
+            [row] = bench(cluster, 16, kind, sizes=[2**20])
+            assert row.algorithm == "ring"
+
+
 def test_groups_run_at_once_and_share_the_cards() -> None:
     """16 nodes: groups of 8 stay in their nodes; 16 groups of stride 1 do not slow each other."""
     h100 = load_cluster("dgx-h100")
