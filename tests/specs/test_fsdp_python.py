@@ -71,6 +71,8 @@ def run(strategy: dict[str, Any], **training: Any) -> tuple[list[Any], list[Any]
         ({"wrapping": "huggingface", "reduce_dtype": "bf16", "reshard_after_forward": False}, {}),
         ({"wrapping": "torchtitan", "no_sync": True}, {"gradient_accumulation_steps": 2}),
         ({"wrapping": "torchtitan", "reshard_after_forward": 8}, {}),
+        ({"wrapping": "blocks:2"}, {"activation_checkpointing": "full"}),
+        ({"wrapping": "none"}, {}),
     ],
     ids=lambda value: json.dumps(value)[:60],
 )

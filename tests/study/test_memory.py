@@ -130,3 +130,39 @@ def test_the_command_prints_tables_and_json_and_fails_where_it_does_not_fit() ->
     large = CliRunner().invoke(app, [*words, "--set", "strategy.kind=ddp"])
     assert large.exit_code == 1
     assert "DOES NOT FIT" in large.output
+
+
+SIDE_BY_SIDE = ["memory", "--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--nodes", "1"]
+
+
+def test_variants_stand_side_by_side_and_one_that_cannot_be_is_a_row() -> None:
+    """1, 2 and 8 divide the 8 GPUs, 3 does not."""
+    words = [*SIDE_BY_SIDE, "--set", "strategy.kind=fsdp2", "--vary", "strategy.replicate=1,3,2"]
+    for by in ("category", "phase", "time"):
+        result = CliRunner().invoke(app, [*words, "--by", by])
+        assert result.exit_code == 0, result.output
+        lines = result.output.splitlines()
+        assert lines[0].startswith("replicate ")
+        assert [line.split()[0] for line in lines[1:]] == ["1", "3", "2"]
+        assert "expected a divisor" in lines[2] or "found 3" in lines[2]
+        assert max(map(len, lines)) <= 80
+    rows = json.loads(CliRunner().invoke(app, [*words, "--json", "-"]).output)
+    assert [row["overrides"]["strategy.replicate"] for row in rows] == [1, 3, 2]
+    assert rows[1]["error"].startswith("strategy.replicate: found 3")
+    peaks = [row["peak"]["total_bytes"] for row in (rows[0], rows[2])]
+    assert peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--by", "phas"], "did you mean 'phase'"),
+        (["--by", "time"], "is for --vary"),
+        (["--vary", "training.micro_batchsize=1,2"], "did you mean 'micro_batch_size'"),
+        (["--vary", "nodes"], "expected KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_varied_is_said(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, [*SIDE_BY_SIDE, *words])
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Wrapping = Literal["torchtitan-0.1", "torchtitan", "huggingface"]
+Wrapping = Literal["torchtitan-0.1", "torchtitan", "huggingface", "blocks:4", "none"]
 Code = Literal["transformers", "torchtitan"]
 Checkpointing = Literal["none", "full"]
 Reshard = bool | int
@@ -57,7 +57,7 @@ class Case:
         if self.code != "transformers":
             parts.append(f"{self.code}-code")
         if self.wrapping != "torchtitan-0.1":
-            parts.append(self.wrapping)
+            parts.append(self.wrapping.replace(":", "-"))
         if self.activation_checkpointing != "none":
             parts.append(f"ac-{self.activation_checkpointing}")
         if self.gradient_accumulation_steps > 1:

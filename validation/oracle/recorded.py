@@ -27,6 +27,9 @@ def recorded_cases() -> Iterator[Case]:
         yield Case("llama-3-8b", 64, code="torchtitan", activation_checkpointing=checkpointing)
     yield Case("llama-3-8b", 64, wrapping="torchtitan")
     yield Case("llama-3-8b", 64, wrapping="huggingface")
+    yield Case("llama-3-8b", 64, wrapping="none")
+    for checkpointing in CHECKPOINTING:
+        yield Case("llama-3-8b", 64, wrapping="blocks:4", activation_checkpointing=checkpointing)
     yield Case("llama-3.2-1b", 64, wrapping="torchtitan")
     yield Case("llama-2-7b", 64, sequence_length=2048)
     yield Case("llama-3-8b", 64, gradient_accumulation_steps=2)

@@ -48,14 +48,19 @@ def shard_model(model: Llama, wrapping: Wrapping, reshard: Reshard, **options: A
     """`reshard` is the blocks' `reshard_after_forward`; `options` go to every `fully_shard`."""
     decoder, blocks = model.model, list(model.model.layers)
     keeps_last = wrapping == "torchtitan-0.1"
-    if wrapping == "torchtitan":
+    if wrapping == "none":
+        fully_shard(model, reshard_after_forward=False, **options)
+        return
+    if wrapping in ("torchtitan", "blocks:4"):
+        per_unit = 4 if wrapping == "blocks:4" else 1
         ends = [decoder.norm, model.lm_head]
         if model.shape.tie_word_embeddings:
             ends.insert(0, decoder.embed_tokens)
         else:
             fully_shard(decoder.embed_tokens, reshard_after_forward=reshard, **options)
-        for block in blocks:
-            fully_shard(block, reshard_after_forward=reshard, **options)
+        for first in range(0, len(blocks), per_unit):
+            unit = blocks[first : first + per_unit]
+            fully_shard(unit if per_unit > 1 else unit[0], reshard_after_forward=reshard, **options)
         fully_shard(ends, reshard_after_forward=False, **options)
         fully_shard(model, **options)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -16,8 +16,17 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    setting,
     write_json,
 )
+from zsim.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from zsim.report.memory_lines import By
+    from zsim.specs.experiment import Experiment
+    from zsim.study.memory import Variant
+
+_BY = ("category", "phase", "time")
 
 
 def memory(
@@ -27,6 +36,13 @@ def memory(
     nodes: Nodes = None,
     gpus: Gpus = None,
     set_: Set = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="Side by side: strategy.replicate=1,2,4, or a TOML list."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="With --vary: category, phase, or time, for which each is simulated.")
+    ] = "category",
     limit: Annotated[int, typer.Option(min=0, help="How many rows of each table (0: all).")] = 12,
     json_: Annotated[
         Path | None,
@@ -34,19 +50,93 @@ def memory(
     ] = None,
 ) -> None:
     """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation."""
+    asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
+    if by not in _BY:
+        raise InputError(f"--by {by}: expected one of {', '.join(_BY)}{did_you_mean(by, _BY)}")
+    if vary:
+        axes = dict(map(_axis, vary))
+        content, fits = _compare(asked, axes, cast("By", by), quiet=str(json_) == "-"), True
+    elif by != "category":
+        raise InputError(f"--by {by} is for --vary; `zsim run` simulates one experiment")
+    else:
+        content, fits = _profile(asked, limit, quiet=str(json_) == "-")
+    if json_ is not None and str(json_) == "-":
+        print(json.dumps(content, indent=1))
+    elif json_ is not None:
+        print(f"\njson  {write_json(content, json_)}")
+    if not fits:
+        raise typer.Exit(1)
+
+
+def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
+    """One experiment's tables; what the JSON says, and whether it fits."""
     from zsim.api import strategy_label
     from zsim.report.memory_lines import profile_lines
     from zsim.study.memory import profile_memory
 
-    found = profile_memory(experiment_from(experiment, model, cluster, nodes, gpus, set_))
-    content = {"capacity_bytes": found.capacity_bytes, "fits": found.fits, **found.profile.to_dict()}
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(content, indent=1))
-    else:
+    found = profile_memory(asked)
+    if not quiet:
         job = found.job
         print(f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs\n")
         print("\n".join(profile_lines(found.profile, capacity_bytes=found.capacity_bytes, limit=limit)))
-        if json_ is not None:
-            print(f"\njson  {write_json(content, json_)}")
-    if not found.fits:
-        raise typer.Exit(1)
+    content = {"capacity_bytes": found.capacity_bytes, "fits": found.fits, **found.profile.to_dict()}
+    return content, found.fits
+
+
+def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bool) -> list[Any]:
+    """One line per combination, as it is found; what the JSON says."""
+    from zsim.report.memory_lines import heading
+    from zsim.study.memory import compare_memory
+
+    content = []
+    if not quiet:
+        print(heading(", ".join(key.rpartition(".")[2] for key in axes), by))
+    for variant in compare_memory(asked, axes, simulates=by == "time"):
+        content.append(_to_dict(variant))
+        if not quiet:
+            print(_line(variant, by))
+    if all("error" in row for row in content):
+        raise InputError(content[0]["error"])
+    if not quiet and any(row.get("fits") is False for row in content):
+        print("!  more than a GPU has")
+    return content
+
+
+def _line(variant: Variant, by: By) -> str:
+    from zsim.report.memory_lines import error_line, simulated_line, variant_line
+
+    label = ", ".join(_word(value) for value in variant.overrides.values())
+    if variant.profiled is None:
+        return error_line(label, variant.error)
+    profile, fits, report = variant.profiled.profile, variant.profiled.fits, variant.report
+    if report is None:
+        return variant_line(label, profile, by, fits=fits)
+    tokens = report.tokens_per_second_per_gpu
+    return simulated_line(label, profile.peak, fits=fits, seconds=report.step_seconds, tokens=tokens)
+
+
+def _to_dict(variant: Variant) -> dict[str, Any]:
+    row: dict[str, Any] = {"overrides": variant.overrides}
+    if variant.profiled is None:
+        return row | {"error": variant.error}
+    row |= {"fits": variant.profiled.fits, "peak": variant.profiled.profile.to_dict()["peak"]}
+    if variant.report is not None:
+        row["step_seconds"] = variant.report.step_seconds
+        row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
+    return row
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    """`nodes=1,2` or `nodes=[1, 2]`: a dotted key and its values."""
+    key, value = setting(text)
+    if isinstance(value, list):
+        return key, value
+    if isinstance(value, str) and "," in value:
+        return key, [setting(f"{key}={part}")[1] for part in value.split(",")]
+    return key, [value]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_word(inner)}" for key, inner in value.items()) or "as the rest"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -40,7 +40,8 @@ def tune(
         typer.Option(help="Strategies to look at: deepspeed, fsdp2, fsdp1, ddp; else the experiment's own."),
     ] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(metavar="AXIS", help="What to leave as it is, e.g. micro-batch.")
+        list[str] | None,
+        typer.Option(metavar="AXIS", help="What to leave as it is, e.g. micro-batch; or all."),
     ] = None,
     quantised: Annotated[
         bool, typer.Option("--quantised", help="ZeRO++'s int8 gathers and int4 reductions too.")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.errors import InputError, did_you_mean
-from zsim.plan.workload import Workload
+from zsim.plan.workload import Segment, Workload
 from zsim.specs.model import Parameter
 from zsim.specs.strategy import Fsdp2
 
-WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface")
+WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
+_SEVERAL = re.compile(r"blocks:([1-9]\d*)")
 
 
 @dataclass
@@ -66,10 +69,13 @@ def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Uni
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
     head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
     tied weights make one unit of all three. huggingface: each block resharded; the root holds the rest.
+    none: the root holds everything. blocks:N: as torchtitan, with N blocks after each other in one unit
+    (`fully_shard([...])`, whose hooks are the first's before and the last's after).
     Source: torchtitan models/llama3/infra/parallelize.py (0.1) and distributed/fsdp.py (0.3.0), accelerate
     1.15.0 utils/fsdp_utils.py.
     """
-    if strategy.wrapping not in WRAPPINGS:
+    several = _SEVERAL.fullmatch(strategy.wrapping)
+    if strategy.wrapping not in WRAPPINGS[:-1] and several is None:
         raise InputError(
             f"strategy.wrapping: unknown preset '{strategy.wrapping}'"
             f"{did_you_mean(strategy.wrapping, WRAPPINGS)}; known: {', '.join(WRAPPINGS)}"
@@ -78,14 +84,22 @@ def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Uni
     reshard = strategy.reshard_after_forward
     group = reshard if isinstance(reshard, int) and not isinstance(reshard, bool) else 0
     reshards = True if reshard is None else bool(reshard)
+    if strategy.wrapping == "none":
+        names = tuple(segment.name for segment in workload.segments)
+        parameters = tuple(p for segment in workload.segments for p in segment.parameters)
+        return [Unit("root", names, parameters, shard_size, is_root=True, reshards_after_forward=False)]
+    per_unit = int(several[1]) if several else 1
+    parts = [blocks[first : first + per_unit] for first in range(0, len(blocks), per_unit)]
     units = [
         Unit(
-            segment.name, (segment.name,), segment.parameters, shard_size,
+            _name(part), tuple(segment.name for segment in part),
+            tuple(parameter for segment in part for parameter in segment.parameters), shard_size,
             reshards_after_forward=reshards, post_forward_size=group,
         )
-        for segment in blocks
+        for part in parts
     ]  # fmt: skip
-    if strategy.wrapping == "torchtitan" and not workload.model.is_tied:
+    is_titan = strategy.wrapping == "torchtitan" or several is not None
+    if is_titan and not workload.model.is_tied:
         embedding = Unit(
             "tok_embeddings", (before.name,), before.parameters, shard_size,
             reshards_after_forward=reshards, post_forward_size=group, has_differentiable_input=False,
@@ -101,6 +115,12 @@ def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Uni
         return units
     root = Unit(
         "root", (before.name, after.name), (*before.parameters, *after.parameters), shard_size,
-        is_root=True, reshards_after_forward=False, ends_before_loss=strategy.wrapping == "torchtitan",
+        is_root=True, reshards_after_forward=False, ends_before_loss=is_titan,
     )  # fmt: skip
     return [root, *units]
+
+
+def _name(part: Sequence[Segment]) -> str:
+    """A block's own name, or that of the first to the number of the last."""
+    first, last = part[0].name, part[-1].name
+    return first if first == last else f"{first}-{last.rpartition('.')[2]}"

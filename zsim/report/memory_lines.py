@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from zsim.report.meanings import MEMORY
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, Owned, holders
-from zsim.units import format_bytes
+from zsim.units import format_bytes, format_seconds
 
 _SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "states",
           "activations": "activ.", "buffers": "buffers", "framework": "other"}  # fmt: skip
+By = Literal["category", "phase", "time"]
+PHASES = ("forward", "recompute", "backward", "optimizer")
 _OWNER_COLUMNS = 38
+_VARIANT_COLUMNS = 23
 
 
 def profile_lines(profile: MemoryProfile, *, capacity_bytes: int, limit: int = 12) -> Iterator[str]:
@@ -88,3 +92,42 @@ def _cut(text: str) -> str:
     """At most the column's width; the end of a module's name says most."""
     most = _OWNER_COLUMNS - 1
     return text if len(text) <= most else "..." + text[-(most - 3) :]
+
+
+def heading(what: str, by: By) -> str:
+    """Above the lines of `variant_line`; `what` is varied."""
+    if by == "time":
+        return f"{_short(what, 32):<32}{'peak GB':>9}{'in':>11}{'step':>13}{'tokens/s/GPU':>15}"
+    names = PHASES if by == "phase" else _SHORT.values()
+    return f"{_short(what, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}" + _cells(names, by) + f"{'peak GB':>9}"
+
+
+def variant_line(label: str, profile: MemoryProfile, by: By, *, fits: bool) -> str:
+    """What each category holds at the peak, or the highest of each phase, in GB."""
+    peak, highest = profile.peak, {moment.phase: moment.total for moment in profile.phases}
+    sizes = [highest.get(name, 0) for name in PHASES] if by == "phase" else peak.by_category.values()
+    cells = _cells((f"{size / 1e9:.2f}" for size in sizes), by)
+    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}{cells}{_total(peak, fits):>9}"
+
+
+def simulated_line(label: str, peak: Moment, *, fits: bool, seconds: float, tokens: float | None) -> str:
+    """The peak beside the step's time."""
+    rate = "-" if tokens is None else f"{tokens:,.0f}"
+    step = format_seconds(seconds)
+    return f"{_short(label, 32):<32}{_total(peak, fits):>9}{peak.phase:>11}{step:>13}{rate:>15}"
+
+
+def error_line(label: str, error: str) -> str:
+    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}  {_short(error, 79 - _VARIANT_COLUMNS)}"
+
+
+def _cells(texts: Iterable[str], by: By) -> str:
+    return "".join(f"{text:>{12 if by == 'phase' else 8}}" for text in texts)
+
+
+def _total(peak: Moment, fits: bool) -> str:
+    return f"{peak.total / 1e9:.2f}" + ("" if fits else "!")
+
+
+def _short(text: str, columns: int) -> str:
+    return text if len(text) < columns else text[: columns - 4] + "..."

@@ -14,7 +14,7 @@ from typing import Any
 
 from zsim.plan.ops import CATEGORIES, Category, Memory, Plan
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.| |$)")
+_NUMBER = re.compile(r"(?<=\.)\d+(-\d+)?(?=\.| |$)")
 Owned = tuple[Category, str]  # a category, and who holds it ("" for what is pooled)
 
 

@@ -1,14 +1,20 @@
-"""Who holds a GPU's memory: the profile of an experiment, without simulating it."""
+"""Who holds a GPU's memory: the profile of an experiment, without simulating it; several side by side."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from zsim.api import simulate
 from zsim.engine.capacity import usable_bytes
 from zsim.engine.record import framework_memory
+from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan
 from zsim.report.memory_profile import MemoryProfile, memory_profile
-from zsim.specs.experiment import Experiment
+from zsim.report.report import Report
+from zsim.specs.experiment import Experiment, changed
 from zsim.specs.job import Job, resolve
 
 
@@ -33,3 +39,32 @@ def profile_memory(experiment: Experiment) -> Profiled:
     job = resolve(experiment)
     plan = make_plan(job)
     return Profiled(job, memory_profile(plan, [framework_memory(job, plan)]), usable_bytes(job.cluster))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One combination of what is varied; `error` where it cannot be, `report` where it was simulated too."""
+
+    overrides: Mapping[str, Any]
+    profiled: Profiled | None = None
+    report: Report | None = None
+    error: str = ""
+
+
+def compare_memory(
+    experiment: Experiment, axes: Mapping[str, Sequence[Any]], *, simulates: bool = False
+) -> Iterator[Variant]:
+    """The memory, and if asked for the step, of every combination of dotted keys' values, the last key
+    fastest. One that cannot be is a row with its error."""
+    if not axes:
+        raise InputError("nothing to vary; expected keys with values")
+    for values in itertools.product(*axes.values()):
+        overrides = dict(zip(axes, values, strict=True))
+        try:
+            asked = changed(experiment, overrides)
+            profiled = profile_memory(asked)
+            report = simulate(asked).report if simulates else None
+        except ZsimError as error:
+            yield Variant(overrides, error=str(error))
+        else:
+            yield Variant(overrides, profiled, report)

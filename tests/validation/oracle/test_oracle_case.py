@@ -21,4 +21,4 @@ def test_replicas_must_divide_the_world() -> None:
 
 def test_each_recorded_case_has_a_name_of_its_own() -> None:
     names = [case.name for case in recorded_cases()]
-    assert len(names) == len(set(names)) == 56
+    assert len(names) == len(set(names)) == 59

@@ -43,11 +43,12 @@ def test_collectives_are_counted_by_the_closed_form(case: Case) -> None:
 
     Each unit is gathered once in forward, and again in backward where it was resharded; each is reduced once;
     HSDP adds one all-reduce per reduction. torchtitan 0.1 keeps root and last block, huggingface the root,
-    torchtitan the head.
+    torchtitan the head. blocks:4 is torchtitan with 4 blocks in a unit; of none, the root is all there is.
     """
     layers, steps = LAYERS[case.model], case.gradient_accumulation_steps
-    units, kept = layers + 1, {"torchtitan-0.1": 2, "huggingface": 1, "torchtitan": 1}[case.wrapping]
-    if case.wrapping == "torchtitan" and case.model == "llama-3-8b":
+    blocks = {"blocks:4": layers // 4, "none": 0}.get(case.wrapping, layers)
+    units, kept = blocks + 1, 2 if case.wrapping == "torchtitan-0.1" else 1
+    if case.wrapping in ("torchtitan", "blocks:4") and case.model == "llama-3-8b":
         units += 1
     count = Counter(call.kind for call in recorded(case).calls)
     assert count["all_gather"] == steps * (units if not case.reshard_after_forward else 2 * units - kept)

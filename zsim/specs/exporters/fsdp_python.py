@@ -78,7 +78,12 @@ def _shard_units(job: Job, strategy: Fsdp2) -> Iterator[str]:
         yield "    for number, block in enumerate(blocks):"
         yield f"        reshard = {reshard} if number < last else False"
         yield "        fully_shard(block, reshard_after_forward=reshard, **options)"
-    else:
+    elif strategy.wrapping.startswith("blocks:"):
+        count = strategy.wrapping.partition(":")[2]
+        yield f"    for first in range(0, len(blocks), {count}):"
+        yield f"        unit = [blocks[number] for number in range(first, min(first + {count}, len(blocks)))]"
+        yield f"        fully_shard(unit, reshard_after_forward={reshard}, **options)"
+    elif strategy.wrapping != "none":
         yield "    for block in blocks:"
         yield f"        fully_shard(block, reshard_after_forward={reshard}, **options)"
     if is_apart:
@@ -205,7 +210,8 @@ def _constants(job: Job) -> Iterator[str]:
 
 def _is_apart(job: Job) -> bool:
     """Whether embedding and head are units of their own."""
-    return getattr(job.strategy, "wrapping", "") == "torchtitan" and not job.model.is_tied
+    wrapping = getattr(job.strategy, "wrapping", "")
+    return (wrapping == "torchtitan" or wrapping.startswith("blocks:")) and not job.model.is_tied
 
 
 def _checkpointing(job: Job) -> Iterator[str]:

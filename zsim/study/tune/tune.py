@@ -17,6 +17,8 @@ from zsim.study.tune.goals import GOALS, Question, Space
 from zsim.study.tune.refine import refine
 from zsim.study.tune.search import Found, search
 
+EVERYTHING = "all"  # as an axis to keep
+
 PARALLELISMS = {
     "tp": "tensor parallelism", "tensor": "tensor parallelism", "pp": "pipeline parallelism",
     "pipeline": "pipeline parallelism", "3d": "tensor and pipeline parallelism",
@@ -65,6 +67,7 @@ def tune(
     free. Raises InputError where nothing fits. Deterministic: `jobs` changes the time only.
     """
     _check(goal, kinds, keep, headroom)
+    keep = _kept(goal, keep)
     base = base_of(experiment)
     evaluator = Evaluator(jobs, cache, on_done, headroom)
     more = [QUANTISED] if allows_quantised else []
@@ -143,15 +146,25 @@ def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float
     for name, options in (
         (goal, GOALS),
         *((kind, STRATEGIES) for kind in kinds),
-        *((axis, axes) for axis in keep),
+        *((axis, axes) for axis in keep if axis != EVERYTHING),
     ):
         if name not in options:
             what = "goal" if options is GOALS else "kind" if options is STRATEGIES else "keep"
             raise InputError(
                 f"--{what} {name}: expected one of {', '.join(sorted(options))}{did_you_mean(name, options)}"
             )
+    if goal == "largest-batch" and "micro-batch" in keep:
+        raise InputError("--keep micro-batch: the goal largest-batch sets it")
     if not 0 <= headroom < 1:
         raise InputError(f"--headroom {headroom:g}: expected a fraction from 0 to below 1")
+
+
+def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:
+    """The axes to leave alone; `all` are all that the goal itself does not set."""
+    if EVERYTHING not in keep:
+        return keep
+    axes = sorted({axis.name for axis in (*STRUCTURE, *DETAILS)})
+    return [axis for axis in axes if goal != "largest-batch" or axis != "micro-batch"]
 
 
 def _nothing_fits(base: Base, found: Found, evaluator: Evaluator) -> str:
