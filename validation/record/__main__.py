@@ -20,6 +20,7 @@ from validation.machine_load import foreign_fraction
 from validation.provenance import machine_folder, provenance, write_checksums
 from validation.record.cases import (
     MODELS,
+    SHAPES,
     STRATEGIES,
     Recording,
     as_json,
@@ -103,7 +104,7 @@ def make_header(
     words = ["python", "-m", "validation.record", f"{strategy.name}-{model}", "--ranks", str(ranks)]
     command = shlex.join(words + (["--kineto"] if with_kineto else []))
     origin = provenance(command, backend=backend, seed=0)
-    return {"format": FORMAT, "provenance": origin, "case": as_json(strategy), "model": MODELS[model]}
+    return {"format": FORMAT, "provenance": origin, "case": as_json(strategy), "model": SHAPES[model]}
 
 
 def write_folder(

@@ -36,6 +36,21 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Larger ones for `validation.predict`: there operators take the time, not Python.
+LARGER_MODELS: dict[str, dict[str, Any]] = {
+    name: {
+        **MODELS["even"],
+        "hidden_size": hidden,
+        "intermediate_size": 11 * hidden // 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 8 * hidden,
+        "max_position_embeddings": 512,
+    }
+    for name, hidden in (("medium", 256), ("large", 512))
+}
+SHAPES = {**MODELS, **LARGER_MODELS}
+
 
 def deepspeed_config(stage: int, **zero: Any) -> dict[str, Any]:
     """A user's DeepSpeed JSON: fp32, no clipping, and small enough buckets and fetches to see some."""
@@ -138,7 +153,7 @@ def experiment(strategy: Recording, model: str, ranks: int) -> dict[str, Any] | 
     if strategy.strategy is None:
         return None
     return {
-        "model": MODELS[model],
+        "model": SHAPES[model],
         "gpus": ranks,
         "training": {
             "sequence_length": strategy.sequence_length,

@@ -19,7 +19,7 @@ from validation.examples import make_batch
 from validation.llama import Llama, LlamaShape
 from validation.machine_load import CpuLoad
 from validation.record import flight_recorder, kineto
-from validation.record.cases import MODELS, Recording
+from validation.record.cases import SHAPES, Recording
 from validation.tracing import Tracer, now
 
 WARM_UP_STEPS = 3
@@ -55,7 +55,7 @@ class Recorded:
 
 
 def shape_of(model: str) -> LlamaShape:
-    config = MODELS[model]
+    config = SHAPES[model]
     return LlamaShape(
         hidden_size=config["hidden_size"],
         intermediate_size=config["intermediate_size"],

@@ -189,11 +189,12 @@ def _run_times(
     foreign = float(times["foreign_cpu_fraction"])
     doubt = "" if is_own else "calibrated in another job: shown, not judged"
     busy = f"others used {foreign:.0%} of the machine" if foreign > MOST_FOREIGN_FRACTION else ""
-    yield _time_row(name, "step", report.step_seconds, times["median"], STEP_WALL, busy or doubt)
-    cpu = _cpu_seconds(path.parent)
+    measured = times.get("mean", times["median"])  # sums of medians are short: tails are heavy
+    yield _time_row(name, "step", report.step_seconds, measured, STEP_WALL, busy or doubt)
+    cpu = _cpu_seconds(path.parent, content)
     if cpu is not None:
         seconds = report.breakdown.seconds
-        computing = seconds["compute"] + seconds["optimizer"]
+        computing = seconds["compute"] + seconds["optimizer"] + seconds["host_bound"]
         yield _time_row(name, "processor time of the main thread", computing, cpu, STEP_CPU, doubt)
 
 
@@ -203,8 +204,11 @@ def _time_row(name: str, what: str, mine: float, there: float, tolerance: float,
     return from_metric(name, metric, "; ".join(part for part in (text, doubt) if part))
 
 
-def _cpu_seconds(folder: Path) -> float | None:
-    """Median processor seconds of rank 0's thread over the steps of its span log; None without a log."""
+def _cpu_seconds(folder: Path, content: Mapping[str, Any]) -> float | None:
+    """Processor seconds of rank 0's thread in a step: the mean of the timed ones, in an older recording the
+    median of those in its span log; None without either."""
+    if "step_cpu_seconds" in content:
+        return float(content["step_cpu_seconds"]["mean_by_rank"][0])
     log = folder / "rank0.jsonl.gz"
     if not log.exists():
         return None

@@ -1,0 +1,83 @@
+"""Real runs on this machine beside zsim's prediction: `python -m validation.predict --out traces/MACHINE/runs`.
+
+The prediction knows the machine from microbenchmarks alone (`validation.microbench`, fitted as
+`zsim calibrate` does), none of which trains anything. Models are larger than those of `validation.record`, so
+that operators take the time, not Python. Each run gets a folder as `validation.record` writes it, with the
+calibrated `cluster.toml` in it; `zsim check` judges them from then on: processor time of the main thread
+within 10 %, wall time within 20 % where nobody else was busy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from validation.provenance import machine_folder, write_checksums
+from validation.record.__main__ import record_case
+from validation.record.cases import LARGER_MODELS, Recording, find
+from zsim.calibrate.hardware_file import calibrate
+from zsim.calibrate.readers import read_measurements
+from zsim.specs.cluster_files import load_cluster
+from zsim.study.check_rows import CheckRow
+from zsim.study.recorded_cases import CPU_CLUSTER, case_rows
+
+RUNS = ("ddp", "fsdp2-reshard", "fsdp2-keep", "zero1", "zero2", "zero3")
+SEQUENCES, LENGTH = {"medium": 8, "large": 4}, 128
+
+
+def runs() -> list[tuple[Recording, str]]:
+    """(strategy, model): every strategy with both models."""
+    return [
+        (replace(find(f"{name}-even")[0], micro_batch_size=SEQUENCES[model], sequence_length=LENGTH), model)
+        for model in LARGER_MODELS
+        for name in RUNS
+    ]
+
+
+def cluster_text(microbench: Path, ranks: int) -> str:
+    """The CPU cluster with this machine's numbers, as a file."""
+    base = load_cluster(CPU_CLUSTER)
+    measured = read_measurements(microbench, ranks=ranks, nodes=1)
+    return calibrate(base, CPU_CLUSTER, machine_folder(), measured).toml()
+
+
+def main(words: list[str]) -> int:
+    arguments = argparse.ArgumentParser(prog="python -m validation.predict", description=__doc__)
+    arguments.add_argument("--out", type=Path, default=Path("recordings"))
+    arguments.add_argument("--microbench", type=Path, help="default: traces/MACHINE/microbench.json")
+    arguments.add_argument("--only", action="append", metavar="STRATEGY")
+    arguments.add_argument("--attempts", type=int, default=2, help="again while others are busy")
+    options = arguments.parse_args(words)
+    microbench = options.microbench or Path("traces") / machine_folder() / "microbench.json"
+    cluster = cluster_text(microbench, ranks=2)
+    recording = SimpleNamespace(out=options.out, kineto=False, timed_steps=12, attempts=options.attempts)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for strategy, model in runs():
+        if options.only and strategy.name not in options.only:
+            continue
+        folder = record_case(strategy, model, 2, recording)
+        (folder / "cluster.toml").write_text(cluster)
+        print_rows(folder)
+    if options.out.parent.parent.name == "traces":
+        write_checksums(options.out.parent.parent)
+    return 0
+
+
+def print_rows(folder: Path) -> None:
+    """The run's times, predicted and measured."""
+    path = folder / "summary.json"
+    for row in case_rows(folder.name, path, json.loads(path.read_text())):
+        if row.predicted is not None and row.name in ("step", "processor time of the main thread"):
+            print(line(row), flush=True)
+
+
+def line(row: CheckRow) -> str:
+    assert row.error is not None
+    return f"{row.case:24} {row.name:34} {row.error:+7.1%}  {row.outcome:12} {row.sentence}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
