@@ -1,4 +1,4 @@
-"""Real runs on this machine beside zsim's prediction: `python -m validation.predict --out traces/MACHINE/runs`.
+"""Real runs on this machine and zsim's prediction: `python -m validation.predict --out traces/MACHINE/runs`.
 
 The prediction knows the machine from microbenchmarks alone (`validation.microbench`, fitted as
 `zsim calibrate` does), none of which trains anything. Models are larger than those of `validation.record`, so

@@ -16,10 +16,10 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
-    setting,
     write_json,
 )
 from zsim.errors import InputError, did_you_mean
+from zsim.specs.setting import setting
 
 if TYPE_CHECKING:
     from zsim.report.memory_lines import By
