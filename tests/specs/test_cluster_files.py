@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster_files import load_cluster, load_gpu
 from zsim.specs.presets import topology_preset_names, topology_preset_path
 
@@ -256,3 +256,12 @@ def test_only_ampere_and_later_have_flash_attention_and_bf16() -> None:
     assert not load_gpu("v100-sxm3-32gb").supports_flash_attention
     assert load_gpu("v100-sxm3-32gb").peak.bf16 is None
     assert load_gpu("a100-sxm-40gb").supports_flash_attention
+
+
+@pytest.mark.parametrize(
+    "text", ['gpu = ["h100-sxm-80gb", "a100-sxm-80gb"]', '[[nodes]]\ngpu = "a100-sxm-80gb"']
+)
+def test_several_gpu_types_in_one_cluster_are_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, 'schema = 1\nextends = "dgx-h100"\n' + text)
+    with pytest.raises(NotSimulatedError, match=r"several kinds of nodes or GPUs in one cluster"):
+        load_cluster(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.presets import topology_preset_names
 from zsim.specs.topology import Topology
@@ -61,6 +62,33 @@ def test_a_superpod_of_four_units_has_the_published_switches() -> None:
     assert inventory.switches == {"leaf": 32, "spine": 16}
     assert inventory.ports == {"leaf": 64, "spine": 64}
     assert inventory.cables == {"card": 1024, "leaf-spine": 1024}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "leaves", "spines", "cores", "cables"),
+    [
+        (64, 16, 8, 0, 512),
+        (128, 32, 16, 0, 1024),
+        (256, 64, 32, 0, 2048),
+        (512, 128, 128, 64, 4096),
+        (1024, 256, 256, 128, 8192),
+        (2048, 512, 512, 256, 16384),
+    ],
+)
+def test_superpods_have_nvidias_counts(nodes: int, leaves: int, spines: int, cores: int, cables: int) -> None:
+    """The reference architecture's table of larger SuperPODs; every level has as many cables."""
+    name = "dgx-superpod-h100-3-level" if cores else "dgx-superpod-h100"
+    inventory = Topology(load_cluster(name), nodes, 8).inventory()
+    found = inventory.switches
+    assert (found["leaf"], found["spine"], found.get("core", 0)) == (leaves, spines, cores)
+    assert set(inventory.cables.values()) == {cables}
+
+
+def test_a_superpod_too_large_for_two_levels_says_what_would_do() -> None:
+    with pytest.raises(
+        InputError, match=r"a spine needs 128 ports, but switch_ports is 64; expected .*levels = 3"
+    ):
+        Topology(load_cluster("dgx-superpod-h100"), 512, 8)
 
 
 def test_72_gpus_of_an_nvl72_are_one_domain() -> None:

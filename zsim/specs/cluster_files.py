@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.hardware import EVIDENCE_ORDER, Cluster, Gpu
 from zsim.specs.offload import default_offload_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
@@ -32,6 +32,12 @@ def load_cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
     else:
         path = _find(source, topology_preset_path)
         file, data = path.name, _read_with_parents(path, topology_preset_path)
+    for key in ("gpu", "nodes"):
+        if isinstance(data.get(key), list):
+            raise NotSimulatedError(
+                f"{file}: {key}: several kinds of nodes or GPUs in one cluster are not simulated; "
+                "give one, and slower GPUs of it as [faults.slow_gpus] of the experiment"
+            )
     if isinstance(data.get("gpu"), str | Mapping):
         # The path of `gpu` is relative to the file that says it, which may be a parent.
         data["gpu"] = load_gpu(data["gpu"])

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.cost import CostTable
 from zsim.specs.faults import FaultsTable
@@ -186,6 +186,10 @@ class Experiment(_ExperimentFile):
 
     def __init__(self, *, origin: str = "experiment", **data: Any) -> None:
         data = _with_strategy_kind(data, origin)
+        if isinstance(data.get("cluster"), list | tuple):
+            raise NotSimulatedError(
+                f"{origin}: cluster: a job on several clusters is not simulated; give one"
+            )
         try:
             super().__init__(**data)
         except ValidationError as error:

@@ -198,6 +198,7 @@ def _whole(where: str, key: str, links: float) -> int:
 
 def _check_ports(where: str, role: str, needed: int, network: Network) -> None:
     if network.switch_ports is not None and needed > network.switch_ports:
+        hint = "; expected fewer nodes, or levels = 3" if role == "spine" and network.levels == 2 else ""
         raise InputError(
-            f"{where}: a {role} needs {needed} ports, but switch_ports is {network.switch_ports}"
+            f"{where}: a {role} needs {needed} ports, but switch_ports is {network.switch_ports}{hint}"
         )
