@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--model", "gpt2", "--set", "training.sequence_length=128"]
+SMALL = ["--model", "gpt2", "--set", "model.n_layer=2", "--set", "training.sequence_length=128"]
 FSDP2 = ["--set", "strategy.kind=fsdp2"]
 
 
@@ -99,9 +99,11 @@ def browser() -> Iterator[Browser]:
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the commands read, and where they write."""
     monkeypatch.chdir(tmp_path)
+    model = json.loads((ROOT / "zsim" / "presets" / "models" / "gpt2.json").read_text())
+    (tmp_path / "gpt2.json").write_text(json.dumps(model | {"n_layer": 2}))
     for name, micro_batch in (("one", 1), ("other", 2)):
-        table = f"[training]\nsequence_length = 128\nmicro_batch_size = {micro_batch}\n"
-        (tmp_path / f"{name}.toml").write_text(f'model = "gpt2"\ncluster = "dgx-h100"\nnodes = 1\n{table}')
+        table = f"nodes = 1\n[training]\nsequence_length = 128\nmicro_batch_size = {micro_batch}\n"
+        (tmp_path / f"{name}.toml").write_text(f'model = "gpt2.json"\ncluster = "dgx-h100"\n{table}')
     config = {
         "bf16": {"enabled": True},
         "train_micro_batch_size_per_gpu": 4,

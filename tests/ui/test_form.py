@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.experiment import Experiment
+from zsim.specs.experiment import Experiment, changed
 from zsim.specs.job import resolve
 from zsim.ui.form import Form, form_of, resolved
 
@@ -52,6 +52,17 @@ def test_values_that_are_no_preset_are_choices_too() -> None:
     assert form_of(made(strategy=STRATEGIES[3])).initial["strategy.reshard_after_forward"] == "2"
 
 
+def test_a_model_and_a_cluster_of_the_experiments_own_stand_beside_the_presets() -> None:
+    """A changed gpt2 is not the preset of that name, which can still be chosen."""
+    experiment = changed(made(), {"model.n_layer": 2, "cluster.nvme.drives": 3})
+    form = form_of(experiment)
+    assert form.initial["model"] == "gpt2 (the experiment's own)"
+    assert form.initial["cluster"] == "dgx-h100, changed (the experiment's own)"
+    assert form.experiment(form.initial) == experiment
+    assert len(resolve(turned(form, nodes=1)).model.blocks) == 2
+    assert len(resolve(turned(form, model="gpt2")).model.blocks) == 12
+
+
 def test_a_field_turned_is_that_key_alone() -> None:
     form = form_of(made())
     experiment = turned(form, training__micro_batch_size=4)
@@ -63,6 +74,12 @@ def test_an_emptied_field_leaves_the_value_open() -> None:
     experiment = turned(form_of(made()), training__sequence_length=None)
     assert experiment.training.sequence_length is None
     assert resolved(resolve(experiment))["training.sequence_length"] == "1024"
+
+
+def test_an_emptied_field_goes_back_to_the_frameworks_default() -> None:
+    """torch's DDP has buckets of 25 MiB."""
+    form = form_of(made(strategy=STRATEGIES[0]))
+    assert turned(form, strategy__bucket_cap_mb=None).strategy.bucket_cap_mb == 25.0
 
 
 def test_nodes_and_gpus_are_as_the_page_shows_them() -> None:
@@ -79,6 +96,13 @@ def test_another_framework_starts_with_its_own_defaults() -> None:
     form = form_of(made(strategy={"kind": "fsdp2", "replicate": 2}))
     changed = turned(form, strategy__kind="DeepSpeed ZeRO", strategy__stage="1: optimizer states")
     assert changed.strategy.model_dump(exclude_unset=True) == {"kind": "deepspeed", "stage": 1}
+
+
+def test_a_value_of_the_experiments_own_is_no_default_of_another_framework() -> None:
+    form = form_of(made(strategy={"kind": "fsdp1", "wrapping": "size:1000000"}))
+    changed_kind = turned(form, strategy__kind="FSDP2", strategy__wrapping="default")
+    assert changed_kind.strategy == made(strategy={"kind": "fsdp2"}).strategy
+    assert turned(form, strategy__kind="FSDP2").strategy.wrapping == "size:1000000"
 
 
 def test_offloading_is_deepspeeds_own_block() -> None:

@@ -61,8 +61,11 @@ class Field:
             known == value and type(known) is type(value) for known in self.choices.values()
         ):
             return self
-        name = value if not isinstance(value, Mapping) else value.get("_name_or_path", value.get("name"))
-        return replace(self, choices={**self.choices, str(name or f"the experiment's {self.label}"): value})
+        if isinstance(value, Mapping):  # another one than the preset, though it may be called as that
+            name = f"{value.get('_name_or_path', value.get('name', self.label))} (the experiment's own)"
+        else:
+            name = str(value)
+        return replace(self, choices={**self.choices, name: value})
 
 
 def _same(*names: str) -> dict[str, Any]:
