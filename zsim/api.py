@@ -38,6 +38,7 @@ from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
 from zsim.specs.importers.deepspeed_zeropp import deepspeed_label
 from zsim.specs.job import Job, resolve
+from zsim.specs.strategy import Reference
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes
 from zsim.version import __version__
@@ -195,6 +196,8 @@ def strategy_label(job: Job) -> str:
         return deepspeed_label(strategy)
     if job.kind == "ddp":
         return "DDP"
+    if isinstance(strategy, Reference):
+        return f"ZeRO stage {strategy.stage}, the reference engine"
     replicate = getattr(strategy, "replicate", 1)
     if job.kind == "fsdp2":
         return f"HSDP {replicate} x {job.world_size // replicate}" if replicate > 1 else "FSDP2"

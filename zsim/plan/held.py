@@ -1,8 +1,8 @@
-"""Bytes that a plan holds on the GPU, as the host allocates: no clock, no allocator."""
+"""Bytes that a plan holds, as the host allocates: no clock, no allocator."""
 
 from __future__ import annotations
 
-from zsim.plan.ops import CATEGORIES, Plan
+from zsim.plan.ops import CATEGORIES, Device, Plan
 
 
 def plan_peaks(plan: Plan) -> dict[str, int]:
@@ -17,14 +17,14 @@ def plan_peaks(plan: Plan) -> dict[str, int]:
     return peaks
 
 
-def held_before_update(plan: Plan) -> dict[str, int]:
-    """GPU bytes by category when the last backward has ended and nothing is under way."""
+def held_before_update(plan: Plan, device: Device = "gpu") -> dict[str, int]:
+    """Bytes of one device by category when the last backward has ended and nothing is under way."""
     end = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
     held: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     for resident in plan.resident:
-        held[resident.category] += resident.bytes if resident.device == "gpu" else 0
+        held[resident.category] += resident.bytes if resident.device == device else 0
     for change in plan.memory:
         is_before = change.op < end or (change.op == end and change.bytes < 0)  # freed before it is issued
-        if is_before and change.device == "gpu":
+        if is_before and change.device == device:
             held[change.category] += change.bytes
     return held

@@ -11,6 +11,7 @@ from zsim.plan.fsdp2 import fsdp2_plan
 from zsim.plan.mics import mics_plan
 from zsim.plan.offload_fsdp1 import offloaded_fsdp1_plan
 from zsim.plan.offload_fsdp2 import offloaded_fsdp2_plan
+from zsim.plan.offload_reference import offloaded_reference_plan
 from zsim.plan.offload_zero3 import offloaded_zero3_plan
 from zsim.plan.offload_zero12 import offloaded_zero12_plan
 from zsim.plan.on_cpu import in_one_thread
@@ -42,6 +43,8 @@ def is_offloaded(job: Job) -> bool:
         zero = strategy.zero
         kept = zero.offload_param is None and zero.offload_optimizer is None
         return not kept or strategy.activation_checkpointing.cpu_checkpointing
+    if isinstance(strategy, Reference):
+        return strategy.optimizer_place != "device" or strategy.parameter_place != "device"
     return isinstance(strategy, Fsdp1 | Fsdp2) and strategy.cpu_offload
 
 
@@ -69,6 +72,8 @@ def _plan(job: Job) -> Plan:
         if is_offloaded(job):
             return offloaded_fsdp2_plan(workload, strategy, job.training, job.world_size)
         return fsdp2_plan(workload, strategy, job.training, job.world_size)
+    if isinstance(strategy, Reference) and is_offloaded(job):
+        return offloaded_reference_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Reference):
         return reference_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Ddp):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.cost.kernels import Kernel
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
@@ -30,7 +30,7 @@ _ADAMW_PASSES, _ADAMW_OPERATIONS = 12 + 8, 8
 
 
 @dataclass
-class _Unit:
+class EngineUnit:
     """Parameters that are gathered and reduced together. `gathered`: the event of a gather under way."""
 
     name: str
@@ -49,7 +49,7 @@ class _Unit:
 class _Bucket:
     """Units that are being reduced together, and the event."""
 
-    units: list[_Unit]
+    units: list[EngineUnit]
     event: int
 
 
@@ -57,7 +57,7 @@ class _Bucket:
 class _Reductions:
     """What waits to be reduced, and what is under way."""
 
-    waiting: list[_Unit] = field(default_factory=list)
+    waiting: list[EngineUnit] = field(default_factory=list)
     in_flight: deque[_Bucket] = field(default_factory=deque)
 
 
@@ -99,25 +99,25 @@ class ReferenceSchedule(Hooks):
             Memory("optimizer_states", states * owned),
         ]
 
-    def _owned(self, unit: _Unit) -> int:
+    def _owned(self, unit: EngineUnit) -> int:
         return unit.padded_numel if self.strategy.stage == 0 else unit.padded_numel // self.world_size
 
     # -- gathering ------------------------------------------------------------------------------------
 
-    def _start_gather(self, unit: _Unit) -> None:
+    def _start_gather(self, unit: EngineUnit) -> None:
         if unit.is_gathered or unit.gathered is not None:
             return
         size = unit.padded_numel * self.param_bytes
         self.builder.allocate("buffers", size, owner=unit.name)
         unit.gathered = self._collective("all_gather", size, self.strategy.param_dtype, unit.name)
 
-    def _gather(self, unit: _Unit) -> None:
+    def _gather(self, unit: EngineUnit) -> None:
         self._start_gather(unit)
         if unit.gathered is not None:
             self.builder.stream_wait(COMPUTE, unit.gathered)
             unit.gathered, unit.is_gathered = None, True
 
-    def _free(self, unit: _Unit) -> None:
+    def _free(self, unit: EngineUnit) -> None:
         if self.shards_parameters:
             self._gather(unit)
             self.builder.free("buffers", unit.padded_numel * self.param_bytes, owner=unit.name)
@@ -140,11 +140,13 @@ class ReferenceSchedule(Hooks):
             unit.is_finished = False
         self._before_forward(self.root)
 
-    def _before_forward(self, unit: _Unit) -> None:
+    def _before_forward(self, unit: EngineUnit) -> None:
         self._gather(unit)
-        position = self.units.index(unit) + 1
-        for following in self.units[position : position + self.strategy.prefetch]:
-            self._start_gather(following)
+        self._gather_ahead(self.units[self.units.index(unit) + 1 :])
+
+    def _gather_ahead(self, following: Sequence[EngineUnit]) -> None:
+        for unit in following[: self.strategy.prefetch]:
+            self._start_gather(unit)
 
     def before_forward(self, segment: Segment) -> None:
         unit = self._by_segment[segment.name]
@@ -168,9 +170,7 @@ class ReferenceSchedule(Hooks):
         if unit is self.root:
             return
         self._gather(unit)
-        before = self.units[: self.units.index(unit)][::-1]
-        for previous in before[: self.strategy.prefetch]:
-            self._start_gather(previous)
+        self._gather_ahead(self.units[: self.units.index(unit)][::-1])
 
     def gradient_ready(self, call: ModuleCall) -> None:
         """Autograd's own gradients, which the unit's flat tensor takes over when its backward has ended; a
@@ -193,7 +193,7 @@ class ReferenceSchedule(Hooks):
 
     # -- reduction ------------------------------------------------------------------------------------
 
-    def _finish(self, unit: _Unit) -> None:
+    def _finish(self, unit: EngineUnit) -> None:
         """Free the parameters, move the gradients into a flat tensor, reduce it when the bucket is full."""
         self._free(unit)
         builder, size = self.builder, unit.padded_numel * self.reduce_bytes
@@ -213,7 +213,7 @@ class ReferenceSchedule(Hooks):
         if self._bytes(waiting) >= self.strategy.bucket_bytes:
             self._reduce()
 
-    def _bytes(self, units: Sequence[_Unit]) -> int:
+    def _bytes(self, units: Sequence[EngineUnit]) -> int:
         return sum(unit.padded_numel for unit in units) * self.reduce_bytes
 
     def _reduce(self) -> None:
@@ -245,10 +245,15 @@ class ReferenceSchedule(Hooks):
             builder.free("buffers", size, owner=name)
         if len(bucket.units) > 1:
             builder.free("buffers", size, owner=name)
-        if strategy.stage == 0:
-            if len(bucket.units) > 1:
+        self._keep(bucket.units, name, size, part)
+
+    def _keep(self, units: Sequence[EngineUnit], name: str, size: int, part: int) -> None:
+        """What was reduced goes where the stage keeps it."""
+        builder, stage = self.builder, self.strategy.stage
+        if stage == 0:
+            if len(units) > 1:
                 builder.kernels(f"copy gradients {name}", moves(size, size), module=name)
-        elif strategy.stage == 1:
+        elif stage == 1:
             builder.kernels(f"copy gradients {name}", moves(part, part), module=name)
             builder.free("buffers", part, owner=name)
         elif self._is_first:
@@ -266,18 +271,10 @@ class ReferenceSchedule(Hooks):
     def optimizer_step(self) -> None:
         stage, builder = self.strategy.stage, self.builder
         owned = [self._owned(unit) for unit in self.units]
-        clip_gradients(
-            builder, self.training, owned, WORLD if stage else "", dtype=self.strategy.reduce_dtype
-        )
+        self._clip(owned, WORLD if stage else "")
         gathers = []
         for unit, numel in zip(self.units, owned, strict=True):
-            adamw = Kernel(
-                "optimizer", 0.0, float(4 * _ADAMW_PASSES * numel), "fp32", (), launches=_ADAMW_OPERATIONS
-            )
-            builder.kernels(f"adamw {unit.name}", [adamw], overhead="optimizer_step", module=unit.name)
-            if self.param_bytes != 4:
-                low = moves(4 * numel, self.param_bytes * numel)
-                builder.kernels(f"copy parameters {unit.name}", low, module=unit.name)
+            self._update(unit, numel)
             if stage in (1, 2):
                 size = unit.padded_numel * self.param_bytes
                 gathers.append(self._collective("all_gather", size, self.strategy.param_dtype, unit.name))
@@ -285,11 +282,29 @@ class ReferenceSchedule(Hooks):
             builder.stream_wait(COMPUTE, event)
         if gathers:
             builder.host_wait(gathers[-1])
-        kept = sum(owned) if stage >= 2 else sum(unit.padded_numel for unit in self.units)
-        builder.free("gradients", kept * self.reduce_bytes)
+        self._drop_gradients(owned)
+
+    def _clip(self, owned: Sequence[int], group: str) -> None:
+        """fp16 needs the norm to see an overflow, and unscales with it."""
+        training = self.training
+        if self.strategy.param_dtype == "fp16":
+            training = replace(training, gradient_clipping=training.gradient_clipping or 1.0)
+        clip_gradients(self.builder, training, owned, group, dtype=self.strategy.reduce_dtype)
+
+    def _update(self, unit: EngineUnit, numel: int) -> None:
+        size = float(4 * _ADAMW_PASSES * numel)
+        adamw = Kernel("optimizer", 0.0, size, "fp32", (), launches=_ADAMW_OPERATIONS)
+        self.builder.kernels(f"adamw {unit.name}", [adamw], overhead="optimizer_step", module=unit.name)
+        if self.param_bytes != 4:
+            low = moves(4 * numel, self.param_bytes * numel)
+            self.builder.kernels(f"copy parameters {unit.name}", low, module=unit.name)
+
+    def _drop_gradients(self, owned: Sequence[int]) -> None:
+        kept = sum(owned) if self.strategy.stage >= 2 else sum(unit.padded_numel for unit in self.units)
+        self.builder.free("gradients", kept * self.reduce_bytes)
 
 
-def _units(workload: Workload, world_size: int, strategy: Reference) -> list[_Unit]:
+def _units(workload: Workload, world_size: int, strategy: Reference) -> list[EngineUnit]:
     """The root, then the blocks in forward order."""
     before, *blocks, after = workload.segments
     parts = [("root", (before, after)), *((block.name, (block,)) for block in blocks)]
@@ -300,7 +315,7 @@ def _units(workload: Workload, world_size: int, strategy: Reference) -> list[_Un
         padded = -(-numel // world_size) * world_size
         is_kept = strategy.keep_gathered and (name == "root" or name == parts[-1][0])
         names = tuple(segment.name for segment in segments)
-        units.append(_Unit(name, names, len(parameters), numel, padded, is_kept))
+        units.append(EngineUnit(name, names, len(parameters), numel, padded, is_kept))
     return units
 
 

@@ -139,7 +139,8 @@ class Fsdp2Table(_FsdpTable):
 class ReferenceTable(_Table):
     """`kind = "reference"`: ZeRO as the paper has it and the engine in `validation/zero` runs it: one flat
     partition per block, fp32 master weights, nothing of a framework. `keep_gathered`: stage 3
-    keeps the root and the last block from forward to backward."""
+    keeps the root and the last block from forward to backward. `optimizer_place`: of states and reduced
+    gradients; `parameter_place`: of stage 3's shards."""
 
     kind: Literal["reference"]
     stage: Literal[0, 1, 2, 3] = 3
@@ -149,6 +150,8 @@ class ReferenceTable(_Table):
     prefetch: int = Field(default=1, ge=0)
     max_reductions_in_flight: Count = 2
     keep_gathered: bool = True
+    optimizer_place: Literal["device", "host", "nvme"] = "device"
+    parameter_place: Literal["device", "host", "nvme"] = "device"
 
 
 STRATEGIES: dict[str, type[_Table]] = {

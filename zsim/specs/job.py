@@ -314,6 +314,13 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
 
 def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> tuple[Reference, Cluster]:
     """The engine brings its own reduce-scatter where gloo's would be a whole all-reduce."""
+    if table.parameter_place != "device" and table.stage != 3:
+        raise InputError(
+            f"strategy.parameter_place: found '{table.parameter_place}' with stage {table.stage}, which "
+            "shards no parameters; expected stage 3 or 'device'"
+        )
+    if table.stage == 0 and table.optimizer_place == "nvme":
+        raise InputError("strategy.optimizer_place: found 'nvme' with stage 0, expected stage 1, 2 or 3")
     costs = cluster.collectives
     is_gloo = costs.backend == "gloo"
     if is_gloo:
@@ -330,6 +337,8 @@ def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> t
         table.max_reductions_in_flight,
         table.keep_gathered,
         is_gloo,
+        table.optimizer_place,
+        table.parameter_place,
     )
     return strategy, cluster
 

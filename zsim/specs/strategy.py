@@ -14,6 +14,9 @@ AttentionKind = Literal["flash", "math"]
 # "fused": one kernel each way; "fused_linear": the head's product and the loss a piece at a time (Liger's).
 CrossEntropy = Literal["eager", "megatron", "fused", "fused_linear"]
 
+# Where the reference engine keeps optimizer states, with reduced gradients, and stage 3's parameter shards.
+Place = Literal["device", "host", "nvme"]
+
 DTYPE_BYTES: dict[str, int] = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int64": 8,
 }  # fmt: skip
@@ -85,6 +88,8 @@ class Reference:
     max_reductions_in_flight: int = 2
     keep_gathered: bool = True
     sums_itself: bool = False
+    optimizer_place: Place = "device"
+    parameter_place: Place = "device"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from zsim.specs.job import Job
-from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2
+from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Reference
 
 _DTYPES = {
     "bf16": "torch.bfloat16",
@@ -20,6 +20,8 @@ _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 
 def why_not_python(job: Job) -> str | None:
     """Why a few lines of Python cannot say this job; None where they can."""
+    if isinstance(job.strategy, Reference):
+        return "the reference engine is validation/zero's: no released framework runs it"
     if not isinstance(job.strategy, Fsdp1 | Fsdp2 | Ddp):
         return "DeepSpeed takes a JSON"
     if job.training.activation_checkpointing == "selective":
