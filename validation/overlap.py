@@ -22,12 +22,14 @@ from validation import network
 from validation.examples import MEDIUM, blocks_of, make_batch
 from validation.launch import run
 from validation.llama import Llama
+from validation.machine_load import CpuLoad, foreign_fraction
 from validation.provenance import provenance, write_checksums
 from validation.tracing import Tracer, now
 from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
 
 BITS = {"mbit": 10**6, "gbit": 10**9}
+LENGTH = 64
 WAYS = {"serial": 0, "ahead": 1}  # by how many units gathered ahead
 
 
@@ -46,7 +48,8 @@ def measure(rank: int, world_size: int, sequences: int, steps: int) -> dict[str,
         config = ZeroConfig(stage=3, prefetch=prefetch, keep_gathered=False)
         engines[way] = ZeroEngine(model, config, blocks=blocks_of(model), tracer=Tracer())
     found: dict[str, Any] = {way: {"seconds": [], "received": []} for way in WAYS}
-    batch = make_batch(rank, sequences, 64, MEDIUM.vocab_size)
+    batch = make_batch(rank, sequences, LENGTH, MEDIUM.vocab_size)
+    load = CpuLoad()
     for _ in range(steps):
         for way, engine in engines.items():
             engine.tracer.events.clear()
@@ -61,6 +64,7 @@ def measure(rank: int, world_size: int, sequences: int, steps: int) -> dict[str,
             found[way]["events"] = [
                 event for event in engine.tracer.events if event["kind"] in ("coll", "comp", "phase")
             ]
+    found["cpu_ticks"] = load.since()
     for engine in engines.values():
         engine.close()
     return found
@@ -102,17 +106,21 @@ def study(rate: str, sequences: int, steps: int) -> dict[str, Any]:
         link_rate=rate,
         timeout=300,
     )
+    own = sum(rank["cpu_ticks"][2] for rank in ranks)
     result: dict[str, Any] = {
         "model": asdict(MEDIUM),
         "rate": rate,
         "sequences_per_node": sequences,
+        "sequence_length": LENGTH,
         "nodes": 2,
+        "foreign_cpu_fraction": foreign_fraction(*ranks[0]["cpu_ticks"][:2], own),
     }
     for way in WAYS:
         seconds = [max(pair) for pair in zip(*(rank[way]["seconds"] for rank in ranks), strict=True)][2:]
         rows = gathers_and_cover(ranks[0][way]["events"])
         result[way] = {
             "step_seconds": {
+                "mean": statistics.fmean(seconds),
                 "median": statistics.median(seconds),
                 "min": min(seconds),
                 "max": max(seconds),

@@ -34,14 +34,6 @@ def result(strategy: dict[str, Any]) -> zsim.Result:
     )
 
 
-def seconds_of(made: zsim.Result, *, are_collectives: bool) -> float:
-    """Of rank 0's spans that are collectives, or are not."""
-    trace = made.trace.of_rank(0)
-    collectives = np.array([info.full_bytes > 0 and info.group_size > 1 for info in trace.infos])
-    spans = trace.end_seconds - trace.start_seconds
-    return float(spans[collectives[trace.info] == are_collectives].sum())
-
-
 def test_nothing_overlaps_in_fsdp2_whose_calls_block() -> None:
     """torch 2.13 calls with async_op=False and leaves overlap to CUDA's streams, of which there are none."""
     made = result({"kind": "fsdp2", "wrapping": "torchtitan-0.1"})

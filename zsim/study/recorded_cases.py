@@ -25,7 +25,8 @@ from zsim.report.report import Report
 from zsim.report.verdict import MOST_FOREIGN_FRACTION, judge
 from zsim.specs.experiment import Experiment
 from zsim.study.call_lists import unfold
-from zsim.study.check_rows import CheckRow, from_metric
+from zsim.study.check_rows import CheckRow, Outcome, from_metric
+from zsim.study.shaped_link import predict_ahead
 from zsim.trace.read import read_trace
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_seconds
@@ -36,6 +37,7 @@ CPU_CLUSTER = "cpu-gloo"
 # of the logits in the loss, which transformers 5 no longer makes, stands in the sum (validation/README.md).
 STATES, CATEGORY, PEAK = 1e-4, 0.03, 0.06
 WIRE = 0.005  # headers and acknowledgements
+OVERLAP = 0.15
 STEP_WALL, STEP_CPU = 0.20, 0.10  # where the cluster was calibrated in the same job
 
 
@@ -231,4 +233,20 @@ def _shaped(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Check
             title = f"{turn}, bytes on the wire"
             metric = judge(title, declared, received, unit="bytes", whole=received, tolerance=WIRE)
             yield from_metric(name, metric)
-    yield CheckRow(name, "step", "skipped", "zsim has no plan of the reference engine")
+    if "sequence_length" not in content:
+        yield CheckRow(name, "step", "skipped", "an older recording, which does not say what it trained")
+        return
+    yield from _overlap(name, content)
+
+
+def _overlap(name: str, content: Mapping[str, Any]) -> Iterator[CheckRow]:
+    """The step that gathers ahead, predicted from the one that does not; and nearer than without overlap."""
+    predicted, measured = predict_ahead(content), content["ahead"]["step_seconds"]["mean"]
+    foreign = float(content["foreign_cpu_fraction"])
+    doubt = f"others used {foreign:.0%} of the machine" if foreign > MOST_FOREIGN_FRACTION else ""
+    yield _time_row(name, "ahead, step", predicted.seconds, measured, OVERLAP, doubt)
+    without = predicted.seconds_without_overlap
+    is_nearer = abs(predicted.seconds - measured) < abs(without - measured)
+    text = f"without overlap: {format_seconds(without)}, {without / measured - 1:+.0%}"
+    outcome: Outcome = "inconclusive" if doubt else "pass" if is_nearer else "fail"
+    yield CheckRow(name, "ahead, nearer than without overlap", outcome, text)

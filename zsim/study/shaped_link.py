@@ -1,0 +1,103 @@
+"""Does gathering ahead hide what zsim says it hides? Two CPU nodes on a slow link, where overlap is real.
+
+The recording (`python -m validation.overlap`) has the same step twice: gathering when a unit is needed, and
+one unit ahead. The first gives the two numbers that zsim does not know, how fast this machine computed just
+then and what share of the link's rate its gathers reached; the second is predicted from them. Without overlap
+the second would take what its parts take, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from zsim.engine.simulate import simulate_job
+from zsim.specs.experiment import Experiment
+from zsim.specs.job import Job, resolve
+from zsim.trace.spans import Trace
+
+_ROUNDS = 8  # each brings the fit ten times nearer
+
+
+@dataclass(frozen=True)
+class AheadPrediction:
+    """Seconds of the step that gathers ahead: with zsim's overlap, and with none."""
+
+    seconds: float
+    seconds_without_overlap: float
+
+
+def predict_ahead(content: Mapping[str, Any]) -> AheadPrediction:
+    """The second step of a recording from its first. Raises KeyError where the recording lacks a field."""
+    serial = content["serial"]
+    job = _job(content, prefetch=0)
+    speed, efficiency = 1.0, 0.8
+    for _ in range(_ROUNDS):
+        trace = simulate_job(_on(job, speed, efficiency)).trace.of_rank(0)
+        gathers, rest = _seconds(trace)
+        computing = serial["step_seconds"]["mean"] - (trace.step_seconds - rest)
+        efficiency = min(1.0, efficiency * gathers / serial["gather_seconds"])
+        speed *= rest / computing if computing > 0 else 2.0
+    ahead = _on(_job(content, prefetch=1), speed, efficiency)
+    trace = simulate_job(ahead).trace.of_rank(0)
+    spans = trace.end_seconds - trace.start_seconds
+    return AheadPrediction(trace.step_seconds, float(spans.sum()))
+
+
+def _job(content: Mapping[str, Any], *, prefetch: int) -> Job:
+    shape = content["model"]
+    return resolve(
+        Experiment(
+            model={**shape, "model_type": "llama", "max_position_embeddings": content["sequence_length"]},
+            cluster={
+                "extends": "cpu-gloo",
+                "gpus_per_node": 1,
+                "nic": {
+                    "bandwidth": f"{_bytes_per_second(content['rate'])} B/s",
+                    "source": "what tc tbf lets through",
+                    "evidence": "measured",
+                },
+            },
+            nodes=content["nodes"],
+            training={
+                "sequence_length": content["sequence_length"],
+                "micro_batch_size": content["sequences_per_node"],
+                "precision": "fp32",
+                "attention": "math",
+            },
+            strategy={"kind": "reference", "stage": 3, "prefetch": prefetch, "keep_gathered": False},
+        )
+    )
+
+
+def _on(job: Job, speed: float, efficiency: float) -> Job:
+    """The job on cores that are `speed` times as fast and a link that reaches `efficiency` of its rate."""
+    gpu, nic = job.cluster.gpu, job.cluster.nic
+    rates = {
+        "peak": gpu.peak.model_copy(update={"fp32": (gpu.peak.fp32 or 0.0) * speed}),
+        "memory": gpu.memory.model_copy(update={"bandwidth": gpu.memory.bandwidth * speed}),
+        "launch": gpu.launch.model_copy(update={"seconds_per_kernel": gpu.launch.seconds_per_kernel / speed}),
+    }
+    cluster = job.cluster.model_copy(
+        update={
+            "gpu": gpu.model_copy(update=rates),
+            "nic": nic.model_copy(update={"efficiency": efficiency}),
+        }
+    )
+    return replace(job, cluster=cluster)
+
+
+def _bytes_per_second(rate: str) -> float:
+    """tc's way of writing it: `"400mbit"` -> 5e7."""
+    return float(rate[:-4]) * {"mbit": 1e6, "gbit": 1e9}[rate[-4:]] / 8
+
+
+def _seconds(trace: Trace) -> tuple[float, float]:
+    """(of all gathers, of everything that is no collective)."""
+    spans = trace.end_seconds - trace.start_seconds
+    kinds = np.array([info.kind for info in trace.infos])[trace.info_indices]
+    sizes = np.array([info.group_size for info in trace.infos])[trace.info_indices]
+    return float(spans[kinds == "all_gather"].sum()), float(spans[sizes <= 1].sum())
