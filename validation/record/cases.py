@@ -86,11 +86,16 @@ _FSDP2 = {"kind": "fsdp2", "wrapping": "torchtitan-0.1", "param_dtype": "fp32", 
 
 STRATEGIES = (
     Recording("ddp", "ddp", {}, {"kind": "ddp"}),
-    Recording("zero1", "engine", {"stage": 1}, {"kind": "reference", "stage": 1}),
-    Recording("zero2", "engine", {"stage": 2}, {"kind": "reference", "stage": 2}),
-    Recording("zero3", "engine", {"stage": 3}, {"kind": "reference", "stage": 3}),
-    Recording("zero3-host", "engine", {"stage": 3, "optimizer_place": "host", "parameter_place": "host"}),
-    Recording("zero3-nvme", "engine", {"stage": 3, "optimizer_place": "nvme", "parameter_place": "nvme"}),
+    *(
+        Recording(name, "engine", options, {"kind": "reference", **options})
+        for name, options in {
+            "zero1": {"stage": 1},
+            "zero2": {"stage": 2},
+            "zero3": {"stage": 3},
+            "zero3-host": {"stage": 3, "optimizer_place": "host", "parameter_place": "host"},
+            "zero3-nvme": {"stage": 3, "optimizer_place": "nvme", "parameter_place": "nvme"},
+        }.items()
+    ),
     Recording("fsdp2-reshard", "fsdp2", {}, {**_FSDP2, "reshard_after_forward": True}),
     Recording(
         "fsdp2-keep", "fsdp2", {"reshard_after_forward": False}, {**_FSDP2, "reshard_after_forward": False}

@@ -142,12 +142,15 @@ def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow
         name, "ranks", "pass" if is_same else "fail", "" if is_same else "the ranks made different calls"
     )
     if content["experiment"] is None:
-        reason = f"zsim has no plan of '{content['case']['backend']}' (the reference engine)"
+        reason = f"zsim has no plan of '{content['case']['backend']}'"
         yield CheckRow(name, "calls", "skipped", reason)
         return
     plan = make_plan(Experiment(cluster=ANY_CLUSTER, **content["experiment"]))
     yield _calls_row(name, plan, content, path)
     yield from _states_rows(name, plan, content)
+    if "nvme" in content["experiment"]["strategy"].values():
+        yield CheckRow(name, "step", "skipped", f"{CPU_CLUSTER} has no drives")
+        return
     own = path.parent / "cluster.toml"
     cluster = str(own) if own.exists() else CPU_CLUSTER
     result = simulate(Experiment(cluster=cluster, **content["experiment"]))
@@ -165,8 +168,9 @@ def _states_rows(name: str, plan: Plan, content: Mapping[str, Any]) -> Iterator[
     if content["case"]["name"].startswith(("deepspeed1", "deepspeed2")):
         planned["gradients"] += planned["buffers"]
     for category in ("parameters", "gradients", "optimizer_states"):
-        there = max(rank["device"][category] for rank in content["held_bytes_before_update"])
-        yield _bytes_row(name, category, planned[category], there, 0.0)
+        there = max(rank["device"].get(category, 0) for rank in content["held_bytes_before_update"])
+        if planned[category] or there:
+            yield _bytes_row(name, category, planned[category], there, 0.0)
 
 
 def _trace_row(name: str, title: str, simulated: Trace, files: Sequence[Path]) -> CheckRow:
