@@ -53,7 +53,9 @@ WAYS = {
     "stage 3, prefetch 2": engine(stage=3, prefetch=2, keep_gathered=False),
 }
 BF16 = {
-    f"stage {stage} in bf16": engine(stage=stage, compute_dtype=torch.bfloat16, optimizer_place=place)
+    f"stage {stage} in bf16, states on the {place}": engine(
+        stage=stage, compute_dtype=torch.bfloat16, optimizer_place=place
+    )
     for stage, place in ((0, "device"), (1, "device"), (2, "device"), (3, "device"), (3, "host"))
 }
 FP16 = engine(stage=3, compute_dtype=torch.float16, loss_scale="dynamic", scale_window=5)
@@ -206,7 +208,7 @@ def test_half_precision_stays_near_fp32(name: str) -> None:
 @pytest.mark.parametrize("name", BF16)
 def test_stages_give_the_same_bits_in_bf16(name: str) -> None:
     """Gradients are reduced in fp32, and two numbers have one sum."""
-    assert deviation(2, name, "stage 0 in bf16") == (0.0, 0.0)
+    assert deviation(2, name, "stage 0 in bf16, states on the device") == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", DEEPSPEED)
