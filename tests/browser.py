@@ -25,8 +25,8 @@ FLAGS = [
 
 _MARKS = """() => Object.fromEntries([...document.querySelectorAll(".js-plotly-plot")].map(
     (plot) => [plot.id, plot.querySelectorAll(".plot path, .plot image, .annotation").length]))"""
-_TOO_WIDE = """() => [...document.querySelectorAll("html, .card")]
-    .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.querySelector("h2")?.textContent)"""
+_TOO_WIDE = """() => [...document.querySelectorAll("html, .card, .table")]
+    .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.className || box.tagName)"""
 
 
 def in_browser(test):

@@ -113,4 +113,5 @@ def _cells(row: Comparison) -> list[str]:
 
 def _drawn(facts: dict[str, Any]) -> str:
     more = " The first 24 nodes (or two NVLink domains)." if facts["nodes"] > 24 else ""
-    return f"{facts['network']}, {facts['nodes']} nodes, {facts['num_switches']:,} switches.{more}"
+    switches = f"{facts['num_switches']:,} switch{'es' if facts['num_switches'] != 1 else ''}"
+    return f"{facts['network']}, {facts['nodes']} nodes, {switches}.{more}"
