@@ -139,6 +139,15 @@ def test_megatrons_loss_works_in_place() -> None:
     assert backward_extra_bytes(loss, SHAPE, options) == 2 * logits
 
 
+def test_unsloths_loss_in_transformers_keeps_a_shifted_copy() -> None:
+    """fp32 logits and their shifted copy forward, the copy as its gradient and its shift's backward: 8."""
+    loss = load_model("llama-3-8b").after[-1]
+    logits, options = TOKENS * 128_256, WorkOptions(cross_entropy="unsloth")
+    assert saved_bytes(loss, SHAPE, options) == 4 * logits
+    assert forward_extra_bytes(loss, SHAPE, options) == 4 * logits
+    assert backward_extra_bytes(loss, SHAPE, options) == 4 * logits
+
+
 def test_liger_keeps_what_its_kernels_read() -> None:
     """An RMSNorm its input (2 bytes of an element of 4096), SwiGLU gate and up (2 x 14,336), eager 6 and 3 of
     them."""

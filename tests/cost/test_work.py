@@ -232,6 +232,13 @@ def test_megatrons_loss_makes_seven_passes_in_fp32() -> None:
     assert total_bytes(backward_kernels(module, SHAPE, options)) == 14 * 20_000
 
 
+def test_unsloths_loss_reads_once_between_transformers_copies() -> None:
+    """20,000 logits: cast 6, copy 8, read 4; backward in place 8, zeros 4, copy 8, cast 6."""
+    module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="unsloth")
+    assert total_bytes(forward_kernels(module, SHAPE, options)) == 18 * 20_000
+    assert total_bytes(backward_kernels(module, SHAPE, options)) == 26 * 20_000
+
+
 def test_ligers_norm_leaves_the_residual_add_alone() -> None:
     """200 tokens of 10 in bf16: a norm reads and writes 2 x 2 bytes forward, 3 x 2 backward; torch.compile's
     takes the add along, 4 x 2, and leaves none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,35 @@ def test_the_attention_kernels_generation_comes_from_the_row() -> None:
 def test_what_is_recomputed_comes_from_the_row(text: str, every: int, kind: str) -> None:
     training = row_job(run(act_ckpt=text)).job.training
     assert (training.activation_checkpointing, training.checkpoint_every) == (kind, every)
+
+
+def test_pull_request_135_means_operators_by_sac() -> None:
+    """Its table was read as every second layer, which would need 28 % more memory than it measured."""
+    row = replace(run(act_ckpt="selective-layer (2)"), source="torchtitan-pr135")
+    training = row_job(row).job.training
+    assert (training.activation_checkpointing, training.checkpoint_every) == ("selective-op", 1)
+
+
+@pytest.mark.parametrize(
+    ("software", "loss"),
+    [
+        ("HF SFTTrainer + Accelerate FSDP; none", "eager"),
+        ("HF SFTTrainer + Accelerate FSDP; foak-fast-kernels", "unsloth"),
+        ("HF SFTTrainer + Accelerate FSDP; foak-fast-kernels-liger", "fused_linear"),
+    ],
+)
+def test_fast_kernels_bring_their_loss(software: str, loss: str) -> None:
+    assert row_job(run(software=software)).job.training.cross_entropy == loss
+
+
+def test_mosaics_first_attention_was_the_cuda_kernel() -> None:
+    """FlashMHA until February 2023, Triton's after: at head width 128 a fifth slower."""
+    kernel = {"attn_kernel": "flash-attn (attn_impl=flash, triton/HazyResearch v1)"}
+    curves = [
+        row_job(run(**MOSAIC, **kernel, date=date)).job.cluster.gpu.attention
+        for date in ("2022-12", "2023-04")
+    ]
+    assert [curve.forward_fraction for curve in curves] == [0.288, 0.372]
 
 
 def test_composers_releases_are_known_by_their_date() -> None:

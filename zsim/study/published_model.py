@@ -119,8 +119,11 @@ def _unpadding(module: Module) -> Module:
 
 def cross_entropy(run: PublishedRun) -> str | None:
     """MosaicML's loss is torch's until February 2023 (llm-foundry@d14a7c94a, examples/llm/src/mosaic_gpt.py),
-    flash-attn's fused one after (its `loss_fn` then defaults to `fused_crossentropy`); Megatron has its own;
-    None leaves it to what the rest runs on."""
+    flash-attn's fused one after (its `loss_fn` then defaults to `fused_crossentropy`); the fast kernels of
+    fms-acceleration bring unsloth's, or Liger's; Megatron has its own; None leaves it to the rest."""
+    software = run.text("software")
     if is_composer(run):
         return "eager" if is_early_composer(run) else "fused"
-    return "megatron" if "egatron" in run.text("software") else None
+    if "foak" in software:
+        return "fused_linear" if software.endswith("-liger") else "unsloth"
+    return "megatron" if "egatron" in software else None
