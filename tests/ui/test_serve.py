@@ -49,6 +49,15 @@ def test_another_name_for_this_machine_is_not_answered(address: str, name: str) 
         urllib.request.urlopen(request)
 
 
+def test_a_page_from_elsewhere_cannot_have_us_simulate(address: str) -> None:
+    request = urllib.request.Request(f"{address}_dash-layout", headers={"Origin": "https://evil.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(request)
+    own = urllib.request.Request(f"{address}_dash-layout", headers={"Origin": address.rstrip("/")})
+    with urllib.request.urlopen(own) as answer:
+        assert answer.status == 200
+
+
 @pytest.mark.parametrize("name", ["localhost", "localhost:1", "[::1]:80", "127.0.0.1"])
 def test_this_machines_own_names_are_answered(address: str, name: str) -> None:
     with urllib.request.urlopen(urllib.request.Request(address, headers={"Host": name})) as answer:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.browser import Page
 from tests.ui.test_form import made
 from zsim.specs.job import resolve
 from zsim.ui.answer import Tier, answer, scaling_counts
@@ -68,3 +71,13 @@ def test_files_are_those_of_the_exporters() -> None:
     experiment = made(strategy={"kind": "fsdp2"}, training={"sequence_length": 512})
     assert "fully_shard" in file_text(experiment, "fsdp2.py")
     assert 'kind = "fsdp2"' in file_text(experiment, "experiment.toml")
+
+
+def test_the_figures_are_the_reports_own() -> None:
+    """Figure by figure, the JSON that plotly.js draws is that of the report of the same experiment."""
+    experiment = made(nodes=1, strategy={"kind": "fsdp2"})
+    report = Page(file_text(experiment, "report.html"))
+    figures = answer(experiment).figures
+    assert set(figures) == {"step", "timeline", "waterfall-gpu", "memory-gpu"}
+    for name, figure in figures.items():
+        assert json.loads(figure.to_json()) == json.loads(report.figures[f"plot-{name}"])

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from zsim.errors import InputError
 from zsim.specs.experiment import Experiment
@@ -81,15 +82,17 @@ def make_server(app: Any, place: socket.socket, host: str) -> Any:
 
 
 def guard(server: Any, host: str) -> None:
-    """Answers only to this machine's own names (a page elsewhere could point its own at 127.0.0.1), and lets
-    the page fetch nothing from elsewhere."""
+    """Answers only to this machine's own names and to the page itself (one from elsewhere could point its own
+    name at 127.0.0.1, or send a request here), and lets the page fetch nothing from elsewhere."""
     from flask import Response, request
 
     @server.before_request  # type: ignore[untyped-decorator]
-    def is_asked_by_name() -> Response | None:
-        name = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
-        if host in LOOPBACK and name.strip("[]") not in LOOPBACK:
+    def is_asked_by_the_page() -> Response | None:
+        asking = request.headers.get("Origin")
+        if host in LOOPBACK and _name(request.host) not in LOOPBACK:
             return Response("zsim ui answers to localhost only\n", 403, mimetype="text/plain")
+        if asking is not None and urlsplit(asking).netloc != request.host:
+            return Response("zsim ui answers to its own page only\n", 403, mimetype="text/plain")
         return None
 
     @server.after_request  # type: ignore[untyped-decorator]
@@ -97,3 +100,8 @@ def guard(server: Any, host: str) -> None:
         response.headers["Content-Security-Policy"] = POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
+
+
+def _name(address: str) -> str:
+    """The host of "host:port", "host" or "[::1]:port"."""
+    return urlsplit(f"//{address}").hostname or ""
