@@ -30,7 +30,8 @@ Tweak = Callable[[Job], Job]
 @dataclass(frozen=True)
 class RowResult:
     """One row: measured, predicted, or the reason why not. `memory_kind` says which of torch's figures
-    is compared; errors are predicted over measured, less one."""
+    is compared; errors are predicted over measured, less one. `predicted_free_bytes` is what the GPU
+    has left."""
 
     row_id: str
     source: str
@@ -45,6 +46,7 @@ class RowResult:
     memory_kind: str | None = None
     measured_fits: bool | None = None
     predicted_fits: bool | None = None
+    predicted_free_bytes: int | None = None
     role: str = ""
     tier: str = ""
     assumptions: tuple[str, ...] = ()
@@ -125,6 +127,7 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         predicted_memory_bytes=allocated,
         memory_relative_error=_relative_error(allocated, measured_bytes),
         predicted_fits=fits,
+        predicted_free_bytes=int(row.job.cluster.gpu.memory.capacity - allocated),
         assumptions=row.assumptions,
     )
 
