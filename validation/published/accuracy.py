@@ -33,12 +33,12 @@ ROLES = {
 KINDS = ("schedule", "cost", "unknown configuration", "memory nearly full", "not yet explained")
 
 # MosaicML chose micro-batches to fill the GPU. Of its runs on torch 1.12 all that zsim predicts to leave less
-# than this are 1.1 to 5 times as slow as predicted: their allocator kept freeing and asking again. zsim counts
-# what tensors need, not how an allocator of that time cut memory up.
+# than this are 1.1 to 5 times as slow as predicted: their allocator kept freeing and asking again. zsim
+# counts what tensors need, not how an allocator of that time cut memory up.
 EARLY, FREE = "mosaic-2022-12", 9 * 2**30
 NEARLY_FULL = (
-    "memory nearly full: predicted to leave {free:.1f} GiB, before what torch 1.12's allocator loses; on 80 GB "
-    "the same models are as predicted"
+    "memory nearly full: predicted to leave {free:.1f} GiB, before what torch 1.12's allocator loses; on 80 "
+    "GB the same models are as predicted"
 )
 
 # What is known about the large errors, by the beginning of the row's name; the first that fits is printed. A
@@ -160,7 +160,7 @@ def _without_full(result: CheckResult) -> list[str]:
         return []
     within = sum(abs(error) <= 0.1 for error in others) / len(others)
     return [
-        f"- {EARLY} apart: {len(full)} rows that are predicted to leave less than {FREE / 2**30:.0f} GiB free, "
+        f"- {EARLY} apart: {len(full)} rows predicted to leave less than {FREE / 2**30:.0f} GiB free, "
         f"mean {mean_of(full):.1%}; the other {len(others)}: mean {mean_of(others):.1%}, "
         f"bias {sum(others) / len(others):+.1%}, {within:.0%} within 10 %"
     ]
