@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,12 @@ from typing import Any
 import pytest
 
 from validation.calls import unfold
+from validation.provenance import checksums
+from validation.record.__main__ import record_everything
 from validation.record.cases import STRATEGIES, find, folder_name, recorded_cases
 
-GLOO = Path(__file__).parents[2] / "traces" / "gloo"
+TRACES = Path(__file__).parents[2] / "traces"
+GLOO = TRACES / "gloo"
 SUMMARIES = {path.parent.name: json.loads(path.read_text()) for path in sorted(GLOO.glob("*/summary.json"))}
 ALL = pytest.mark.parametrize("name", SUMMARIES)
 ENGINE = pytest.mark.parametrize("name", [name for name in SUMMARIES if name.startswith("zero")])
@@ -38,6 +43,44 @@ def test_every_case_is_recorded() -> None:
     assert {strategy.name for strategy in STRATEGIES} >= {
         "ddp", "zero1", "zero2", "zero3", "zero3-host", "zero3-nvme", "fsdp2-reshard", "fsdp2-keep", "hsdp"
     }  # fmt: skip
+
+
+def test_everything_is_made_again_by_commands_that_exist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """3 says that a part was skipped; any other number is a failure, and the parts after it still run."""
+    started: list[str] = []
+
+    def start(words: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        assert importlib.util.find_spec(words[2]) is not None
+        started.append(words[2])
+        return subprocess.CompletedProcess(words, codes.get(words[2], 0))
+
+    monkeypatch.setattr(subprocess, "run", start)
+    codes = {"validation.gpu": 3}
+    assert record_everything(tmp_path) == 0
+    assert {path.partition("/")[0] for path in checksums(TRACES)} == {
+        "cpu-2core-epyc", "deepspeed", "gloo", "oracle", "shaped"
+    }  # fmt: skip
+    assert started == [
+        "validation.oracle", "validation.record", "validation.deepspeed_calls",
+        "validation.deepspeed_calls.hooks", "validation.overlap", "validation.microbench", "validation.gpu",
+    ]  # fmt: skip
+    codes = {"validation.gpu": 3, "validation.oracle": 2}
+    assert record_everything(tmp_path) == 2
+    assert len(started) == 14
+
+
+def test_who_does_not_ask_the_model_is_told_the_device(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
+    from validation.record.run import Order, options_of
+
+    order = Order(str(tmp_path), device="cuda")
+    devices = {strategy.name: options_of(strategy, order).get("device") for strategy in STRATEGIES}
+    assert {name for name, device in devices.items() if device is None} == {
+        "ddp", "deepspeed0", "deepspeed1", "deepspeed2", "deepspeed3"
+    }  # fmt: skip
+    assert options_of(find("zero3-nvme-even")[0], order)["nvme_folder"] == tmp_path / "nvme"
 
 
 @ALL

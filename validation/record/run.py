@@ -67,13 +67,21 @@ def shape_of(model: str) -> LlamaShape:
     )
 
 
+def options_of(strategy: Recording, order: Order) -> dict[str, Any]:
+    """The backend's options here: where files go, and the device, for those that do not ask the model."""
+    options = dict(strategy.options)
+    if "nvme" in options.values():
+        options["nvme_folder"] = Path(os.environ.get("ZSIM_NVME_FOLDER", Path(order.folder) / "nvme"))
+    if strategy.backend in ("engine", "fsdp2"):
+        options["device"] = order.device
+    return options
+
+
 def record(
     rank: int, world_size: int, strategy: Recording, model_name: str, order: Order, header: dict[str, Any]
 ) -> Recorded:
     """Warm up, time, then trace; the log of the traced steps goes to `order.folder`."""
-    folder, options = Path(order.folder), dict(strategy.options)
-    if "nvme" in options.values():
-        options["nvme_folder"] = Path(os.environ.get("ZSIM_NVME_FOLDER", folder / "nvme"))
+    folder, options = Path(order.folder), options_of(strategy, order)
     torch.manual_seed(order.seed)
     model = Llama(shape_of(model_name)).to(order.device)
     tracer = Tracer(is_on=False)

@@ -60,7 +60,7 @@ def save(engine: ZeroEngine, root: Path, keep: int = 2) -> Path:
     for flat in engine.flats:
         tensors = {key: _as_chunk(flat, part, mesh) for key, part in _parts(engine, flat).items()}
         state_dict_saver.save(tensors, checkpoint_id=partial / flat.name, process_group=engine.comm.group)
-    torch.save(torch.get_rng_state(), partial / f"rank{engine.comm.rank}.pt")
+    torch.save(_random_states(engine), partial / f"rank{engine.comm.rank}.pt")
     if engine.comm.rank == 0:
         torch.save(dict(engine.model.named_buffers()), partial / "buffers.pt")
     dist.barrier(engine.comm.group)
@@ -190,9 +190,18 @@ def load(engine: ZeroEngine, folder: Path) -> None:
         buffer.copy_(buffers[name])
     own = folder / f"rank{engine.comm.rank}.pt"
     if manifest["world_size"] == engine.comm.world_size:
-        torch.set_rng_state(torch.load(own, weights_only=True))
+        on_host, *on_device = torch.load(own, weights_only=True)
+        torch.set_rng_state(on_host)
+        for state in on_device:
+            torch.cuda.set_rng_state(state, engine.device)
     engine.step_count = manifest["step"]
     engine.scaler.load(manifest["scaler"])
+
+
+def _random_states(engine: ZeroEngine) -> list[Tensor]:
+    """The host's generator, and the device's own if it has one."""
+    has_own = engine.device.type == "cuda"
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(engine.device)] if has_own else [])]
 
 
 def _verify_together(engine: ZeroEngine, folder: Path) -> dict[str, Any]:
