@@ -11,7 +11,7 @@ from tests.ui.test_form import made
 from zsim.specs.job import resolve
 from zsim.ui.answer import Tier, answer, scaling_counts
 from zsim.ui.app import file_text
-from zsim.ui.words import change_words
+from zsim.ui.words import change_words, sentence
 
 SAID = {"source": "made up", "evidence": "assumed"}
 
@@ -81,3 +81,8 @@ def test_the_figures_are_the_reports_own() -> None:
     assert set(figures) == {"step", "timeline", "waterfall-gpu", "memory-gpu"}
     for name, figure in figures.items():
         assert json.loads(figure.to_json()) == json.loads(report.figures[f"plot-{name}"])
+
+
+def test_notes_are_sentences_and_files_keep_their_names() -> None:
+    assert sentence("the optimizer is the script's") == "The optimizer is the script's."
+    assert sentence("torchtitan.toml: clips nothing.") == "torchtitan.toml: clips nothing."

@@ -81,16 +81,18 @@ def files_and_notes(found: Answer) -> Iterator[Any]:
     buttons = [html.Button(name, id={"type": "file", "name": name}, type="button") for name in names]
     yield html.Div(buttons, className="views")
     missing = [f"No {name}: {reason}." for name, reason in found.exported.missing.items()]
-    yield html.Ul([html.Li(line) for line in (*map(_sentence, found.exported.notes), *missing)])
+    yield html.Ul([html.Li(line) for line in (*map(sentence, found.exported.notes), *missing)])
     grades = ", ".join(f"{part} {grade}" for part, grade in found.evidence.items())
     yield html.Details(
         [
             html.Summary("How far to trust it"),
             html.P(f"Evidence: {grades}."),
-            html.Ul([html.Li(_sentence(note)) for note in found.notes]),
+            html.Ul([html.Li(sentence(note)) for note in found.notes]),
         ]
     )
 
 
-def _sentence(note: str) -> str:
-    return f"{note[:1].upper()}{note[1:]}" + ("" if note.endswith(".") else ".")
+def sentence(note: str) -> str:
+    """A note with a capital and a stop; a file's name keeps its own letters."""
+    is_name = "." in note.partition(" ")[0]
+    return (note if is_name else f"{note[:1].upper()}{note[1:]}") + ("" if note.endswith(".") else ".")
