@@ -98,26 +98,26 @@ class Rounds:
 
         return self._run(begin)
 
-    def all_to_all(self, full_bytes: float) -> float:
-        """Seconds of a direct all-to-all: node after node, to all GPUs of it at once; the GPUs of one's own
-        node meanwhile (one after the other where there is no other node)."""
+    def all_to_all(self, full_bytes: float, in_flight: int = 1) -> float:
+        """Seconds of a direct all-to-all: node after node, to all GPUs of it at once, `in_flight` nodes at a
+        time; the GPUs of one's own node meanwhile (one after the other where there is no other node)."""
         pair = full_bytes / self.size
         domains = self.size // self.local
         inside = [self._offsets([o]) for o in range(1, self.local)]
         across = [self._domain_offset(offset) for offset in range(1, domains)]
 
-        def play(rounds: list[_Edge], number: int) -> None:
-            if number < len(rounds):
-                self._send(rounds[number], pair, lambda: play(rounds, number + 1))
+        left = deque(across or inside)
+
+        def play() -> None:
+            if left:
+                self._send(left.popleft(), pair, play)
 
         def start() -> None:
-            if not across:
-                play(inside, 0)
-                return
-            for edge in inside:
+            for edge in inside if across else ():
                 edge.latency = 0.0
                 self._send(edge, pair, lambda: None)
-            play(across, 0)
+            for _ in range(in_flight):
+                play()
 
         return self._run(start)
 
