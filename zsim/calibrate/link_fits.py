@@ -11,6 +11,7 @@ from zsim.calibrate.kernel_fits import sources
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.collectives import edge_bytes, ring_rounds
 from zsim.cost.nvme import stream_bytes_per_second
+from zsim.errors import InputError
 from zsim.specs.hardware import Cluster, Nvme
 
 _ORIGIN = ("source", "evidence", "measured_range")
@@ -94,6 +95,9 @@ def _own_core(cluster: Cluster, row: Measurement, cores: int | None) -> bool:
     return cluster.gpu.vendor != "cpu" or int(row["ranks"]) <= (cores or cluster.host.cores)
 
 
+_NO_LINE = 0.5  # points that are this far from every line are no measurement of a link
+
+
 def _ring_fit(
     title: str, rows: list[Measurement], rate: float, base: float, round_seconds: float
 ) -> tuple[Fit, dict[str, float]]:
@@ -126,6 +130,11 @@ def _ring_fit(
         {"start": "s", "round": "s", "edge": "B/s"},
         stuck,
     )
+    if fit.median_error > _NO_LINE:
+        raise InputError(
+            f"{title}: no start, round and rate fit these {len(rows)} points (half are off by more than "
+            f"{fit.median_error:.0%}); were they taken beside other work, or stamped when calls had returned?"
+        )
     return fit, values
 
 

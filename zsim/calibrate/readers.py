@@ -7,6 +7,7 @@
 | text with `comm op: ... \\| time (ms): ...` | DeepSpeed's `comms_logger`, verbose |
 | JSON with `fio version` | `fio --output-format=json` |
 | folder of text files with `E2E Read Speed` | DeepSpeed's `ds_io` and `ds_nvme_tune` |
+| trace, or folder of traces of all ranks | what `zsim.read_trace` reads |
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.calibrate.measurements import GIB, Measurement, Measurements
+from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
 from zsim.errors import InputError
 
 _MOST_BYTES = 64_000_000
@@ -41,6 +43,8 @@ def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None
     `ranks` and `nodes` are whose collectives a log is that does not say. Raises InputError where the file
     cannot be read or is none of the formats.
     """
+    if looks_like_trace(path):
+        return trace_measurements(path, nodes)
     if path.is_dir():
         return _ds_io(path)
     text = _text(path)
@@ -54,7 +58,8 @@ def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None
         return _ds_io(path)
     raise InputError(
         f"{path.name}: not a file of measurements that zsim knows; expected JSON of validation.microbench or "
-        "fio, the output of nccl-tests, or a log of DeepSpeed's comms_logger, ds_io or ds_nvme_tune"
+        "fio, a recorded trace, the output of nccl-tests, or a log of DeepSpeed's comms_logger, ds_io or "
+        "ds_nvme_tune"
     )
 
 

@@ -22,8 +22,8 @@ def calibrate(
         list[Path],
         typer.Argument(
             metavar="MEASUREMENTS...",
-            help="JSON of validation.microbench or fio, output of nccl-tests, logs of DeepSpeed's "
-            "comms_logger or ds_nvme_tune.",
+            help="JSON of validation.microbench or fio, recorded traces, output of nccl-tests, logs of "
+            "DeepSpeed's comms_logger or ds_nvme_tune.",
         ),
     ],
     base: Annotated[str, typer.Option(help="Cluster preset or file whose numbers are replaced.")],

@@ -1,0 +1,86 @@
+"""Measurements in a recorded trace: its collectives and copies, which say their bytes. Kernels do not.
+
+A collective's transfer is what counts, not its wait for the last rank: that needs all ranks of a group.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from zsim.calibrate.measurements import Measurement, Measurements
+from zsim.errors import InputError
+from zsim.trace.read import read_trace
+from zsim.trace.spans import Trace
+
+_HEADS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
+_SUFFIXES = (".gz", ".sqlite", ".jsonl")
+
+
+def looks_like_trace(path: Path) -> bool:
+    """A folder of traces, a compressed file, a Kineto JSON by how it begins."""
+    if path.is_dir():
+        return any(file.name.endswith((".json", *_SUFFIXES)) for file in path.iterdir())
+    if path.name.endswith(_SUFFIXES):
+        return True
+    try:
+        with path.open("rb") as file:
+            return any(head in file.read(4096) for head in _HEADS)
+    except OSError:
+        return False
+
+
+def trace_measurements(path: Path, nodes: int | None) -> Measurements:
+    """One row per kind and size: the median of its calls.
+
+    `nodes`: over how many the ranks are spread, which no trace says. Raises InputError for a trace that
+    cannot be read, that lacks the other ranks, or in which nothing says its bytes.
+    """
+    trace = read_trace(path)
+    if trace.metadata.get("transfers_bounded"):
+        raise InputError(
+            f"{path.name}: too few ranks to tell transfer from waiting; expected every rank of a group"
+        )
+    rows = [*_collectives(trace, path.name, nodes or 1), *_copies(trace, path.name)]
+    if not rows:
+        raise InputError(f"{path.name}: no collective and no copy that says its bytes")
+    machine = str(trace.metadata.get("machine") or f"{trace.world_size} ranks")
+    notes = (f"{path.name}: kernels are left out, their shapes are not in the trace",)
+    return Measurements(tuple(rows), (machine,), notes, (path.name,))
+
+
+def _collectives(trace: Trace, source: str, nodes: int) -> Iterator[Measurement]:
+    if trace.transfer_seconds is None:
+        return
+    found: dict[tuple[str, int, int], list[float]] = {}
+    for index, seconds in zip(trace.info_indices.tolist(), trace.transfer_seconds.tolist(), strict=True):
+        info = trace.infos[index]
+        if info.group_size > 1 and info.bytes > 0 and np.isfinite(seconds) and seconds > 0:
+            found.setdefault((info.kind, info.bytes, info.group_size), []).append(seconds)
+    for (kind, size, ranks), times in sorted(found.items()):
+        parameters = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": min(nodes, ranks)}
+        yield _row("collective", parameters, size, times, source)
+
+
+def _copies(trace: Trace, source: str) -> Iterator[Measurement]:
+    found: dict[tuple[str, bool, int], list[float]] = {}
+    spans = (trace.end_seconds - trace.start_seconds).tolist()
+    for index, seconds in zip(trace.info_indices.tolist(), spans, strict=True):
+        info = trace.infos[index]
+        if info.kind in ("h2d", "d2h") and info.bytes > 0 and seconds > 0:
+            is_pinned = "pageable" not in info.name.lower()
+            found.setdefault((info.kind, is_pinned, info.bytes), []).append(seconds)
+    for (way, is_pinned, size), times in sorted(found.items()):
+        yield _row("host_copy", {"way": way, "pinned": is_pinned, "bytes": size}, size, times, source)
+
+
+def _row(
+    family: str, parameters: dict[str, object], size: int, times: list[float], source: str
+) -> Measurement:
+    middle = statistics.median(times)
+    low, high = np.percentile(times, [10, 90])
+    spread = max(float(high) - middle, middle - float(low)) / middle
+    return Measurement(family, parameters, middle, source, bytes=float(size), spread=spread)
