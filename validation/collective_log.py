@@ -57,7 +57,7 @@ _FUNCTIONAL = {
     "broadcast": ("broadcast", "input", 2),
     "all_to_all_single": ("all_to_all", "input", 3),
 }
-_IGNORED = {"barrier", "monitored_barrier_", "wait_tensor"}
+_IGNORED = {"barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd"}
 _UNIT = re.compile(r"^FSDP::\w+ \((.*?)\)")
 
 

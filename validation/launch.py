@@ -244,6 +244,8 @@ def _call(rendezvous: str, job: Job, rank: int, function: Any) -> Any:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if job.backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
         job.backend,
         init_method=rendezvous,

@@ -27,6 +27,7 @@ class TrainCase:
     length: int = 16
     checkpointing: bool = False
     seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,13 @@ def micro_batches(case: TrainCase, step: int, rank: int, world_size: int, vocab:
     if rest:
         raise ValueError(f"{case.sequences} sequences for {world_size} ranks x {accumulation} micro-batches")
     chunks = [(index * world_size + rank) * each for index in range(accumulation)]
-    return [(tokens[start : start + each], labels[start : start + each]) for start in chunks]
+    parts = [slice(start, start + each) for start in chunks]
+    return [(tokens[part].to(case.device), labels[part].to(case.device)) for part in parts]
 
 
 def train(rank: int, world_size: int, case: TrainCase) -> TrainResult:
     """Run the case to its end."""
-    model = make_model(case.model, case.seed, case.checkpointing)
+    model = make_model(case.model, case.seed, case.checkpointing).to(case.device)
     vocab = vocab_of(model)
     trainer = make_trainer(case.strategy, model, case.optimization)
     losses: list[float] = []
@@ -72,7 +74,7 @@ def train(rank: int, world_size: int, case: TrainCase) -> TrainResult:
     parameters = trainer.full_parameters()
     held = trainer.held_bytes()
     trainer.close()
-    kept = {name: tensor.numpy() for name, tensor in parameters.items()} if rank == 0 else {}
+    kept = {name: tensor.cpu().numpy() for name, tensor in parameters.items()} if rank == 0 else {}
     return TrainResult(losses, kept, calls, held)
 
 
