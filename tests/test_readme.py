@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import zsim
+from zsim.cli import app
 from zsim.study.published_bars import table_lines
 from zsim.trace.chrome import write_chrome_traces
 
@@ -19,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 EXAMPLE = ROOT / "zsim" / "presets" / "experiments" / "llama-3-70b-zero3.toml"
 BLOCK = re.compile(r"(```console\n\$ zsim run --out out\n).*?(```)", re.DOTALL)
+
+
+RECIPE = re.compile(r"(<!-- recipe -->\n```console\n\$ zsim (.+)\n)((?:.*\n)*?)(```)")
 
 
 def blocks(language: str) -> list[str]:
@@ -47,6 +53,26 @@ def test_the_output_at_the_top_is_todays(tmp_path: Path, request: pytest.Fixture
     shown = BLOCK.search(text)
     assert shown is not None
     assert shown[0] == "```console\n$ zsim run --out out\n" + output + "```"
+
+
+def test_the_three_recipes_print_what_they_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    text = README.read_text()
+    monkeypatch.chdir(tmp_path)
+
+    def printed(match: re.Match[str]) -> str:
+        result = CliRunner().invoke(app, shlex.split(match[2]))
+        assert result.exit_code == 0, result.output
+        assert max(map(len, result.stdout.splitlines())) <= 80
+        return match[1] + result.stdout + match[4]
+
+    anew, count = RECIPE.subn(printed, text)
+    assert count == 3
+    if request.config.getoption("--update"):
+        README.write_text(anew)
+    else:
+        assert anew == text
 
 
 def test_the_accuracy_table_is_what_the_check_holds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def print_scaling(scaling: Scaling) -> None:
         )
     print()
     for sentence in sentences(scaling):
-        print(sentence)
+        print(textwrap.fill(sentence, 80))
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
