@@ -61,6 +61,9 @@ IRREGULAR: dict[str, dict[str, Any]] = {
     "groups across uneven nodes": {
         "placement": {"gpus_per_node": [8, 4]}, "nodes": None, "strategy": {"kind": "fsdp2", "replicate": 2},
     },
+    "trees across uneven nodes": {
+        "placement": {"gpus_per_node": [8, 4, 2]}, "nodes": None, "strategy": {"kind": "ddp"},
+    },
     "scattered nodes": {
         "placement": {"fabric_nodes": 6, "nodes": [4, 0, 5, 2]}, "nodes": None, "strategy": HSDP,
         "cluster": "roce-h100",

@@ -85,10 +85,10 @@ def ring_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:
     return Rounds(total - inter, inter)
 
 
-def tree_rounds(num_ranks: int, num_nodes: int) -> Rounds:
-    """Latency steps of an all-reduce on NCCL's double binary tree: up and down a chain inside each node and a
-    binary tree across nodes, 2 (n/k - 1) and 2 ceil(log2 k) (NCCL 2.21 src/graph/tuning.cc)."""
-    return Rounds(2 * (num_ranks // num_nodes - 1), 2 * ceil(log2(num_nodes)))
+def tree_rounds(most_local_ranks: int, num_nodes: int) -> Rounds:
+    """Latency steps of an all-reduce on NCCL's double binary tree: up and down the longest chain inside a
+    node and a binary tree across nodes, 2 (g - 1) and 2 ceil(log2 k) (NCCL 2.21 src/graph/tuning.cc)."""
+    return Rounds(2 * (most_local_ranks - 1), 2 * ceil(log2(num_nodes)))
 
 
 def nvls_rounds(num_nodes: int) -> Rounds:

@@ -233,9 +233,9 @@ def _shapes(
         kinds["all_reduce"] = None
     found: dict[str, None] = {}
     for alike in patterns:
-        count, is_even = domains_of(topology, alike[0])
+        count, most = domains_of(topology, alike[0])
         for kind in kinds:
-            own = methods(kind, group.size, count, costs, has_switch=has_switch, is_even=is_even)
+            own = methods(kind, group.size, count, costs, has_switch=has_switch, most_local_ranks=most)
             found |= dict.fromkeys(method.shape for method in own)
     return list(found)
 

@@ -95,10 +95,10 @@ class Fabric:
         topology, group = self.topology, self.groups[name]
         patterns = by_pattern(topology, ranks)
         places = [domains_of(topology, alike[0]) for alike in patterns]
-        count, is_even = max(n for n, _ in places), all(even for _, even in places)
+        count, most = max(n for n, _ in places), max(local for _, local in places)
         has_switch = topology.cluster.node_link.kind == "switch"
         kinds = {
-            kind: methods(kind, group.size, count, self.costs, has_switch=has_switch, is_even=is_even)
+            kind: methods(kind, group.size, count, self.costs, has_switch=has_switch, most_local_ranks=most)
             for kind in self._kinds[name]
         }
         shapes = list(dict.fromkeys(method.shape for found in kinds.values() for method in found))

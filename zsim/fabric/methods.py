@@ -43,17 +43,17 @@ def methods(
     costs: CollectiveCosts,
     *,
     has_switch: bool,
-    is_even: bool = True,
+    most_local_ranks: int | None = None,
 ) -> list[Method]:
     """All that the backend may run, in the order of preference between equals.
 
     `num_domains`: NVLink domains that the group is on; `has_switch`: GPUs of a domain share a switch;
-    `is_even`: domains have equally many ranks (only rings run on others here).
+    `most_local_ranks`: of one domain, where domains have different numbers (rings and trees run there).
     A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) leaves the others out where the collective has it.
     """
-    found = _available(kind, num_ranks, num_domains, costs, has_switch and is_even)
-    if not is_even:
-        found = [method for method in found if method.algorithm != "tree"]
+    most = most_local_ranks or num_ranks // num_domains
+    is_even = most * num_domains == num_ranks
+    found = _available(kind, num_ranks, num_domains, costs, has_switch and is_even, most)
     forced = [method for method in found if method.algorithm == costs.force_algorithm]
     protocol = costs.force_protocol
     return [
@@ -65,7 +65,7 @@ def methods(
 
 
 def _available(
-    kind: str, num_ranks: int, num_domains: int, costs: CollectiveCosts, has_switch: bool
+    kind: str, num_ranks: int, num_domains: int, costs: CollectiveCosts, has_switch: bool, most_local: int
 ) -> list[Method]:
     own = costs.algorithms
     basic = costs.protocols
@@ -90,7 +90,7 @@ def _available(
         found = [Method("ring", "ring", found[0].rounds, own.get("ring", basic))]
         if num_domains > 1:
             fraction = 1.0 if "tree" in own else _TREE_FRACTION
-            rounds = tree_rounds(num_ranks, num_domains)
+            rounds = tree_rounds(most_local, num_domains)
             found.append(Method("tree", "tree", rounds, own.get("tree", basic), fraction))
         name = "nvls" if num_domains == 1 else "nvls_tree"
         if has_switch and name in own and num_ranks > num_domains:

@@ -21,11 +21,12 @@ from zsim.fabric.rings import (
     Ints,
     add_crossings,
     by_dead_cards,
-    channel_entries,
     hierarchical_usage,
     local_ranks,
     members_of,
+    ring_orders,
     ring_usage,
+    segments,
 )
 from zsim.specs.topology import Topology
 
@@ -52,25 +53,22 @@ def tree_parents(count: int) -> tuple[Ints, Ints]:
 
 
 def tree_usage(topology: Topology, groups: Groups) -> Floats:
-    """Double binary trees across domains, chains inside them; as many pairs of trees as there are cards, see
-    [Note: dead cards] in zsim.fabric.rings."""
+    """Double binary trees across domains, chains inside them; as many pairs of trees as there are cards, or
+    as the smallest domain has ranks, see [Note: dead cards] in zsim.fabric.rings."""
     usage = np.zeros(topology.num_links)
     for members in by_dead_cards(topology, members_of(topology, groups)):
         size = members.shape[1]
-        local = local_ranks(topology, members)
-        starts = np.arange(0, size, local)
-        entries = channel_entries(topology, members, starts, np.full(len(starts), local))
-        channels = entries.shape[1]
-        share = size / (2 * (size - 1)) / channels  # bytes on a chain's edge (both trees), per bus byte
-        by_domain = members.reshape(len(members), -1, local)
-        for channel in range(channels):
-            places = (np.arange(local) + entries[:, [channel]]) % local
-            order = by_domain[:, np.arange(len(starts))[:, None], places]
-            for position in range(local - 1):
-                above, below = order[:, :, position].ravel(), order[:, :, position + 1].ravel()
-                topology.add_routes(usage, below, above, share)
-                topology.add_routes(usage, above, below, share)
-            _add_trees(topology, usage, order[:, :, 0], share)
+        starts, counts = segments(topology, members)
+        is_last = np.zeros(size, dtype=bool)
+        is_last[starts + counts - 1] = True
+        chained = np.flatnonzero(~is_last)
+        orders = ring_orders(topology, members)
+        share = size / (2 * (size - 1)) / len(orders)  # bytes on a chain's edge (both trees), per bus byte
+        for order, _crosses in orders:
+            above, below = order[:, chained].ravel(), order[:, chained + 1].ravel()
+            topology.add_routes(usage, below, above, share)
+            topology.add_routes(usage, above, below, share)
+            _add_trees(topology, usage, order[:, starts], share)
     return usage
 
 

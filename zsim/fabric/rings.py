@@ -74,7 +74,7 @@ def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Int
 
 def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
     size = members.shape[1]
-    starts, counts = _segments(topology, members)
+    starts, counts = segments(topology, members)
     is_mesh = topology.cluster.node_link.kind == "mesh"
     if is_mesh and int(counts.min()) == int(counts.max()) > 1:
         # Direct links: as many rings as it takes to use all of them (RCCL does the same on xGMI).
@@ -98,7 +98,7 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
 def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, npt.NDArray[np.bool_]]]:
     """Per channel, the slots of every row in the order of its ring, and after which of them the ring goes to
     another domain."""
-    starts, counts = _segments(topology, members)
+    starts, counts = segments(topology, members)
     entries = channel_entries(topology, members, starts, counts)
     crosses = np.zeros(members.shape[1], dtype=bool)
     crosses[starts + counts - 1] = len(counts) > 1
@@ -120,7 +120,7 @@ def fault_delays(topology: Topology, groups: Sequence[range]) -> list[tuple[Floa
 
 
 def _ring_delays(topology: Topology, group: range, delays: Floats) -> list[tuple[Floats, Floats]]:
-    starts, _counts = _segments(topology, members_of(topology, [group]))
+    starts, _counts = segments(topology, members_of(topology, [group]))
     found = []
     for order, crosses in ring_orders(topology, members_of(topology, [group])):
         targets = np.roll(order, -1, axis=1)
@@ -132,7 +132,7 @@ def _ring_delays(topology: Topology, group: range, delays: Floats) -> list[tuple
     return found
 
 
-def _segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
+def segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
     """Where each domain's ranks start in a group, and how many they are; one by one when groups differ."""
     changes = np.diff(topology.domain_of(members), axis=1) != 0
     size = members.shape[1]
@@ -191,10 +191,10 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
     return usage
 
 
-def domains_of(topology: Topology, group: range) -> tuple[int, bool]:
-    """NVLink domains (nodes) that the ranks of a group are on, and whether each has as many of them."""
+def domains_of(topology: Topology, group: range) -> tuple[int, int]:
+    """NVLink domains (nodes) that the ranks of a group are on, and the most of them on one."""
     counts = np.unique(topology.domain_of(members_of(topology, [group])[0]), return_counts=True)[1]
-    return len(counts), bool((counts == counts[0]).all())
+    return len(counts), int(counts.max())
 
 
 def hop_seconds(topology: Topology, group: range) -> float:
