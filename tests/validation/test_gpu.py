@@ -37,20 +37,30 @@ def test_a_run_leaves_numbers_a_trimmed_trace_and_the_experiment(tmp_path: Path)
     assert 0 < (tmp_path / f"{TINY.name}.kineto.json.gz").stat().st_size < 500_000
 
 
-def fail_with(monkeypatch: pytest.MonkeyPatch, folder: Path, message: str) -> None:
-    """Let the step's process be one that says `message` and ends with 1."""
+def fail_with(monkeypatch: pytest.MonkeyPatch, folder: Path, message: str, end: str = "exit 1") -> None:
+    """Let the step's process be one that says `message` and ends."""
     program = folder / "python"
-    program.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
+    program.write_text(f'#!/bin/sh\necho "{message}" >&2\n{end}\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
 
 
-def test_what_does_not_fit_is_written_down_and_not_tried_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("message", "end"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", "exit 1"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "exit 1"),
+        ("OSError: [Errno 28] No space left on device", "exit 1"),
+        ("", "kill -9 $$"),  # as Linux does when memory is out
+    ],
+)
+def test_what_does_not_fit_is_written_down(
+    message: str, end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fail_with(monkeypatch, tmp_path, "torch.OutOfMemoryError: CUDA out of memory.")
-    assert gpu.measure(TINY, tmp_path, "cuda", tmp_path, steps=1) == "does not fit"
-    assert json.loads((tmp_path / f"{TINY.name}.json").read_text())["out_of_memory"] is True
+    fail_with(monkeypatch, tmp_path, message, end)
+    assert gpu.measure(TINY, tmp_path, "cuda", tmp_path, steps=1).startswith("does not fit")
+    found = json.loads((tmp_path / f"{TINY.name}.json").read_text())
+    assert message in found["does_not_fit"] or "ended with -9" in found["does_not_fit"]
 
 
 def test_any_other_failure_is_said_and_leaves_no_result(
