@@ -72,6 +72,8 @@ def test_the_attention_kernels_generation_comes_from_the_row() -> None:
         ("full-block", 1, "full"),
         ("selective-layer (2)", 2, "full"),
         ("selective (torchtitan op-SAC)", 1, "selective-op"),
+        ("selective (fraction ~1/2 from HFU/MFU)", 2, "full"),
+        ("selective (HFU/MFU ~1.3: near full)", 1, "full"),
         ("none (unstated)", 1, "none"),
     ],
 )

@@ -161,6 +161,8 @@ def _checkpointing(run: PublishedRun) -> str:
         return "none"
     if is_every_second_block(run) or (text.startswith("full") and "every" not in text):
         return "full"
+    if "near full" in text:  # as the row's FLOPs of hardware and model say
+        return "full"
     if "op-SAC" in text or text.startswith("selective-op") or _is_per_op(run):
         return "selective-op"
     if not text or text.startswith("unstated"):
@@ -169,8 +171,8 @@ def _checkpointing(run: PublishedRun) -> str:
 
 
 def is_every_second_block(run: PublishedRun) -> bool:
-    """torchtitan's selective checkpointing of layers, at its default of every second one."""
-    pattern = r"selective-layer( \(2\)| \(every 2nd block\))?$"
+    """torchtitan's selective checkpointing of layers, at its default of every second; fms-fsdp's of half."""
+    pattern = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
     return not _is_per_op(run) and bool(re.match(pattern, run.text("act_ckpt")))
 
 
