@@ -64,11 +64,12 @@ def test_everything_is_made_again_by_commands_that_exist(
     }  # fmt: skip
     assert started == [
         "validation.oracle", "validation.record", "validation.deepspeed_calls",
-        "validation.deepspeed_calls.hooks", "validation.overlap", "validation.microbench", "validation.gpu",
+        "validation.deepspeed_calls.hooks", "validation.overlap", "validation.microbench",
+        "validation.predict", "validation.gpu",
     ]  # fmt: skip
     codes = {"validation.gpu": 3, "validation.oracle": 2}
     assert record_everything(tmp_path) == 2
-    assert len(started) == 14
+    assert len(started) == 16
 
 
 def test_who_does_not_ask_the_model_is_told_the_device(tmp_path: Path) -> None:

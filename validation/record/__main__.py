@@ -189,6 +189,7 @@ def record_everything(traces: Path) -> int:
         ["validation.deepspeed_calls.hooks", "--out", str(traces / "deepspeed")],
         ["validation.overlap", "--out", str(traces / "shaped")],
         ["validation.microbench", "--device", "cpu", "--again-above", "0.1", "--out", str(costs)],
+        ["validation.predict", "--microbench", str(costs), "--out", str(costs.parent / "runs")],
         ["validation.gpu", "--out", str(traces)],
     )
     codes = [subprocess.run([sys.executable, "-m", *words], check=False).returncode for words in commands]
