@@ -20,7 +20,7 @@ def on(*counts: int) -> Topology:
 
 def test_trees_of_four_and_two_gpus_have_two_channels_by_hand() -> None:
     """6 ranks: 6 / (2 x 5) bytes of both trees on an edge per bus byte, 0.3 on each of two channels. Chains
-    of 3 and 1 edges, there and back: (3 + 1) x 2 x 0.3 x 2 = 4.8 over NVLink; between the nodes 0.3 each way."""
+    of 3 and 1 edges, there and back: (3 + 1) x 2 x 0.3 x 2 = 4.8 over NVLink; 0.3 between the nodes."""
     topology = on(4, 2)
     usage = tree_usage(topology, [range(6)])
     sums = {
