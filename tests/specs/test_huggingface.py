@@ -22,6 +22,7 @@ GOLDEN: dict[str, tuple[int, int, list[int], int, bool, int]] = {
     "llama-3.1-405b": (405853388800, 126, [3187703808], 4202708992, False, 1137),
     "gpt2": (124439808, 12, [7087872], 39385344, True, 148),
     "gpt2-xl": (1557611200, 48, [30740800], 82052800, True, 580),
+    "starcoder": (15517456384, 40, [379128064], 352333824, True, 484),
     "gpt-neox-20b": (20554567680, 44, [453064704], 619720704, False, 532),
     "mistral-7b": (7241732096, 32, [218112000], 262148096, False, 291),
     "mixtral-8x7b": (46702792704, 32, [1451270144], 262148096, False, 291),
@@ -320,8 +321,8 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_family_of_the_table_is_known() -> None:
-    """The 18 families of transformers that zsim promises."""
+    """The 19 families of transformers that zsim promises."""
     assert sorted(FAMILIES) == [
-        "bloom", "deepseek_v3", "falcon", "gemma2", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral",
-        "mixtral", "mpt", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+        "bloom", "deepseek_v3", "falcon", "gemma2", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj",
+        "llama", "mistral", "mixtral", "mpt", "opt", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     ]  # fmt: skip

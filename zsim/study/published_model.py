@@ -44,12 +44,12 @@ def _shape(run: PublishedRun) -> dict[str, int]:
 def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     hidden, heads = shape["hidden"], shape["n_heads"]
     kv_heads = run.count("n_kv_heads") or heads
-    if kv_heads != heads:
+    if kv_heads not in (1, heads):
         raise NotSimulatedError(f"GELU models with {kv_heads} key/value heads are not simulated from a table")
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
     dropout = 0.1 if "unfused" in run.text("attn_kernel") else 0.0
     return {
-        "model_type": "gpt2",
+        "model_type": "gpt2" if kv_heads == heads else "gpt_bigcode",
         "n_embd": hidden,
         "n_head": heads,
         "n_layer": shape["n_layers"],

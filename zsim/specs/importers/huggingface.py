@@ -51,6 +51,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(kin.gemma2),
     "phi3": Family(kin.phi3),
     "gpt2": Family(gpt.gpt2, _N_NAMES),
+    "gpt_bigcode": Family(gpt.gpt_bigcode, _N_NAMES),
     "gptj": Family(gpt.gptj, _N_NAMES),
     "gpt_neo": Family(
         gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}

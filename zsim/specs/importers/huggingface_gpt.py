@@ -1,11 +1,14 @@
-"""GPT-2, GPT-Neo, GPT-J and GPT-NeoX: LayerNorm, a plain MLP, biases.
+"""GPT-2, GPT-BigCode, GPT-Neo, GPT-J and GPT-NeoX: LayerNorm, a plain MLP, biases.
 
 Modules stand in the order they run; names, shapes and defaults as in transformers 5.23
-(`modeling_gpt2.py`, `modeling_gpt_neo.py`, `modeling_gptj.py`, `modeling_gpt_neox.py` and the
-`configuration_*.py` beside them).
+(`modeling_gpt2.py`, `modeling_gpt_bigcode.py`, `modeling_gpt_neo.py`, `modeling_gptj.py`,
+`modeling_gpt_neox.py` and the `configuration_*.py` beside them).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from zsim.specs.importers.huggingface_config import ConfigReader
 from zsim.specs.importers.huggingface_llama import one_block_per_window
@@ -20,11 +23,23 @@ from zsim.specs.importers.huggingface_parts import (
     register,
     residual,
 )
-from zsim.specs.model import Block, ModelSpec
+from zsim.specs.model import Block, ModelSpec, Module
+
+Product = Callable[[str, int, int], Module]
 
 
 def gpt2(config: ConfigReader) -> ModelSpec:
     """GPT-2 and GPT-3 shapes; `Conv1D` instead of `nn.Linear`."""
+    return _gpt2(config, conv1d, config.integer("n_head"), "gelu_new")
+
+
+def gpt_bigcode(config: ConfigReader) -> ModelSpec:
+    """SantaCoder and StarCoder: GPT-2's shapes with one key/value head for all, and `nn.Linear`."""
+    kv_heads = 1 if config.boolean("multi_query", True) else config.integer("n_head")
+    return _gpt2(config, partial(linear, bias=True), kv_heads, "gelu_pytorch_tanh")
+
+
+def _gpt2(config: ConfigReader, product: Product, kv_heads: int, default_activation: str) -> ModelSpec:
     hidden, heads = config.integer("n_embd"), config.integer("n_head")
     head_dim = config.head_dim(hidden, heads)
     inner = config.integer("n_inner", 4 * hidden)
@@ -32,24 +47,24 @@ def gpt2(config: ConfigReader) -> ModelSpec:
     core = attention(
         "attn.core",
         heads,
-        heads,
+        kv_heads,
         head_dim,
         rotary=False,
         dropout=config.fraction("attn_pdrop", 0.1),
         upcasts_softmax=False,
     )
     block = Block(
-        "GPT2Block",
+        "GPT2Block" if product is conv1d else "GPTBigCodeBlock",
         (
             layer_norm("ln_1", hidden),
-            conv1d("attn.c_attn", hidden, 3 * hidden),
+            product("attn.c_attn", hidden, (heads + 2 * kv_heads) * head_dim),
             core,
-            conv1d("attn.c_proj", hidden, hidden),
+            product("attn.c_proj", hidden, hidden),
             residual("attn.resid_dropout", hidden, dropout),
             layer_norm("ln_2", hidden),
-            conv1d("mlp.c_fc", hidden, inner),
-            activation("mlp.act", inner, config.string("activation_function", "gelu_new")),
-            conv1d("mlp.c_proj", inner, hidden),
+            product("mlp.c_fc", hidden, inner),
+            activation("mlp.act", inner, config.string("activation_function", default_activation)),
+            product("mlp.c_proj", inner, hidden),
             residual("mlp.dropout", hidden, dropout),
         ),
     )
