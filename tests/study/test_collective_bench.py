@@ -129,6 +129,16 @@ def test_wrong_arguments_are_one_sentence(arguments: dict[str, object], message:
         bench(load_cluster("dgx-h100"), 1, **arguments)  # type: ignore[arg-type]
 
 
+def test_an_algorithm_that_the_collective_has_not_is_refused_as_nccl_would() -> None:
+    """Trees are for all-reduces, and only between domains."""
+    tree = with_choice(load_cluster("dgx-h100"), "tree", None, plan=False)
+    assert bench(tree, 2, "all_reduce", sizes=[GIB])[0].algorithm == "tree"
+    with pytest.raises(InputError, match="all_gather in groups of 16 on 2 nodes of dgx-h100 has no 'tree'"):
+        bench(tree, 2, "all_gather", sizes=[GIB])
+    with pytest.raises(InputError, match="has no 'tree'; expected ring or nvls"):
+        bench(tree, 1, "all_reduce", sizes=[GIB])
+
+
 def test_forcing_what_there_is_not_is_refused() -> None:
     with pytest.raises(InputError, match="--algorithm: found 'rings'"):
         with_choice(load_cluster("dgx-h100"), "rings", None, plan=False)

@@ -84,6 +84,13 @@ def bench(
     name = "bench"
     works = [Collective(kind, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
     fabric = idle_fabric(topology, Group(name, size), works)
+    forced = cluster.collectives.force_algorithm
+    has = list(dict.fromkeys(method.algorithm for method in fabric.communicator(name).methods.get(kind, [])))
+    if forced is not None and forced not in has and size > 1:
+        raise InputError(
+            f"--algorithm: {kind} in groups of {size} on {num_nodes} nodes of {cluster.name} has no "
+            f"'{forced}'; expected {' or '.join(has)}"
+        )
     rows = []
     for work in works:
         transfer = fabric.transfer(work, 0)
