@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from validation.curves.accuracy import TARGET, errors_of, row
 from validation.curves.fit import FITTED, Curve, constants_at, fit, preset_constants, read_curves
 
 
@@ -30,6 +31,13 @@ def test_every_other_size_of_b200s_curve_follows_from_the_rest(curves: list[Curv
     unseen = replace(curve, points=curve.points[1::2])
     constants = constants_at("hgx-b200", fit("hgx-b200", [seen]))
     assert median(abs(expm1(error)) for error in unseen.errors(constants, scored=True)) < 0.10
+
+
+def test_the_fitted_errors_written_down_are_todays(curves: list[Curve]) -> None:
+    """docs/collectives.md; `python validation/curves/accuracy.py` rewrites it, left-out errors too."""
+    text = TARGET.read_text(encoding="utf-8")
+    for curve in curves:
+        assert row(curve.name, errors_of([curve], preset_constants(curve.cluster.name))) in text
 
 
 def test_what_is_fitted_is_what_the_presets_have() -> None:
