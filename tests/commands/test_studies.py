@@ -43,6 +43,13 @@ def test_a_sweep_says_what_became_of_its_points(study: Path) -> None:
     assert "4 of 4 points: 0 simulated, 4 known, 2 failed" in again
 
 
+def test_a_study_of_which_nothing_works_ends_with_1(study: Path) -> None:
+    study.write_text('[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\n[axes]\nnoodes = [1, 2]\n')
+    done = CliRunner().invoke(app, ["sweep", str(study), "--jobs", "1"])
+    assert done.exit_code == 1
+    assert "2 failed: study: unknown key 'noodes'; did you mean 'nodes'?" in done.stdout
+
+
 def test_a_sweep_lists_its_points_without_running_them(study: Path) -> None:
     lines = ran("sweep", str(study), "--list").splitlines()
     assert len(lines) == 4

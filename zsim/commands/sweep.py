@@ -61,6 +61,8 @@ def sweep(
     _print(done)
     if done.is_stopped:
         raise typer.Exit(130)
+    if done.failed == len(done.rows):  # a mistake in the study itself
+        raise typer.Exit(1)
 
 
 def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:

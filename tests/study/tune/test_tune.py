@@ -117,6 +117,16 @@ def test_the_longest_sequence_is_the_longest(make_tiny: Tiny) -> None:
     assert limited.best[0].candidate.experiment().training.sequence_length == 512  # the model ends there
 
 
+def test_everything_may_be_kept_but_what_the_goal_sets(make_tiny: Tiny) -> None:
+    """One configuration is left; the largest batch is that of the given one's own structure."""
+    kept = tune(make_tiny({"kind": "fsdp2"}), keep=("all",))
+    assert kept.found.num_candidates == 1
+    assert not kept.steps
+    batch = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-batch", keep=("all",))
+    assert batch.found.num_candidates == 1
+    assert batch.best[0].candidate.experiment().training.micro_batch_size > 1  # type: ignore[operator]
+
+
 def test_the_largest_model_is_the_largest(make_tiny: Tiny) -> None:
     keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
     result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-model", keep=keep)
@@ -158,6 +168,7 @@ def test_quantised_collectives_are_only_proposed_when_asked_for(make_tiny: Tiny)
         ({"kinds": ("zero",)}, "--kind zero: expected one of"),
         ({"keep": ("microbatch",)}, "did you mean 'micro-batch'"),
         ({"headroom": 1.0}, "expected a fraction"),
+        ({"goal": "largest-batch", "keep": ("micro-batch",)}, "the goal largest-batch sets it"),
     ],
 )
 def test_mistakes_name_what_was_expected(make_tiny: Tiny, arguments: dict[str, object], message: str) -> None:
