@@ -30,7 +30,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         ],
         "ops": [_op(number, op) for number, op in enumerate(plan.ops)],
         "memory": [
-            {"op": change.op, "device": change.device, "category": change.category, "bytes": change.bytes}
+            {
+                "op": change.op,
+                "device": change.device,
+                "category": change.category,
+                "bytes": change.bytes,
+                "owner": change.owner,
+            }
             for change in plan.memory
         ],
         "notes": list(plan.notes),
