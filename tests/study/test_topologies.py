@@ -22,6 +22,17 @@ def test_every_preset_is_described_and_drawn(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "nodes"),
+    [("dgx-superpod-h100", 16), ("aws-p5", 16), ("aws-p5", 24), ("roce-h100", 8), ("dgx-superpod-a100", 24)],
+)
+def test_a_fabric_is_drawn_with_the_switches_it_is_built_of(name: str, nodes: int) -> None:
+    """As counted: 8 leaves and 4 spines; one leaf, with nothing above it; three levels."""
+    drawn = [text.split("<br>")[0] for text in drawing(name, nodes).data[-1].hovertext]
+    switches = [text for text in drawn if not text.startswith("<b>node")]
+    assert len(switches) == describe_topology(name, nodes)["num_switches"]
+
+
+@pytest.mark.parametrize(
     "network",
     [
         'kind = "torus"\nshape = [2, 2, 2]',

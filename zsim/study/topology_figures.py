@@ -219,7 +219,34 @@ def _edges(topology: Topology) -> dict[tuple[str, str], tuple[str, int, float]]:
             one, other = wiring.ends(links.name, position)
             if one < other:
                 add(one, other, link_class.tier, link_class.capacity)
+    return _as_built(topology, found)
+
+
+def _as_built(
+    topology: Topology, edges: Mapping[tuple[str, str], tuple[str, int, float]]
+) -> dict[tuple[str, str], tuple[str, int, float]]:
+    """The same with as many spines and cores as the fabric is built of: several logical ones are one large
+    switch, and above a single leaf there are none."""
+    built, names = topology.inventory().switches, dict[str, str | None]()
+    for role in ("spine", "core"):
+        own = {end for pair in edges for end in pair if _role(end) == role}
+        for place, device in enumerate(sorted(own, key=lambda end: [int(part) for part in _numbers(end)])):
+            count = built.get(role, 0)
+            packed = f"{role}{place * count // len(own)}" if count < len(own) else device
+            names[device] = packed if count else None
+    found: dict[tuple[str, str], tuple[str, int, float]] = {}
+    for (one, other), (tier, count, capacity) in edges.items():
+        first, second = names.get(one, one), names.get(other, other)
+        if first is None or second is None:
+            continue
+        pair = (first, second) if first <= second else (second, first)
+        _, before, total = found.get(pair, (tier, 0, 0.0))
+        found[pair] = (tier, before + count, total + capacity)
     return found
+
+
+def _role(device: str) -> str:
+    return device.rpartition("plane")[2].lstrip("0123456789.").rstrip("0123456789.")
 
 
 def _places(topology: Topology, devices: list[str]) -> dict[str, tuple[float, float]]:
@@ -246,8 +273,9 @@ def _places(topology: Topology, devices: list[str]) -> dict[str, tuple[float, fl
         return places
     levels: dict[int, list[str]] = {}
     for device in devices:
-        role = device.rpartition("plane")[2].lstrip("0123456789.").rstrip("0123456789.")
-        levels.setdefault(_ROLES.get(role, 1 if not device.startswith("node") else 0), []).append(device)
+        levels.setdefault(_ROLES.get(_role(device), 1 if not device.startswith("node") else 0), []).append(
+            device
+        )
     for level, own in levels.items():
         own.sort(key=lambda device: [int(part) for part in _numbers(device)])
         for position, device in enumerate(own):
