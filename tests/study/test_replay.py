@@ -98,7 +98,7 @@ def test_real_ranks_that_wait_for_each_other_come_back(case):
     assert replay.step_seconds == pytest.approx(replay.recorded_seconds, rel=0.01)
     step = trace.typical_step()
     lasted = (step.end_seconds - step.start_seconds)[~np.isnan(step.transfer_seconds)].sum()
-    assert np.nansum(step.transfer_seconds) < 0.75 * lasted
+    assert np.nansum(step.transfer_seconds) < 0.9 * lasted  # the rest is waiting; more beside more load
 
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
