@@ -18,8 +18,8 @@ Rounds inside domains and between them (NCCL 2.20 src/graph/tuning.cc, ncclTopoT
     nvls     all_reduce                    1 (the switches reduce and multicast)
     nvls_tree    all_reduce                1, 2 ceil(log2 k)
     pat      all_gather, reduce_scatter    n (a linear part), ceil(log2 n)
-    all_to_all                             g-1 (0 where k > 1), k-1: what goes to one node goes together, what
-                                           stays inside meanwhile
+    all_to_all                             ceil((g-1)/16) (0 where k > 1), ceil((k-1)/16): what goes to one
+                                           node goes together, what stays inside meanwhile; 16 at a time
 
 NCCL's own plan has k-1 for the ring's all-gather; but the longest chain of n-1 edges leaves a domain k times
 when the piece starts inside one, and the rounds played message by message (`zsim.fabric.rounds`) take that.
@@ -102,9 +102,18 @@ def pat_rounds(num_ranks: int) -> Rounds:
     return Rounds(num_ranks, ceil(log2(num_ranks)))
 
 
+# NCCL puts the rounds of a group of sends and receives on different channels (2.20 src/include/comm.h,
+# `ncclP2pChannelBaseForRound`), which run side by side; it has up to 32, and as many as the fabric has rings
+# and trees for: 16 on nodes with 8 network cards.
+ROUNDS_SIDE_BY_SIDE = 16
+
+
 def all_to_all_rounds(num_ranks: int, num_nodes: int) -> Rounds:
-    """One round per other node, the peers inside meanwhile. Assumed: NCCL has no plan for all-to-all."""
-    return Rounds(0, num_nodes - 1) if num_nodes > 1 else Rounds(num_ranks - 1, 0)
+    """One round per other node, or per peer inside one, so many of them at a time. What a round costs is
+    assumed: NCCL has no plan for all-to-alls."""
+    if num_nodes > 1:
+        return Rounds(0, ceil((num_nodes - 1) / ROUNDS_SIDE_BY_SIDE))
+    return Rounds(ceil((num_ranks - 1) / ROUNDS_SIDE_BY_SIDE), 0)
 
 
 def binomial_rounds(num_ranks: int, num_nodes: int) -> Rounds:

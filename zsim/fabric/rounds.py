@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from zsim.cost.collectives import edge_bytes
+from zsim.cost.collectives import ROUNDS_SIDE_BY_SIDE, edge_bytes
 from zsim.errors import InputError
 from zsim.fabric.patterns import tree_parents
 from zsim.fabric.rings import Floats, Ints, add_crossings, hop_seconds, local_ranks, members_of, rotate
@@ -98,7 +98,7 @@ class Rounds:
 
         return self._run(begin)
 
-    def all_to_all(self, full_bytes: float, in_flight: int = 1) -> float:
+    def all_to_all(self, full_bytes: float, in_flight: int = ROUNDS_SIDE_BY_SIDE) -> float:
         """Seconds of a direct all-to-all: node after node, to all GPUs of it at once, `in_flight` nodes at a
         time; the GPUs of one's own node meanwhile (one after the other where there is no other node)."""
         pair = full_bytes / self.size
