@@ -145,7 +145,7 @@ def presets() -> None:
 def _wrapped(names: list[str] | tuple[str, ...]) -> str:
     import textwrap
 
-    return ("\n" + " " * 10).join(textwrap.wrap(", ".join(names), 68))
+    return ("\n" + " " * 10).join(textwrap.wrap(", ".join(names), 68, break_on_hyphens=False))
 
 
 def _write_all(result: Any, folder: Path) -> dict[str, Path]:

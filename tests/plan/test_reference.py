@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from zsim.errors import InputError
 from zsim.plan.held import held_before_update, plan_peaks
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.reference import reference_plan
@@ -96,6 +97,55 @@ def test_memory_comes_back_to_its_start(toys: Any) -> None:
                 left[change.category] = left.get(change.category, 0) + change.bytes
             assert not any(left.values()), (stage, bucket, left)
             assert min(plan_peaks(made).values()) >= 0
+
+
+def test_every_byte_is_given_back_by_its_owner(toys: Any) -> None:
+    """Units by name, the root's two segments as one; a bucket's parts are freed when they are joined."""
+    two = toys.training(gradient_accumulation_steps=2, optimizer="adamw")
+    for stage in (0, 1, 2, 3):
+        for bucket in (0, 300):
+            made = plan(toys, training=two, stage=stage, bucket_bytes=bucket, reduce_dtype="bf16")
+            left: dict[tuple[str, str], int] = {}
+            for change in made.memory:
+                key = (change.category, change.owner)
+                left[key] = left.get(key, 0) + change.bytes
+            assert not any(left.values()), (stage, bucket, left)
+
+
+def test_joined_gradients_do_not_stay_beside_the_bucket(toys: Any) -> None:
+    """Stage 2, all units in one bucket: what is left of the unit's own when it is reduced is nothing."""
+    made = plan(toys, stage=2, bucket_bytes=10**6)
+    reduced = next(number for number, op in enumerate(made.ops) if op.name.startswith("reduce_scatter"))
+    held: dict[str, int] = {}
+    for change in made.memory:
+        if change.op <= reduced and change.category == "buffers":
+            held[change.owner] = held.get(change.owner, 0) + change.bytes
+    assert {owner for owner, size in held.items() if size} == {
+        "blocks.2+blocks.1+blocks.0+root" if any("blocks.2" in name for name in held) else max(held, key=len)
+    }
+
+
+def test_one_rank_reduces_nothing(toys: Any) -> None:
+    made = plan(toys, 1, stage=0)
+    assert not any("all_reduce" in op.name for op in made.ops)
+
+
+def test_an_update_needs_two_temporaries_and_fp32_gradients(toys: Any) -> None:
+    """144 + 30 elements on one rank; the largest unit's, 48: 2 x 4 x 48, with 16-bit gradients 3 x 4 x 48."""
+    adamw = toys.training(optimizer="adamw")
+    for dtype, expected in (("fp32", 8 * BLOCK), ("bf16", 12 * BLOCK)):
+        made = plan(toys, 1, adamw, stage=1, reduce_dtype=dtype)
+        start = next(number for number, op in enumerate(made.ops) if op.phase == "optimizer")
+        sizes = [c.bytes for c in made.memory if c.op >= start and c.category == "buffers"]
+        assert max(sizes) == expected
+
+
+def test_another_optimizer_and_fp8_are_refused() -> None:
+    job: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
+    with pytest.raises(InputError, match=r"training\.optimizer: found 'sgd', expected 'adamw'"):
+        resolve(Experiment(**job, training={"optimizer": "sgd"}, strategy={"kind": "reference"}))
+    with pytest.raises(InputError, match="param_dtype"):
+        Experiment(**job, strategy={"kind": "reference", "param_dtype": "fp8"})
 
 
 def test_gloo_has_no_reduce_scatter_and_the_engine_brings_its_own() -> None:

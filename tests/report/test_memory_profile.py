@@ -37,6 +37,23 @@ def made() -> Plan:
     return builder.finish("by hand", 1, [Memory("parameters", 100), Memory("parameters", 7, "host")])
 
 
+def test_a_phase_that_only_frees_was_highest_when_it_began() -> None:
+    """Gradients that the optimizer drops are there while it updates."""
+    builder = PlanBuilder([])
+    builder.phase = "backward"
+    builder.allocate("gradients", 60)
+    builder.kernels("backward", ())
+    builder.phase = "optimizer"
+    builder.kernels("update", ())
+    builder.free("gradients", 60)
+    builder.kernels("end", ())
+    profile = memory_profile(builder.finish("by hand", 1, [Memory("parameters", 100)]))
+    assert [(moment.phase, moment.total) for moment in profile.phases] == [
+        ("backward", 160),
+        ("optimizer", 160),
+    ]
+
+
 def test_every_phase_has_its_highest_and_the_step_the_highest_of_them() -> None:
     profile = memory_profile(made())
     found = [(moment.phase, moment.name, moment.total) for moment in profile.phases]

@@ -166,3 +166,18 @@ def test_what_cannot_be_varied_is_said(words: list[str], message: str) -> None:
     result = CliRunner().invoke(app, [*SIDE_BY_SIDE, *words])
     assert isinstance(result.exception, InputError)
     assert message in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["nodes=[]"], "expected at least one value"),
+        (["nodes"], "expected KEY=VALUES"),
+        (["nodes=1", "nodes=2"], "nodes is there twice"),
+    ],
+)
+def test_what_is_varied_must_have_values_once(words: list[str], reason: str) -> None:
+    options = [part for word in words for part in ("--vary", word)]
+    result = CliRunner().invoke(app, ["memory", "--model", "gpt2", "--cluster", "dgx-h100", *options])
+    assert isinstance(result.exception, InputError)
+    assert reason in str(result.exception)

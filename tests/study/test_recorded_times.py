@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim.errors import InputError
 from zsim.study.recorded_cases import case_rows
 
 RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero2-even-2ranks" / "summary.json"
@@ -64,3 +65,20 @@ def test_with_one_they_are_judged(
     content["step_seconds"]["foreign_cpu_fraction"] = foreign
     content["step_cpu_seconds"]["mean_by_rank"][0] *= thread
     assert verdicts(content, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"step_seconds": {"mean": "x", "foreign_cpu_fraction": 0.0}}, "not whole"),
+        ({"step_seconds": {"mean": 1.0, "median": 1.0, "foreign_cpu_fraction": "x"}}, "not whole"),
+        ({"experiment": {"model": "gpt2", "gpus": 2, "nonsense": 1}}, "unknown key 'nonsense'"),
+    ],
+)
+def test_a_damaged_recording_is_named(
+    content: dict[str, Any], tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    path = tmp_path / "summary.json"
+    with pytest.raises(InputError, match=reason) as error:
+        case_rows("run", path, content | change)
+    assert str(path) in str(error.value)

@@ -217,7 +217,9 @@ def _ds_io(path: Path) -> Measurements:
     files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
     rows = list(_ds_io_rows(files))
     if not rows:
-        raise InputError(f"{path}: no log of ds_io or ds_nvme_tune with an 'E2E Read Speed' in it")
+        raise InputError(
+            f"{path}: no trace, and no log of ds_io or ds_nvme_tune with an 'E2E Read Speed' in it"
+        )
     return Measurements(tuple(rows), (), (), (path.name,))
 
 

@@ -36,20 +36,24 @@ def looks_like_trace(path: Path) -> bool:
 def trace_measurements(path: Path, nodes: int | None) -> Measurements:
     """One row per kind and size: the median of its calls.
 
-    `nodes`: over how many the ranks are spread, which no trace says. Raises InputError for a trace that
-    cannot be read, that lacks the other ranks, or in which nothing says its bytes.
+    `nodes`: over how many the ranks are spread, which no trace says; on several, groups of a part of the
+    ranks are left out, because it does not say either on which of them they are. Raises InputError for a
+    trace that cannot be read, that lacks the other ranks, or in which nothing says its bytes.
     """
     trace = read_trace(path)
     if trace.metadata.get("transfers_bounded"):
         raise InputError(
             f"{path.name}: too few ranks to tell transfer from waiting; expected every rank of a group"
         )
-    rows = [*_collectives(trace, path.name, nodes or 1), *_copies(trace, path.name)]
+    nodes = nodes or 1
+    rows = [*_collectives(trace, path.name, nodes), *_copies(trace, path.name)]
     if not rows:
         raise InputError(f"{path.name}: no collective and no copy that says its bytes")
     machine = str(trace.metadata.get("machine") or f"{trace.world_size} ranks")
-    notes = (f"{path.name}: kernels are left out, their shapes are not in the trace",)
-    return Measurements(tuple(rows), (machine,), notes, (path.name,))
+    notes = [f"{path.name}: kernels are left out, their shapes are not in the trace"]
+    if nodes > 1 and any(1 < info.group_size < trace.world_size for info in trace.infos):
+        notes.append(f"{path.name}: groups of a part of the ranks are left out, on which nodes is not said")
+    return Measurements(tuple(rows), (machine,), tuple(notes), (path.name,))
 
 
 def _collectives(trace: Trace, source: str, nodes: int) -> Iterator[Measurement]:
@@ -58,10 +62,11 @@ def _collectives(trace: Trace, source: str, nodes: int) -> Iterator[Measurement]
     found: dict[tuple[str, int, int], list[float]] = {}
     for index, seconds in zip(trace.info_indices.tolist(), trace.transfer_seconds.tolist(), strict=True):
         info = trace.infos[index]
-        if info.group_size > 1 and info.bytes > 0 and np.isfinite(seconds) and seconds > 0:
+        is_known = nodes == 1 or info.group_size == trace.world_size
+        if is_known and info.group_size > 1 and info.bytes > 0 and np.isfinite(seconds) and seconds > 0:
             found.setdefault((info.kind, info.bytes, info.group_size), []).append(seconds)
     for (kind, size, ranks), times in sorted(found.items()):
-        parameters = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": min(nodes, ranks)}
+        parameters = {"kind": kind, "bytes": size, "ranks": ranks, "nodes": nodes}
         yield _row("collective", parameters, size, times, source)
 
 

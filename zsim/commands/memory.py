@@ -54,7 +54,7 @@ def memory(
     if by not in _BY:
         raise InputError(f"--by {by}: expected one of {', '.join(_BY)}{did_you_mean(by, _BY)}")
     if vary:
-        axes = dict(map(_axis, vary))
+        axes = _axes(vary)
         content, fits = _compare(asked, axes, cast("By", by), quiet=str(json_) == "-"), True
     elif by != "category":
         raise InputError(f"--by {by} is for --vary; `zsim run` simulates one experiment")
@@ -66,6 +66,21 @@ def memory(
         print(f"\njson  {write_json(content, json_)}")
     if not fits:
         raise typer.Exit(1)
+
+
+def _axes(words: list[str]) -> dict[str, list[Any]]:
+    """The values of each key that is varied."""
+    axes: dict[str, list[Any]] = {}
+    for word in words:
+        if not word.partition("=")[2].strip():
+            raise InputError(f"--vary {word}: expected KEY=VALUES, e.g. --vary strategy.replicate=1,2,4")
+        key, values = _axis(word)
+        if not values:
+            raise InputError(f"--vary {word}: expected at least one value")
+        if key in axes:
+            raise InputError(f"--vary {word}: {key} is there twice; expected all of its values in one")
+        axes[key] = values
+    return axes
 
 
 def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:

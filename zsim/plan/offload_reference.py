@@ -103,9 +103,8 @@ class OffloadedReferenceSchedule(ReferenceSchedule):
             return
         for unit in units:
             self._add_gradient(unit, self._owned(unit) * self.reduce_bytes)
-        builder, stage = self.builder, self.strategy.stage
-        builder.free("buffers", part if stage else 0, owner=name)
-        builder.free("buffers", size if stage >= 2 else 0, owner=name)
+        if self.strategy.stage:
+            self._free_parts(units)
 
     def _output_category(self) -> Category:
         return "buffers" if self.state_home != "gpu" else super()._output_category()
@@ -134,8 +133,11 @@ class OffloadedReferenceSchedule(ReferenceSchedule):
         if self.state_home == "gpu" or self.strategy.stage <= 1:
             super()._drop_gradients(owned)  # this rank's own
         if self.state_home != "gpu":
-            size = sum(owned) * self.reduce_bytes
-            self.builder.free("gradients", size, self.state_home, is_pinned=self.pins_states)
+            for unit, numel in zip(self.units, owned, strict=True):
+                size = numel * self.reduce_bytes
+                self.builder.free(
+                    "gradients", size, self.state_home, is_pinned=self.pins_states, owner=unit.name
+                )
 
     # -- the step ---------------------------------------------------------------------------------------
 

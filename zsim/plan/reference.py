@@ -50,7 +50,7 @@ class _Bucket:
     """Units that are being reduced together, and the event."""
 
     units: list[EngineUnit]
-    event: int
+    event: int | None
 
 
 @dataclass
@@ -123,7 +123,9 @@ class ReferenceSchedule(Hooks):
             self.builder.free("buffers", unit.padded_numel * self.param_bytes, owner=unit.name)
             unit.is_gathered = False
 
-    def _collective(self, kind: CollectiveKind, size: int, dtype: str, unit: str) -> int:
+    def _collective(self, kind: CollectiveKind, size: int, dtype: str, unit: str) -> int | None:
+        if self.world_size == 1 and kind == "all_reduce":
+            return None
         self.builder.wait_stream(COMMUNICATION, COMPUTE)
         if self.world_size == 1:
             kernels = moves(size, size)
@@ -176,8 +178,9 @@ class ReferenceSchedule(Hooks):
         """Autograd's own gradients, which the unit's flat tensor takes over when its backward has ended; a
         tied head's share waits for the embedding's."""
         size = call.numel * self.param_bytes
-        self.builder.allocate("buffers", size, owner=call.segment)
-        self._by_segment[call.segment].autograd_bytes += size
+        unit = self._by_segment[call.segment]
+        self.builder.allocate("buffers", size, owner=unit.name)
+        unit.autograd_bytes += size
 
     def after_backward(self, segment: Segment) -> None:
         unit = self._by_segment[segment.name]
@@ -225,11 +228,15 @@ class ReferenceSchedule(Hooks):
         if len(units) > 1:
             builder.allocate("buffers", size, owner=name)
             builder.kernels(f"join gradients {name}", moves(size, size), module=name)
+            for unit in units if strategy.stage >= 2 else ():
+                builder.free("buffers", self._bytes([unit]), owner=unit.name)
         if strategy.stage == 0:
             event = self._collective("all_reduce", size, strategy.reduce_dtype, name)
         else:
             builder.allocate("buffers", size if strategy.sums_itself else 0, owner=name)
-            builder.allocate(self._output_category(), size // self.world_size, owner=name)
+            for unit in units:
+                part = self._bytes([unit]) // self.world_size
+                builder.allocate(self._output_category(), part, owner=unit.name)
             event = self._collective("reduce_scatter", size, strategy.reduce_dtype, name)
         reductions.in_flight.append(_Bucket(units, event))
 
@@ -245,6 +252,8 @@ class ReferenceSchedule(Hooks):
             builder.free("buffers", size, owner=name)
         if len(bucket.units) > 1:
             builder.free("buffers", size, owner=name)
+        if len(bucket.units) == 1 and strategy.stage >= 2:
+            builder.free("buffers", size, owner=name)
         self._keep(bucket.units, name, size, part)
 
     def _keep(self, units: Sequence[EngineUnit], name: str, size: int, part: int) -> None:
@@ -255,12 +264,15 @@ class ReferenceSchedule(Hooks):
                 builder.kernels(f"copy gradients {name}", moves(size, size), module=name)
         elif stage == 1:
             builder.kernels(f"copy gradients {name}", moves(part, part), module=name)
-            builder.free("buffers", part, owner=name)
-        elif self._is_first:
-            builder.free("buffers", size, owner=name)
-        else:
+            self._free_parts(units)
+        elif not self._is_first:
             builder.kernels(f"accumulate gradients {name}", moves(2 * part, part), module=name)
-            builder.free("buffers", part + size, owner=name)
+            self._free_parts(units)
+
+    def _free_parts(self, units: Sequence[EngineUnit]) -> None:
+        """The outputs of a reduce-scatter, where they are not the gradients themselves."""
+        for unit in units:
+            self.builder.free("buffers", self._bytes([unit]) // self.world_size, owner=unit.name)
 
     def _output_category(self) -> Category:
         """Of a reduce-scatter's output: stages 2 and 3 keep the first micro-batch's as their gradients."""
@@ -292,16 +304,24 @@ class ReferenceSchedule(Hooks):
         clip_gradients(self.builder, training, owned, group, dtype=self.strategy.reduce_dtype)
 
     def _update(self, unit: EngineUnit, numel: int) -> None:
+        """With the root of the second moment and its quotient as fp32 temporaries, and fp32 gradients where
+        they were reduced in 16 bits."""
+        casts = self.reduce_bytes != 4
+        passing = (2 + casts) * 4 * numel
         size = float(4 * _ADAMW_PASSES * numel)
         adamw = Kernel("optimizer", 0.0, size, "fp32", (), launches=_ADAMW_OPERATIONS)
-        self.builder.kernels(f"adamw {unit.name}", [adamw], overhead="optimizer_step", module=unit.name)
+        kernels = (*moves(self.reduce_bytes * numel, 4 * numel), adamw) if casts else (adamw,)
+        self.builder.allocate("buffers", passing, owner=unit.name)
+        self.builder.kernels(f"adamw {unit.name}", kernels, overhead="optimizer_step", module=unit.name)
+        self.builder.free("buffers", passing, owner=unit.name)
         if self.param_bytes != 4:
             low = moves(4 * numel, self.param_bytes * numel)
             self.builder.kernels(f"copy parameters {unit.name}", low, module=unit.name)
 
     def _drop_gradients(self, owned: Sequence[int]) -> None:
-        kept = sum(owned) if self.strategy.stage >= 2 else sum(unit.padded_numel for unit in self.units)
-        self.builder.free("gradients", kept * self.reduce_bytes)
+        for unit, numel in zip(self.units, owned, strict=True):
+            kept = numel if self.strategy.stage >= 2 else unit.padded_numel
+            self.builder.free("gradients", kept * self.reduce_bytes, owner=unit.name)
 
 
 def _units(workload: Workload, world_size: int, strategy: Reference) -> list[EngineUnit]:

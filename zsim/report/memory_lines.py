@@ -23,7 +23,7 @@ def profile_lines(profile: MemoryProfile, *, capacity_bytes: int, limit: int = 1
     peak = profile.peak
     verdict = "fits" if peak.total <= capacity_bytes else "DOES NOT FIT"
     yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)} ({verdict}), {peak.phase}"
-    yield f"      at '{peak.name}', op {peak.op + 1:,} of {profile.num_ops:,}"
+    yield f"      at '{_short(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
     yield ""
     yield from _phase_lines(profile.phases)
     yield ""
@@ -118,7 +118,8 @@ def simulated_line(label: str, peak: Moment, *, fits: bool, seconds: float, toke
 
 
 def error_line(label: str, error: str) -> str:
-    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}  {_short(error, 79 - _VARIANT_COLUMNS)}"
+    said = error.removeprefix("experiment: ")
+    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}  {_short(said, 79 - _VARIANT_COLUMNS)}"
 
 
 def _cells(texts: Iterable[str], by: By) -> str:

@@ -82,17 +82,19 @@ def memory_profile(plan: Plan, more: Iterable[Memory] = ()) -> MemoryProfile:
     for place, change in enumerate(changes):
         if kept is None and change.op >= first_backward and change.bytes > 0:
             kept = _above_nothing(held)
+        phase = plan.ops[min(change.op, len(plan.ops) - 1)].phase
+        if phase not in tops:  # what it begins with
+            tops[phase] = (total, place - 1, dict(levels))
         key = (change.category, change.owner)
         levels[change.category] += change.bytes
         held[key] = held.get(key, 0) + change.bytes
         highest[key] = max(highest.get(key, 0), held[key])
         total += change.bytes
-        phase = plan.ops[min(change.op, len(plan.ops) - 1)].phase
-        if phase not in tops or total > tops[phase][0]:
+        if total > tops[phase][0]:
             tops[phase] = (total, place, dict(levels))
     if not tops:
         tops = {"forward": (total, -1, levels)}
-    moments = {phase: _at(plan, changes[place].op if changes else 0, phase, found)
+    moments = {phase: _at(plan, changes[max(place, 0)].op if changes else 0, phase, found)
                for phase, (_, place, found) in tops.items()}  # fmt: skip
     _, place, _ = max(tops.values(), key=lambda top: top[0])
     for change in changes[: place + 1]:

@@ -58,7 +58,7 @@ def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
     for wait in breakdown.waits:
         if wait.cause == cause and wait.info is not None:
             info = trace.infos[wait.info]
-            op = (info.kind, info.module or info.name, info.phase)
+            op = (info.kind, info.module or (info.name if info.name != info.kind else ""), info.phase)
             by_kind[info.kind] = by_kind.get(info.kind, 0.0) + wait.seconds
             by_op[op] = by_op.get(op, 0.0) + wait.seconds
     if not by_kind:
@@ -66,7 +66,8 @@ def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
     kind, name, phase = max(by_op, key=lambda key: by_op[key])
     of_cause = breakdown.seconds[cause]
     if by_op[kind, name, phase] > of_cause / 2:
-        return f", mostly the {span_meaning(kind).label} of {name}" + (f" in {phase}" if phase else "")
+        where = (f" of {name}" if name else "s") + (f" in {phase}" if phase else "")
+        return f", mostly the {span_meaning(kind).label}{where}"
     kind = max(by_kind, key=lambda key: by_kind[key])
     if by_kind[kind] > of_cause / 2:
         return f", mostly {span_meaning(kind).label} ({_share(by_kind[kind] / of_cause)} of it)"

@@ -144,7 +144,7 @@ class ReferenceTable(_Table):
 
     kind: Literal["reference"]
     stage: Literal[0, 1, 2, 3] = 3
-    param_dtype: Dtype | None = None
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     bucket_bytes: int = Field(default=0, ge=0)
     prefetch: int = Field(default=1, ge=0)

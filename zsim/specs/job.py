@@ -313,7 +313,12 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
 
 
 def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> tuple[Reference, Cluster]:
-    """The engine brings its own reduce-scatter where gloo's would be a whole all-reduce."""
+    """The engine brings its own reduce-scatter where gloo's would be an all-reduce, and its own AdamW."""
+    if training.optimizer != "adamw":
+        raise InputError(
+            f"training.optimizer: found '{training.optimizer}', expected 'adamw': the reference engine has "
+            "no other"
+        )
     if table.parameter_place != "device" and table.stage != 3:
         raise InputError(
             f"strategy.parameter_place: found '{table.parameter_place}' with stage {table.stage}, which "

@@ -299,8 +299,8 @@ def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[st
 def _deepspeed_version(run: PublishedRun) -> str:
     """The release whose defaults apply: the row's own; else the oldest and the newest that zsim knows."""
     known = re.search(r"DeepSpeed (\d+)\.(\d+)\.(\d+)", run.text("software"))
-    if known and tuple(map(int, known.groups())) > (0, 10, 3):
-        return ".".join(known.groups())
+    if known:
+        return ".".join(known.groups()) if tuple(map(int, known.groups())) > (0, 10, 3) else "0.10.3"
     return "0.10.3" if run.text("date") < "2023-10" else "0.19.8"
 
 

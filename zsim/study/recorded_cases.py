@@ -60,7 +60,9 @@ def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRo
         return list(rows(name, path, content))
     except NotSimulatedError as error:
         return [CheckRow(name, "calls", "skipped", str(error))]
-    except (KeyError, TypeError, AttributeError) as error:
+    except InputError as error:
+        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise InputError(f"{path}: not whole: {type(error).__name__} {error}") from None
 
 

@@ -43,8 +43,15 @@ def predict_ahead(content: Mapping[str, Any]) -> AheadPrediction:
         speed *= rest / computing if computing > 0 else 2.0
     ahead = _on(_job(content, prefetch=1), speed, efficiency)
     trace = simulate_job(ahead).trace.of_rank(0)
-    spans = trace.end_seconds - trace.start_seconds
-    return AheadPrediction(trace.step_seconds, float(spans.sum()))
+    return AheadPrediction(trace.step_seconds, trace.step_seconds + _hidden_seconds(trace))
+
+
+def _hidden_seconds(trace: Trace) -> float:
+    """How much of the spans runs beside others: their sum less the time in which there is any."""
+    order = np.argsort(trace.start_seconds, kind="stable")
+    starts, ends = trace.start_seconds[order], trace.end_seconds[order]
+    reached = np.maximum.accumulate(np.concatenate(([0.0], ends[:-1])))
+    return float((np.minimum(reached, ends) - starts).clip(min=0.0).sum())
 
 
 def _job(content: Mapping[str, Any], *, prefetch: int) -> Job:

@@ -93,7 +93,7 @@ TRAINING = (
 STRATEGY = (
     Field("strategy.kind", "Framework", choices=KINDS),
     Field(
-        STAGE, "ZeRO stage", kinds=("deepspeed",),
+        STAGE, "ZeRO stage", kinds=("deepspeed", "reference"),
         choices={
             "3: parameters too": 3, "2: gradients too": 2, "1: optimizer states": 1, "0: nothing sharded": 0,
         },
