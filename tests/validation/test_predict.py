@@ -11,7 +11,7 @@ import zsim
 
 pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
-from validation.predict import RUNS, cluster_text, line, runs
+from validation.predict import RUNS, line, machine_text, run_text, runs
 from validation.record.cases import LARGER_MODELS, experiment
 from zsim.specs.cluster_files import load_cluster
 from zsim.study.check_rows import CheckRow
@@ -29,7 +29,7 @@ def test_every_strategy_is_run_with_every_model_and_none_is_a_recorded_case() ->
 
 def test_the_machine_is_known_from_microbenchmarks_alone(tmp_path: Path) -> None:
     """What a step takes comes out within a factor of what its matrix products alone would take."""
-    (tmp_path / "cluster.toml").write_text(cluster_text(MACHINE / "microbench.json", ranks=2))
+    (tmp_path / "cluster.toml").write_text(machine_text(MACHINE / "microbench.json", ranks=2))
     cluster = load_cluster(str(tmp_path / "cluster.toml"))
     assert cluster.gpu.gemm.evidence == cluster.gpu.memory_bound.evidence == "calibrated"
     strategy, model = next((s, m) for s, m in runs() if s.name == "zero3" and m == "large")
@@ -40,6 +40,22 @@ def test_the_machine_is_known_from_microbenchmarks_alone(tmp_path: Path) -> None
     ).report.step_seconds
     products = 6 * 16.9e6 * 4 * 128 / ((cluster.gpu.peak.fp32 or 0.0) * cluster.gpu.gemm.max_fraction)
     assert products < seconds < 2 * products
+
+
+def test_a_run_is_predicted_at_the_speed_its_cores_had(tmp_path: Path) -> None:
+    """A core that takes twice as long for both probes takes twice as long for the step."""
+    machine = tmp_path / "machine.toml"
+    machine.write_text(machine_text(MACHINE / "microbench.json", ranks=2))
+    strategy, model = next((s, m) for s, m in runs() if s.name == "ddp" and m == "large")
+    made = experiment(strategy, model, 1)
+    assert made is not None
+    seconds = []
+    for name, factor in (("first", 1.0), ("second", 2.0)):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "cluster.toml"
+        path.write_text(run_text(machine, {"product": 3e-3 * factor, "addition": 2e-3 * factor}))
+        seconds.append(zsim.simulate(zsim.Experiment(cluster=str(path), **made)).report.step_seconds)
+    assert seconds[1] == pytest.approx(2 * seconds[0], rel=0.02)
 
 
 def test_the_committed_runs_name_their_machine() -> None:

@@ -19,6 +19,7 @@ from validation.launch import run
 from validation.machine_load import foreign_fraction
 from validation.provenance import machine_folder, provenance, write_checksums
 from validation.record.cases import (
+    LARGER_MODELS,
     MODELS,
     SHAPES,
     STRATEGIES,
@@ -102,6 +103,8 @@ def make_header(
 ) -> dict[str, Any]:
     """What every file of a recording begins with."""
     words = ["python", "-m", "validation.record", f"{strategy.name}-{model}", "--ranks", str(ranks)]
+    if model in LARGER_MODELS:
+        words = ["python", "-m", "validation.predict", "--only", strategy.name]
     command = shlex.join(words + (["--kineto"] if with_kineto else []))
     origin = provenance(command, backend=backend, seed=0)
     return {"format": FORMAT, "provenance": origin, "case": as_json(strategy), "model": SHAPES[model]}
@@ -136,6 +139,7 @@ def summarize(results: list[Any], strategy: Recording, model: str) -> dict[str, 
             **spread_of_slowest([result.step_cpu_seconds for result in results]),
             "mean_by_rank": [round(statistics.fmean(r.step_cpu_seconds), 6) for r in results],
         },
+        "probe_seconds": dict(zip(("product", "addition"), probe_means(results), strict=True)),
         "phase_seconds": {
             name: statistics.median(results[0].phase_seconds[name]) for name in results[0].phase_seconds
         },
@@ -146,6 +150,13 @@ def summarize(results: list[Any], strategy: Recording, model: str) -> dict[str, 
         "calls": results[0].calls if same else [result.calls for result in results],
         "flight_recorder": results[0].flight_recorder,
     }
+
+
+def probe_means(results: list[Any]) -> tuple[float, float]:
+    """Of all ranks, between all steps; see `validation.probe`."""
+    rows = [row for result in results for row in result.probe_seconds]
+    product, addition = (statistics.fmean(column) for column in zip(*rows, strict=True))
+    return round(product, 9), round(addition, 9)
 
 
 def spread_of_slowest(by_rank: list[list[float]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from validation.collective_log import CollectiveLog
 from validation.examples import make_batch
 from validation.llama import Llama, LlamaShape
 from validation.machine_load import CpuLoad
+from validation.probe import Probe
 from validation.record import flight_recorder, kineto
 from validation.record.cases import SHAPES, Recording
 from validation.tracing import Tracer, now
@@ -45,6 +46,7 @@ class Recorded:
     flight_recorder: list[Any] | None
     step_seconds: list[float]
     step_cpu_seconds: list[float]
+    probe_seconds: list[tuple[float, float]]
     phase_seconds: dict[str, list[float]]
     held_before_update: dict[str, dict[str, int]]
     held_between_steps: dict[str, dict[str, int]]
@@ -91,8 +93,12 @@ def record(
 
     for _ in range(WARM_UP_STEPS):
         steps.run()
-    load = CpuLoad()
-    timed = [steps.run() for _ in range(order.timed_steps)]
+    load, probe = CpuLoad(), Probe(order.device)
+    timed, probed = [], []
+    for _ in range(order.timed_steps):
+        timed.append(steps.run())
+        dist.barrier()
+        probed.append(probe())
     cpu_ticks = load.since()
     tracer.is_on = True
     for _ in range(order.timed_steps):
@@ -113,6 +119,7 @@ def record(
         flight_recorder=backend_rows,
         step_seconds=[wall for wall, _ in timed],
         step_cpu_seconds=[cpu for _, cpu in timed],
+        probe_seconds=probed,
         phase_seconds=phase_seconds,
         held_before_update=steps.held_before_update,
         held_between_steps=between,

@@ -9,7 +9,10 @@ from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.compute import kernel_seconds
 from zsim.cost.kernels import Kernel
+from zsim.cost.shapes import BatchShape, WorkOptions
+from zsim.cost.work import backward_kernels, forward_kernels
 from zsim.specs.hardware import Gpu
+from zsim.specs.model import Loss, Module, Norm
 
 _BEYOND_CACHES = 100e6
 _ELEMENTWISE = ("residual", "silu_times", "rms_norm")
@@ -83,7 +86,7 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
 
 def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
     copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > 0]
-    others = [
+    others: list[Timed] = [
         (row, (Kernel("elementwise", 0.0, row.bytes),))
         for row in measured.of(*_ELEMENTWISE)
         if row.bytes > 0 and not _backward(row)
@@ -96,11 +99,30 @@ def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
             _fraction("memory_bound.elementwise_fraction", gpu.memory_bound.elementwise_fraction)
         )
     if gpu.vendor == "cpu":
+        others += _modules(measured)
         parameters.append(Parameter("memory_bound.cache_bytes", 8e6, 1e5, 1e8))
         parameters.append(Parameter("memory_bound.cache_speedup", 3.0, 1.0, 20.0))
-    return _fit(
-        gpu, "kernels bound by memory", parameters, [*copies, *others], "bytes", lambda row: row.bytes
-    )
+    return _fit(gpu, "kernels bound by memory", parameters, [*copies, *others], "bytes", _bytes_of)
+
+
+def _bytes_of(row: Measurement) -> float:
+    """What a row moves; of a module about three passes over its rows."""
+    width = row["vocab"] or row["width"]
+    return row.bytes or 12.0 * float(row["tokens"]) * float(width)
+
+
+def _modules(measured: Measurements) -> list[Timed]:
+    """Modules of many passes, whose bytes zsim counts itself: on a CPU their backward takes much longer for
+    its bytes than a forward pass, and a step has more of it."""
+    options = WorkOptions("fp32")
+    timed: list[Timed] = []
+    for row in measured.of("rms_norm_eager", "cross_entropy", dtype="fp32"):
+        is_loss = row.family == "cross_entropy"
+        module = Module("module", Loss(int(row["vocab"])) if is_loss else Norm(int(row["width"]), "rms"))
+        shape = BatchShape(1, int(row["tokens"]))
+        backward = backward_kernels(module, shape, options) if _backward(row) else ()
+        timed.append((row, (*forward_kernels(module, shape, options), *backward)))
+    return timed
 
 
 def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from zsim.cost.kernels import Kernel
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.ops import Category, CollectiveKind, Group, Memory, Plan
+from zsim.plan.ops import Category, Collective, CollectiveKind, Group, Memory, Plan
 from zsim.plan.optimizer import clip_gradients
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Segment, Workload
@@ -130,9 +130,15 @@ class ReferenceSchedule(Hooks):
         if self.world_size == 1:
             kernels = moves(size, size)
             return self.builder.kernels(f"{kind} {unit}", kernels, stream=COMMUNICATION, module=unit)
-        return self.builder.collective(
-            kind, size, dtype, WORLD, stream=COMMUNICATION, name=f"{kind} {unit}", module=unit
-        )
+        if not self.strategy.sums_itself:
+            return self.builder.collective(
+                kind, size, dtype, WORLD, stream=COMMUNICATION, name=f"{kind} {unit}", module=unit
+            )
+        # gloo has two threads per group (ProcessGroupGloo::Options): a reduction does not hold up a gather
+        stream = f"{COMMUNICATION} {kind}"
+        self.builder.wait_stream(stream, COMPUTE)
+        work = Collective(kind, size, dtype, WORLD)
+        return self.builder.add(f"{kind} {unit}", stream, work, overhead="collective_call", module=unit)
 
     # -- forward and backward -------------------------------------------------------------------------
 
