@@ -43,12 +43,12 @@ def main(words: list[str]) -> int:
     has_failed = False
     for name, strategy in STRATEGIES.items():
         case = TrainCase(strategy=strategy, steps=2, sequences=2 * options.ranks)
-        begun, codes = time.monotonic(), Counter[object]()
+        before, begun, codes = descendants(), time.monotonic(), Counter[object]()
         for number in range(options.runs):
             outcomes = run_outcomes("validation.training:train", options.ranks, (case,), timeout=120)
             codes.update(outcome.exit_code for outcome in outcomes)
             print(f"\r{name}: {number + 1} of {options.runs}", end="", flush=True)
-        left = descendants()
+        left = descendants() - before
         ended = ", ".join(f"{count} with {code}" for code, count in sorted(codes.items(), key=str))
         print(
             f"\r{name}: {options.runs} runs of {options.ranks} ranks in {time.monotonic() - begun:.0f} s: "

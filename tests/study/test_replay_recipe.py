@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from zsim.trace.read import read_trace
+import zsim
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,5 +19,5 @@ def test_the_recipe_runs(capsys, monkeypatch) -> None:
     for block in blocks:
         exec(compile(block, "replay.md", "exec"), names)
     assert len(blocks) == 3
-    recorded = read_trace("traces/gloo/zero3-even-2ranks").typical_step().step_seconds
+    recorded = zsim.replay(zsim.read_trace("traces/gloo/zero3-even-2ranks")).recorded_seconds
     assert f"recorded {recorded * 1e3:.1f} ms" in capsys.readouterr().out
