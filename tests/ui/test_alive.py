@@ -110,11 +110,11 @@ def test_a_setting_turned_changes_words_figures_and_the_curve(page: Any) -> None
     utilisation, step = page.locator(".tile .number").nth(2).text_content(), lengths(page, "step")
     set_number(page, "training-micro_batch_size", 8)
     page.wait_for_selector(".tile .small:has-text('4,096 tokens per GPU')")
-    assert page.locator(".tile .number").nth(2).text_content() != utilisation
-    assert "times as many tokens per second as before" in page.text_content("#change")
+    until(page, lambda: page.locator(".tile .number").nth(2).text_content() != utilisation)
+    until(page, lambda: "times as many tokens per second as before" in page.text_content("#change"))
     until(page, lambda: lengths(page, "step") != step)
     until(page, lambda: lengths(page, "throughput")[:1] == [[2, 4, 8, 16, 32, 64, 128]])
-    assert "GPUs" in page.text_content("#curve-words")
+    until(page, lambda: "GPUs" in page.text_content("#curve-words"))
     set_number(page, "training-micro_batch_size", "")
     page.wait_for_selector(".tile .small:has-text('512 tokens per GPU')")
 
