@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    is_output,
+    print_json,
     write_json,
 )
 from zsim.commands.replay import replay
@@ -97,8 +98,8 @@ def run(
     files: dict[str, Path] = {}
     if out is not None:
         files |= _write_all(result, out)
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(result.report.to_dict(), indent=1))
+    if is_output(json_):
+        print_json(result.report.to_dict())
     else:
         if json_ is not None:
             files["json"] = write_json(result.report.to_dict(), json_)
@@ -126,8 +127,8 @@ def plan(
     from zsim.report.plan import plan_to_dict, print_plan
 
     made = make_plan(experiment_from(experiment, model, cluster, nodes, gpus, set_))
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(plan_to_dict(made), indent=1))
+    if is_output(json_):
+        print_json(plan_to_dict(made))
         return
     files = {"json": write_json(plan_to_dict(made), json_)} if json_ is not None else {}
     print_plan(made, limit=limit, files=files)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import write_json, write_text
+from zsim.commands.options import is_output, print_json, write_json, write_text
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ def calibrate(
         raise InputError(f"--out {out}: expected a file that ends in .toml")
     measured = joined([read_measurements(path, ranks=ranks, nodes=nodes) for path in inputs])
     found = fit_all(cluster, base, name or (out.stem if out else f"{cluster.name}-calibrated"), measured)
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(found.to_dict(), indent=1))
+    if is_output(json_):
+        print_json(found.to_dict())
     else:
         print("\n".join(_lines(found)))
         if json_ is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import write_json, write_text
+from zsim.commands.options import is_output, print_json, write_json, write_text
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,22 +79,22 @@ def check(
         tolerances=Tolerances.parse(tolerance) if tolerance else None,
         update=update_baseline,
     )
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(report.to_dict(), indent=1))
+    if is_output(json_):
+        print_json(report.to_dict())
     elif markdown:
         rows = report.published.rows
         print("\n".join(table_lines(bars(rows), bar_of_all(rows))))
     else:
         print("\n".join(report_lines(report, is_long=bool(targets))))
-    if json_ is not None and str(json_) != "-":
+    if json_ is not None and not is_output(json_):
         print(f"json      {write_json(report.to_dict(), json_)}")
     if junit is not None:
         write_text(junit_xml(report.rows), junit)
-        if str(json_) != "-":
+        if not is_output(json_):
             print(f"junit     {junit}")
     if update_baseline and pins is not None:
         pins.write()
-        if str(json_) != "-":
+        if not is_output(json_):
             print(f"baseline  {pins.path}: {len(pins.cases)} case{'s' * (len(pins.cases) != 1)}")
     if report.verdict == "fail":
         raise typer.Exit(1)

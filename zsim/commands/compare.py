@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Set, write_json
+from zsim.commands.options import Set, is_output, print_json, write_json
 from zsim.errors import InputError
 from zsim.specs.setting import setting
 
@@ -55,18 +54,18 @@ def compare(
         rank=rank,
         names=(str(simulated), str(recorded)),
     )
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(comparison.to_dict(), indent=1))
+    if is_output(json_):
+        print_json(comparison.to_dict())
     else:
         print(comparison)
-    if json_ is not None and str(json_) != "-":
+    if json_ is not None and not is_output(json_):
         print(f"json  {write_json(comparison.to_dict(), json_)}")
     if out is not None:
         try:
             comparison.write_html(out)
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}") from None
-        if str(json_) != "-":
+        if not is_output(json_):
             print(f"page  {out}")
     if comparison.verdict == "fail":
         raise typer.Exit(1)

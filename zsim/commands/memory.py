@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -16,6 +15,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    is_output,
+    print_json,
     write_json,
 )
 from zsim.errors import InputError, did_you_mean
@@ -55,13 +56,13 @@ def memory(
         raise InputError(f"--by {by}: expected one of {', '.join(_BY)}{did_you_mean(by, _BY)}")
     if vary:
         axes = _axes(vary)
-        content, fits = _compare(asked, axes, cast("By", by), quiet=str(json_) == "-"), True
+        content, fits = _compare(asked, axes, cast("By", by), quiet=is_output(json_)), True
     elif by != "category":
         raise InputError(f"--by {by} is for --vary; `zsim run` simulates one experiment")
     else:
-        content, fits = _profile(asked, limit, quiet=str(json_) == "-")
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(content, indent=1))
+        content, fits = _profile(asked, limit, quiet=is_output(json_))
+    if is_output(json_):
+        print_json(content)
     elif json_ is not None:
         print(f"\njson  {write_json(content, json_)}")
     if not fits:

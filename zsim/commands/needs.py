@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    is_output,
+    print_json,
     write_json,
 )
 
@@ -41,8 +42,8 @@ def needs(
 
     found = offload_needs(experiment_from(experiment, model, cluster, nodes, gpus, set_), resource)
     content = [need.to_dict() for need in found]
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(content, indent=1))
+    if is_output(json_):
+        print_json(content)
         return
     for need in found:
         print(need.sentence())

@@ -65,6 +65,15 @@ def experiment_from(
     return experiment.load_experiment(path or EXAMPLE, overrides, origin=origin)
 
 
+def is_output(path: Path | None) -> bool:
+    """`--json -`: the JSON is printed, and nothing beside it."""
+    return str(path) == "-"
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1))
+
+
 def write_json(content: Any, path: Path) -> Path:
     return write_text(json.dumps(content, indent=1) + "\n", path)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zsim.commands.options import write_json
+from zsim.commands.options import is_output, print_json, write_json
 from zsim.errors import InputError
 
 
@@ -62,8 +61,8 @@ def replay(
         recorded_on=recorded_on,
         step=step,
     )
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(result.to_dict(), indent=1))
+    if is_output(json_):
+        print_json(result.to_dict())
     else:
         print("\n".join(replay_lines(result, ", ".join(str(path) for path in trace))))
         if json_ is not None:
@@ -73,5 +72,5 @@ def replay(
             files = write_chrome_traces(result.replayed, out)
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}") from None
-        if str(json_) != "-":
+        if not is_output(json_):
             print(f"trace  {files[0].parent} ({len(files)} rank{'s' * (len(files) > 1)})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zsim.commands.options import write_json, write_text
+from zsim.commands.options import is_output, print_json, write_json, write_text
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def show(
     from zsim.study.topologies import describe_topology, print_topology
 
     facts = describe_topology(cluster, nodes)
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(facts, indent=1))
+    if is_output(json_):
+        print_json(facts)
     else:
         print_topology(facts)
         if json_ is not None:
@@ -97,7 +97,7 @@ def bench(
         raise InputError("topology bench: expected a cluster, or --curves FILE.csv")
     chosen = collective_bench.with_choice(load_cluster(cluster), algorithm, protocol, nccl_choice)
     rows = collective_bench.bench(chosen, nodes, collective, group)
-    if json_ is None or str(json_) != "-":
+    if not is_output(json_):
         _print_bench(rows, chosen.name, nodes * chosen.gpus_per_node, collective, group)
     if json_ is not None:
         _write_json([row.to_dict() for row in rows], json_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    is_output,
+    print_json,
     write_files,
     write_json,
 )
@@ -78,8 +79,8 @@ def tune(
             asked, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised, headroom=headroom,
             count=top, jobs=jobs or os.cpu_count() or 1, cache=cache, on_done=progress.update,
         )  # fmt: skip
-    if json_ is not None and str(json_) == "-":
-        print(json.dumps(tuned_to_dict(tuned), indent=1))
+    if is_output(json_):
+        print_json(tuned_to_dict(tuned))
     else:
         print("\n".join(tuned_lines(tuned)))
         if json_ is not None:
@@ -89,5 +90,5 @@ def tune(
         from zsim.study.tune.write import tuned_files
 
         write_files({**tuned_files(tuned), "tune.html": tuned_page(tuned)}, out)
-        if str(json_) != "-":
+        if not is_output(json_):
             print(f"files   {out}/best, tune.html")
