@@ -8,11 +8,9 @@ unit names become `*`, or nothing would repeat.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-
-LONGEST_PERIOD = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +42,9 @@ class Call:
 
 def fold(calls: Iterable[Call]) -> list[Any]:
     """Calls as JSON rows `[kind, bytes, dtype, group size, group stride, unit]`, repeats folded."""
-    rows = [[*call.wire, call.unit] for call in (call.generic for call in calls)]
-    folded: list[Any] = []
-    start = 0
-    while start < len(rows):
-        period, times = _best_repeat(rows, start)
-        part = rows[start : start + period]
-        folded.extend(part if times == 1 else [{"times": times, "calls": part}])
-        start += period * times
-    return folded
+    from zsim.study.call_lists import fold_rows  # not where ranks start, which only make calls
+
+    return fold_rows([[*call.wire, call.unit] for call in (call.generic for call in calls)])
 
 
 def unfold(folded: Iterable[Any]) -> list[Call]:
@@ -64,15 +56,3 @@ def unfold(folded: Iterable[Any]) -> list[Call]:
         else:
             calls.append(Call(*entry))
     return calls
-
-
-def _best_repeat(rows: Sequence[list[Any]], start: int) -> tuple[int, int]:
-    """(period, times) of the repeat at `start` that spares most rows; (1, 1) where none does."""
-    best = (1, 1)
-    for period in range(1, LONGEST_PERIOD + 1):
-        part, times = rows[start : start + period], 1
-        while rows[start + times * period : start + (times + 1) * period] == part:
-            times += 1
-        if period * (times - 1) > best[0] * (best[1] - 1):
-            best = (period, times)
-    return best

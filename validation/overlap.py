@@ -28,14 +28,8 @@ from validation.tracing import Tracer, now
 from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
 
-BITS = {"mbit": 10**6, "gbit": 10**9}
 LENGTH = 64
 WAYS = {"serial": 0, "ahead": 1}  # by how many units gathered ahead
-
-
-def bytes_per_second(rate: str) -> float:
-    """`"400mbit"` -> 5e7."""
-    return float(rate[:-4]) * BITS[rate[-4:]] / 8
 
 
 def measure(rank: int, world_size: int, sequences: int, steps: int) -> dict[str, Any]:

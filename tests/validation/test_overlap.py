@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[valid
 
 from validation import network, overlap  # noqa: E402
 from validation.launch import run  # noqa: E402
+from zsim.study.shaped_link import bytes_per_second  # noqa: E402
 
 pytestmark = pytest.mark.torch
 RATE = "400mbit"
@@ -42,7 +43,7 @@ def test_no_gather_is_faster_than_the_link(way: str) -> None:
     rows = overlap.gathers_and_cover(measured()[0][way]["events"])
     assert len(rows) == 10  # five units, forward and backward
     for size, seconds, _ in rows:
-        assert seconds >= (size / 2 - BURST) / overlap.bytes_per_second(RATE)
+        assert seconds >= (size / 2 - BURST) / bytes_per_second(RATE)
 
 
 def test_gathers_ahead_run_while_units_compute_and_serial_ones_do_not() -> None:

@@ -18,7 +18,11 @@ _LONGEST_PERIOD = 6
 
 def fold(calls: Iterable[Call]) -> list[Any]:
     """Calls as rows, the repeats that spare most of them folded."""
-    rows = [_row(call) for call in calls]
+    return fold_rows([_row(call) for call in calls])
+
+
+def fold_rows(rows: Sequence[list[Any]]) -> list[Any]:
+    """Rows of any kind, the repeats that spare most of them folded."""
     folded: list[Any] = []
     start = 0
     while start < len(rows):

@@ -63,7 +63,7 @@ def _job(content: Mapping[str, Any], *, prefetch: int) -> Job:
                 "extends": "cpu-gloo",
                 "gpus_per_node": 1,
                 "nic": {
-                    "bandwidth": f"{_bytes_per_second(content['rate'])} B/s",
+                    "bandwidth": f"{bytes_per_second(content['rate'])} B/s",
                     "source": "what tc tbf lets through",
                     "evidence": "measured",
                 },
@@ -97,7 +97,7 @@ def _on(job: Job, speed: float, efficiency: float) -> Job:
     return replace(job, cluster=cluster)
 
 
-def _bytes_per_second(rate: str) -> float:
+def bytes_per_second(rate: str) -> float:
     """tc's way of writing it: `"400mbit"` -> 5e7."""
     return float(rate[:-4]) * {"mbit": 1e6, "gbit": 1e9}[rate[-4:]] / 8
 
