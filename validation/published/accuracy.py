@@ -137,13 +137,7 @@ def _by_tier(result: CheckResult) -> list[str]:
         rows = [row for row in result.rows if row.role == "report" and row.tier == tier]
         errors = [row.relative_error for row in rows if row.relative_error is not None]
         if errors:
-            within = sum(abs(error) <= 0.1 for error in errors) / len(errors)
-            mean = sum(map(abs, errors)) / len(errors)
-            bias = sum(errors) / len(errors)
-            lines.append(
-                f"- tier {tier} ({meaning}): {len(errors)} rows, mean {mean:.1%}, bias {bias:+.1%}, "
-                f"{within:.0%} within 10 %"
-            )
+            lines.append(f"- tier {tier} ({meaning}): {len(errors)} rows, {_in_words(errors)}")
     return [*lines, *_without_full(result), ""]
 
 
@@ -154,21 +148,25 @@ def _is_early_and_full(row: RowResult) -> bool:
 def _without_full(result: CheckResult) -> list[str]:
     """How the early rows do that did not fill their memory."""
     rows = [row for row in result.rows if row.source == EARLY and row.relative_error is not None]
-    full = [row.relative_error for row in rows if _is_early_and_full(row)]
+    full = [row.relative_error or 0.0 for row in rows if _is_early_and_full(row)]
     others = [row.relative_error or 0.0 for row in rows if not _is_early_and_full(row)]
     if not full or not others:
         return []
-    within = sum(abs(error) <= 0.1 for error in others) / len(others)
     return [
         f"- {EARLY} apart: {len(full)} rows predicted to leave less than {FREE / 2**30:.0f} GiB free, "
-        f"mean {mean_of(full):.1%}; the other {len(others)}: mean {mean_of(others):.1%}, "
-        f"bias {sum(others) / len(others):+.1%}, {within:.0%} within 10 %"
+        f"mean {_mean(full):.1%}; the other {len(others)}: {_in_words(others)}"
     ]
 
 
-def mean_of(errors: Sequence[float | None]) -> float:
+def _in_words(errors: Sequence[float]) -> str:
+    within = sum(abs(error) <= 0.1 for error in errors) / len(errors)
+    bias = sum(errors) / len(errors)
+    return f"mean {_mean(errors):.1%}, bias {bias:+.1%}, {within:.0%} within 10 %"
+
+
+def _mean(errors: Sequence[float]) -> float:
     """Of their sizes."""
-    return sum(abs(error or 0.0) for error in errors) / len(errors)
+    return sum(map(abs, errors)) / len(errors)
 
 
 def _worst(result: CheckResult) -> list[str]:

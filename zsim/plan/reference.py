@@ -42,7 +42,6 @@ class EngineUnit:
     is_gathered: bool = True
     gathered: int | None = None
     autograd_bytes: int = 0
-    is_finished: bool = False
 
 
 @dataclass
@@ -144,8 +143,6 @@ class ReferenceSchedule(Hooks):
 
     def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
         self._is_first, self._is_last = number == 0, is_last
-        for unit in self.units:
-            unit.is_finished = False
         self._before_forward(self.root)
 
     def _before_forward(self, unit: EngineUnit) -> None:
