@@ -6,8 +6,9 @@ between frameworks happens in the methods of its `Hooks`, which are called where
 
 from __future__ import annotations
 
-from zsim.plan.builder import PlanBuilder
+from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.specs.model import Attention
 
 RESIDUAL = "gradient of the residual stream"
 CHECKPOINT = " checkpoint"  # after the name of its block
@@ -67,6 +68,8 @@ def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
     schedule.before_module(call)
     builder.allocate("activations", work.saved_bytes if keeps else work.working_bytes, owner=call.name)
     builder.allocate("activations", work.forward_extra_bytes, owner=call.name)
+    if isinstance(call.module.work, Attention) and call.module.work.unpads:
+        builder.host_wait(builder.record(COMPUTE))  # the mask's longest sequence decides the kernel's grid
     builder.add(
         call.name,
         "compute",

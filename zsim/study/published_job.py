@@ -13,7 +13,13 @@ from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job, resolve
 from zsim.specs.placement import evenly
 from zsim.study.published_cluster import cluster_preset, row_cluster
-from zsim.study.published_model import composer_model, cross_entropy, is_composer, model_config
+from zsim.study.published_model import (
+    composer_model,
+    cross_entropy,
+    is_composer,
+    is_early_composer,
+    model_config,
+)
 from zsim.study.published_offload import is_offloaded, is_stas00, offload_blocks
 from zsim.study.published_table import PublishedRun
 from zsim.study.published_zeropp import is_zeropp, zeropp_config, zeropp_model
@@ -198,6 +204,13 @@ def is_autocast(run: PublishedRun) -> bool:
     return is_composer(run) and "DEFAULT" in run.text("strategy") and run.text("date") < "2023-03"
 
 
+def limits_all_gathers(run: PublishedRun) -> bool:
+    """MosaicML's scripts set `limit_all_gathers` from April 2023 on (mosaicml/examples@520a6709,
+    examples/llm/throughput/submit_benchmarks.py); the ones before (@b83dacd4, llm/throughput/
+    run_all_configs.py; @2ac2b44a, examples/llm/throughput) leave it at composer's and torch's False."""
+    return not is_early_composer(run)
+
+
 def _stored_dtype(run: PublishedRun) -> str:
     """What weights and optimizer states are kept in; transformers and litgpt can train in bf16 throughout."""
     text = f"{run.text('precision')}, {run.text('optimizer')}"
@@ -278,6 +291,7 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
         table |= {"param_dtype": "fp32", "reduce_dtype": "bf16"}
     if is_composer(run):
         table["backward_prefetch"] = "BACKWARD_POST"  # composer's default
+        table["limit_all_gathers"] = limits_all_gathers(run)
     size = re.search(r"size-based wrap (\d+)M", text)
     if size:
         table["wrapping"] = f"size:{size.group(1)}000000"
