@@ -1,53 +1,106 @@
-"""The caching allocator: what waits, for what, and how often."""
+"""The caching allocator on the host's clock: what waits, for what, how often, and what it costs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import nan
 from typing import Any
 
 import zsim
-from zsim.devices.allocator import Allocator as RealAllocator
-from zsim.devices.allocator import ChangesOfOp
+from zsim.devices.allocator import Allocator
+from zsim.devices.caching_allocator import CachingAllocator
+from zsim.plan.tensors import TensorChange
+
+MIB = 2**20
 
 
-def Allocator(free_bytes: int, changes: dict[int, list[tuple[int, int]]]) -> RealAllocator:
-    """An allocator from plain changes: op -> [(bytes, protecting op or -1), ...]."""
-    return RealAllocator(free_bytes, {op: ChangesOfOp(of_op) for op, of_op in changes.items()})
+def take(op: int, tensor: int, size: int, stream: str = "compute") -> TensorChange:
+    return TensorChange(op, tensor, size * MIB, stream)
+
+
+def give(op: int, tensor: int, until: int = -1) -> TensorChange:
+    return TensorChange(op, tensor, 0, until=until)
+
+
+def allocator(room: int, *changes: TensorChange, last: Sequence[int] = ()) -> Allocator:
+    """Of a GPU with `room` MiB, where the ops `last` were issued last to their streams."""
+    by_op: dict[int, list[TensorChange]] = {}
+    for change in changes:
+        by_op.setdefault(change.op, []).append(change)
+    return Allocator(CachingAllocator(room * MIB), by_op, lambda op: last)
 
 
 def test_room_is_taken_without_waiting() -> None:
-    allocator = Allocator(10, {0: [(6, -1), (-6, -1)], 1: [(10, -1)]})
-    assert allocator.advance(0, 0.0, [nan]) == -1
-    assert allocator.advance(1, 0.0, [nan]) == -1
-    assert allocator.num_retries == 0
+    gpu = allocator(100, take(0, 0, 60), give(1, 0), take(1, 1, 100))
+    assert gpu.advance(0, 0.0, [nan]) == -1
+    assert gpu.memory.reserved_bytes == 60 * MIB
 
 
 def test_a_protected_block_is_collected_once_its_use_has_ended() -> None:
-    """Op 0 protects 6 of 10 bytes; it ended at 1, the host asks for 8 at 2."""
-    allocator = Allocator(10, {1: [(6, -1), (-6, 0)], 2: [(8, -1)]})
-    assert allocator.advance(1, 0.0, [nan]) == -1
-    assert allocator.advance(2, 2.0, [1.0]) == -1
-    assert allocator.num_retries == 0
+    """Op 0 protects 60 of 100 MiB; it ended at 1, the host asks for 60 at 2."""
+    gpu = allocator(100, take(1, 0, 60), give(1, 0, until=0), take(2, 1, 60))
+    assert gpu.advance(1, 0.0, [nan]) == -1
+    assert gpu.is_watching
+    assert gpu.advance(2, 2.0, [1.0]) == -1
+    assert gpu.counts.retries == 0
+    assert gpu.memory.reserved_bytes == 60 * MIB
 
 
-def test_a_short_allocator_waits_for_all_outstanding_uses() -> None:
-    """Ops 0 and 1 protect 3 bytes each of 10. Asking for 6 finds 4, and waits until both have ended, though
-    one would do: synchronize_and_free_events. That is one retry."""
-    allocator = Allocator(10, {2: [(3, -1), (-3, 0), (3, -1), (-3, 1)], 3: [(6, -1)]})
-    ended = [nan, nan]
-    assert allocator.advance(2, 0.0, ended) == -1
-    assert allocator.advance(3, 0.0, ended) == 1
+def test_a_protected_block_is_not_handed_out_before() -> None:
+    """The same, but op 0 ends at 3: the host takes 40 of its own, and reserves all 100."""
+    gpu = allocator(100, take(1, 0, 60), give(1, 0, until=0), take(2, 1, 40))
+    for op in (1, 2):
+        assert gpu.advance(op, 2.0, [3.0]) == -1
+    assert gpu.memory.reserved_bytes == 100 * MIB
+
+
+def test_a_short_allocator_waits_for_all_that_was_issued() -> None:
+    """Ops 0 and 1 ran on two streams and protect 30 MiB each of 100. Asking for 60 finds 40, and waits until
+    both have ended, though one would do; both segments go back to the driver, and 60 come from there."""
+    changes = [
+        take(2, 0, 30),
+        give(2, 0, until=0),
+        take(2, 1, 30),
+        give(2, 1, until=1),
+        take(3, 2, 60),
+    ]
+    gpu, ended = allocator(100, *changes, last=(1, 0)), [nan, nan]
+    assert gpu.advance(2, 0.0, ended) == -1
+    assert gpu.advance(3, 0.0, ended) == 1
     ended[1] = 5.0
-    assert allocator.advance(3, 5.0, ended) == 0
+    assert gpu.advance(3, 5.0, ended) == 0
     ended[0] = 6.0
-    assert allocator.advance(3, 6.0, ended) == -1
-    assert allocator.num_retries == 1
+    assert gpu.advance(3, 6.0, ended) == -1
+    assert (gpu.counts.retries, gpu.counts.released, gpu.counts.failures) == (1, 2, 0)
+    assert gpu.memory.reserved_bytes == 60 * MIB
 
 
-def test_what_never_fits_does_not_wait_for_ever() -> None:
-    allocator = Allocator(10, {0: [(20, -1)], 1: [(5, -1)]})
-    assert allocator.advance(0, 0.0, [nan]) == -1
-    assert allocator.advance(1, 0.0, [nan]) == -1
+def test_the_host_pays_for_segments_and_for_retries() -> None:
+    """Two segments taken (2 x 1 s), both given back (2 x 10 s) in one retry (100 s), one taken again."""
+    changes = [take(0, 0, 30), take(0, 1, 30), give(1, 0), give(1, 1), take(1, 2, 60)]
+    gpu = allocator(100, *changes)
+    gpu.malloc_seconds, gpu.free_seconds, gpu.retry_seconds = 1.0, 10.0, 100.0
+    gpu.advance(0, 0.0, [])
+    assert gpu.take_seconds() == 2.0
+    gpu.advance(1, 0.0, [])
+    assert gpu.take_seconds() == 121.0
+    assert gpu.take_seconds() == 0.0
+
+
+def test_what_never_fits_is_counted_and_does_not_wait_for_ever() -> None:
+    gpu = allocator(10, take(0, 0, 20), take(1, 1, 4))
+    assert gpu.advance(0, 0.0, [nan]) == -1
+    assert gpu.advance(1, 0.0, [nan]) == -1
+    assert gpu.counts.failures == 2
+
+
+def test_only_the_last_round_is_counted() -> None:
+    gpu = allocator(10, take(0, 0, 20), take(1, 1, 4))
+    gpu.counts_from = 1
+    for op in (0, 1):
+        gpu.advance(op, 0.0, [nan])
+    assert gpu.counts.retries == 1
+    assert gpu.counts.failures == 2  # which no later round undoes
 
 
 def step(memory: str, tmp_path: Any) -> zsim.Result:
@@ -83,11 +136,17 @@ def test_tight_memory_makes_zero_3_wait_and_roomy_memory_does_not(tmp_path: Any)
 
 
 def test_a_host_that_comes_by_twice_makes_the_changes_once() -> None:
-    """The host allocates 6 of 10 bytes for op 0, then blocks on an event before it issues it, and comes back.
-    Twice 6 would not leave the 4 of op 1."""
-    allocator = Allocator(10, {0: [(6, -1)], 1: [(4, -1), (-4, 0)], 2: [(4, -1)]})
-    for op in (0, 0, 1, 2):
-        waits_for = allocator.advance(op, 0.0, [nan])
-    assert waits_for == 0
-    assert allocator.advance(2, 1.0, [1.0]) == -1
-    assert allocator.num_retries == 1
+    """The host allocates 60 of 100 MiB for op 0, then blocks on an event before it issues it, and comes back.
+    Twice 60 would not leave the 40 of op 1."""
+    gpu = allocator(100, take(0, 0, 60), take(1, 1, 40))
+    for op in (0, 0, 1):
+        assert gpu.advance(op, 0.0, [nan]) == -1
+    assert gpu.counts.retries == 0
+
+
+def test_a_restart_keeps_the_segments_and_forgets_what_was_outstanding() -> None:
+    gpu = allocator(100, take(1, 0, 60), give(1, 0, until=0))
+    gpu.advance(1, 0.0, [nan])
+    gpu.restart()
+    assert not gpu.is_watching
+    assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (60 * MIB, 0)

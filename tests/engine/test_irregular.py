@@ -183,7 +183,7 @@ def test_a_packed_job_sends_less_through_the_spine_than_a_spread_one() -> None:
 def test_a_job_that_is_too_large_is_told_how_many_whole_gpus_would_do() -> None:
     """Without the faults and the placement, which are about the GPUs it has now."""
     experiment = Experiment(
-        model="llama-3-8b", cluster="dgx-h100", placement={"gpus_per_node": [2]}, strategy={"kind": "fsdp2"},
+        model="llama-2-13b", cluster="dgx-h100", placement={"gpus_per_node": [2]}, strategy={"kind": "fsdp2"},
         faults={"slow_gpus": {"1": 1.5}},
     )  # fmt: skip
     report = zsim.simulate(experiment).report

@@ -35,18 +35,18 @@ def test_eight_gpus_with_cpu_adam(number: int) -> None:
 @pytest.mark.parametrize(
     ("number", "least", "most"),
     [
-        (1, -0.05, 0.0),
-        (3, -0.30, -0.15),
-        (5, -0.10, 0.0),
-        (7, -0.05, 0.0),
-        (9, -0.03, 0.0),
-        (11, -0.02, 0.02),
+        (1, -0.10, 0.0),
+        (3, 0.0, 0.10),
+        (5, 0.10, 0.20),
+        (7, 0.10, 0.20),
+        (9, 0.05, 0.15),
+        (11, 0.05, 0.15),
     ],
 )
 def test_memory_of_eight_h200_with_cpu_adam(number: int, least: float, most: float) -> None:
     """17.5 to 133.7 GB reserved. At 8k tokens the peak is the start, when the whole model is on every GPU
-    (no zero.Init); at 32k what is left of that in the allocator's cache cannot be used for larger blocks,
-    which zsim does not count; from 64k on activations are all."""
+    (no zero.Init); from 32k on activations are most of it, of which Liger's kernels need fewer than zsim
+    counts."""
     error = result_of(f"stas00-h200-b200-{number:04}").memory_relative_error
     assert error is not None
     assert least < error < most

@@ -32,13 +32,10 @@ ROLES = {
 }
 KINDS = ("schedule", "cost", "unknown configuration", "memory nearly full", "not yet explained")
 
-# MosaicML chose micro-batches to fill the GPU. Of its runs on torch 1.12 all that zsim predicts to leave less
-# than this are 1.1 to 5 times as slow as predicted: their allocator kept freeing and asking again. zsim
-# counts what tensors need, not how an allocator of that time cut memory up.
-EARLY, FREE = "mosaic-2022-12", 9 * 2**30
-NEARLY_FULL = (
-    "memory nearly full: predicted to leave {free:.1f} GiB, before what torch 1.12's allocator loses; on 80 "
-    "GB the same models are as predicted"
+# Where torch's allocator is predicted to run short, the step depends on how often it does, which hangs on a
+# hundredth of the memory, and on what each time costs, which is fitted to few rows.
+RUNS_SHORT = (
+    "memory nearly full: torch's allocator is predicted to run short {times} a micro-batch, at 0.3 s each"
 )
 
 # What is known about the large errors, by the beginning of the row's name; the first that fits is printed. A
@@ -103,8 +100,8 @@ def page(result: CheckResult) -> list[str]:
 
 def cause_of(row: RowResult) -> str:
     """What is known about a large error of this row."""
-    if _is_early_and_full(row):
-        return NEARLY_FULL.format(free=(row.predicted_free_bytes or 0) / 2**30)
+    if row.predicted_retries:
+        return RUNS_SHORT.format(times=f"{row.predicted_retries:.2g} times")
     return next((text for prefix, text in CAUSES if row.row_id.startswith(prefix)), KINDS[-1])
 
 
@@ -141,20 +138,16 @@ def _by_tier(result: CheckResult) -> list[str]:
     return [*lines, *_without_full(result), ""]
 
 
-def _is_early_and_full(row: RowResult) -> bool:
-    return row.source == EARLY and row.predicted_free_bytes is not None and row.predicted_free_bytes < FREE
-
-
 def _without_full(result: CheckResult) -> list[str]:
-    """How the early rows do that did not fill their memory."""
-    rows = [row for row in result.rows if row.source == EARLY and row.relative_error is not None]
-    full = [row.relative_error or 0.0 for row in rows if _is_early_and_full(row)]
-    others = [row.relative_error or 0.0 for row in rows if not _is_early_and_full(row)]
-    if not full or not others:
+    """How the rows do whose memory is predicted to suffice, and those where it is not."""
+    rows = [row for row in result.rows if row.role == "report" and row.relative_error is not None]
+    short = [row.relative_error or 0.0 for row in rows if row.predicted_retries]
+    others = [row.relative_error or 0.0 for row in rows if not row.predicted_retries]
+    if not short or not others:
         return []
     return [
-        f"- {EARLY} apart: {len(full)} rows predicted to leave less than {FREE / 2**30:.0f} GiB free, "
-        f"mean {_mean(full):.1%}; the other {len(others)}: {_in_words(others)}"
+        f"- where torch's allocator is predicted to run short: {len(short)} rows, {_in_words(short)}; "
+        f"elsewhere {len(others)}: {_in_words(others)}"
     ]
 
 

@@ -1,92 +1,157 @@
-"""The caching allocator as the host meets it: when it runs short, the host waits for the GPU.
+"""The caching allocator as the host meets it: when it runs short, the host waits, and asks the driver.
 
-Blocks that `record_stream` protects are not handed out again before their last use has ended on the GPU. An
-allocation first collects those whose use has ended (`process_events`); if it still finds no room, the
-allocator waits for *all* outstanding uses (`synchronize_and_free_events`, c10/cuda/CUDACachingAllocator.cpp,
-torch 2.13) and tries again: `num_alloc_retries` in torch's memory statistics. What does not fit even then is
-an out-of-memory error in torch; zsim notes it from the plan and simulates on.
+Blocks that `record_stream` protects are not handed out again before their last use has ended on the GPU;
+every allocation first collects those whose use has ended (`process_events`). Where then neither a cached
+block fits nor the driver has room, torch waits for *all* outstanding uses (`synchronize_and_free_events`),
+gives every cached segment back (`release_cached_blocks`) and asks once more: `num_alloc_retries` in its
+statistics. A `cudaFree` returns when the GPU has done all that was issued to it, so the host loses its lead;
+and what was given back is asked of the driver anew, segment by segment, by the allocations that follow. The
+request itself is not looked for among the blocks that became free: it is a new segment, or an out-of-memory
+error in torch (here that is counted, and the step goes on as if it did fit).
+
+Source: c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-Changes = Sequence[tuple[int, int]]  # (bytes, op that protects a freed block or -1), in the host's order
+from zsim.devices.caching_allocator import Block, CachingAllocator
+from zsim.plan.tensors import TensorChange
 
-
-class ChangesOfOp:
-    """What the host allocates and frees before one op: `need` bytes at most at once, `net` when all is done,
-    without the blocks that stay `protected`, as (op, bytes)."""
-
-    __slots__ = ("changes", "need", "net", "protected")
-
-    def __init__(self, changes: Changes) -> None:
-        self.changes = changes
-        levels = list(accumulate(count for count, protector in changes if protector < 0))
-        self.need = max(levels, default=0)
-        self.net = levels[-1] if levels else 0
-        self.protected = [(protector, -count) for count, protector in changes if protector >= 0]
+Changes = Mapping[int, Sequence[TensorChange]]  # by op
 
 
+@dataclass
+class AllocatorCounts:
+    """`retries`: how often the cache was given back; `failures`: requests that did not fit even then;
+    `released` and `segments`: what the driver took back and gave."""
+
+    retries: int = 0
+    failures: int = 0
+    released: int = 0
+    segments: int = 0
+
+
+@dataclass
 class Allocator:
-    """Free bytes of one GPU, and blocks that are free but still protected."""
+    """One GPU's allocator on its host's clock.
 
-    __slots__ = ("_changes", "_free", "_is_draining", "_last_op", "_position", "_protected", "num_retries")
+    `changes`: tensors allocated and freed just before each op; `outstanding(op)`: the last op that was issued
+    to each stream before `op`. `malloc_seconds` and `free_seconds`: the host's for one segment, asked of the
+    driver and given back; `retry_seconds`: for giving the cache back, besides. `counts` begin with op
+    `counts_from`.
+    """
 
-    def __init__(self, free_bytes: int, changes: Mapping[int, ChangesOfOp]) -> None:
-        self._free = free_bytes
-        self._changes = changes
-        self._protected: deque[tuple[int, int]] = deque()  # (op, bytes)
-        self._position = 0
-        self._last_op = -1
-        self._is_draining = False
-        self.num_retries = 0
+    memory: CachingAllocator
+    changes: Changes
+    outstanding: Callable[[int], Sequence[int]]
+    malloc_seconds: float = 0.0
+    free_seconds: float = 0.0
+    retry_seconds: float = 0.0
+    counts_from: int = 0
+    counts: AllocatorCounts = field(default_factory=AllocatorCounts)
+    owed_seconds: float = 0.0  # the host's, not yet taken
+    _blocks: dict[int, Block] = field(default_factory=dict)
+    _protected: list[tuple[int, Block]] = field(default_factory=list)
+    _position: int = 0
+    _last_op: int = -1
+    _is_counting: bool = False
+    _is_draining: bool = False
 
     def advance(self, op: int, now: float, ended: Sequence[float]) -> int:
         """Make the changes before `op` is issued; -1, or an op that the host must first wait for.
 
         A host that then blocks on something else comes by once more: the changes are made once.
         """
-        of_op = self._changes.get(op)
-        if of_op is None or op == self._last_op:
+        changes = self.changes.get(op)
+        if changes is None or op == self._last_op:
             return -1
-        if of_op.need <= self._free and not self._position:
-            self._free -= of_op.net
-            self._protected.extend(of_op.protected)
-            self._is_draining = False
-            self._last_op = op
-            return -1
-        changes = of_op.changes
+        if not self._is_counting and op >= self.counts_from:
+            self._is_counting, self.counts = True, AllocatorCounts(failures=self.counts.failures)
         while self._position < len(changes):
-            count, protector = changes[self._position]
-            if count > self._free and self._protected:
-                waits_for = self._collect(now, ended)
-                if waits_for >= 0 and (self._is_draining or count > self._free):
-                    self.num_retries += not self._is_draining
-                    self._is_draining = True
-                    return waits_for
-            self._is_draining = False
-            if protector >= 0:
-                self._protected.append((protector, -count))
+            change = changes[self._position]
+            if not change.bytes:
+                self._free(change)
             else:
-                self._free -= count
+                waits_for = self._allocate(change, op, now, ended)
+                if waits_for >= 0:
+                    return waits_for
             self._position += 1
-        self._position = 0
-        self._last_op = op
+        self._position, self._last_op = 0, op
         return -1
 
-    def _collect(self, now: float, ended: Sequence[float]) -> int:
-        """Take back blocks whose protecting op has ended by now; an op that has not, or -1."""
-        kept: deque[tuple[int, int]] = deque()
-        waits_for = -1
-        for op, count in self._protected:
-            end = ended[op]
-            if end == end and end <= now:
-                self._free += count
+    @property
+    def is_watching(self) -> bool:
+        """Whether some block waits for its last use to end."""
+        return bool(self._protected)
+
+    def take_seconds(self) -> float:
+        """The host's time at the driver since it was last taken."""
+        seconds, self.owed_seconds = self.owed_seconds, 0.0
+        return seconds
+
+    def restart(self) -> None:
+        """Begin the program again: nothing is outstanding any more, and peaks begin with what there is."""
+        self._free_protected()
+        assert not self._blocks, "a step gives back what it takes"
+        self._position, self._last_op = 0, -1
+        self._is_counting = False
+        self.memory.peak_reserved_bytes = self.memory.reserved_bytes
+        self.owed_seconds = 0.0
+
+    def _free(self, change: TensorChange) -> None:
+        block = self._blocks.pop(change.tensor)
+        if change.until >= 0:
+            self._protected.append((change.until, block))
+        else:
+            self.memory.free(block)
+
+    def _allocate(self, change: TensorChange, op: int, now: float, ended: Sequence[float]) -> int:
+        before, block = self.memory.num_segments, None
+        if not self._is_draining:
+            self._collect(now, ended)
+            block = self.memory.malloc(change.bytes, change.stream)
+        if block is None:
+            self._is_draining = True
+            for other in self.outstanding(op):
+                end = ended[other]
+                if not end <= now:  # also what has not ended, which is nan
+                    return other
+            block = self._retry(change)
+            self._is_draining = False
+        self._blocks[change.tensor] = block
+        segments = self.memory.num_segments - before
+        self.counts.segments += segments
+        self.owed_seconds += segments * self.malloc_seconds
+        return -1
+
+    def _retry(self, change: TensorChange) -> Block:
+        self.counts.retries += 1
+        self._free_protected()
+        released = self.memory.release_cached()
+        self.counts.released += released
+        self.owed_seconds += self.retry_seconds + released * self.free_seconds
+        block = self.memory.malloc(change.bytes, change.stream, is_new=True)
+        if block is None:
+            self.counts.failures += 1
+            block = self.memory.malloc_anyway(change.bytes, change.stream)
+        return block
+
+    def _free_protected(self) -> None:
+        for _, block in self._protected:
+            self.memory.free(block)
+        self._protected = []
+
+    def _collect(self, now: float, ended: Sequence[float]) -> None:
+        """Take back blocks whose last use has ended by now."""
+        if not self._protected:
+            return
+        kept = []
+        for until, block in self._protected:
+            if ended[until] <= now:
+                self.memory.free(block)
             else:
-                kept.append((op, count))
-                waits_for = op
+                kept.append((until, block))
         self._protected = kept
-        return waits_for

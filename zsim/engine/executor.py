@@ -22,6 +22,9 @@ from zsim.errors import StuckError
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, OffloadWork
 
+_HOST = -1  # on the agenda, in place of an op: the host goes on
+_INSTANT = 1e-12  # seconds, below what the clock resolves
+
 
 class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
@@ -57,9 +60,9 @@ class Lane:
 class Executor:
     """Runs one step of `program` on `ranks` (all of them, or one per class).
 
-    `kernel_seconds` are the program's on each of these ranks. `free_bytes` is what each GPU's memory leaves
-    to the step; it makes the host wait only in programs in which blocks stay protected. `on_finish` is
-    called once, when the last op of all lanes has ended.
+    `kernel_seconds` are the program's on each of these ranks. `allocator` makes one for each rank where
+    memory is short, so that it holds the host up. `on_finish` is called once, when the last op of all lanes
+    has ended.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Executor:
         kernel_seconds: Sequence[Sequence[float | None]],
         slowdown: float,
         offload: Offload,
-        free_bytes: int,
+        allocator: Callable[[], Allocator] | None = None,
     ) -> None:
         self.env = env
         self.program = program
@@ -92,8 +95,8 @@ class Executor:
             instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
             lane = Lane(rank, program, instances, seconds, env.now)
             lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane))
-            if program.memory:
-                lane.allocator = Allocator(free_bytes, program.memory)
+            if allocator is not None:
+                lane.allocator = allocator()
             self.lanes.append(lane)
             for key in instances.items():
                 self._members[key] = self._members.get(key, 0) + 1
@@ -121,12 +124,6 @@ class Executor:
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
         return last
 
-    @property
-    def num_allocator_retries(self) -> int:
-        """How often the first lane's allocator ran short."""
-        allocator = self.lanes[0].allocator
-        return allocator.num_retries if allocator is not None else 0
-
     # -- the host -----------------------------------------------------------------------------------
 
     def _advance_host(self, lane: Lane) -> None:
@@ -136,9 +133,14 @@ class Executor:
         ended, issue = lane.ended, lane.issue
         time = lane.host_time
         op, num_ops = lane.next_op, self.program.num_ops
-        allocator, memory = lane.allocator, self.program.memory
+        allocator = lane.allocator
         while op < num_ops:
-            if allocator is not None and op in memory:
+            if allocator is not None and op in allocator.changes:
+                # What ends by then must be known.
+                if time - self.env.now > _INSTANT and allocator.is_watching:
+                    lane.next_op, lane.host_time = op, time
+                    self._call_at(time - self.env.now, lane, _HOST)
+                    return
                 wait = allocator.advance(op, time, ended)
                 while wait >= 0:
                     end = ended[wait]
@@ -148,6 +150,7 @@ class Executor:
                     lane.host_blocks.append((time, end, wait))
                     time = end
                     wait = allocator.advance(op, time, ended)
+                time += allocator.take_seconds()
             for wait in waits[op]:
                 end = ended[wait]
                 if end != end:  # not ended yet
@@ -178,7 +181,8 @@ class Executor:
     # -- the agenda: one simpy event for all that happens at one instant ------------------------------
 
     def _call_at(self, delay: float, what: Lane | Gpu, number: int) -> None:
-        """After `delay`, start op `number` of a lane, or wake a GPU with ticket `number`."""
+        """After `delay`, start op `number` of a lane (or let its host go on), or wake a GPU with ticket
+        `number`."""
         time = self.env.now + delay
         entries = self._agenda.get(time)
         if entries is None:
@@ -195,6 +199,8 @@ class Executor:
         for what, number in entries:
             if type(what) is Gpu:
                 what.on_wake(now, number)
+            elif number == _HOST:
+                self._advance_host(what)  # type: ignore[arg-type]
             else:
                 self._start(what, number)  # type: ignore[arg-type]
 

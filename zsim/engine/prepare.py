@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import simpy
 
 from zsim.cost.compute import KernelPricer
 from zsim.cost.host import host_seconds, load_host_costs
-from zsim.engine.capacity import resident_bytes, step_peak_bytes, usable_bytes
+from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
 from zsim.engine.program import Program, make_program, slowed
@@ -25,7 +25,8 @@ Seconds = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job ready to run: `plan` is one step, `program` that step as often as it runs in a row."""
+    """A job ready to run: `plan` is one step, `program` that step as often as it runs in a row, `allocator`
+    makes a GPU's where it runs short."""
 
     job: Job
     plan: Plan
@@ -36,7 +37,7 @@ class Prepared:
     fabric: Fabric
     offload: Offload
     works: list[Collective]
-    free_bytes: int
+    allocator: Callable[[], Allocator] | None = None
 
     @property
     def kernel_seconds(self) -> list[Seconds]:
@@ -55,7 +56,7 @@ class Prepared:
             kernel_seconds or self.kernel_seconds,
             self.job.cluster.gpu.interference.compute_slowdown,
             self.offload,
-            self.free_bytes,
+            self.allocator,
         )
 
 
@@ -86,13 +87,10 @@ def prepare(
         is_connected=is_connected,
     )
     pricer, costs, host = KernelPricer(job.cluster.gpu), load_host_costs(), job.cluster.host
-    usable = usable_bytes(job.cluster)
     program = make_program(
         repeated,
         pricer.seconds,
         lambda event, launches: host_seconds(event, launches, host, costs),
         launch_queue=host.launch_queue,
-        is_limited=step_peak_bytes(job, plan) <= usable,
     )
-    free_bytes = usable - resident_bytes(job, plan)
-    return Prepared(job, plan, topology, classes, slowdowns, program, fabric, offload, works, free_bytes)
+    return Prepared(job, plan, topology, classes, slowdowns, program, fabric, offload, works)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
-from zsim.devices.allocator import ChangesOfOp
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, OffloadWork, Plan
 
@@ -17,8 +16,7 @@ class Program:
     """`pending[i]`: how many ops must end before op i may start (the one before it on its stream, and those
     in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host;
     `concentration[i]`: the sum of the squares of its launches' seconds over the square of their sum (1 for
-    one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that; `memory[i]`: what
-    it allocates and frees before that, where the allocator can make it wait (else empty)."""
+    one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that."""
 
     plan: Plan
     pending: list[int]
@@ -27,7 +25,6 @@ class Program:
     kernel_seconds: list[float | None]
     concentration: list[float]
     host_waits: list[tuple[int, ...]]
-    memory: dict[int, ChangesOfOp]
 
     @property
     def num_ops(self) -> int:
@@ -39,12 +36,10 @@ def make_program(
     kernel_seconds: Callable[[Kernel], float],
     host_seconds: Callable[[str | None, int], float],
     launch_queue: int,
-    is_limited: bool = True,
 ) -> Program:
     """Price every op. Prices are looked up once per distinct work.
 
-    A stream takes `launch_queue` launches that have not run yet; then the host waits. `is_limited`: whether
-    memory is; a job that does not fit is simulated as if it were not.
+    A stream takes `launch_queue` launches that have not run yet; then the host waits.
     """
     num_ops = len(plan.ops)
     pending = [0] * num_ops
@@ -81,10 +76,7 @@ def make_program(
             host_of[host_key] = host_seconds(*host_key)
         host.append(host_of[host_key])
     waits = _with_launch_queue(plan, launch_queue)
-    memory = _memory(plan) if is_limited else {}
-    return Program(
-        plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits, memory
-    )
+    return Program(plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits)
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:
@@ -121,14 +113,3 @@ def _with_launch_queue(plan: Plan, limit: int) -> list[tuple[int, ...]]:
                 waits[number] = (*waits[number], oldest)
             marks.append((launched, number))
     return waits
-
-
-def _memory(plan: Plan) -> dict[int, ChangesOfOp]:
-    """GPU memory changes by op, for plans in which blocks stay protected; empty for the others."""
-    if not any(change.until >= 0 for change in plan.memory):
-        return {}
-    changes: dict[int, list[tuple[int, int]]] = {}
-    for change in plan.memory:
-        if change.device == "gpu":
-            changes.setdefault(change.op, []).append((change.bytes, change.until))
-    return {op: ChangesOfOp(of_op) for op, of_op in changes.items()}

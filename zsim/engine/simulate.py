@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 import simpy
 
 from zsim.cost.collectives import CallLimit
+from zsim.devices.allocator import Allocator
+from zsim.engine.allocation import Allocation, allocator_maker, settle
 from zsim.engine.capacity import step_peak_bytes, usable_bytes
 from zsim.engine.executor import Executor
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.prepare import Prepared, prepare
-from zsim.engine.repeat import Jittered, run_jittered, run_once
+from zsim.engine.repeat import Jittered, Run, run_jittered, run_once
 from zsim.engine.sent import sent_by_phase
 from zsim.engine.steady import is_drained, twice
 from zsim.engine.symmetry import find_classes, node_ranks
@@ -74,10 +76,10 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. `allocator_retries`: how often rank 0's allocator ran short and waited; `calls`:
-    what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each other;
-    `jittered`: the steps that were drawn; `sent`: bytes per GPU inside its node and between nodes, by phase,
-    kind of collective and group; `together`: all jobs on the fabric, this one first."""
+    """One simulated step. `allocation`: what torch's allocator of rank 0 made of it (None where it has none);
+    `calls`: what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each
+    other; `jittered`: the steps that were drawn; `sent`: bytes per GPU inside its node and between nodes, by
+    phase, kind of collective and group; `together`: all jobs on the fabric, this one first."""
 
     job: Job
     plan: Plan
@@ -89,7 +91,7 @@ class Outcome:
     traffic: dict[str, LinkLoad]
     devices: tuple[DeviceTraffic, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
-    allocator_retries: int = 0
+    allocation: Allocation | None = None
     notes: tuple[str, ...] = ()
     calls: Mapping[Collective, CallLimit] = field(default_factory=dict)
     meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -132,13 +134,40 @@ def _by_itself(
         classes = first_apart(classes)
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan
     prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
-    run = run_once(prepared)
-    outcome = _outcome(prepared, run.executor, run.trace, notes)
+    prepared, run, allocation = _with_allocator(prepared, repeated)
+    outcome = replace(_outcome(prepared, run.executor, run.trace, notes), allocation=allocation)
     if jitter is None:
         return outcome
     jittered = run_jittered(prepared, run, jitter)
     stats = replace(outcome.stats, events=outcome.stats.events + jittered.events)
     return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
+
+
+def _with_allocator(prepared: Prepared, repeated: Plan) -> tuple[Prepared, Run, Allocation | None]:
+    """A run, and what the first rank's allocator made of it; where it ran short, a run that it held up, and
+    what that takes. A job that does not fit is run as if it did."""
+    job, plan = prepared.job, prepared.plan
+    run = run_once(prepared)
+    if not plan.memory or job.cluster.gpu.vendor == "cpu":
+        return prepared, run, None
+    lane = run.executor.lanes[0]
+    issue, ended = lane.issue, lane.ended
+    make = allocator_maker(job, plan, repeated)
+    allocation = settle(make(), issue, ended)
+    fits = step_peak_bytes(job, plan) <= job.cluster.gpu.memory.capacity
+    if not allocation.is_short or allocation.counts.failures or not fits:
+        return prepared, run, allocation
+
+    def make_settled() -> Allocator:
+        allocator = make()
+        settle(allocator, issue, ended)
+        return allocator
+
+    short = replace(prepared, allocator=make_settled)
+    held = run_once(short)
+    allocator = held.executor.lanes[0].allocator
+    assert allocator is not None
+    return short, held, Allocation(allocator.memory.peak_reserved_bytes, allocator.counts)
 
 
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:
@@ -190,7 +219,6 @@ def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[
         traffic=fabric.traffic(prepared.works),
         devices=offload.traffic(trace.step_seconds),
         limits=offload.limits(),
-        allocator_retries=executor.num_allocator_retries,
         notes=notes,
         calls={work: fabric.limit(work) for work in dict.fromkeys(prepared.works)},
         meetings={(name, rank): fabric.instance_of(name, rank) for name in fabric.groups for rank in ranks},

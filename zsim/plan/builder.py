@@ -151,11 +151,13 @@ class PlanBuilder:
         *,
         is_pinned: bool = False,
         owner: str = "",
+        tensors: tuple[int, ...] = (),
     ) -> None:
-        """Take `count` bytes now (before the next op is issued), for `owner`."""
+        """Take `count` bytes now (before the next op is issued), for `owner`, in so many `tensors`."""
         if count:
-            change = MemoryChange(len(self.ops), category, count, device, is_pinned=is_pinned, owner=owner)
-            self.memory.append(change)
+            self.memory.append(
+                MemoryChange(len(self.ops), category, count, device, -1, is_pinned, owner, tensors)
+            )
 
     def free(
         self,

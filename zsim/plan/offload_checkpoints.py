@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from zsim.plan.builder import COMPUTE
 from zsim.plan.offload import HostSide
+from zsim.plan.step import CHECKPOINT
 from zsim.plan.workload import Segment
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 
@@ -51,10 +52,10 @@ class CheckpointsInHostMemory:
         )  # fmt: skip
         assert event is not None
         if self.is_asynchronous:
-            builder.free_when_done("activations", size, event)
+            builder.free_when_done("activations", size, event, owner=segment.name + CHECKPOINT)
         else:
             builder.host(f"copied checkpoint of {segment.name}")
-            builder.free("activations", size)
+            builder.free("activations", size, owner=segment.name + CHECKPOINT)
 
     def restore(self, segment: Segment) -> None:
         """Before a segment is computed again."""
@@ -63,7 +64,7 @@ class CheckpointsInHostMemory:
                 self._newest = None
             return
         builder, size = self.host.builder, segment.checkpoint_bytes
-        builder.allocate("activations", size)
+        builder.allocate("activations", size, owner=segment.name + CHECKPOINT)
         stream = _STREAM if self.is_asynchronous else COMPUTE
         event = self.host.copy(
             f"checkpoint of {segment.name}", "h2d", size, stream,

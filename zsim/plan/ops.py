@@ -105,7 +105,8 @@ class Memory:
 class MemoryChange(NamedTuple):
     """`bytes` more (or, negative, less) of a category, just before the host issues op number `op`;
     `until` is the op that must end before the block can be used again (-1: stream order takes care).
-    `owner`: the module, block or FSDP unit that it is for; "" where a framework's pool serves them all."""
+    `owner`: the module, block or FSDP unit that it is for; "" where a framework's pool serves them all.
+    `tensors`: the bytes of each of several tensors that are allocated at once."""
 
     op: int
     category: Category
@@ -114,6 +115,7 @@ class MemoryChange(NamedTuple):
     until: int = -1
     is_pinned: bool = False
     owner: str = ""
+    tensors: tuple[int, ...] = ()
 
 
 OffloadWork = Copy | HostWork | DriveIo

@@ -66,10 +66,11 @@ def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
     """One module forward; what it saves for backward stays allocated when `keeps`."""
     builder, work = schedule.builder, call.work
     schedule.before_module(call)
-    builder.allocate("activations", work.saved_bytes if keeps else work.working_bytes, owner=call.name)
-    builder.allocate("activations", work.forward_extra_bytes, owner=call.name)
-    if isinstance(call.module.work, Attention) and call.module.work.unpads:
-        builder.host_wait(builder.record(COMPUTE))  # the mask's longest sequence decides the kernel's grid
+    kept, tensors = work.saved_bytes if keeps else work.working_bytes, work.tensors
+    builder.allocate("activations", kept, owner=call.name, tensors=tensors.saved)
+    builder.allocate("activations", work.forward_extra_bytes, owner=call.name, tensors=tensors.forward)
+    if isinstance(call.module.work, Attention) and call.module.work.host_waits:
+        builder.host_wait(builder.record(COMPUTE))
     builder.add(
         call.name,
         "compute",
@@ -122,7 +123,8 @@ def _backward_module(schedule: Hooks, call: ModuleCall) -> None:
             module=call.name,
         )
         builder.phase = "backward"
-    builder.allocate("activations", work.backward_extra_bytes, owner=call.name)
+    tensors = work.tensors.backward
+    builder.allocate("activations", work.backward_extra_bytes, owner=call.name, tensors=tensors)
     builder.add(
         f"{call.name} backward",
         "compute",

@@ -6,11 +6,12 @@ distinct module shape; a thousand layers of one shape share it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from zsim.cost import footprint, work
 from zsim.cost.fused_head import fused_head, head_place
+from zsim.cost.tensor_sizes import ModuleTensors, module_tensors
 from zsim.plan.ops import Kernels
 from zsim.specs.model import Attention, Block, Linear, ModelSpec, Module, Parameter
 from zsim.specs.strategy import Checkpointing, Training
@@ -21,7 +22,8 @@ class ModuleWork:
     """One module's kernels and activation bytes.
 
     `saved_bytes` stay from forward to backward; `working_bytes` are what the same tensors take while they
-    exist when nothing is kept (checkpointing); the extras live only during one op.
+    exist when nothing is kept (checkpointing); the extras live only during one op. `tensors` are what they
+    are sums of.
     """
 
     forward: Kernels
@@ -35,6 +37,7 @@ class ModuleWork:
     recompute: Kernels | None = None
     recompute_launches: int = 0
     recomputed_bytes: int = 0
+    tensors: ModuleTensors = field(default_factory=ModuleTensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class Segment:
 class Workload:
     """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive during
     the whole backward; `optimizer_state_bytes` per parameter, fp32 master weights not included;
+    `outputs_bytes`: the last micro-batch's logits, which a trainer with metrics keeps until the next;
     `fused_head` names the module whose weight the loss takes without calling it ("" where it is called)."""
 
     model: ModelSpec
@@ -101,6 +105,7 @@ class Workload:
     residual_bytes: int
     optimizer_state_bytes: int
     fused_head: str = ""
+    outputs_bytes: int = 0
 
     @cached_property
     def numel(self) -> int:
@@ -120,7 +125,8 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
     segments.append(deriver.segment("after", "after", "", model.after))
     residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
     states = work.optimizer_state_bytes(training.optimizer, training.stored_dtype)
-    return Workload(model, training, tuple(segments), residual, states, head)
+    outputs = sum(footprint.outputs_bytes(module, shape, options) for module in model.after)
+    return Workload(model, training, tuple(segments), residual, states, head, outputs)
 
 
 class _Deriver:
@@ -227,6 +233,7 @@ class _Deriver:
             recompute=Kernels(forward) if selective else None,
             recompute_launches=sum(kernel.launches for kernel in forward) if selective else 0,
             recomputed_bytes=saved - kept if selective else 0,
+            tensors=module_tensors(module, shape, options),
         )
         works[id(module)] = result
         return result

@@ -115,6 +115,8 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "MFU", _percent(report.mfu_fraction), format_flops(flops or 0.0)
         yield "HFU", _percent(report.hfu_fraction), "with recomputation"
     of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
+    if report.allocator is not None:
+        of += f"; torch reserves {format_bytes(report.allocator.reserved_bytes)}"
     yield "GPU memory", format_bytes(peak), of
     if report.overlap_fraction is not None:
         yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"

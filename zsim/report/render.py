@@ -137,6 +137,8 @@ def _memory(report: Report, device: str, is_plain: bool) -> Table:
     if capacity:
         bar = _bar(capacity / scale, "default", is_plain)
         table.add_row("capacity", "", format_bytes(capacity), bar, style="dim")
+    if device == "gpu" and report.allocator is not None:
+        table.add_row("reserved by torch", format_bytes(report.allocator.reserved_bytes), "", "", style="dim")
     return table
 
 

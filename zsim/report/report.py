@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from zsim.report.allocator_words import AllocatorRow
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
 from zsim.report.irregular import JobRow, RankRow, Spread
@@ -73,6 +74,7 @@ class Report:
     ranks: tuple[RankRow, ...] = ()
     jitter: Spread | None = None
     jobs: tuple[JobRow, ...] = ()
+    allocator: AllocatorRow | None = None
 
     @property
     def fits(self) -> bool:
@@ -137,6 +139,7 @@ class Report:
             "ranks": [asdict(row) for row in self.ranks],
             "jitter": None if self.jitter is None else asdict(self.jitter),
             "jobs": [asdict(row) | {"slowdown": row.slowdown} for row in self.jobs],
+            "allocator": None if self.allocator is None else asdict(self.allocator),
         }
 
 

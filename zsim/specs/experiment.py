@@ -62,6 +62,9 @@ class TrainingTable(_Table):
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
         default="fused", description="torch's kernels of the optimizer; DeepSpeed brings its own"
     )
+    expandable_segments: bool = Field(
+        default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    )
 
 
 class DdpTable(_Table):

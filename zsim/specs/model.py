@@ -59,7 +59,8 @@ class Attention:
     `upcasts_softmax`: written-out attention computes its softmax in fp32 (most families).
     `splits_fused_qkv`: q, k and v are slices of one projection's output.
     `unpads`: q, k and v are gathered by a padding mask before and the output scattered after, as
-    flash-attn's `FlashMHA` does whenever it is given a mask, padding or not.
+    flash-attn's `FlashMHA` does whenever it is given a mask, padding or not. `host_waits`: the host reads
+    something from the GPU before it launches the kernel, and so cannot run ahead of the layer.
     """
 
     num_heads: int
@@ -72,6 +73,7 @@ class Attention:
     upcasts_softmax: bool = True
     splits_fused_qkv: bool = False
     unpads: bool = False
+    host_waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class Training:
     checkpoint_every: int = 1
     checkpoint_stops_early: bool = True
     autocast: bool = False
+    expandable_segments: bool = False
     stored_dtype: str = "fp32"
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
     liger: bool = False

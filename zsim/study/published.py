@@ -11,7 +11,8 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
-from zsim.engine.capacity import peak_bytes, usable_bytes
+from zsim.engine.allocation import Allocation, gpu_limit_bytes
+from zsim.engine.capacity import peak_bytes
 from zsim.engine.record import framework_memory
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
@@ -23,6 +24,7 @@ from zsim.study.published_table import PublishedRun, read_runs
 
 # Beyond so many micro-batches the rest are taken to be like the last two of these.
 _MICRO_BATCHES = 3
+_SHORT_MICRO_BATCHES = 8
 
 Tweak = Callable[[Job], Job]
 
@@ -30,8 +32,8 @@ Tweak = Callable[[Job], Job]
 @dataclass(frozen=True)
 class RowResult:
     """One row: measured, predicted, or the reason why not. `memory_kind` says which of torch's figures
-    is compared; errors are predicted over measured, less one. `predicted_free_bytes` is what the GPU
-    has left."""
+    is compared; errors are predicted over measured, less one. `predicted_retries`: how often torch's
+    allocator is predicted to run short per micro-batch."""
 
     row_id: str
     source: str
@@ -46,7 +48,7 @@ class RowResult:
     memory_kind: str | None = None
     measured_fits: bool | None = None
     predicted_fits: bool | None = None
-    predicted_free_bytes: int | None = None
+    predicted_retries: float | None = None
     role: str = ""
     tier: str = ""
     assumptions: tuple[str, ...] = ()
@@ -116,27 +118,46 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         row = row_job(run)
         if tweak is not None:
             row = replace(row, job=tweak(row.job))
-        seconds, allocated, fits = _predicted(row, kind)
+        step, memory, fits = _predicted(row, kind)
     except NotSimulatedError as error:
         return replace(base, reason=str(error))
     return replace(
         base,
         status="ok",
-        predicted_seconds=seconds,
-        relative_error=_relative_error(seconds, base.measured_seconds),
-        predicted_memory_bytes=allocated,
-        memory_relative_error=_relative_error(allocated, measured_bytes),
+        predicted_seconds=step.seconds,
+        relative_error=_relative_error(step.seconds, base.measured_seconds),
+        predicted_memory_bytes=memory,
+        memory_relative_error=_relative_error(memory, measured_bytes),
         predicted_fits=fits,
-        predicted_free_bytes=int(row.job.cluster.gpu.memory.capacity - allocated),
+        predicted_retries=step.retries if fits else None,
         assumptions=row.assumptions,
     )
 
 
-def _predicted(row: RowJob, kind: str | None) -> tuple[float, int, bool]:
-    """(seconds of a step, bytes of the measured kind, whether it fits); what the framework would refuse is
-    not simulated."""
+@dataclass(frozen=True)
+class StepPrediction:
+    """Seconds of a step, and what torch's allocator makes of so many micro-batches."""
+
+    seconds: float
+    allocation: Allocation
+    micro_batches: int
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.allocation.reserved_bytes
+
+    @property
+    def retries(self) -> float:
+        """How often the allocator runs short per micro-batch."""
+        return self.allocation.counts.retries / self.micro_batches
+
+
+def _predicted(row: RowJob, kind: str | None) -> tuple[StepPrediction, int, bool]:
+    """(the step, bytes of the measured kind, whether it fits); what the framework would refuse is not
+    simulated."""
     try:
-        return step_seconds(row), *_memory(row.job, kind)
+        step = predict_step(row)
+        return step, *_memory(row.job, kind, step)
     except InputError as error:
         raise NotSimulatedError(str(error)) from None
 
@@ -159,7 +180,12 @@ def measured_seconds(run: PublishedRun) -> float | None:
 
 
 def step_seconds(row: RowJob) -> float:
-    """Seconds of the row's step.
+    """Seconds of the row's step."""
+    return predict_step(row).seconds
+
+
+def predict_step(row: RowJob) -> StepPrediction:
+    """The row's step.
 
     Micro-batches in the middle of a step are alike, so a step of many is that of a few and so many times what
     one more adds; a last micro-batch that is smaller adds what one of its size does.
@@ -168,41 +194,51 @@ def step_seconds(row: RowJob) -> float:
     whole = floor(row.sequences / micro_batch + 1e-9)
     rest = row.sequences - whole * micro_batch
     if rest < 1e-6 * micro_batch:
-        return _seconds(job, whole)
+        return _step(job, whole)
     smaller = max(1, round(rest))
+    last = _with_micro_batch(job, smaller)
     if whole == 0:
-        return _seconds(_with_micro_batch(job, smaller), 1) * rest / smaller
-    more = _seconds(_with_micro_batch(job, smaller), 3) - _seconds(_with_micro_batch(job, smaller), 2)
-    return _seconds(job, whole) + more * rest / smaller
+        step = _step(last, 1)
+        return replace(step, seconds=step.seconds * rest / smaller)
+    more = _step(last, 3).seconds - _step(last, 2).seconds
+    step = _step(job, whole)
+    return replace(step, seconds=step.seconds + more * rest / smaller)
 
 
 def _with_micro_batch(job: Job, size: int) -> Job:
     return replace(job, training=replace(job.training, micro_batch_size=size))
 
 
-def _seconds(job: Job, steps: int) -> float:
-    """Seconds of a step of `steps` whole micro-batches."""
+def _step(job: Job, steps: int) -> StepPrediction:
+    """A step of `steps` whole micro-batches. Where the allocator runs short no two of them are alike, and
+    many are as many times the mean of some."""
+    few = _simulated(job, min(steps, _MICRO_BATCHES))
     if steps <= _MICRO_BATCHES:
-        return _simulated(job, steps)
-    few = _simulated(job, _MICRO_BATCHES)
-    return few + (steps - _MICRO_BATCHES) * (few - _simulated(job, _MICRO_BATCHES - 1))
+        return few
+    if few.retries:
+        some = _simulated(job, min(steps, _SHORT_MICRO_BATCHES))
+        return replace(some, seconds=some.seconds * steps / min(steps, _SHORT_MICRO_BATCHES))
+    one = few.seconds - _simulated(job, _MICRO_BATCHES - 1).seconds
+    return replace(few, seconds=few.seconds + (steps - _MICRO_BATCHES) * one)
 
 
-def _simulated(job: Job, steps: int) -> float:
+def _simulated(job: Job, steps: int) -> StepPrediction:
     job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
-    return simulate_job(job).trace.step_seconds
+    outcome = simulate_job(job)
+    allocation = outcome.allocation
+    assert allocation is not None
+    return StepPrediction(outcome.trace.step_seconds, allocation, steps)
 
 
-def _memory(job: Job, kind: str | None) -> tuple[int, bool]:
+def _memory(job: Job, kind: str | None, step: StepPrediction) -> tuple[int, bool]:
     """(bytes of the measured kind, whether the job fits)."""
     steps = min(job.training.gradient_accumulation_steps, _MICRO_BATCHES)
     job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
     plan = make_plan(job)
     total = peak_bytes(job, plan)
     framework = framework_memory(job, plan).bytes
-    margin = 1 + job.cluster.framework_memory.allocator_margin
-    by_kind = {"reserved": (total - framework) * margin, "device": (total - framework) * margin + framework}
-    return round(by_kind.get(kind or "", total - framework)), total <= usable_bytes(job.cluster)
+    by_kind = {"reserved": step.reserved_bytes, "device": step.reserved_bytes + framework}
+    return by_kind.get(kind or "", total - framework), total <= gpu_limit_bytes(job, total, step.allocation)
 
 
 def _measured_memory(run: PublishedRun) -> tuple[int | None, str | None]:

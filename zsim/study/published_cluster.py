@@ -6,7 +6,7 @@ import re
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster, with_attention_variant
+from zsim.specs.hardware import Cluster, FrameworkMemory, with_attention_variant
 from zsim.study.published_model import is_early_composer
 from zsim.study.published_table import PublishedRun
 
@@ -49,7 +49,19 @@ def row_cluster(run: PublishedRun) -> Cluster:
     variant = attention_variant(run)
     if variant in cluster.gpu.attention.variants:
         changes["gpu"] = with_attention_variant(cluster.gpu, variant)
+    changes["framework_memory"] = framework_memory_of(run, cluster.framework_memory)
     return cluster.model_copy(update=changes)
+
+
+def framework_memory_of(run: PublishedRun, memory: FrameworkMemory) -> FrameworkMemory:
+    """What the row's torch takes beside its allocator: before lazy loading the CUDA context is 1.78 GiB with
+    torch 1.10 and 0.90 GiB with 1.13 (microbenchmarks mb-00687 and mb-00688, stas00/ml-engineering@744d01e1
+    training/performance), in between by the release."""
+    release = re.search(r"torch 1\.(\d+)", run.text("software"))
+    if release is None:
+        return memory
+    context = 1.78 - (1.78 - 0.90) * (min(max(int(release[1]), 10), 13) - 10) / 3
+    return memory.model_copy(update={"context": round(context * 2**30)})
 
 
 def attention_variant(run: PublishedRun) -> str:

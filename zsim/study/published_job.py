@@ -11,6 +11,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job, resolve
+from zsim.specs.model import ModelSpec
 from zsim.specs.placement import evenly
 from zsim.study.published_cluster import cluster_preset, row_cluster
 from zsim.study.published_model import (
@@ -19,6 +20,7 @@ from zsim.study.published_model import (
     is_composer,
     is_early_composer,
     model_config,
+    with_attention,
 )
 from zsim.study.published_offload import is_offloaded, is_stas00, offload_blocks
 from zsim.study.published_table import PublishedRun
@@ -91,7 +93,7 @@ def row_job(run: PublishedRun) -> RowJob:
     except InputError as error:  # shapes that cannot be
         raise NotSimulatedError(str(error)) from None
     nodes = -(-gpus // cluster.gpus_per_node)
-    architecture = composer_model(run, job.model) if is_composer(run) else job.model
+    architecture = _architecture(run, job.model)
     training = replace(
         job.training,
         checkpoint_every=2 if is_every_second_block(run) else 1,
@@ -109,6 +111,21 @@ def row_job(run: PublishedRun) -> RowJob:
     )
     _check_parameters(run, job)
     return RowJob(job, sequences, tuple(assumptions))
+
+
+def _architecture(run: PublishedRun, model: ModelSpec) -> ModelSpec:
+    """The model as the row's software runs it."""
+    if is_composer(run):
+        return composer_model(run, model)
+    return with_attention(model, host_waits=True) if reads_positions(run) else model
+
+
+def reads_positions(run: PublishedRun) -> bool:
+    """Whether transformers' FlashAttention asks the GPU in every layer whether its one sequence is several
+    packed ones (`_is_packed_sequence` in modeling_flash_attention_utils.py, transformers 5: only where the
+    micro-batch is 1). SDPA, the default, does not; the script of ml-engineering's runs chooses
+    FlashAttention."""
+    return is_stas00(run) and run.count("micro_batch") == 1
 
 
 def _refuse_unsupported(run: PublishedRun) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.model import Attention, Loss, ModelSpec, Module
+from zsim.specs.model import Attention, Block, Loss, ModelSpec, Module
 from zsim.study.published_table import PublishedRun
 
 _DECODERS = ("", "decoder")
@@ -93,17 +93,15 @@ def composer_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
       cross-entropy of the logits again (llm-foundry: `train_metrics` of its models, on by default; composer:
       `_train_microbatch`, "Use microbatch outputs to update training metrics").
     - Until February 2023 attention is flash-attn 0.2's `FlashMHA`, always given a padding mask (the same
-      file as the loss's, "So we always provide a tensor"); the Triton kernel after takes none.
+      file as the loss's, "So we always provide a tensor"), whose longest sequence the host reads back
+      (`unpad_input`); the Triton kernel after takes none.
     """
-    blocks = tuple(
-        replace(block, modules=tuple(_unpadding(module) for module in block.modules))
-        for block in model.blocks
-    )
     after = tuple(
         replace(module, work=replace(module.work, num_metrics=2)) if isinstance(module.work, Loss) else module
         for module in model.after
     )
-    return replace(model, blocks=blocks if is_early_composer(run) else model.blocks, after=after)
+    model = replace(model, after=after)
+    return with_attention(model, unpads=True, host_waits=True) if is_early_composer(run) else model
 
 
 def is_early_composer(run: PublishedRun) -> bool:
@@ -111,10 +109,17 @@ def is_early_composer(run: PublishedRun) -> bool:
     return is_composer(run) and run.text("date") < "2023-03"
 
 
-def _unpadding(module: Module) -> Module:
-    if not isinstance(module.work, Attention):
-        return module
-    return replace(module, work=replace(module.work, unpads=True))
+def with_attention(model: ModelSpec, **changes: Any) -> ModelSpec:
+    """The model with its blocks' attention changed."""
+    return replace(model, blocks=tuple(_changed(block, changes) for block in model.blocks))
+
+
+def _changed(block: Block, changes: dict[str, Any]) -> Block:
+    def change(module: Module) -> Module:
+        work = module.work
+        return replace(module, work=replace(work, **changes)) if isinstance(work, Attention) else module
+
+    return replace(block, modules=tuple(map(change, block.modules)))
 
 
 def cross_entropy(run: PublishedRun) -> str | None:

@@ -1,0 +1,47 @@
+"""A module's bytes as tensors: the cuts add up to what is counted."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved_bytes
+from zsim.cost.shapes import BatchShape, WorkOptions
+from zsim.cost.tensor_sizes import module_tensors
+from zsim.specs.importers.huggingface import load_model
+
+SHAPE = BatchShape(sequences=2, sequence_length=2048)
+OPTIONS = [
+    WorkOptions(),
+    WorkOptions(compile=True),
+    WorkOptions(attention="math"),
+    WorkOptions(cross_entropy="fused"),
+    WorkOptions(autocast=True),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), list(product(["gpt2", "llama-3-8b", "qwen2-7b"], OPTIONS)))
+def test_tensors_add_up(name: str, options: WorkOptions) -> None:
+    model = load_model(name)
+    for module in (*model.before, *model.blocks[0].modules, *model.after):
+        tensors = module_tensors(module, SHAPE, options)
+        assert sum(tensors.saved) == saved_bytes(module, SHAPE, options)
+        assert sum(tensors.forward) == forward_extra_bytes(module, SHAPE, options)
+        assert sum(tensors.backward) == backward_extra_bytes(module, SHAPE, options)
+        assert all(size > 0 for size in (*tensors.saved, *tensors.forward, *tensors.backward))
+
+
+def test_a_gated_mlp_keeps_gate_and_up() -> None:
+    """Llama 3 8B, 4,096 tokens: two tensors of 14,336 bf16 each, three in backward."""
+    modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
+    one = 4096 * 14336 * 2
+    tensors = module_tensors(modules["mlp.act_fn"], SHAPE, WorkOptions(compile=True))
+    assert tensors.saved == (one, one)
+    assert tensors.backward == (one, one, one)
+
+
+def test_a_product_makes_two_gradients_in_backward() -> None:
+    modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
+    tensors = module_tensors(modules["mlp.down_proj"], SHAPE, WorkOptions())
+    assert tensors.backward == (4096 * 14336 * 2, 4096 * 4096 * 2)

@@ -1,0 +1,136 @@
+"""torch's caching allocator, block by block: sizes, best fit, splitting, merging, streams, giving back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from zsim.devices.caching_allocator import Block, CachingAllocator
+
+MIB = 2**20
+ROOM = 10**12
+
+
+def taken(allocator: CachingAllocator, count: int, stream: str = "compute") -> Block:
+    block = allocator.malloc(count, stream)
+    assert block is not None
+    return block
+
+
+@pytest.mark.parametrize(
+    ("count", "block", "segment"),
+    [
+        (1, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (11 * MIB, 11 * MIB, 12 * MIB),
+    ],
+)
+def test_sizes_are_rounded_and_segments_are_larger(count: int, block: int, segment: int) -> None:
+    """512 bytes; 2 MiB for small ones; 20 MiB below 10 MiB; from there on whole 2 MiB. Of the 12 MiB for 11
+    the rest of 1 MiB stays in the block, because only more than that is split off: it has all 12."""
+    allocator = CachingAllocator(ROOM)
+    assert taken(allocator, count).bytes == (segment if count == 11 * MIB else block)
+    assert allocator.reserved_bytes == segment
+
+
+def test_the_smallest_block_that_fits_is_taken() -> None:
+    allocator = CachingAllocator(ROOM)
+    large, _, small = (taken(allocator, size * MIB) for size in (60, 40, 30))
+    allocator.free(large)
+    allocator.free(small)
+    assert taken(allocator, 28 * MIB) is small
+    assert allocator.reserved_bytes == 130 * MIB
+
+
+def test_what_is_split_off_serves_and_merges_again() -> None:
+    """60 MiB are freed and cut into 20 and 40; when both are free again, 60 fit without a new segment."""
+    allocator = CachingAllocator(ROOM)
+    allocator.free(taken(allocator, 60 * MIB))
+    first, second = taken(allocator, 20 * MIB), taken(allocator, 40 * MIB)
+    assert allocator.reserved_bytes == 60 * MIB
+    allocator.free(first)
+    allocator.free(second)
+    assert taken(allocator, 60 * MIB).bytes == 60 * MIB
+    assert allocator.num_segments == 1
+
+
+def test_streams_do_not_share() -> None:
+    allocator = CachingAllocator(ROOM)
+    allocator.free(taken(allocator, 30 * MIB, "all_gather"))
+    taken(allocator, 30 * MIB, "compute")
+    assert allocator.reserved_bytes == 60 * MIB
+    assert allocator.allocated_bytes == 30 * MIB
+
+
+def test_only_segments_free_from_end_to_end_are_given_back() -> None:
+    """Of two segments of 40 MiB one is free, of the other a half: 40 go back, and then 70 fit into 110."""
+    allocator = CachingAllocator(110 * MIB)
+    allocator.free(taken(allocator, 40 * MIB))
+    kept, free = taken(allocator, 20 * MIB), taken(allocator, 20 * MIB)
+    other = taken(allocator, 40 * MIB)
+    allocator.free(free)
+    allocator.free(other)
+    assert allocator.malloc(70 * MIB, "compute") is None
+    assert allocator.release_cached() == 1
+    assert allocator.reserved_bytes == 40 * MIB
+    assert taken(allocator, 70 * MIB).bytes == 70 * MIB
+    assert kept.bytes == 20 * MIB
+
+
+def test_a_new_block_is_not_looked_for_among_the_free_ones() -> None:
+    allocator = CachingAllocator(50 * MIB)
+    allocator.free(taken(allocator, 30 * MIB))
+    assert allocator.malloc(30 * MIB, "compute", is_new=True) is None
+    assert allocator.malloc_anyway(30 * MIB, "compute").bytes == 30 * MIB
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_expandable_segments_grow_by_what_is_missing() -> None:
+    """30 MiB take two pages of 20; freed, 50 take one page more, not 50 of their own."""
+    allocator = CachingAllocator(ROOM, is_expandable=True)
+    allocator.free(taken(allocator, 30 * MIB))
+    assert allocator.reserved_bytes == 40 * MIB
+    taken(allocator, 50 * MIB)
+    assert allocator.reserved_bytes == 60 * MIB
+
+
+def test_expandable_segments_give_back_the_pages_between_blocks() -> None:
+    """Three blocks of 40 MiB; the middle one's two pages go back, and come back when 40 are needed there."""
+    allocator = CachingAllocator(ROOM, is_expandable=True)
+    _, middle, _ = (taken(allocator, 40 * MIB) for _ in range(3))
+    allocator.free(middle)
+    assert allocator.release_cached() == 1
+    assert allocator.reserved_bytes == 80 * MIB
+    taken(allocator, 40 * MIB)
+    assert allocator.reserved_bytes == 120 * MIB
+
+
+@pytest.mark.parametrize("is_expandable", [False, True])
+def test_books_balance_after_any_sequence(is_expandable: bool) -> None:
+    """Random requests on two streams, freed in random order, with the cache given back now and then: no two
+    blocks overlap, and when all are free everything can be given back (but for the ends of pages)."""
+    draw = random.Random(7)
+    allocator = CachingAllocator(ROOM, is_expandable=is_expandable)
+    live: list[Block] = []
+    for number in range(3000):
+        if live and draw.random() < 0.5:
+            allocator.free(live.pop(draw.randrange(len(live))))
+        else:
+            size = int(2 ** draw.uniform(8, 27))
+            live.append(taken(allocator, size, draw.choice(["compute", "all_gather"])))
+        if number % 500 == 499:
+            allocator.release_cached()
+        assert allocator.allocated_bytes == sum(block.bytes for block in live) <= allocator.reserved_bytes
+    for one in live:
+        for other in live:
+            if one is not other and one.pool is other.pool:
+                assert one.address + one.bytes <= other.address or other.address + other.bytes <= one.address
+    for block in live:
+        allocator.free(block)
+    allocator.release_cached()
+    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)

@@ -1,0 +1,99 @@
+"""What torch's allocator makes of a step: reserved bytes, and what running short of them costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zsim
+
+SOURCE = 'source = "made up for this test"\nevidence = "assumed"\n'
+
+
+def cluster(folder: Path, memory: str) -> str:
+    """A node of 8 H100 with `memory` each."""
+    folder.mkdir(exist_ok=True)
+    (folder / "gpu.toml").write_text(
+        f'extends = "h100-sxm-80gb"\nname = "small"\n[memory]\n{SOURCE}capacity = "{memory}"\n'
+    )
+    (folder / "cluster.toml").write_text('extends = "dgx-h100"\nname = "small"\ngpu = "gpu.toml"\n')
+    return str(folder / "cluster.toml")
+
+
+def step(where: str, strategy: dict[str, Any] | None = None, **training: Any) -> zsim.Result:
+    return zsim.simulate(
+        zsim.Experiment(
+            model="llama-2-7b",
+            cluster=where,
+            nodes=1,
+            training={"sequence_length": 2048, "micro_batch_size": 2, **training},
+            strategy=strategy or {"kind": "fsdp1", "wrapping": "huggingface", "limit_all_gathers": False},
+        )
+    )
+
+
+def test_more_is_reserved_than_allocated_and_less_than_there_is() -> None:
+    report = step("dgx-h100").report
+    peak = report.peaks["gpu"]
+    assert report.allocator is not None
+    assert report.allocator.retries == 0
+    own = peak.total - peak.by_category["framework"]
+    assert own <= report.allocator.reserved_bytes < 79.2 * 2**30
+
+
+def test_expandable_segments_reserve_less() -> None:
+    """Less than with segments, and still at least what is allocated."""
+    fixed, grown = step("dgx-h100").report, step("dgx-h100", expandable_segments=True).report
+    assert fixed.allocator is not None
+    assert grown.allocator is not None
+    peak = fixed.peaks["gpu"]
+    assert peak.total - peak.by_category["framework"] <= grown.allocator.reserved_bytes
+    assert grown.allocator.reserved_bytes < fixed.allocator.reserved_bytes
+    assert grown.step_seconds == fixed.step_seconds
+
+
+def test_an_allocator_with_room_costs_nothing(tmp_path: Path) -> None:
+    large, larger = step("dgx-h100"), step(cluster(tmp_path, "400 GB"))
+    assert large.report.step_seconds == larger.report.step_seconds
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[zsim.Result, zsim.Result]:
+    """The same step with plenty of memory, and with what it allocates at most and 3 GB."""
+    plenty = step("dgx-h100")
+    peak = plenty.report.peaks["gpu"].total
+    return plenty, step(cluster(tmp_path_factory.mktemp("short"), f"{peak + 3_000_000_000} B"))
+
+
+def test_a_step_that_runs_short_pays_for_every_retry(short: tuple[zsim.Result, zsim.Result]) -> None:
+    """0.3 s per retry at the least, as presets/frameworks.toml has it: the GPU is idle meanwhile."""
+    plenty, tight = short
+    assert tight.report.allocator is not None
+    assert tight.report.allocator.retries > 0
+    extra = tight.report.step_seconds - plenty.report.step_seconds
+    assert extra >= 0.3 * tight.report.allocator.retries
+
+
+def test_it_fits_all_the_same_and_says_that_it_runs_short(short: tuple[zsim.Result, zsim.Result]) -> None:
+    _, tight = short
+    assert tight.report.fits
+    assert tight.report.peaks["gpu"].total == short[0].report.peaks["gpu"].total
+    assert any("ran short" in note and "num_alloc_retries" in note for note in tight.report.notes)
+
+
+def test_the_object_of_json_names_reserved_bytes_and_retries(short: tuple[zsim.Result, zsim.Result]) -> None:
+    found = short[1].report.to_dict()["allocator"]
+    assert set(found) == {"reserved_bytes", "retries", "released_segments", "failures"}
+    assert found["released_segments"] > 0
+
+
+def test_waiting_in_every_layer_keeps_the_host_from_gathering_ahead() -> None:
+    """Gathers of FSDP1 without its limiter pile up as far as the host is ahead; one that may gather two units
+    ahead reserves less."""
+    free = step("dgx-h100").report.allocator
+    limited = step("dgx-h100", {"kind": "fsdp1", "wrapping": "huggingface"}).report.allocator
+    assert free is not None
+    assert limited is not None
+    assert limited.reserved_bytes < free.reserved_bytes - 5e9

@@ -1,0 +1,110 @@
+"""Which bytes are one tensor: frees are paired with what they give back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import zsim
+from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.make import make_plan
+from zsim.plan.tensors import TensorChange, tensor_changes
+from zsim.specs.job import resolve
+
+
+def changes(builder: PlanBuilder) -> list[TensorChange]:
+    return tensor_changes(builder.finish("test", 1, ()))
+
+
+def sizes(builder: PlanBuilder) -> list[tuple[int, int]]:
+    """(tensor, bytes) of each change, 0 for a free."""
+    return [(change.tensor, change.bytes) for change in changes(builder)]
+
+
+def test_a_free_takes_the_newest_of_its_size_and_owner() -> None:
+    builder = PlanBuilder([])
+    for owner in ("a", "a", "b"):
+        builder.allocate("buffers", 10, owner=owner)
+    builder.free("buffers", 10, owner="a")
+    assert sizes(builder)[-1] == (1, 0)
+
+
+def test_a_free_of_a_sum_takes_all_of_its_parts() -> None:
+    builder = PlanBuilder([])
+    for size in (10, 20, 5):
+        builder.allocate("activations", size)
+    builder.free("activations", 25)
+    assert sorted(sizes(builder)[-2:]) == [(1, 0), (2, 0)]
+
+
+def test_what_is_freed_in_parts_was_several_tensors() -> None:
+    """30 are allocated, 10 of them freed first: they were 20 and 10."""
+    builder = PlanBuilder([])
+    builder.allocate("buffers", 30)
+    builder.free("buffers", 10)
+    builder.free("buffers", 20)
+    assert sizes(builder) == [(0, 20), (1, 10), (1, 0), (0, 0)]
+
+
+def test_an_allocation_of_several_tensors_says_so() -> None:
+    builder = PlanBuilder([])
+    builder.allocate("activations", 30, tensors=(10, 20))
+    builder.free("activations", 30)
+    assert sizes(builder)[:2] == [(0, 10), (1, 20)]
+
+
+def test_blocks_belong_to_the_stream_of_the_work_they_are_for() -> None:
+    """What is allocated before a gather is the gather's; activations are the compute stream's whatever comes
+    next; a host op between does not matter."""
+    builder = PlanBuilder([])
+    builder.allocate("buffers", 10)
+    builder.allocate("activations", 20)
+    builder.host("hook")
+    builder.kernels("gather", moves(1, 1), stream="all_gather")
+    builder.allocate("buffers", 30)
+    builder.kernels("layer", moves(1, 1))
+    assert [change.stream for change in changes(builder)] == ["all_gather", "compute", "compute"]
+
+
+STRATEGIES: list[dict[str, Any]] = [
+    {"kind": "ddp"},
+    {"kind": "fsdp2"},
+    {"kind": "fsdp2", "replicate": 2, "cpu_offload": True},
+    {"kind": "fsdp1", "limit_all_gathers": False},
+    {"kind": "deepspeed", "stage": 2},
+    {"kind": "deepspeed", "stage": 3},
+    {"kind": "deepspeed", "config": {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}},
+    {"kind": "deepspeed", "config": {
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+        "activation_checkpointing": {"cpu_checkpointing": True, "partition_activations": True},
+    }},
+    {"kind": "reference", "stage": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
+    strategy: dict[str, Any], checkpointing: str
+) -> None:
+    """The tensors' levels are the plan's, change by change, and none is alive at the end."""
+    training = {
+        "micro_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "activation_checkpointing": checkpointing,
+    }
+    job = resolve(
+        zsim.Experiment(model="gpt2", cluster="dgx-a100-80gb", nodes=2, training=training, strategy=strategy)
+    )
+    plan = make_plan(job)
+    live: dict[int, int] = {}
+    for change in tensor_changes(plan):
+        if change.bytes:
+            live[change.tensor] = change.bytes
+        else:
+            del live[change.tensor]
+    assert not live
+    assert sum(change.bytes for change in plan.memory if change.device == "gpu") == 0
+    taken = sum(change.bytes for change in plan.memory if change.device == "gpu" and change.bytes > 0)
+    assert sum(change.bytes for change in tensor_changes(plan)) == taken

@@ -1,0 +1,72 @@
+"""How the bytes of a module come in tensors: what an allocator is asked for, one after the other.
+
+`zsim.cost.footprint` counts bytes; here its sums are cut into the tensors that they are sums of. What no rule
+names stays one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zsim.cost.attention_work import key_value_elements, output_elements, query_elements
+from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved_bytes
+from zsim.cost.shapes import BatchShape, WorkOptions
+from zsim.specs.model import Activation, Attention, Linear, Loss, Module, Norm
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTensors:
+    """Bytes of each tensor: kept from forward to backward, passing in forward, passing in backward."""
+
+    saved: Sizes = ()
+    forward: Sizes = ()
+    backward: Sizes = ()
+
+
+def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
+    """The tensors whose bytes `saved_bytes`, `forward_extra_bytes` and `backward_extra_bytes` count.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    saved, forward, backward = _rules(module, shape, options)
+    return ModuleTensors(
+        _cut(saved_bytes(module, shape, options), saved),
+        _cut(forward_extra_bytes(module, shape, options), forward),
+        _cut(backward_extra_bytes(module, shape, options), backward),
+    )
+
+
+def _cut(count: int, sizes: Iterable[int]) -> Sizes:
+    """`count` bytes in tensors of `sizes`, as far as they go; the rest is one more."""
+    cut = []
+    for size in sizes:
+        if 0 < size <= count:
+            cut.append(size)
+            count -= size
+    return (*cut, count) if count else tuple(cut)
+
+
+def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Sizes, Sizes, Sizes]:
+    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    if isinstance(work, Linear):
+        given, made = tokens * work.in_features * e, tokens * work.out_features * e
+        return (given,), (made,), (given, made)
+    if isinstance(work, Norm):
+        low, high = tokens * work.width * e, tokens * work.width * 4
+        if work.kind == "layer" or options.fuses_kernels:
+            return (), (), (low, low)
+        return (high,), (low,), (low, low, high, high)
+    if isinstance(work, Activation):
+        one = tokens * work.width * e
+        return (one,) * 8, (one,), (one,) * 3
+    if isinstance(work, Loss):
+        fp32 = tokens * work.vocab_size * 4
+        return (), (fp32,), (fp32,)
+    if isinstance(work, Attention):
+        q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
+        out = tokens * output_elements(work) * e
+        return (q, k, k, q, k), (out, q, q), (q, k, k, out)
+    return (), (), ()

@@ -1,0 +1,224 @@
+"""PyTorch's caching allocator of GPU memory, block by block: what is reserved, and when it runs short.
+
+Follows c10/cuda/CUDACachingAllocator.cpp, torch 2.13 (sizes and order are those of 1.12 too). Sizes are
+rounded up to 512 bytes; up to 1 MiB comes from the small pool, more from the large one; every stream has its
+own two. A request takes the smallest free block that holds it, the first of these by address, and what it
+leaves is split off (in the large pool only if it is more than 1 MiB). Where no block fits, a segment is asked
+of the driver: 2 MiB for small blocks, 20 MiB for requests below 10 MiB, else the size rounded up to 2 MiB.
+Freed blocks merge with free neighbours of their segment; segments stay. Only when the driver has no room are
+all segments given back that are free from end to end (`release_cached_blocks`).
+
+With `expandable_segments:True` a pool is one stretch of addresses that grows by pages of 2 or 20 MiB, and
+what is given back are the whole pages of free blocks. (torch takes a free block that has its pages before a
+smaller one that lost them; here the smaller one gets them back.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+MIN_BLOCK = 512
+SMALL_SIZE = 2**20
+SMALL_BUFFER = 2 * 2**20
+LARGE_BUFFER = 20 * 2**20
+MIN_LARGE_ALLOC = 10 * 2**20
+ROUND_LARGE = 2 * 2**20
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A stretch of a segment from `address` on, between its neighbours there; of a free one, `unmapped_bytes`
+    are without memory (in expandable segments alone)."""
+
+    pool: _Pool
+    address: int
+    bytes: int
+    previous: Block | None = None
+    next: Block | None = None
+    is_free: bool = False
+    unmapped_bytes: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Pool:
+    """The free blocks of one stream and kind, by size and address; `last` is the end of an expandable one."""
+
+    is_small: bool
+    free: list[tuple[int, int, Block]] = field(default_factory=list)
+    last: Block | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        return SMALL_BUFFER if self.is_small else LARGE_BUFFER
+
+
+class CachingAllocator:
+    """The memory of one GPU that torch may take: `capacity_bytes`.
+
+    `allocated_bytes` are those of blocks in use, `reserved_bytes` those of all segments. `num_segments`
+    counts what was asked of the driver, `num_released` what was given back to it.
+    """
+
+    def __init__(self, capacity_bytes: int, *, is_expandable: bool = False) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.is_expandable = is_expandable
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.num_segments = self.num_released = 0
+        self._pools: dict[tuple[str, bool], _Pool] = {}
+        self._next_address = 0
+
+    def malloc_anyway(self, count: int, stream: str) -> Block:
+        """A new block of `count` bytes, whether the driver has room for it or not."""
+        block = self.malloc(count, stream, is_new=True, is_forced=True)
+        assert block is not None
+        return block
+
+    def malloc(
+        self, count: int, stream: str, *, is_new: bool = False, is_forced: bool = False
+    ) -> Block | None:
+        """A block of `count` bytes, cached unless its memory must be new (in expandable segments: at new or
+        at old addresses); None where the driver has no room for more, unless it `is_forced`."""
+        size = _up(count, MIN_BLOCK)
+        key = (stream, size <= SMALL_SIZE)
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = _Pool(size <= SMALL_SIZE)
+        block = None if is_new and not self.is_expandable else self._take(pool, size, is_forced)
+        if block is None:
+            block = self._grow(pool, size, is_forced)
+        if block is None:
+            return None
+        rest = block.bytes - size
+        if rest >= MIN_BLOCK if pool.is_small or self.is_expandable else rest > SMALL_SIZE:
+            self._split(block, size)
+        block.is_free = False
+        self.allocated_bytes += block.bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Put a block back, together with free neighbours."""
+        self.allocated_bytes -= block.bytes
+        self._put_back(block)
+
+    def release_cached(self) -> int:
+        """Give back to the driver what is free from end to end; returns of how many segments."""
+        before = self.num_released
+        for pool in self._pools.values():
+            for entry in list(pool.free):
+                block = entry[2]
+                if self.is_expandable:
+                    pages = block.bytes // pool.page_bytes * pool.page_bytes
+                    self._release(max(0, pages - block.unmapped_bytes))
+                    block.unmapped_bytes = max(pages, block.unmapped_bytes)
+                elif block.previous is None and block.next is None:
+                    pool.free.remove(entry)
+                    self._release(block.bytes)
+        return self.num_released - before
+
+    # -- the driver ----------------------------------------------------------------------------------------
+
+    def _reserve(self, count: int, is_forced: bool) -> bool:
+        """Ask the driver for `count` bytes."""
+        if self.reserved_bytes + count > self.capacity_bytes and not is_forced:
+            return False
+        self.reserved_bytes += count
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        self.num_segments += 1
+        return True
+
+    def _release(self, count: int) -> None:
+        if count:
+            self.reserved_bytes -= count
+            self.num_released += 1
+
+    def _grow(self, pool: _Pool, size: int, is_forced: bool) -> Block | None:
+        """Memory from the driver, as a block in no list: a new segment, or more pages at the pool's end."""
+        if not self.is_expandable:
+            segment = SMALL_BUFFER
+            if not pool.is_small:
+                segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
+            if not self._reserve(segment, is_forced):
+                return None
+            block = Block(pool, self._next_address, segment)
+            self._next_address += segment
+            return block
+        last = pool.last
+        at_end = last if last is not None and last.is_free else None
+        missing = _up(size - (at_end.bytes if at_end else 0), pool.page_bytes)
+        if not self._reserve(missing + (at_end.unmapped_bytes if at_end else 0), is_forced):
+            return None
+        if at_end is not None:
+            self._remove(at_end)
+            at_end.bytes, at_end.unmapped_bytes = at_end.bytes + missing, 0
+            return at_end
+        address = last.address + last.bytes if last is not None else 0
+        block = Block(pool, address, missing, previous=last)
+        if last is not None:
+            last.next = block
+        pool.last = block
+        return block
+
+    # -- blocks --------------------------------------------------------------------------------------------
+
+    def _take(self, pool: _Pool, size: int, is_forced: bool) -> Block | None:
+        """The smallest free block that holds `size`, out of its list and with its pages."""
+        place = bisect_left(pool.free, (size,))
+        if place == len(pool.free):
+            return None
+        block = pool.free[place][2]
+        wanted = min(block.unmapped_bytes, _up(size, pool.page_bytes))
+        if wanted and not self._reserve(wanted, is_forced):
+            return None
+        del pool.free[place]
+        block.unmapped_bytes -= wanted
+        return block
+
+    def _split(self, block: Block, size: int) -> None:
+        """Leave `size` to the block; the rest becomes a free one behind it."""
+        rest = Block(block.pool, block.address + size, block.bytes - size, block, block.next, True)
+        rest.unmapped_bytes, block.unmapped_bytes = block.unmapped_bytes, 0
+        if block.next is not None:
+            block.next.previous = rest
+        elif block.pool.last is block:
+            block.pool.last = rest
+        block.next, block.bytes = rest, size
+        self._insert(rest)
+
+    def _put_back(self, block: Block) -> None:
+        block.is_free = True
+        after, before = block.next, block.previous
+        if after is not None and after.is_free:
+            self._remove(after)
+            self._absorb(block, after)
+        if before is not None and before.is_free:
+            self._remove(before)
+            self._absorb(before, block)
+            block = before
+        self._insert(block)
+
+    def _absorb(self, block: Block, after: Block) -> None:
+        """`after` becomes part of the block before it."""
+        block.bytes += after.bytes
+        block.unmapped_bytes += after.unmapped_bytes
+        block.next = after.next
+        if after.next is not None:
+            after.next.previous = block
+        elif block.pool.last is after:
+            block.pool.last = block
+
+    def _insert(self, block: Block) -> None:
+        insort(block.pool.free, (block.bytes, block.address, block))  # no two have one address
+
+    def _remove(self, block: Block) -> None:
+        free = block.pool.free
+        place = bisect_left(free, (block.bytes, block.address))
+        assert free[place][2] is block
+        del free[place]
+
+
+def _up(count: int, unit: int) -> int:
+    """`count` rounded up to whole units, one at least."""
+    return max(unit, -(-count // unit) * unit)

@@ -1,0 +1,92 @@
+"""Which bytes are one tensor: a plan's memory changes, each free paired with what it gives back.
+
+Plans say what is allocated and freed by category and owner, often several tensors at once. An allocator wants
+to know which block goes. So a free takes the newest tensor of its category and owner that has its size, or
+the newest ones that make it up; what was allocated as one and is freed in parts was several tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Plan
+
+
+class TensorChange(NamedTuple):
+    """Just before the host issues `op`, tensor number `tensor` is allocated with `bytes` on `stream`, or,
+    with 0 bytes, given back; `until`: the op that must end before its block can be used again (-1: none)."""
+
+    op: int
+    tensor: int
+    bytes: int
+    stream: str = COMPUTE
+    until: int = -1
+
+
+@dataclass(eq=False, slots=True)
+class _Tensor:
+    """`place`: where it is allocated, in the list of changes."""
+
+    place: int
+    bytes: int
+    number: int = -1
+
+
+def tensor_changes(plan: Plan) -> list[TensorChange]:
+    """The plan's changes of GPU memory, tensor by tensor, in the host's order.
+
+    A block belongs to the stream that the next work is issued to: frameworks allocate for what they are about
+    to run, inside `with torch.cuda.stream(...)`; activations are made on the compute stream.
+    """
+    changes = [change for change in plan.memory if change.device == "gpu"]
+    live: dict[tuple[str, str], list[_Tensor]] = {}  # oldest first
+    moved: list[list[_Tensor]] = []  # by change: what it allocates or frees
+    for place, change in enumerate(changes):
+        tensors = live.setdefault((change.category, change.owner), [])
+        if change.bytes > 0:
+            sizes = change.tensors if sum(change.tensors) == change.bytes else (change.bytes,)
+            moved.append([_Tensor(place, size) for size in sizes])
+            tensors += moved[place]
+        else:
+            moved.append(_take(-change.bytes, tensors, moved))
+    streams = _next_streams(plan)
+    result, count = [], 0
+    for change, tensors in zip(changes, moved, strict=True):
+        stream = COMPUTE if change.category == "activations" else streams[change.op]
+        for tensor in tensors:
+            if change.bytes > 0:
+                tensor.number, count = count, count + 1
+            size = tensor.bytes if change.bytes > 0 else 0
+            result.append(TensorChange(change.op, tensor.number, size, stream, change.until))
+    return result
+
+
+def _take(count: int, tensors: list[_Tensor], moved: list[list[_Tensor]]) -> list[_Tensor]:
+    """Takes `count` bytes out of `tensors`, of which one may come apart in its allocation."""
+    taken: list[_Tensor] = []
+    if tensors and tensors[-1].bytes == count:
+        return [tensors.pop()]
+    while count > 0:
+        assert tensors, f"{count} bytes are freed that were not allocated"
+        fits = [place for place, tensor in enumerate(tensors) if tensor.bytes <= count]
+        exact = [place for place in fits if tensors[place].bytes == count]
+        if not fits:
+            whole = tensors[-1]
+            whole.bytes -= count
+            taken.append(_Tensor(whole.place, count))
+            moved[whole.place].append(taken[-1])
+            return taken
+        taken.append(tensors.pop((exact or fits)[-1]))
+        count -= taken[-1].bytes
+    return taken
+
+
+def _next_streams(plan: Plan) -> list[str]:
+    """Per op, the stream of the next work that the host issues."""
+    streams = [COMPUTE] * (len(plan.ops) + 1)
+    for number in range(len(plan.ops) - 1, -1, -1):
+        op = plan.ops[number]
+        streams[number] = op.stream if op.work is not None else streams[number + 1]
+    return streams
