@@ -225,6 +225,15 @@ def test_the_loss_upcasts_in_eager_and_reads_twice_when_fused() -> None:
     assert total_bytes(forward_kernels(module, SHAPE, WorkOptions("fp32"))) == 8 * 20_000
 
 
+def test_log_softmax_reads_long_rows_thrice_forward_and_the_gradient_twice_backward() -> None:
+    """200 rows of 50,257 logits: cast 6, read 3 x 4, write 4; backward fill 4, read 4 + 8, write 4, cast 6.
+    A hundred stay in a cache (the test before)."""
+    module = Module("loss", Loss(50_257))
+    assert total_bytes(forward_kernels(module, SHAPE, EAGER)) == 22 * 200 * 50_257
+    assert total_bytes(backward_kernels(module, SHAPE, EAGER)) == 26 * 200 * 50_257
+    assert total_bytes(forward_kernels(module, SHAPE, FUSED)) == 4 * 200 * 50_257
+
+
 def test_megatrons_loss_makes_seven_passes_in_fp32() -> None:
     """20,000 logits: cast 6, maximum 4, subtract 8, exp 8, sum 4, divide 8; backward scale 8, cast 6."""
     module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="megatron")

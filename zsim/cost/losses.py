@@ -1,10 +1,9 @@
 """Cross-entropy as kernels and bytes per logit, in the implementations that people train with.
 
-eager: transformers' `ForCausalLMLoss`. Forward: `logits.float()`, log-softmax (two passes of fp32), pick the
-labels; backward: fill zeros, set labels, log-softmax backward (two read, one written), cast. Keeps fp32
-log-probabilities (4); fp32 logits and their shifted copy pass forward (8), two fp32 gradients backward (8).
-Measured: 11.1 bytes per logit, PowerLM-3B in transformers (training_runs fms-acceleration-0025 and -0027 less
-their checkpoints).
+eager: transformers' `ForCausalLMLoss`. Forward: `logits.float()`, log-softmax, pick the labels; backward:
+fill zeros, set labels, log-softmax backward, cast. Keeps fp32 log-probabilities (4); fp32 logits and their
+shifted copy pass forward (8), two fp32 gradients backward (8). Measured: 11.1 bytes per logit, PowerLM-3B in
+transformers (training_runs fms-acceleration-0025 and -0027 less their checkpoints).
 
 megatron: Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`,
 maximum, subtract in place, exp, sum, divide in place; backward: scale in place, cast. Keeps the fp32 softmax
@@ -21,6 +20,16 @@ fused: torch.compile's, flash-attn's, Apex's, Liger's. Forward reads the logits 
 the label); backward reads once and writes the gradient. Keeps the logits.
 
 Liger's "fused_linear" takes the head along: `zsim.cost.fused_head`.
+
+# [Note: how often log-softmax reads a row]
+torch's kernel (`cunn_SoftMaxForward`, ATen/native/cuda/SoftMax.cu) goes over a row for its maximum, for the
+sum, and to write; backward for the sum of the gradient, and to write. The rows that all SMs are at overflow
+the caches where a row is long: 3 x 4 bytes read and 4 written forward, 4 + 8 read and 4 written backward.
+Measured: torch's fp32 cross-entropy of 16,384 tokens on A100-SXM4-80GB takes 5.32, 10.62, 20.73 ms forward
+for vocabularies of 32,768, 65,536, 131,072 and 15.49, 30.78, 60.44 ms with backward and the addition to
+`.grad` (12 bytes): 16.1 and 31.2 bytes a logit at BabelStream's 1.71 TB/s. Up to 16,384 (1.19 and 1.95 ms for
+8,192 and 16,384) a row is read once. Source: linkedin/Liger-Kernel@0400d313 benchmark/data/
+all_benchmark_data.csv, cross_entropy, huggingface.
 """
 
 from __future__ import annotations
@@ -30,9 +39,14 @@ from dataclasses import replace
 from zsim.cost.kernels import Kernel
 from zsim.cost.shapes import WorkOptions
 
+# The longest row that stays in a cache, in logits: see [Note: how often log-softmax reads a row].
+_CACHED_ROW = 16384
 
-def loss_kernels(logits: int, options: WorkOptions, *, is_backward: bool) -> tuple[Kernel, ...]:
-    """The kernels of one direction over so many logits."""
+
+def loss_kernels(
+    tokens: int, vocab_size: int, options: WorkOptions, *, is_backward: bool
+) -> tuple[Kernel, ...]:
+    """The kernels of one direction over `tokens` rows of `vocab_size` logits."""
     e = options.activation_bytes
     cast, launches = (e + 4, 1) if e < 4 else (0, 0)
     if options.cross_entropy == "megatron":
@@ -40,15 +54,18 @@ def loss_kernels(logits: int, options: WorkOptions, *, is_backward: bool) -> tup
     elif options.cross_entropy == "unsloth":
         passes, kernels = (20 + cast, 3 + launches) if is_backward else (12 + cast, 2 + launches)
     elif options.cross_entropy == "eager":
-        passes, kernels = (16 + cast, 3 + launches) if is_backward else (8 + cast, 2 + launches)
+        again = 0 if vocab_size <= _CACHED_ROW else 4 if is_backward else 8
+        passes, kernels = (16, 3) if is_backward else (8, 2)
+        passes, kernels = passes + again + cast, kernels + launches
     else:
         passes, kernels = 2 * e, 1 if is_backward else 2
-    return (Kernel("loss", 0.0, float(logits * passes), options.kernel_dtype, (), kernels),)
+    num_bytes = float(tokens * vocab_size * passes)
+    return (Kernel("loss", 0.0, num_bytes, options.kernel_dtype, (), kernels),)
 
 
-def eager_forward(logits: int, options: WorkOptions) -> tuple[Kernel, ...]:
-    """The eager forward over so many logits, whatever the training's own loss is."""
-    return loss_kernels(logits, replace(options, cross_entropy="eager"), is_backward=False)
+def eager_forward(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[Kernel, ...]:
+    """The eager forward, whatever the training's own loss is."""
+    return loss_kernels(tokens, vocab_size, replace(options, cross_entropy="eager"), is_backward=False)
 
 
 def kept_per_logit(options: WorkOptions) -> int:

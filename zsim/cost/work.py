@@ -247,20 +247,16 @@ def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions)
 
 
 def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    return loss_kernels(_loss_logits(module, shape), options, is_backward=False)
+    assert isinstance(module.work, Loss)
+    return loss_kernels(shape.tokens, module.work.vocab_size, options, is_backward=False)
 
 
 def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """The trainer's metrics, each an eager forward without gradients, follow backward: counted here."""
     assert isinstance(module.work, Loss)
-    logits = _loss_logits(module, shape)
-    metrics = eager_forward(logits, options) * module.work.num_metrics
-    return (*loss_kernels(logits, options, is_backward=True), *metrics)
-
-
-def _loss_logits(module: Module, shape: BatchShape) -> int:
-    assert isinstance(module.work, Loss)
-    return shape.tokens * module.work.vocab_size
+    tokens, vocab = shape.tokens, module.work.vocab_size
+    metrics = eager_forward(tokens, vocab, options) * module.work.num_metrics
+    return (*loss_kernels(tokens, vocab, options, is_backward=True), *metrics)
 
 
 def _experts(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
