@@ -10,7 +10,7 @@ import pytest
 from zsim.cost.efficiency import gemm_fraction
 from zsim.cost.footprint import kept_modules
 from zsim.cost.shapes import BatchShape, WorkOptions
-from zsim.cost.work import forward_kernels
+from zsim.cost.work import backward_kernels, forward_kernels
 from zsim.plan.ddp import ddp_plan
 from zsim.plan.workload import make_workload
 from zsim.specs.cluster_files import load_gpu
@@ -66,6 +66,18 @@ def test_autocast_keeps_the_residual_stream_in_fp32() -> None:
     product = block.modules[1]
     extra = forward_kernels(product, shape, cast)[0]
     assert (extra.kind, extra.hbm_bytes) == ("elementwise", 6 * 4096 * 4096)
+
+
+def test_autocast_keeps_embeddings_and_gradients_of_the_stream_in_fp32() -> None:
+    """128 rows of 4096 and 8-byte indices, 4 + 4 bytes an element; backward the whole table of 32,000 rows
+    in 4, and 3 x 4 a row. The add of two gradients reads 4 + 4, writes 4, and the branch's is cast, 4 + 2."""
+    embed, shape, cast = LLAMA.before[0], BatchShape(1, 128), WorkOptions(autocast=True)
+    (forward,) = forward_kernels(embed, shape, cast)
+    (backward,) = backward_kernels(embed, shape, cast)
+    assert forward.hbm_bytes == 128 * (8 * 4096 + 8)
+    assert backward.hbm_bytes == 32_000 * 4096 * 4 + 128 * (12 * 4096 + 32)
+    add = next(module for module in LLAMA.blocks[0].modules if "residual" in module.name)
+    assert [kernel.hbm_bytes / (128 * 4096) for kernel in backward_kernels(add, shape, cast)] == [12, 6]
 
 
 def test_an_odd_vocabulary_costs_its_products_their_alignment() -> None:

@@ -134,7 +134,7 @@ def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
     if module.shares_input and not options.compile:
         kernels.append(_elementwise(3 * m * k * e, options.kernel_dtype))
     if not any(parameter.name == "weight" for parameter in module.parameters):
-        kernels.append(_elementwise(3 * n * k * e, options.kernel_dtype))
+        kernels.append(_elementwise(3 * n * k * options.stream_bytes, options.kernel_dtype))
     return tuple(kernels)
 
 
@@ -221,26 +221,31 @@ def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -
 
 
 def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The stream's gradient and the branch's meet in an add; dropout reads its mask."""
+    """The stream's gradient and the branch's meet in an add; dropout reads its mask. Under autocast the
+    branch's comes from a norm that runs in fp32 (torch's list of autocast operators), as wide as the
+    stream's; what goes into the branch is cast."""
     assert isinstance(module.work, Residual)
-    elements = shape.tokens * module.work.width
-    return (*_residual_forward(module, shape, options), *_autocast_cast(elements, options))
+    elements, kernels = shape.tokens * module.work.width, _residual_forward(module, shape, options)
+    if not options.autocast or options.compile:
+        return (*kernels, *_autocast_cast(elements, options))
+    add = _elementwise(3 * elements * options.stream_bytes, options.kernel_dtype)
+    return (*kernels[:-1], add, *_autocast_cast(elements, options))
 
 
 # ---- Embedding and loss ------------------------------------------------------------------------------------
 
 
 def _embedding_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Gathers one row per token."""
+    """Gathers one row per token; what comes out is the residual stream."""
     assert isinstance(module.work, Embedding)
-    num_bytes = shape.tokens * (2 * module.work.width * options.activation_bytes + INDEX_BYTES)
+    num_bytes = shape.tokens * (2 * module.work.width * options.stream_bytes + INDEX_BYTES)
     return (Kernel("embedding", 0.0, float(num_bytes), options.kernel_dtype),)
 
 
 def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """`embedding_dense_backward`: zero the whole gradient table, sort the indices, add the rows."""
     assert isinstance(module.work, Embedding)
-    e = options.activation_bytes
+    e = options.stream_bytes
     table = module.work.rows * module.work.width * e
     rows = shape.tokens * (3 * module.work.width * e + 4 * INDEX_BYTES)
     return (Kernel("embedding", 0.0, float(table + rows), options.kernel_dtype, (), 4),)
