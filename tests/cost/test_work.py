@@ -235,6 +235,14 @@ def test_log_softmax_reads_long_rows_thrice_forward_and_the_gradient_twice_backw
     assert total_bytes(forward_kernels(module, SHAPE, FUSED)) == 4 * 200 * 50_257
 
 
+def test_one_warp_picks_the_labels_of_the_eager_loss_two_loads_for_32_of_them() -> None:
+    """200 tokens are 7 rounds of 32; backward and the fused loss wait for none."""
+    module = Module("loss", Loss(50_257))
+    assert [kernel.dependent_loads for kernel in forward_kernels(module, SHAPE, EAGER)] == [14]
+    assert [kernel.dependent_loads for kernel in backward_kernels(module, SHAPE, EAGER)] == [0]
+    assert [kernel.dependent_loads for kernel in forward_kernels(module, SHAPE, FUSED)] == [0]
+
+
 def test_megatrons_loss_makes_seven_passes_in_fp32() -> None:
     """20,000 logits: cast 6, maximum 4, subtract 8, exp 8, sum 4, divide 8; backward scale 8, cast 6."""
     module, options = Module("loss", Loss(100)), WorkOptions(cross_entropy="megatron")

@@ -14,16 +14,17 @@ _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     """Seconds of one `Kernel` (of all its launches).
 
-        t = max(W / (P f), Q / (B g)) + L c
+        t = max(W / (P f), Q / (B g)) + L c + D l
 
     W: FLOPs; P: peak FLOP/s of the type; f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
     kernels without matrix products compute at fp32 peak); Q: HBM bytes; B: HBM bandwidth; g: fraction of it
-    (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel.
+    (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D: loads
+    that wait for one another; l: seconds of one.
     The roofline is Williams, Waterman and Patterson 2009.
     """
-    return max(arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)) + (
-        kernel.launches * gpu.launch.seconds_per_kernel
-    )
+    waiting = kernel.launches * gpu.launch.seconds_per_kernel
+    waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
+    return max(arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)) + waiting
 
 
 def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:

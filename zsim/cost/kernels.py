@@ -22,7 +22,8 @@ class Kernel:
     """One kernel, or `launches` kernels priced together.
 
     `flops` is what the arithmetic units do; `hbm_bytes` what is read plus what is written; `dtype` the type
-    that the arithmetic runs in ("bf16", "fp16", "fp32", "tf32", "fp8").
+    that the arithmetic runs in ("bf16", "fp16", "fp32", "tf32", "fp8"). `dependent_loads`: readings of memory
+    that wait for one another because too few threads read, in a row.
     """
 
     kind: KernelKind
@@ -31,3 +32,4 @@ class Kernel:
     dtype: str = "bf16"
     shape: tuple[int, ...] = ()
     launches: int = 1
+    dependent_loads: int = 0

@@ -30,17 +30,26 @@ for vocabularies of 32,768, 65,536, 131,072 and 15.49, 30.78, 60.44 ms with back
 `.grad` (12 bytes): 16.1 and 31.2 bytes a logit at BabelStream's 1.71 TB/s. Up to 16,384 (1.19 and 1.95 ms for
 8,192 and 16,384) a row is read once. Source: linkedin/Liger-Kernel@0400d313 benchmark/data/
 all_benchmark_data.csv, cross_entropy, huggingface.
+
+# [Note: one warp picks the labels]
+`nll_loss_forward_reduce_cuda_kernel_2d` (ATen/native/cuda/Loss.cu) is one block of 32 threads, each of which
+reads a label, then the logit it points at, and so on: two loads that wait for each other per 32 tokens, 34 ns
+a token whatever the vocabulary. Backward stores without waiting.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from zsim.cost.kernels import Kernel
 from zsim.cost.shapes import WorkOptions
 
 # The longest row that stays in a cache, in logits: see [Note: how often log-softmax reads a row].
 _CACHED_ROW = 16384
+
+# NLL_LOSS_THREADS of torch 1.12 to 2.6: see [Note: one warp picks the labels].
+_LABEL_THREADS = 32
 
 
 def loss_kernels(
@@ -60,7 +69,9 @@ def loss_kernels(
     else:
         passes, kernels = 2 * e, 1 if is_backward else 2
     num_bytes = float(tokens * vocab_size * passes)
-    return (Kernel("loss", 0.0, num_bytes, options.kernel_dtype, (), kernels),)
+    picks_labels = options.cross_entropy == "eager" and not is_backward
+    loads = 2 * ceil(tokens / _LABEL_THREADS) if picks_labels else 0
+    return (Kernel("loss", 0.0, num_bytes, options.kernel_dtype, (), kernels, loads),)
 
 
 def eager_forward(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[Kernel, ...]:

@@ -97,9 +97,11 @@ class MemoryEfficiency(Table):
 
 
 class KernelLaunch(Table):
-    """What a kernel costs the GPU besides its work: ramp-up, tail and the gap to the next kernel."""
+    """What a kernel costs the GPU besides its work: ramp-up, tail and the gap to the next kernel; and a load
+    from memory where nothing else runs until it is there."""
 
     seconds_per_kernel: Seconds
+    seconds_per_load: Seconds = 0.0
 
 
 class Interference(Table):
