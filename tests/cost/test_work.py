@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.cost.kernels import Kernel
+from zsim.cost.losses import kept_per_logit
 from zsim.cost.work import (
     BatchShape,
     WorkOptions,
@@ -235,6 +236,20 @@ def test_log_softmax_reads_long_rows_thrice_forward_and_the_gradient_twice_backw
     assert total_bytes(forward_kernels(module, SHAPE, FUSED)) == 4 * 200 * 50_257
 
 
+def test_autocast_leaves_log_softmax_in_the_logits_type_and_casts_what_it_puts_out() -> None:
+    """20,000 logits: log-softmax 4, cast 6; backward fill 4, cast 6, log-softmax 6. Rows of 65,536 in 2 bytes
+    overflow the caches, 4 more forward and 2 backward; of 49,152 by half. Kept: the logits and both types of
+    log-probabilities, 8."""
+    options, rows = WorkOptions(cross_entropy="autocast"), BatchShape(1, 1)
+    assert total_bytes(forward_kernels(Module("loss", Loss(100)), SHAPE, options)) == 10 * 20_000
+    assert total_bytes(backward_kernels(Module("loss", Loss(100)), SHAPE, options)) == 16 * 20_000
+    long, between = Module("loss", Loss(65_536)), Module("loss", Loss(49_152))
+    assert total_bytes(forward_kernels(long, rows, options)) == 14 * 65_536
+    assert total_bytes(backward_kernels(long, rows, options)) == 18 * 65_536
+    assert total_bytes(forward_kernels(between, rows, options)) == 12 * 49_152
+    assert kept_per_logit(options) == 8
+
+
 def test_one_warp_picks_the_labels_of_the_eager_loss_two_loads_for_32_of_them() -> None:
     """200 tokens are 7 rounds of 32; backward and the fused loss wait for none."""
     module = Module("loss", Loss(50_257))
@@ -382,12 +397,12 @@ def test_routed_experts_are_refused() -> None:
 
 
 def test_a_trainers_metrics_take_the_eager_loss_again_after_backward() -> None:
-    """200 tokens, 100 words: 20,000 logits; each metric casts (2 + 4) and goes over fp32 twice (8)."""
+    """200 tokens, 100 words: 20,000 logits; each metric goes over 16 bits twice (4) and casts (2 + 4)."""
     plain, logged = Module("loss", Loss(100)), Module("loss", Loss(100, num_metrics=2))
     extra = total_bytes(backward_kernels(logged, SHAPE, FUSED)) - total_bytes(
         backward_kernels(plain, SHAPE, FUSED)
     )
-    assert extra == 2 * 14 * 20_000
+    assert extra == 2 * 10 * 20_000
     assert forward_kernels(logged, SHAPE, FUSED) == forward_kernels(plain, SHAPE, FUSED)
 
 

@@ -122,7 +122,7 @@ def test_composers_releases_are_known_by_their_date() -> None:
     assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[union-attr]
     losses = [module.work for module in new.model.after if isinstance(module.work, Loss)]
     assert losses == [Loss(50368, num_metrics=2)]
-    assert (old.training.cross_entropy, new.training.cross_entropy) == ("eager", "fused")
+    assert (old.training.cross_entropy, new.training.cross_entropy) == ("autocast", "fused")
     assert (old.training.optimizer_implementation, new.training.optimizer_implementation) == (
         "fused",
         "fused",
@@ -136,7 +136,7 @@ def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_me
     assert [module.work for module in early.model.after if isinstance(module.work, Loss)] == [
         Loss(50368, num_metrics=2)
     ]
-    assert early.training.cross_entropy == "eager"
+    assert early.training.cross_entropy == "autocast"
     cores = [m.work for m in early.model.blocks[0].modules if isinstance(m.work, Attention)]
     assert [core.unpads for core in cores] == [True]
     assert early.training.optimizer_implementation == "for_loop"

@@ -5,6 +5,13 @@ fill zeros, set labels, log-softmax backward, cast. Keeps fp32 log-probabilities
 shifted copy pass forward (8), two fp32 gradients backward (8). Measured: 11.1 bytes per logit, PowerLM-3B in
 transformers (training_runs fms-acceleration-0025 and -0027 less their checkpoints).
 
+autocast: `F.cross_entropy` of 16-bit logits under torch.autocast. It asks log-softmax for the logits' own
+type, which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h), and only nll_loss is on its list of
+fp32. Forward: log-softmax in 16 bits, its output cast, pick the labels; backward: fp32 zeros, set labels,
+cast, log-softmax backward in 16 bits. Keeps log-probabilities in both types and the logits, which composer
+holds as `state.outputs`; an fp32 gradient and its cast pass backward. composer's pull request 2987 counts 6
+bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13, ATen/native/LossNLL.cpp `cross_entropy_loss`.
+
 megatron: Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`,
 maximum, subtract in place, exp, sum, divide in place; backward: scale in place, cast. Keeps the fp32 softmax
 (4), which becomes the gradient; the 16-bit logits and their fp32 copy pass forward, the cast backward.
@@ -24,11 +31,13 @@ Liger's "fused_linear" takes the head along: `zsim.cost.fused_head`.
 # [Note: how often log-softmax reads a row]
 torch's kernel (`cunn_SoftMaxForward`, ATen/native/cuda/SoftMax.cu) goes over a row for its maximum, for the
 sum, and to write; backward for the sum of the gradient, and to write. The rows that all SMs are at overflow
-the caches where a row is long: 3 x 4 bytes read and 4 written forward, 4 + 8 read and 4 written backward.
+the caches where a row is long: 3 x 4 bytes read and 4 written forward, 4 + 8 read and 4 written backward
+in fp32.
 Measured: torch's fp32 cross-entropy of 16,384 tokens on A100-SXM4-80GB takes 5.32, 10.62, 20.73 ms forward
 for vocabularies of 32,768, 65,536, 131,072 and 15.49, 30.78, 60.44 ms with backward and the addition to
 `.grad` (12 bytes): 16.1 and 31.2 bytes a logit at BabelStream's 1.71 TB/s. Up to 16,384 (1.19 and 1.95 ms for
-8,192 and 16,384) a row is read once. Source: linkedin/Liger-Kernel@0400d313 benchmark/data/
+8,192 and 16,384) a row is read once; between 64 and 128 KiB the part that is read again is taken to grow
+evenly. Source: linkedin/Liger-Kernel@0400d313 benchmark/data/
 all_benchmark_data.csv, cross_entropy, huggingface.
 
 # [Note: one warp picks the labels]
@@ -45,8 +54,9 @@ from math import ceil
 from zsim.cost.kernels import Kernel
 from zsim.cost.shapes import WorkOptions
 
-# The longest row that stays in a cache, in logits: see [Note: how often log-softmax reads a row].
-_CACHED_ROW = 16384
+# The longest row that stays in a cache; one of twice as many bytes does not at all: see [Note: how often
+# log-softmax reads a row].
+_CACHED_ROW_BYTES = 65536
 
 # NLL_LOSS_THREADS of torch 1.12 to 2.6: see [Note: one warp picks the labels].
 _LABEL_THREADS = 32
@@ -58,29 +68,40 @@ def loss_kernels(
     """The kernels of one direction over `tokens` rows of `vocab_size` logits."""
     e = options.activation_bytes
     cast, launches = (e + 4, 1) if e < 4 else (0, 0)
+    passes: float
     if options.cross_entropy == "megatron":
         passes, kernels = (8 + cast, 2 + launches) if is_backward else (32 + cast, 5 + launches)
     elif options.cross_entropy == "unsloth":
         passes, kernels = (20 + cast, 3 + launches) if is_backward else (12 + cast, 2 + launches)
-    elif options.cross_entropy == "eager":
-        again = 0 if vocab_size <= _CACHED_ROW else 4 if is_backward else 8
-        passes, kernels = (16, 3) if is_backward else (8, 2)
-        passes, kernels = passes + again + cast, kernels + launches
+    elif options.cross_entropy in ("eager", "autocast"):
+        element = e if options.cross_entropy == "autocast" else 4
+        zeros = 4 if is_backward else 0
+        passes = zeros + cast + _log_softmax(vocab_size, element, is_backward=is_backward)
+        kernels = (3 if is_backward else 2) + launches
     else:
         passes, kernels = 2 * e, 1 if is_backward else 2
     num_bytes = float(tokens * vocab_size * passes)
-    picks_labels = options.cross_entropy == "eager" and not is_backward
+    picks_labels = options.cross_entropy in ("eager", "autocast") and not is_backward
     loads = 2 * ceil(tokens / _LABEL_THREADS) if picks_labels else 0
     return (Kernel("loss", 0.0, num_bytes, options.kernel_dtype, (), kernels, loads),)
 
 
-def eager_forward(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[Kernel, ...]:
-    """The eager forward, whatever the training's own loss is."""
-    return loss_kernels(tokens, vocab_size, replace(options, cross_entropy="eager"), is_backward=False)
+def _log_softmax(vocab_size: int, element_bytes: int, *, is_backward: bool) -> float:
+    """Bytes per logit: one reading and one writing forward, two and one backward, and what no cache saves."""
+    again = min(max(vocab_size * element_bytes / _CACHED_ROW_BYTES - 1, 0), 1)
+    return element_bytes * (3 + again if is_backward else 2 + 2 * again)
+
+
+def metric_kernels(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[Kernel, ...]:
+    """composer's LanguageCrossEntropy or Perplexity: torch's loss under autocast, forward alone."""
+    return loss_kernels(tokens, vocab_size, replace(options, cross_entropy="autocast"), is_backward=False)
 
 
 def kept_per_logit(options: WorkOptions) -> int:
     """Bytes per logit from forward to backward."""
+    if options.cross_entropy == "autocast":
+        e = options.activation_bytes
+        return 2 * e + 4 if e < 4 else 4
     return 4 if options.cross_entropy in ("eager", "megatron", "unsloth") else options.activation_bytes
 
 
@@ -89,6 +110,8 @@ def passing_per_logit(options: WorkOptions, *, is_backward: bool) -> int:
     e = options.activation_bytes
     if options.cross_entropy == "eager":
         return 8 if is_backward or e < 4 else 4
+    if options.cross_entropy == "autocast":
+        return (4 + e if e < 4 else 8) if is_backward else 0
     if options.cross_entropy == "megatron":
         return e if is_backward else e + 4
     if options.cross_entropy == "unsloth":

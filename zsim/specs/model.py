@@ -95,7 +95,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Cross-entropy over the vocabulary. `num_metrics`: how many more times the trainer takes the eager
+    """Cross-entropy over the vocabulary. `num_metrics`: how many more times the trainer takes torch's
     cross-entropy of the logits after each backward, to log it."""
 
     vocab_size: int

@@ -11,9 +11,9 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
 AttentionKind = Literal["flash", "math"]
 # "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place;
-# "unsloth": its kernel in transformers' loss; "fused": one kernel each way; "fused_linear": the head's
-# product and the loss a piece at a time (Liger's).
-CrossEntropy = Literal["eager", "megatron", "unsloth", "fused", "fused_linear"]
+# "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
+# "fused": one kernel each way; "fused_linear": the head's product and the loss a piece at a time (Liger's).
+CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fused_linear"]
 
 # Where the reference engine keeps optimizer states, with reduced gradients, and stage 3's parameter shards.
 Place = Literal["device", "host", "nvme"]

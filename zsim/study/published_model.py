@@ -89,9 +89,10 @@ def is_composer(run: PublishedRun) -> bool:
 def composer_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
     """The model as MosaicML's trainer and model code run it at the row's date.
 
-    - Every micro-batch ends with two metrics, LanguageCrossEntropy and Perplexity, which each take the eager
-      cross-entropy of the logits again (llm-foundry: `train_metrics` of its models, on by default; composer:
-      `_train_microbatch`, "Use microbatch outputs to update training metrics").
+    - Every micro-batch ends with two metrics, LanguageCrossEntropy and Perplexity, which each take torch's
+      cross-entropy of the logits again, under autocast (llm-foundry: `train_metrics` of its models, on by
+      default; composer: `_train_microbatch`, "Use microbatch outputs to update training metrics",
+      `_eval_train_metrics`; its pull request 2987 of February 2024 is the first to think of a fused one).
     - Until February 2023 attention is flash-attn 0.2's `FlashMHA`, always given a padding mask (the same
       file as the loss's, "So we always provide a tensor"), whose longest sequence the host reads back
       (`unpad_input`); the Triton kernel after takes none.
@@ -123,12 +124,13 @@ def _changed(block: Block, changes: dict[str, Any]) -> Block:
 
 
 def cross_entropy(run: PublishedRun) -> str | None:
-    """MosaicML's loss is torch's until February 2023 (llm-foundry@d14a7c94a, examples/llm/src/mosaic_gpt.py),
-    flash-attn's fused one after (its `loss_fn` then defaults to `fused_crossentropy`); the fast kernels of
-    fms-acceleration bring unsloth's, or Liger's; Megatron has its own; None leaves it to the rest."""
+    """MosaicML's loss is torch's, under autocast, until February 2023 (llm-foundry@d14a7c94a,
+    examples/llm/src/mosaic_gpt.py), flash-attn's fused one after (its `loss_fn` then defaults to
+    `fused_crossentropy`); the fast kernels of fms-acceleration bring unsloth's, or Liger's; Megatron has its
+    own; None leaves it to the rest."""
     software = run.text("software")
     if is_composer(run):
-        return "eager" if is_early_composer(run) else "fused"
+        return "autocast" if is_early_composer(run) else "fused"
     if "foak" in software:
         return "fused_linear" if software.endswith("-liger") else "unsloth"
     return "megatron" if "egatron" in software else None
