@@ -138,11 +138,26 @@ def solve(jacobian: np.ndarray, errors: np.ndarray, theta: np.ndarray, keep: np.
         # A weak pull to where the number was keeps what the rows cannot tell where its source put it.
         matrix = jacobian.T @ (weights[:, None] * jacobian) + prior * np.eye(len(theta))
         right = -jacobian.T @ (weights * (errors - jacobian @ theta))
-        step = np.clip(np.linalg.solve(matrix, right), low, high)
+        step = bounded(matrix, right, low, high)
         if np.max(np.abs(step - new)) < 1e-9:
             break
         new = 0.5 * (new + step)
     return new
+
+
+def bounded(matrix: np.ndarray, right: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The solution where numbers that leave their bounds are held there and the others solved for again:
+    clipped after the fact, a number that may not move would still have bent the rest."""
+    solution, free = np.clip(np.zeros(len(right)), low, high), high > low
+    while free.any():
+        known = right[free] - matrix[np.ix_(free, ~free)] @ solution[~free]
+        found = np.linalg.solve(matrix[np.ix_(free, free)], known)
+        solution[free] = np.clip(found, low[free], high[free])
+        leaves = found != solution[free]
+        if not leaves.any():
+            break
+        free[np.flatnonzero(free)[leaves]] = False
+    return solution
 
 
 def describe(errors: np.ndarray) -> str:
