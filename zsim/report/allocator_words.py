@@ -25,11 +25,12 @@ def allocator_notes(row: AllocatorRow | None) -> Iterator[str]:
     """What a user should know of an allocator that ran short; nothing of one that did not."""
     if row is None or not row.retries:
         return
-    times = "once" if row.retries == 1 else f"{row.retries:,} times"
+    times = {1: "once", 2: "twice"}.get(row.retries, f"{row.retries:,} times")
     yield (
         f"torch's allocator ran short {times} in the step, waited for the GPU and gave "
-        f"{row.released_segments:,} cached segments back to the driver (num_alloc_retries): memory is asked "
-        "for in pieces that do not fit what was freed; published steps like this are 1.1 to 5 times as long"
+        f"{row.released_segments:,} cached segments back to the driver (num_alloc_retries; DeepSpeed warns of "
+        '"allocator cache flushes"): memory is asked for in pieces that do not fit what was freed, or freed '
+        "blocks are still in use by another stream; published steps like this are 1.1 to 5 times as long"
     )
     if row.failures:
         yield (
