@@ -9,7 +9,6 @@ from typing import Any
 
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.power import Activity, kernel_activity
-from zsim.engine.allocation import gpu_limit_bytes
 from zsim.engine.capacity import (
     exceeds_pinned_limit,
     least_gpus,
@@ -26,7 +25,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.extrapolation import extrapolation_sentence, extrapolations
 from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Kernels, Plan
-from zsim.report.allocator_words import AllocatorRow, allocator_notes, margin_notes
+from zsim.report.allocator_words import AllocatorRow, allocator_notes
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
@@ -90,7 +89,7 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "zsim_version": __version__,
         "experiment": resolved_experiment(job),
         "work": step_work(job),
-        "capacity_bytes": {"gpu": _limit(outcome), **node_capacity_bytes(cluster)},
+        "capacity_bytes": {"gpu": usable_bytes(cluster), **node_capacity_bytes(cluster)},
         "evidence": evidence(job, outcome.plan),
         "simulation": SimulationStats(
             wall_seconds,
@@ -121,16 +120,14 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
     return _with_cost(report, job, outcome.plan)
 
 
-def _limit(outcome: Outcome) -> int:
-    return gpu_limit_bytes(outcome.job, step_peak_bytes(outcome.job, outcome.plan), outcome.allocation)
-
-
 def _allocator(outcome: Outcome) -> AllocatorRow | None:
     allocation = outcome.allocation
     if allocation is None:
         return None
     counts = allocation.counts
-    return AllocatorRow(allocation.reserved_bytes, counts.retries, counts.released, counts.failures)
+    return AllocatorRow(
+        allocation.reserved_bytes, counts.retries, allocation.extra_seconds, counts.released, counts.failures
+    )
 
 
 def _with_irregularities(report: Report, outcome: Outcome) -> Report:
@@ -355,9 +352,10 @@ def _times(count: int) -> str:
 def _notes(outcome: Outcome) -> list[str]:
     job = outcome.job
     notes = [*job.notes, *outcome.notes]
+    peak, capacity = step_peak_bytes(job, outcome.plan), job.cluster.gpu.memory.capacity
     for rows in extrapolations(outcome.plan, job.cluster).values():
         notes += [extrapolation_sentence(row) for row in rows]
-    notes += allocator_notes(_allocator(outcome))
+    notes += allocator_notes(_allocator(outcome), fits=peak <= capacity)
     if outcome.plan.startup_bytes:
         whole = format_bytes(startup_bytes(job, outcome.plan))
         notes.append(
@@ -370,7 +368,9 @@ def _notes(outcome: Outcome) -> list[str]:
             "it: the kernel cannot swap or move them"
         )
     margin = job.cluster.framework_memory.allocator_margin
-    notes += margin_notes(job.cluster.gpu.memory.capacity, _limit(outcome), margin)
+    if margin > 0:
+        total = format_bytes(capacity)
+        notes.append(f"capacity is the GPU's {total} less the allocator's margin of {margin:.0%}")
     slowdown = job.cluster.gpu.interference.compute_slowdown
     if slowdown > 1:
         notes.append(f"kernels run {slowdown:g} times slower while a collective is under way (calibrated)")

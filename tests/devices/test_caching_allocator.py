@@ -85,7 +85,7 @@ def test_only_segments_free_from_end_to_end_are_given_back() -> None:
 def test_a_new_block_is_not_looked_for_among_the_free_ones() -> None:
     allocator = CachingAllocator(50 * MIB)
     allocator.free(taken(allocator, 30 * MIB))
-    assert allocator.malloc(30 * MIB, "compute", is_new=True) is None
+    assert allocator.malloc_new(30 * MIB, "compute") is None
     assert allocator.malloc_anyway(30 * MIB, "compute").bytes == 30 * MIB
     assert allocator.reserved_bytes == 60 * MIB
 
@@ -108,6 +108,34 @@ def test_expandable_segments_give_back_the_pages_between_blocks() -> None:
     assert allocator.reserved_bytes == 80 * MIB
     taken(allocator, 40 * MIB)
     assert allocator.reserved_bytes == 120 * MIB
+
+
+def test_expandable_segments_keep_the_pages_that_a_neighbour_shares() -> None:
+    """Of 10, 40 and 10 MiB in a row the 40 lie from 10 to 50: pages of 20 MiB give back 20 to 40 alone."""
+    allocator = CachingAllocator(ROOM, is_expandable=True)
+    _, middle, _ = (taken(allocator, size * MIB) for size in (10, 40, 10))
+    assert allocator.reserved_bytes == 60 * MIB
+    allocator.free(middle)
+    assert allocator.release_cached() == 1
+    assert allocator.reserved_bytes == 40 * MIB
+
+
+@pytest.mark.parametrize("is_expandable", [False, True])
+def test_a_copy_goes_on_as_the_original_would(is_expandable: bool) -> None:
+    """The same requests end in the same books, and leave the original's alone."""
+    draw = random.Random(3)
+    allocator = CachingAllocator(ROOM, is_expandable=is_expandable)
+    live = [taken(allocator, int(2 ** draw.uniform(8, 27))) for _ in range(300)]
+    for block in live[::2]:
+        allocator.free(block)
+    allocator.release_cached()
+    books = []
+    for one in (allocator.copy(), allocator.copy(), allocator):
+        again = random.Random(5)
+        for _ in range(300):
+            taken(one, int(2 ** again.uniform(8, 27)))
+        books.append((one.allocated_bytes, one.reserved_bytes, one.num_segments, one.num_released))
+    assert len(set(books)) == 1
 
 
 @pytest.mark.parametrize("is_expandable", [False, True])

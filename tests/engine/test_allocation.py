@@ -73,6 +73,7 @@ def test_a_step_that_runs_short_pays_for_every_retry(short: tuple[zsim.Result, z
     assert tight.report.allocator is not None
     assert tight.report.allocator.retries > 0
     extra = tight.report.step_seconds - plenty.report.step_seconds
+    assert extra == pytest.approx(tight.report.allocator.extra_seconds)
     assert extra >= 0.3 * tight.report.allocator.retries
 
 
@@ -80,12 +81,12 @@ def test_it_fits_all_the_same_and_says_that_it_runs_short(short: tuple[zsim.Resu
     _, tight = short
     assert tight.report.fits
     assert tight.report.peaks["gpu"].total == short[0].report.peaks["gpu"].total
-    assert any("ran short" in note and "num_alloc_retries" in note for note in tight.report.notes)
+    assert any("runs short" in note and "num_alloc_retries" in note for note in tight.report.notes)
 
 
 def test_the_object_of_json_names_reserved_bytes_and_retries(short: tuple[zsim.Result, zsim.Result]) -> None:
     found = short[1].report.to_dict()["allocator"]
-    assert set(found) == {"reserved_bytes", "retries", "released_segments", "failures"}
+    assert set(found) == {"reserved_bytes", "retries", "extra_seconds", "released_segments", "failures"}
     assert found["released_segments"] > 0
 
 

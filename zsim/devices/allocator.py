@@ -14,6 +14,7 @@ Source: c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class Allocator:
     owed_seconds: float = 0.0  # the host's, not yet taken
     _blocks: dict[int, Block] = field(default_factory=dict)
     _protected: list[tuple[int, Block]] = field(default_factory=list)
+    _next_end: float = math.inf  # before which no protected block is free; -inf where that is not known
     _position: int = 0
     _last_op: int = -1
     _is_counting: bool = False
@@ -73,7 +75,7 @@ class Allocator:
         while self._position < len(changes):
             change = changes[self._position]
             if not change.bytes:
-                self._free(change)
+                self._free(change, ended)
             else:
                 waits_for = self._allocate(change, op, now, ended)
                 if waits_for >= 0:
@@ -81,11 +83,6 @@ class Allocator:
             self._position += 1
         self._position, self._last_op = 0, op
         return -1
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether some block waits for its last use to end."""
-        return bool(self._protected)
 
     def take_seconds(self) -> float:
         """The host's time at the driver since it was last taken."""
@@ -95,16 +92,32 @@ class Allocator:
     def restart(self) -> None:
         """Begin the program again: nothing is outstanding any more, and peaks begin with what there is."""
         self._free_protected()
-        assert not self._blocks, "a step gives back what it takes"
+        for block in self._blocks.values():
+            self.memory.free(block)
+        self._blocks = {}
         self._position, self._last_op = 0, -1
         self._is_counting = False
         self.memory.peak_reserved_bytes = self.memory.reserved_bytes
         self.owed_seconds = 0.0
 
-    def _free(self, change: TensorChange) -> None:
+    def copy(self) -> Allocator:
+        """One that begins with the segments that this one has, before a run or after `restart`."""
+        return Allocator(
+            self.memory.copy(),
+            self.changes,
+            self.outstanding,
+            self.malloc_seconds,
+            self.free_seconds,
+            self.retry_seconds,
+            self.counts_from,
+        )
+
+    def _free(self, change: TensorChange, ended: Sequence[float]) -> None:
         block = self._blocks.pop(change.tensor)
         if change.until >= 0:
+            end = ended[change.until]
             self._protected.append((change.until, block))
+            self._next_end = min(self._next_end, end if end == end else -math.inf)
         else:
             self.memory.free(block)
 
@@ -132,8 +145,9 @@ class Allocator:
         self._free_protected()
         released = self.memory.release_cached()
         self.counts.released += released
-        self.owed_seconds += self.retry_seconds + released * self.free_seconds
-        block = self.memory.malloc(change.bytes, change.stream, is_new=True)
+        if released:
+            self.owed_seconds += self.retry_seconds + released * self.free_seconds
+        block = self.memory.malloc_new(change.bytes, change.stream)
         if block is None:
             self.counts.failures += 1
             block = self.memory.malloc_anyway(change.bytes, change.stream)
@@ -142,16 +156,18 @@ class Allocator:
     def _free_protected(self) -> None:
         for _, block in self._protected:
             self.memory.free(block)
-        self._protected = []
+        self._protected, self._next_end = [], math.inf
 
     def _collect(self, now: float, ended: Sequence[float]) -> None:
         """Take back blocks whose last use has ended by now."""
-        if not self._protected:
+        if now < self._next_end:
             return
-        kept = []
+        kept, self._next_end = [], math.inf
         for until, block in self._protected:
-            if ended[until] <= now:
+            end = ended[until]
+            if end <= now:
                 self.memory.free(block)
             else:
                 kept.append((until, block))
+                self._next_end = min(self._next_end, end if end == end else -math.inf)
         self._protected = kept

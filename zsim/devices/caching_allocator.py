@@ -9,8 +9,7 @@ Freed blocks merge with free neighbours of their segment; segments stay. Only wh
 all segments given back that are free from end to end (`release_cached_blocks`).
 
 With `expandable_segments:True` a pool is one stretch of addresses that grows by pages of 2 or 20 MiB, and
-what is given back are the whole pages of free blocks. (torch takes a free block that has its pages before a
-smaller one that lost them; here the smaller one gets them back.)
+what is given back are the pages that lie wholly in free blocks.
 """
 
 from __future__ import annotations
@@ -39,6 +38,12 @@ class Block:
     is_free: bool = False
     unmapped_bytes: int = 0
 
+    def pages(self) -> int:
+        """Bytes of the pages that lie wholly in it."""
+        page = self.pool.page_bytes
+        first, end = _up(self.address, page), (self.address + self.bytes) // page * page
+        return max(0, end - first)
+
 
 @dataclass(eq=False, slots=True)
 class _Pool:
@@ -63,45 +68,44 @@ class CachingAllocator:
     def __init__(self, capacity_bytes: int, *, is_expandable: bool = False) -> None:
         self.capacity_bytes = capacity_bytes
         self.is_expandable = is_expandable
-        self.allocated_bytes = self.peak_allocated_bytes = 0
-        self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
         self.num_segments = self.num_released = 0
         self._pools: dict[tuple[str, bool], _Pool] = {}
+        self._heads: dict[int, Block] = {}  # the first block of each segment, by address
         self._next_address = 0
+
+    def malloc(self, count: int, stream: str) -> Block | None:
+        """A block of `count` bytes, cached or new; None where the driver has no room for more."""
+        pool, size = self._pool(count, stream)
+        return self._use(self._take(pool, size) or self._grow(pool, size), size)
+
+    def malloc_new(self, count: int, stream: str) -> Block | None:
+        """As `malloc`, but memory that the driver gives now."""
+        pool, size = self._pool(count, stream)
+        block = self._take(pool, size) if self.is_expandable else None
+        return self._use(block or self._grow(pool, size), size)
 
     def malloc_anyway(self, count: int, stream: str) -> Block:
         """A new block of `count` bytes, whether the driver has room for it or not."""
-        block = self.malloc(count, stream, is_new=True, is_forced=True)
+        capacity, self.capacity_bytes = self.capacity_bytes, 1 << 62
+        block = self.malloc_new(count, stream)
+        self.capacity_bytes = capacity
         assert block is not None
-        return block
-
-    def malloc(
-        self, count: int, stream: str, *, is_new: bool = False, is_forced: bool = False
-    ) -> Block | None:
-        """A block of `count` bytes, cached unless its memory must be new (in expandable segments: at new or
-        at old addresses); None where the driver has no room for more, unless it `is_forced`."""
-        size = _up(count, MIN_BLOCK)
-        key = (stream, size <= SMALL_SIZE)
-        pool = self._pools.get(key)
-        if pool is None:
-            pool = self._pools[key] = _Pool(size <= SMALL_SIZE)
-        block = None if is_new and not self.is_expandable else self._take(pool, size, is_forced)
-        if block is None:
-            block = self._grow(pool, size, is_forced)
-        if block is None:
-            return None
-        rest = block.bytes - size
-        if rest >= MIN_BLOCK if pool.is_small or self.is_expandable else rest > SMALL_SIZE:
-            self._split(block, size)
-        block.is_free = False
-        self.allocated_bytes += block.bytes
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def free(self, block: Block) -> None:
         """Put a block back, together with free neighbours."""
         self.allocated_bytes -= block.bytes
-        self._put_back(block)
+        block.is_free = True
+        after, before = block.next, block.previous
+        if after is not None and after.is_free:
+            self._remove(after)
+            _absorb(block, after)
+        if before is not None and before.is_free:
+            self._remove(before)
+            _absorb(before, block)
+            block = before
+        _insert(block)
 
     def release_cached(self) -> int:
         """Give back to the driver what is free from end to end; returns of how many segments."""
@@ -110,19 +114,48 @@ class CachingAllocator:
             for entry in list(pool.free):
                 block = entry[2]
                 if self.is_expandable:
-                    pages = block.bytes // pool.page_bytes * pool.page_bytes
+                    pages = block.pages()
                     self._release(max(0, pages - block.unmapped_bytes))
                     block.unmapped_bytes = max(pages, block.unmapped_bytes)
                 elif block.previous is None and block.next is None:
                     pool.free.remove(entry)
+                    del self._heads[block.address]
                     self._release(block.bytes)
         return self.num_released - before
 
+    def copy(self) -> CachingAllocator:
+        """One with the same segments; blocks in use stay in use."""
+        other = CachingAllocator(self.capacity_bytes, is_expandable=self.is_expandable)
+        names = ("allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "num_segments", "num_released")
+        for name in (*names, "_next_address"):
+            setattr(other, name, getattr(self, name))
+        of = {id(pool): key for key, pool in self._pools.items()}
+        other._pools = {key: _Pool(key[1]) for key in self._pools}
+        for address, head in self._heads.items():
+            pool, last, block = other._pools[of[id(head.pool)]], None, head
+            while block is not None:
+                made = Block(
+                    pool, block.address, block.bytes, last, None, block.is_free, block.unmapped_bytes
+                )
+                if last is None:
+                    other._heads[address] = made
+                else:
+                    last.next = made
+                if made.is_free:
+                    _insert(made)
+                last, following = made, block.next
+                if following is None:
+                    break
+                block = following
+            if self.is_expandable:
+                pool.last = last
+        return other
+
     # -- the driver ----------------------------------------------------------------------------------------
 
-    def _reserve(self, count: int, is_forced: bool) -> bool:
+    def _reserve(self, count: int) -> bool:
         """Ask the driver for `count` bytes."""
-        if self.reserved_bytes + count > self.capacity_bytes and not is_forced:
+        if self.reserved_bytes + count > self.capacity_bytes:
             return False
         self.reserved_bytes += count
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
@@ -134,83 +167,78 @@ class CachingAllocator:
             self.reserved_bytes -= count
             self.num_released += 1
 
-    def _grow(self, pool: _Pool, size: int, is_forced: bool) -> Block | None:
+    def _grow(self, pool: _Pool, size: int) -> Block | None:
         """Memory from the driver, as a block in no list: a new segment, or more pages at the pool's end."""
-        if not self.is_expandable:
-            segment = SMALL_BUFFER
-            if not pool.is_small:
-                segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
-            if not self._reserve(segment, is_forced):
-                return None
-            block = Block(pool, self._next_address, segment)
-            self._next_address += segment
-            return block
+        if self.is_expandable:
+            return self._grow_end(pool, size)
+        segment = SMALL_BUFFER
+        if not pool.is_small:
+            segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
+        if not self._reserve(segment):
+            return None
+        block = Block(pool, self._next_address, segment)
+        self._heads[block.address] = block
+        self._next_address += segment
+        return block
+
+    def _grow_end(self, pool: _Pool, size: int) -> Block | None:
         last = pool.last
         at_end = last if last is not None and last.is_free else None
         missing = _up(size - (at_end.bytes if at_end else 0), pool.page_bytes)
-        if not self._reserve(missing + (at_end.unmapped_bytes if at_end else 0), is_forced):
+        if not self._reserve(missing + (at_end.unmapped_bytes if at_end else 0)):
             return None
         if at_end is not None:
             self._remove(at_end)
             at_end.bytes, at_end.unmapped_bytes = at_end.bytes + missing, 0
             return at_end
-        address = last.address + last.bytes if last is not None else 0
+        if last is None:  # pools lie far apart, and begin with a page
+            address, self._next_address = self._next_address, self._next_address + (LARGE_BUFFER << 30)
+        else:
+            address = last.address + last.bytes
         block = Block(pool, address, missing, previous=last)
-        if last is not None:
+        if last is None:
+            self._heads[address] = block
+        else:
             last.next = block
         pool.last = block
         return block
 
     # -- blocks --------------------------------------------------------------------------------------------
 
-    def _take(self, pool: _Pool, size: int, is_forced: bool) -> Block | None:
-        """The smallest free block that holds `size`, out of its list and with its pages."""
+    def _pool(self, count: int, stream: str) -> tuple[_Pool, int]:
+        size = _up(count, MIN_BLOCK)
+        key = (stream, size <= SMALL_SIZE)
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = _Pool(key[1])
+        return pool, size
+
+    def _take(self, pool: _Pool, size: int) -> Block | None:
+        """The smallest free block that holds `size`, out of its list; in expandable segments one that has all
+        its pages if there is one, else one that gets them back."""
         place = bisect_left(pool.free, (size,))
         if place == len(pool.free):
             return None
-        block = pool.free[place][2]
-        wanted = min(block.unmapped_bytes, _up(size, pool.page_bytes))
-        if wanted and not self._reserve(wanted, is_forced):
+        if self.is_expandable:
+            mapped = (n for n in range(place, len(pool.free)) if not pool.free[n][2].unmapped_bytes)
+            place = next(mapped, place)
+            block = pool.free[place][2]
+            wanted = min(block.unmapped_bytes, _up(size, pool.page_bytes))
+            if wanted and not self._reserve(wanted):
+                return None
+            block.unmapped_bytes -= wanted
+        return pool.free.pop(place)[2]
+
+    def _use(self, block: Block | None, size: int) -> Block | None:
+        """The block with what is more than `size` split off."""
+        if block is None:
             return None
-        del pool.free[place]
-        block.unmapped_bytes -= wanted
+        rest = block.bytes - size
+        if rest >= MIN_BLOCK if block.pool.is_small or self.is_expandable else rest > SMALL_SIZE:
+            _split(block, size)
+        block.is_free = False
+        self.allocated_bytes += block.bytes
         return block
-
-    def _split(self, block: Block, size: int) -> None:
-        """Leave `size` to the block; the rest becomes a free one behind it."""
-        rest = Block(block.pool, block.address + size, block.bytes - size, block, block.next, True)
-        rest.unmapped_bytes, block.unmapped_bytes = block.unmapped_bytes, 0
-        if block.next is not None:
-            block.next.previous = rest
-        elif block.pool.last is block:
-            block.pool.last = rest
-        block.next, block.bytes = rest, size
-        self._insert(rest)
-
-    def _put_back(self, block: Block) -> None:
-        block.is_free = True
-        after, before = block.next, block.previous
-        if after is not None and after.is_free:
-            self._remove(after)
-            self._absorb(block, after)
-        if before is not None and before.is_free:
-            self._remove(before)
-            self._absorb(before, block)
-            block = before
-        self._insert(block)
-
-    def _absorb(self, block: Block, after: Block) -> None:
-        """`after` becomes part of the block before it."""
-        block.bytes += after.bytes
-        block.unmapped_bytes += after.unmapped_bytes
-        block.next = after.next
-        if after.next is not None:
-            after.next.previous = block
-        elif block.pool.last is after:
-            block.pool.last = block
-
-    def _insert(self, block: Block) -> None:
-        insort(block.pool.free, (block.bytes, block.address, block))  # no two have one address
 
     def _remove(self, block: Block) -> None:
         free = block.pool.free
@@ -219,6 +247,33 @@ class CachingAllocator:
         del free[place]
 
 
+def _insert(block: Block) -> None:
+    insort(block.pool.free, (block.bytes, block.address, block))  # no two have one address
+
+
+def _split(block: Block, size: int) -> None:
+    """Leave `size` to the block; the rest becomes a free one behind it."""
+    rest = Block(block.pool, block.address + size, block.bytes - size, block, block.next, True)
+    rest.unmapped_bytes, block.unmapped_bytes = block.unmapped_bytes, 0
+    if block.next is not None:
+        block.next.previous = rest
+    elif block.pool.last is block:
+        block.pool.last = rest
+    block.next, block.bytes = rest, size
+    _insert(rest)
+
+
+def _absorb(block: Block, after: Block) -> None:
+    """`after` becomes part of the block before it."""
+    block.bytes += after.bytes
+    block.unmapped_bytes += after.unmapped_bytes
+    block.next = after.next
+    if after.next is not None:
+        after.next.previous = block
+    elif block.pool.last is after:
+        block.pool.last = block
+
+
 def _up(count: int, unit: int) -> int:
-    """`count` rounded up to whole units, one at least."""
-    return max(unit, -(-count // unit) * unit)
+    """`count` rounded up to whole units."""
+    return -(-count // unit) * unit

@@ -8,17 +8,15 @@ after the clock. One that runs short holds the host up: then the step is run aga
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from zsim.cost.host import load_host_costs
 from zsim.devices.allocator import Allocator, AllocatorCounts
 from zsim.devices.caching_allocator import CachingAllocator
-from zsim.engine.capacity import usable_bytes
 from zsim.engine.record import framework_memory
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Plan
+from zsim.plan.ops import OffloadWork, Plan
 from zsim.plan.tensors import TensorChange, tensor_changes
 from zsim.specs.job import Job
 
@@ -28,63 +26,47 @@ _MOST_PASSES = 4
 @dataclass(frozen=True)
 class Allocation:
     """Of one GPU in a steady step: the bytes that torch has reserved at most, without the CUDA context and
-    NCCL's, and what happened when it ran short."""
+    NCCL's, what happened when it ran short, and by how much the step is longer for it."""
 
     reserved_bytes: int
     counts: AllocatorCounts
+    extra_seconds: float = 0.0
 
     @property
     def is_short(self) -> bool:
         return self.counts.retries > 0
 
 
-def gpu_limit_bytes(job: Job, peak_bytes: int, allocation: Allocation | None) -> int:
-    """What the fullest GPU can hold: the usable memory; all of it where the peak is within the allocator's
-    margin and every request found room in the simulated one."""
-    whole, usable = job.cluster.gpu.memory.capacity, usable_bytes(job.cluster)
-    has_room = allocation is not None and not allocation.counts.failures
-    return whole if usable < peak_bytes <= whole and has_room else usable
-
-
-def allocator_maker(job: Job, plan: Plan, repeated: Plan) -> Callable[[], Allocator]:
-    """Makes allocators of a GPU with the plan's resident tensors in it, for `repeated` (the plan, once or
-    several times in a row); their counts are those of the last time."""
+def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
+    """The allocator of a GPU with the plan's resident tensors in it, for `repeated` (the plan, once or
+    several times in a row); its counts are those of the last time."""
     changes: dict[int, list[TensorChange]] = {}
     for change in tensor_changes(repeated):
         changes.setdefault(change.op, []).append(change)
     costs, host = load_host_costs().seconds, job.cluster.host
-    memory = partial(
-        CachingAllocator,
-        job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes,
-        is_expandable=job.training.expandable_segments,
+    capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes
+    memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
+    for resident in plan.resident:
+        if resident.device == "gpu" and resident.bytes:
+            memory.malloc_anyway(resident.bytes, COMPUTE)
+    return Allocator(
+        memory,
+        changes,
+        _Outstanding(repeated),
+        malloc_seconds=costs["cuda_malloc"] * host.overhead_factor,
+        free_seconds=costs["cuda_free"] * host.overhead_factor,
+        retry_seconds=costs["allocator_retry"],
+        counts_from=len(repeated.ops) - len(plan.ops),
     )
-    resident = [memory.bytes for memory in plan.resident if memory.device == "gpu" and memory.bytes]
-    outstanding = _Outstanding(repeated)
-
-    def make() -> Allocator:
-        allocator = Allocator(
-            memory(),
-            changes,
-            outstanding,
-            malloc_seconds=costs["cuda_malloc"] * host.overhead_factor,
-            free_seconds=costs["cuda_free"] * host.overhead_factor,
-            retry_seconds=costs["allocator_retry"],
-            counts_from=len(repeated.ops) - len(plan.ops),
-        )
-        for size in resident:
-            allocator.memory.malloc_anyway(size, COMPUTE)
-        return allocator
-
-    return make
 
 
 class _Outstanding:
-    """The last op issued to each stream before one."""
+    """The last op issued to each of the GPU's streams before one."""
 
     def __init__(self, plan: Plan) -> None:
         self._of_stream: dict[str, list[int]] = {}
         for number, op in enumerate(plan.ops):
-            if op.work is not None:
+            if op.work is not None and not isinstance(op.work, OffloadWork):
                 self._of_stream.setdefault(op.stream, []).append(number)
 
     def __call__(self, op: int) -> Sequence[int]:
@@ -108,7 +90,7 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
         counts, peak = allocator.counts, memory.peak_reserved_bytes
         failures = max(failures, counts.failures)
         allocator.restart()
-        if peak == before or failures or not counts.segments:
+        if peak == before or not counts.segments:
             break
         before = peak
     return Allocation(min(peak, memory.capacity_bytes), replace(counts, failures=failures))

@@ -23,7 +23,6 @@ from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, OffloadWork
 
 _HOST = -1  # on the agenda, in place of an op: the host goes on
-_INSTANT = 1e-12  # seconds, below what the clock resolves
 
 
 class Lane:
@@ -60,9 +59,9 @@ class Lane:
 class Executor:
     """Runs one step of `program` on `ranks` (all of them, or one per class).
 
-    `kernel_seconds` are the program's on each of these ranks. `allocator` makes one for each rank where
-    memory is short, so that it holds the host up. `on_finish` is called once, when the last op of all lanes
-    has ended.
+    `kernel_seconds` are the program's on each of these ranks. `allocator` is every rank's before the step
+    where memory is short, so that it holds the host up. `on_finish` is called once, when the last op of all
+    lanes has ended.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Executor:
         kernel_seconds: Sequence[Sequence[float | None]],
         slowdown: float,
         offload: Offload,
-        allocator: Callable[[], Allocator] | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         self.env = env
         self.program = program
@@ -96,7 +95,7 @@ class Executor:
             lane = Lane(rank, program, instances, seconds, env.now)
             lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane))
             if allocator is not None:
-                lane.allocator = allocator()
+                lane.allocator = allocator.copy()
             self.lanes.append(lane)
             for key in instances.items():
                 self._members[key] = self._members.get(key, 0) + 1
@@ -136,8 +135,7 @@ class Executor:
         allocator = lane.allocator
         while op < num_ops:
             if allocator is not None and op in allocator.changes:
-                # What ends by then must be known.
-                if time - self.env.now > _INSTANT and allocator.is_watching:
+                if time > self.env.now:  # what ends by then must be known
                     lane.next_op, lane.host_time = op, time
                     self._call_at(time - self.env.now, lane, _HOST)
                     return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import simpy
@@ -26,7 +26,7 @@ Seconds = Sequence[float | None]
 @dataclass(frozen=True)
 class Prepared:
     """A job ready to run: `plan` is one step, `program` that step as often as it runs in a row, `allocator`
-    makes a GPU's where it runs short."""
+    is a GPU's before the step, where it runs short."""
 
     job: Job
     plan: Plan
@@ -37,7 +37,7 @@ class Prepared:
     fabric: Fabric
     offload: Offload
     works: list[Collective]
-    allocator: Callable[[], Allocator] | None = None
+    allocator: Allocator | None = None
 
     @property
     def kernel_seconds(self) -> list[Seconds]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 import simpy
 
 from zsim.cost.collectives import CallLimit
-from zsim.devices.allocator import Allocator
-from zsim.engine.allocation import Allocation, allocator_maker, settle
+from zsim.engine.allocation import Allocation, make_allocator, settle
 from zsim.engine.capacity import step_peak_bytes, usable_bytes
 from zsim.engine.executor import Executor
 from zsim.engine.offload import DeviceTraffic
@@ -122,7 +121,13 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
 
 
 def _by_itself(
-    job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plan: Plan | None = None
+    job: Job,
+    topology: Topology,
+    slowdowns: Floats,
+    unfold: bool,
+    plan: Plan | None = None,
+    *,
+    has_allocator: bool = True,
 ) -> Outcome:
     is_steady = plan is None
     plan = plan or make_plan(job)
@@ -134,7 +139,11 @@ def _by_itself(
         classes = first_apart(classes)
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan
     prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
-    prepared, run, allocation = _with_allocator(prepared, repeated)
+    allocation: Allocation | None = None
+    if has_allocator and plan.memory and job.cluster.gpu.vendor != "cpu":
+        prepared, run, allocation = _with_allocator(prepared, repeated)
+    else:
+        run = run_once(prepared)
     outcome = replace(_outcome(prepared, run.executor, run.trace, notes), allocation=allocation)
     if jitter is None:
         return outcome
@@ -143,35 +152,28 @@ def _by_itself(
     return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
 
 
-def _with_allocator(prepared: Prepared, repeated: Plan) -> tuple[Prepared, Run, Allocation | None]:
+def _with_allocator(prepared: Prepared, repeated: Plan) -> tuple[Prepared, Run, Allocation]:
     """A run, and what the first rank's allocator made of it; where it ran short, a run that it held up, and
-    what that takes. A job that does not fit is run as if it did."""
+    what that takes. A job whose tensors alone are too large is run as if it did fit."""
     job, plan = prepared.job, prepared.plan
     run = run_once(prepared)
-    if not plan.memory or job.cluster.gpu.vendor == "cpu":
-        return prepared, run, None
     lane = run.executor.lanes[0]
-    issue, ended = lane.issue, lane.ended
-    make = allocator_maker(job, plan, repeated)
-    allocation = settle(make(), issue, ended)
-    fits = step_peak_bytes(job, plan) <= job.cluster.gpu.memory.capacity
-    if not allocation.is_short or allocation.counts.failures or not fits:
+    settled = make_allocator(job, plan, repeated)
+    allocation = settle(settled, lane.issue, lane.ended)
+    if not allocation.is_short or step_peak_bytes(job, plan) > job.cluster.gpu.memory.capacity:
         return prepared, run, allocation
-
-    def make_settled() -> Allocator:
-        allocator = make()
-        settle(allocator, issue, ended)
-        return allocator
-
-    short = replace(prepared, allocator=make_settled)
+    short = replace(prepared, allocator=settled)
     held = run_once(short)
     allocator = held.executor.lanes[0].allocator
     assert allocator is not None
-    return short, held, Allocation(allocator.memory.peak_reserved_bytes, allocator.counts)
+    reserved = min(allocator.memory.peak_reserved_bytes, allocator.memory.capacity_bytes)
+    extra = held.trace.step_seconds - run.trace.step_seconds
+    return short, held, Allocation(reserved, allocator.counts, extra)
 
 
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:
-    """The job's step while the others run theirs, and how long each takes alone and together."""
+    """The job's step while the others run theirs, and how long each takes alone and together; both without
+    what an allocator that runs short would cost."""
     if resolve_jitter(job.experiment.jitter) is not None:
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
@@ -181,7 +183,10 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         place = topology_beside(topology, other)
         slow = kernel_slowdowns(place, job.experiment.faults, is_beside=True)
         parties[name] = Party(other, place, slow, make_plan(other))
-    alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold) for one in parties.values()]
+    alone = [
+        _by_itself(one.job, one.topology, one.slowdowns, unfold, has_allocator=False)
+        for one in parties.values()
+    ]
     loops, notes = run_together(list(parties.values()), unfold=unfold)
     own = loops[0]
     outcome = _outcome(own.prepared, own.executor, own.typical, notes)
