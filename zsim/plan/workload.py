@@ -192,10 +192,10 @@ class _Deriver:
         )
 
     def _without_kept(self, block: Block, calls: tuple[ModuleCall, ...]) -> tuple[ModuleCall, ...]:
-        """What "selective-op" runs again: everything up to the last product, except what was kept. Of fused
-        attention the rotary embedding is left."""
+        """What "selective-op" runs again: everything up to the last module that saves something, except what
+        was kept. Of fused attention the rotary embedding is left."""
         kept = {module.name for module in footprint.kept_modules(block)}
-        last = max(number for number, call in enumerate(calls) if isinstance(call.module.work, Linear))
+        last = max(number for number, call in enumerate(calls) if call.work.saved_bytes)
         again = []
         for call in calls[: last + 1]:
             if call.module.name in kept:
