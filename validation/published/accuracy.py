@@ -26,7 +26,9 @@ BLOCK = re.compile(r"(<!-- published runs.*?-->\n).*?(<!-- end of published runs
 NUM_WORST = 12
 LARGE = 0.10  # an error that asks for a cause
 ROLES = {
-    "calibrate": "Rows of role calibrate (fitted: mosaic-2024-01 and torchtitan-pr135)",
+    "calibrate": (
+        "Rows of role calibrate (fitted: mosaic-2024-01, torchtitan-pr135, fms-acceleration, litgpt-thunder)"
+    ),
     "report": "Rows of role report (no constant is fitted to them)",
     "": "Rows without a role",
 }

@@ -11,8 +11,8 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
-from zsim.engine.allocation import Allocation, gpu_limit_bytes
-from zsim.engine.capacity import peak_bytes
+from zsim.engine.allocation import Allocation
+from zsim.engine.capacity import peak_bytes, usable_bytes
 from zsim.engine.record import framework_memory
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
@@ -33,7 +33,7 @@ Tweak = Callable[[Job], Job]
 class RowResult:
     """One row: measured, predicted, or the reason why not. `memory_kind` says which of torch's figures
     is compared; errors are predicted over measured, less one. `predicted_retries`: how often torch's
-    allocator is predicted to run short per micro-batch."""
+    allocator is predicted to run short per micro-batch; None where the tensors alone are too large."""
 
     row_id: str
     source: str
@@ -118,9 +118,10 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         row = row_job(run)
         if tweak is not None:
             row = replace(row, job=tweak(row.job))
-        step, memory, fits = _predicted(row, kind)
+        step, memory, peak = _predicted(row, kind)
     except NotSimulatedError as error:
         return replace(base, reason=str(error))
+    cluster = row.job.cluster
     return replace(
         base,
         status="ok",
@@ -128,8 +129,8 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         relative_error=_relative_error(step.seconds, base.measured_seconds),
         predicted_memory_bytes=memory,
         memory_relative_error=_relative_error(memory, measured_bytes),
-        predicted_fits=fits,
-        predicted_retries=step.retries if fits else None,
+        predicted_fits=peak <= usable_bytes(cluster),
+        predicted_retries=step.retries if peak <= cluster.gpu.memory.capacity else None,
         assumptions=row.assumptions,
     )
 
@@ -152,8 +153,8 @@ class StepPrediction:
         return self.allocation.counts.retries / self.micro_batches
 
 
-def _predicted(row: RowJob, kind: str | None) -> tuple[StepPrediction, int, bool]:
-    """(the step, bytes of the measured kind, whether it fits); what the framework would refuse is not
+def _predicted(row: RowJob, kind: str | None) -> tuple[StepPrediction, int, int]:
+    """(the step, bytes of the measured kind, all bytes at the peak); what the framework would refuse is not
     simulated."""
     try:
         step = predict_step(row)
@@ -230,15 +231,15 @@ def _simulated(job: Job, steps: int) -> StepPrediction:
     return StepPrediction(outcome.trace.step_seconds, allocation, steps)
 
 
-def _memory(job: Job, kind: str | None, step: StepPrediction) -> tuple[int, bool]:
-    """(bytes of the measured kind, whether the job fits)."""
+def _memory(job: Job, kind: str | None, step: StepPrediction) -> tuple[int, int]:
+    """(bytes of the measured kind, all bytes at the peak)."""
     steps = min(job.training.gradient_accumulation_steps, _MICRO_BATCHES)
     job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
     plan = make_plan(job)
     total = peak_bytes(job, plan)
     framework = framework_memory(job, plan).bytes
     by_kind = {"reserved": step.reserved_bytes, "device": step.reserved_bytes + framework}
-    return by_kind.get(kind or "", total - framework), total <= gpu_limit_bytes(job, total, step.allocation)
+    return by_kind.get(kind or "", total - framework), total
 
 
 def _measured_memory(run: PublishedRun) -> tuple[int | None, str | None]:
