@@ -1,7 +1,7 @@
 """One experiment on more and more GPUs: how far from linear, where it breaks, and what the reason is.
 
 Weak: the batch per GPU stays. Strong: the batch of all GPUs stays. Filled: every GPU gets the largest
-micro-batch that fits, which grows as sharding leaves more room.
+micro-batch that fits and that torch's allocator does not hold up, which grows as sharding leaves more room.
 
 # [Note: what a token costs]
 The critical path of a step, by cause, times the GPUs, over the tokens of the step is what a token costs in
@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import log2
+from math import inf, log2
 from pathlib import Path
 from typing import Any, Literal
 
 from zsim.api import strategy_label
+from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, ZsimError
 from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
 from zsim.specs.job import Job, resolve
@@ -219,8 +220,24 @@ def _at(experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: i
     if mode == "strong":
         micro, steps = _split(batch, gpus, micro)
     elif mode == "fill":
-        micro = most_that_fits(lambda size: _with_batch(experiment, overrides, size, steps, gpus)) or 1
+        micro = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
     return _with_batch(experiment, overrides, micro, steps, gpus)
+
+
+def _filled(at: Callable[[int], Experiment]) -> int:
+    """The largest micro-batch that fits; where torch's allocator then holds the step up, a smaller one as
+    long as that makes a sequence cheaper."""
+    size, best, cheapest = most_that_fits(at) or 1, 1, inf
+    while size >= 1:
+        outcome = simulate_job(resolve(at(size)))
+        seconds = outcome.trace.step_seconds / size
+        if seconds >= cheapest:
+            break
+        best, cheapest = size, seconds
+        if outcome.allocation is None or not outcome.allocation.extra_seconds:
+            break
+        size -= max(1, size // 16)
+    return best
 
 
 def _split(batch: int, gpus: int, micro: int) -> tuple[int, int]:
