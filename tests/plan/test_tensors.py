@@ -84,7 +84,7 @@ STRATEGIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "selective-op", "full"])
 def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
     strategy: dict[str, Any], checkpointing: str
 ) -> None:
