@@ -91,18 +91,6 @@ def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) 
     return shape.tokens * hidden_size * options.stream_bytes
 
 
-def outputs_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """The logits that a trainer with metrics keeps beyond backward, where the loss does not keep them itself.
-
-    composer's `state.outputs` holds on to the model's outputs until the next micro-batch's take their place
-    (`_train_microbatch`, `_eval_train_metrics`); the eager loss keeps its log-probabilities, not the logits.
-    """
-    work = module.work
-    if not isinstance(work, Loss) or not work.num_metrics or options.cross_entropy != "eager":
-        return 0
-    return shape.tokens * work.vocab_size * options.activation_bytes
-
-
 def block_saved_bytes(
     block: Block, shape: BatchShape, options: WorkOptions, checkpointing: Checkpointing, hidden_size: int
 ) -> int:

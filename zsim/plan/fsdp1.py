@@ -79,12 +79,11 @@ class Fsdp1Schedule(Hooks):
         self._is_syncing = True
 
     def resident(self) -> list[Memory]:
-        """fp32 shards of the flat parameters and the optimizer's states; outputs that the trainer keeps."""
+        """fp32 shards of the flat parameters and the optimizer's states."""
         shard = sum(unit.shard_numel for unit in self.units)
         resident = [
             Memory("parameters", self.stored_bytes * shard),
             Memory("optimizer_states", self.workload.optimizer_state_bytes * shard),
-            Memory("activations", self.workload.outputs_bytes),
         ]
         return [memory for memory in resident if memory.bytes]
 

@@ -96,7 +96,6 @@ class Segment:
 class Workload:
     """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive during
     the whole backward; `optimizer_state_bytes` per parameter, fp32 master weights not included;
-    `outputs_bytes`: the last micro-batch's logits, which a trainer with metrics keeps until the next;
     `fused_head` names the module whose weight the loss takes without calling it ("" where it is called)."""
 
     model: ModelSpec
@@ -105,7 +104,6 @@ class Workload:
     residual_bytes: int
     optimizer_state_bytes: int
     fused_head: str = ""
-    outputs_bytes: int = 0
 
     @cached_property
     def numel(self) -> int:
@@ -125,8 +123,7 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
     segments.append(deriver.segment("after", "after", "", model.after))
     residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
     states = work.optimizer_state_bytes(training.optimizer, training.stored_dtype)
-    outputs = sum(footprint.outputs_bytes(module, shape, options) for module in model.after)
-    return Workload(model, training, tuple(segments), residual, states, head, outputs)
+    return Workload(model, training, tuple(segments), residual, states, head)
 
 
 class _Deriver:
