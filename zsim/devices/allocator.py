@@ -115,11 +115,14 @@ class Allocator:
     def _free(self, change: TensorChange, ended: Sequence[float]) -> None:
         block = self._blocks.pop(change.tensor)
         if change.until >= 0:
-            end = ended[change.until]
-            self._protected.append((change.until, block))
-            self._next_end = min(self._next_end, end if end == end else -math.inf)
+            self._protect(block, change.until, ended[change.until])
         else:
             self.memory.free(block)
+
+    def _protect(self, block: Block, until: int, end: float) -> None:
+        """Keep the block until that op has ended: at `end`, or nan where that is not known yet."""
+        self._protected.append((until, block))
+        self._next_end = min(self._next_end, end if end == end else -math.inf)
 
     def _allocate(self, change: TensorChange, op: int, now: float, ended: Sequence[float]) -> int:
         before, block = self.memory.num_segments, None
@@ -162,12 +165,10 @@ class Allocator:
         """Take back blocks whose last use has ended by now."""
         if now < self._next_end:
             return
-        kept, self._next_end = [], math.inf
-        for until, block in self._protected:
+        protected, self._protected, self._next_end = self._protected, [], math.inf
+        for until, block in protected:
             end = ended[until]
             if end <= now:
                 self.memory.free(block)
             else:
-                kept.append((until, block))
-                self._next_end = min(self._next_end, end if end == end else -math.inf)
-        self._protected = kept
+                self._protect(block, until, end)
