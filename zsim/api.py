@@ -345,10 +345,6 @@ def _beyond(job: Job, plan: Plan) -> list[OutOfMemory]:
     return found
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
-
-
 def _notes(outcome: Outcome) -> list[str]:
     job = outcome.job
     notes = [*job.notes, *outcome.notes]
