@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 
 from zsim.cli import app
 from zsim.engine.simulate import simulate_job
-from zsim.study.published import check_runs, measured_seconds, predict_rows, shipped_tables, step_seconds
+from zsim.study.published import (
+    check_runs,
+    measured_seconds,
+    predict_rows,
+    predict_step,
+    shipped_tables,
+    step_seconds,
+)
 from zsim.study.published_job import row_job
 from zsim.study.published_statistics import error_figures
 from zsim.study.published_table import PublishedRun, read_runs
@@ -107,6 +114,15 @@ def test_many_micro_batches_cost_what_simulating_all_of_them_does(tmp_path: Path
     assert step_seconds(replace(row, job=job, sequences=512.0)) == pytest.approx(whole, rel=0.002)
     half_of_the_last = step_seconds(replace(row, job=job, sequences=480.0))
     assert whole * 14 / 16 < half_of_the_last < whole
+
+
+def test_a_smaller_last_micro_batch_counts_as_whole_for_the_peak(tmp_path: Path) -> None:
+    """Micro-batches of 2: one sequence peaks as 2 do, 3 as 4 do, which have the gradients of the first 2
+    there while the others are in forward."""
+    row = row_job(read_runs([table(tmp_path, ",,,")]).runs[0])
+    sizes = (1.0, 2.0, 3.0, 4.0)
+    half, one, more, two = (predict_step(replace(row, sequences=size)).peak_bytes for size in sizes)
+    assert half == one < more == two
 
 
 # Mean absolute error of the rows below, as of this commit, and a little more; (time, memory).

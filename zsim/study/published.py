@@ -118,10 +118,10 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         row = row_job(run)
         if tweak is not None:
             row = replace(row, job=tweak(row.job))
-        step, memory, peak = _predicted(row, kind)
+        step = _predicted(row)
     except NotSimulatedError as error:
         return replace(base, reason=str(error))
-    cluster = row.job.cluster
+    cluster, memory = row.job.cluster, step.memory_bytes(kind)
     return replace(
         base,
         status="ok",
@@ -129,17 +129,20 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         relative_error=_relative_error(step.seconds, base.measured_seconds),
         predicted_memory_bytes=memory,
         memory_relative_error=_relative_error(memory, measured_bytes),
-        predicted_fits=peak <= usable_bytes(cluster),
-        predicted_retries=step.retries if peak <= cluster.gpu.memory.capacity else None,
+        predicted_fits=step.peak_bytes <= usable_bytes(cluster),
+        predicted_retries=step.retries if step.peak_bytes <= cluster.gpu.memory.capacity else None,
         assumptions=row.assumptions,
     )
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """Seconds of a step, and what torch's allocator makes of so many micro-batches."""
+    """Seconds of a step, all bytes at its peak and the framework's of them, and what torch's allocator makes
+    of so many micro-batches."""
 
     seconds: float
+    peak_bytes: int
+    framework_bytes: int
     allocation: Allocation
     micro_batches: int
 
@@ -152,13 +155,16 @@ class StepPrediction:
         """How often the allocator runs short per micro-batch."""
         return self.allocation.counts.retries / self.micro_batches
 
+    def memory_bytes(self, kind: str | None) -> int:
+        """Bytes of the measured kind; of the tensors where that is neither reserved nor the device's own."""
+        by_kind = {"reserved": self.reserved_bytes, "device": self.reserved_bytes + self.framework_bytes}
+        return by_kind.get(kind or "", self.peak_bytes - self.framework_bytes)
 
-def _predicted(row: RowJob, kind: str | None) -> tuple[StepPrediction, int, int]:
-    """(the step, bytes of the measured kind, all bytes at the peak); what the framework would refuse is not
-    simulated."""
+
+def _predicted(row: RowJob) -> StepPrediction:
+    """The row's step; what the framework would refuse is not simulated."""
     try:
-        step = predict_step(row)
-        return step, *_memory(row.job, kind, step)
+        return predict_step(row)
     except InputError as error:
         raise NotSimulatedError(str(error)) from None
 
@@ -189,7 +195,8 @@ def predict_step(row: RowJob) -> StepPrediction:
     """The row's step.
 
     Micro-batches in the middle of a step are alike, so a step of many is that of a few and so many times what
-    one more adds; a last micro-batch that is smaller adds what one of its size does.
+    one more adds; a last micro-batch that is smaller adds what one of its size does, and counts as whole for
+    the peak.
     """
     job, micro_batch = row.job, row.job.training.micro_batch_size
     whole = floor(row.sequences / micro_batch + 1e-9)
@@ -200,14 +207,23 @@ def predict_step(row: RowJob) -> StepPrediction:
     last = _with_micro_batch(job, smaller)
     if whole == 0:
         step = _step(last, 1)
-        return replace(step, seconds=step.seconds * rest / smaller)
-    more = _step(last, 3).seconds - _step(last, 2).seconds
-    step = _step(job, whole)
-    return replace(step, seconds=step.seconds + more * rest / smaller)
+        seconds = step.seconds * rest / smaller
+    else:
+        more = _step(last, 3).seconds - _step(last, 2).seconds
+        step = _step(job, whole)
+        seconds = step.seconds + more * rest / smaller
+    if whole < _MICRO_BATCHES:  # beyond, one more leaves the peak as it is
+        longer = _with_steps(job, whole + 1)
+        step = replace(step, peak_bytes=peak_bytes(longer, make_plan(longer)))
+    return replace(step, seconds=seconds)
 
 
 def _with_micro_batch(job: Job, size: int) -> Job:
     return replace(job, training=replace(job.training, micro_batch_size=size))
+
+
+def _with_steps(job: Job, steps: int) -> Job:
+    return replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
 
 
 def _step(job: Job, steps: int) -> StepPrediction:
@@ -224,22 +240,12 @@ def _step(job: Job, steps: int) -> StepPrediction:
 
 
 def _simulated(job: Job, steps: int) -> StepPrediction:
-    job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
+    job = _with_steps(job, steps)
     outcome = simulate_job(job)
     allocation = outcome.allocation
     assert allocation is not None
-    return StepPrediction(outcome.trace.step_seconds, allocation, steps)
-
-
-def _memory(job: Job, kind: str | None, step: StepPrediction) -> tuple[int, int]:
-    """(bytes of the measured kind, all bytes at the peak)."""
-    steps = min(job.training.gradient_accumulation_steps, _MICRO_BATCHES)
-    job = replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
-    plan = make_plan(job)
-    total = peak_bytes(job, plan)
-    framework = framework_memory(job, plan).bytes
-    by_kind = {"reserved": step.reserved_bytes, "device": step.reserved_bytes + framework}
-    return by_kind.get(kind or "", total - framework), total
+    peak, framework = peak_bytes(job, outcome.plan), framework_memory(job, outcome.plan).bytes
+    return StepPrediction(outcome.trace.step_seconds, peak, framework, allocation, steps)
 
 
 def _measured_memory(run: PublishedRun) -> tuple[int | None, str | None]:
