@@ -13,10 +13,11 @@ import pytest
 import zsim
 from zsim.calibrate.fitting import Parameter, robust_fit
 from zsim.calibrate.hardware_file import calibrate
-from zsim.calibrate.kernel_fits import replaced
+from zsim.calibrate.kernel_fits import ADAMW_IMPLEMENTATIONS, replaced
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.compute import kernel_seconds
 from zsim.cost.kernels import Kernel
+from zsim.cost.update_work import optimizer_kernels
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 
@@ -50,8 +51,9 @@ def synthetic() -> Measurements:
     for size in 2.0 ** np.arange(16, 31):
         add("copy", {"bytes": size}, [Kernel("copy", 0.0, 2 * size)], 0.0, 2 * size)
         add("residual", {"direction": "forward"}, [Kernel("elementwise", 0.0, 3 * size)], 0.0, 3 * size)
-        adam = {"kind": "fused", "place": "cuda", "threads": 1}
-        add("adamw", adam, [Kernel("optimizer", 0.0, 28 * size, "fp32")], 0.0, 28 * size)
+        for kind, implementation in ADAMW_IMPLEMENTATIONS.items():
+            adam = {"kind": kind, "place": "cuda", "threads": 1, "numel": size}
+            add("adamw", adam, [*optimizer_kernels(int(size), "adamw", implementation)], 0.0, 28 * size)
     for m in (1024, 4096, 16384):
         for n, k in ((4096, 4096), (14336, 4096), (4096, 14336), (4096, 512), (128256, 4096)):
             flops, moved = 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n)

@@ -10,12 +10,18 @@ from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.compute import kernel_seconds
 from zsim.cost.kernels import Kernel
 from zsim.cost.shapes import BatchShape, WorkOptions
+from zsim.cost.update_work import OptimizerImplementation, optimizer_kernels
 from zsim.cost.work import backward_kernels, forward_kernels
 from zsim.specs.hardware import Gpu
 from zsim.specs.model import Loss, Module, Norm
 
 _BEYOND_CACHES = 100e6
 _ELEMENTWISE = ("residual", "silu_times", "rms_norm")
+ADAMW_IMPLEMENTATIONS: dict[str, OptimizerImplementation] = {
+    "fused": "fused",
+    "foreach": "foreach",
+    "loop": "for_loop",
+}
 Timed = tuple[Measurement, tuple[Kernel, ...]]
 
 
@@ -85,7 +91,9 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
 
 
 def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
-    copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > 0]
+    """A CPU's copies only where no cache holds them: in a step none does."""
+    least = _BEYOND_CACHES if gpu.vendor == "cpu" else 0.0
+    copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > least]
     others: list[Timed] = [
         (row, (Kernel("elementwise", 0.0, row.bytes),))
         for row in measured.of(*_ELEMENTWISE)
@@ -126,14 +134,18 @@ def _modules(measured: Measurements) -> list[Timed]:
 
 
 def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+    """AdamW of every implementation: each passes over memory as often as zsim counts for it."""
     rows = [
         row
-        for row in measured.of("adamw", kind="fused", place=_place(gpu))
+        for row in measured.of("adamw", place=_place(gpu))
         if row.bytes > 0 and (gpu.vendor != "cpu" or row["threads"] == 1)
     ]
-    timed: list[Timed] = [(row, (Kernel("optimizer", 0.0, row.bytes, "fp32"),)) for row in rows]
+    timed: list[Timed] = [
+        (row, optimizer_kernels(int(row["numel"]), "adamw", ADAMW_IMPLEMENTATIONS[str(row["kind"])]))
+        for row in rows
+    ]
     parameters = [_fraction("memory_bound.optimizer_fraction", gpu.memory_bound.optimizer_fraction)]
-    return _fit(gpu, "fused AdamW", parameters, timed, "bytes", lambda row: row.bytes)
+    return _fit(gpu, "AdamW", parameters, timed, "bytes", lambda row: row.bytes)
 
 
 def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
