@@ -11,7 +11,7 @@ import time
 
 import torch
 
-WIDTH, ELEMENTS, REPEATS = 512, 2**21, 4
+WIDTH, ELEMENTS, REPEATS = 512, 2**21, 12
 
 
 class Probe:

@@ -169,6 +169,7 @@ def experiment(strategy: Recording, model: str, ranks: int) -> dict[str, Any] | 
             "attention": "math",
             "optimizer": "adamw",
             "gradient_clipping": strategy.gradient_clipping,
+            **({} if strategy.backend == "engine" else {"optimizer_implementation": "for_loop"}),
         },
         "strategy": dict(strategy.strategy),
     }
