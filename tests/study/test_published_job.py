@@ -101,6 +101,13 @@ def test_fast_kernels_bring_their_loss(software: str, loss: str) -> None:
     assert row_job(run(software=software)).job.training.cross_entropy == loss
 
 
+@pytest.mark.parametrize(("date", "loss"), [("2024-12", "eager"), ("2025-04", "fused")])
+def test_torchtitan_compiles_its_loss_since_april_2025(date: str, loss: str) -> None:
+    cells = {**CELLS, "compile": "per-block", "date": date}
+    row = PublishedRun("r-1", "torchtitan-2024-12", "", cells, "runs.csv: line 2")
+    assert row_job(row).job.training.cross_entropy == loss
+
+
 def test_mosaics_first_attention_was_the_cuda_kernel() -> None:
     """FlashMHA until February 2023, Triton's after: at head width 128 a fifth slower."""
     kernel = {"attn_kernel": "flash-attn (attn_impl=flash, triton/HazyResearch v1)"}

@@ -127,8 +127,11 @@ def cross_entropy(run: PublishedRun) -> str | None:
     """MosaicML's loss is torch's, under autocast, until February 2023 (llm-foundry@d14a7c94a,
     examples/llm/src/mosaic_gpt.py), flash-attn's fused one after (its `loss_fn` then defaults to
     `fused_crossentropy`); the fast kernels of fms-acceleration bring unsloth's, or Liger's; Megatron has its
-    own; None leaves it to the rest."""
+    own; torchtitan compiles its blocks and, since its pull request 1033 of April 2025, its loss ("compiling
+    loss function causes CUDA errors, turning off for now" until then); None leaves it to the rest."""
     software = run.text("software")
+    if run.source.startswith("torchtitan") and run.text("date") < "2025-04":
+        return "eager"
     if is_composer(run):
         return "autocast" if is_early_composer(run) else "fused"
     if "foak" in software:
