@@ -18,7 +18,7 @@ from zsim.cost.footprint import (
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.errors import NotSimulatedError
 from zsim.specs.importers.huggingface import load_model, model_from_config
-from zsim.specs.model import Attention, Block, Module, Norm, Parameter
+from zsim.specs.model import Activation, Attention, Block, Module, Norm, Parameter
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 TOKENS = 4096
@@ -116,6 +116,19 @@ def test_dropout_keeps_a_byte_per_element_where_there_is_dropout() -> None:
     llama = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
     assert saved_bytes(gpt2["attn.resid_dropout"], SHAPE, WorkOptions()) == TOKENS * 768
     assert saved_bytes(llama["mlp.residual"], SHAPE, WorkOptions()) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "tensors"),
+    [(WorkOptions(), (2, 3)), (WorkOptions(compile=True), (2, 3)), (WorkOptions(liger=True), (1, 1))],
+)
+def test_liger_writes_gradients_over_what_it_has(options: WorkOptions, tensors: tuple[int, int]) -> None:
+    """dx over dy in its norm; those of gate and up over gate and up, where others make two more."""
+    one = 4096 * 1000 * 2
+    norm = Module("norm", Norm(1000, "layer"))
+    gated = Module("act_fn", Activation(1000, gated=True))
+    found = [backward_extra_bytes(module, SHAPE, options) for module in (norm, gated)]
+    assert found == [count * one for count in tensors]
 
 
 def test_the_loss_keeps_log_probabilities_and_a_fused_one_logits() -> None:

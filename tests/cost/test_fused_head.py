@@ -47,8 +47,8 @@ def test_only_gradients_are_kept_and_no_more_logits_exist_than_a_piece() -> None
     """bf16: gradients of 1000 x 64 inputs and of 1000 x 64 weights; 64 x 1000 logits and one more gradient of
     the weight pass."""
     fused = fused_head(HEAD, BatchShape(1, 1000), OPTIONS)
-    assert fused.saved_bytes == 2 * (64_000 + 64_000)
-    assert fused.forward_extra_bytes == 2 * (64_000 + 64_000)
+    assert fused.tensors.saved == (2 * 64_000, 2 * 64_000)
+    assert fused.tensors.forward == (2 * 64_000, 2 * 64_000)
 
 
 def test_fp16_scales_the_gradients_in_backward() -> None:

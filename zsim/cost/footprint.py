@@ -146,14 +146,16 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
 def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
     """Passing bytes of a module's backward: gradients of its output and its input, and temporaries.
 
-    The gradient of the residual stream and the gradients of parameters are not in it.
+    The gradient of the residual stream and the gradients of parameters are not in it. Liger writes over what
+    it has: a norm its input's gradient over its output's, a gated activation those of gate and up over both
+    (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
         return tokens * (work.in_features + work.out_features) * e
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
-        return tokens * work.width * (2 * e + (8 if is_upcast else 0))
+        return tokens * work.width * ((e if options.liger else 2 * e) + (8 if is_upcast else 0))
     if isinstance(work, Attention):
         elements = query_elements(work) + key_value_elements(work) + output_elements(work)
         if options.attention == "flash":
@@ -161,7 +163,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         upcast = 4 if work.upcasts_softmax and not options.compile else e
         return tokens * elements * e + 2 * _score_bytes(work, shape, upcast)
     if isinstance(work, Activation):
-        return tokens * work.width * e * (3 if work.gated else 2)
+        in_place = options.liger and work.gated
+        return tokens * work.width * e * (1 if in_place else 3 if work.gated else 2)
     if isinstance(work, Loss):
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=True)
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
 from zsim.cost.shapes import BatchShape, WorkOptions
+from zsim.cost.tensor_sizes import ModuleTensors
 from zsim.cost.update_work import accumulate_kernels, scale_kernels
 from zsim.cost.work import gemm
 from zsim.specs.model import Linear, Loss, Module
@@ -23,13 +24,11 @@ from zsim.specs.model import Linear, Loss, Module
 
 @dataclass(frozen=True, slots=True)
 class FusedHead:
-    """What the head does in place of itself and of what follows it. `saved_bytes`: both gradients."""
+    """What the head does in place of itself and of what follows it; it keeps both gradients."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    saved_bytes: int
-    forward_extra_bytes: int
-    backward_extra_bytes: int
+    tensors: ModuleTensors
 
 
 def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
@@ -72,7 +71,7 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     return FusedHead(
         forward=tuple(kernels),
         backward=backward,
-        saved_bytes=(tokens * hidden + weight) * e,
-        forward_extra_bytes=(piece * vocab + weight) * e,
-        backward_extra_bytes=0,
+        tensors=ModuleTensors(
+            saved=(tokens * hidden * e, weight * e), forward=(piece * vocab * e, weight * e)
+        ),
     )

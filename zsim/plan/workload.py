@@ -149,10 +149,11 @@ class _Deriver:
             backward=Kernels(fused.backward),
             forward_launches=sum(kernel.launches for kernel in fused.forward),
             backward_launches=sum(kernel.launches for kernel in fused.backward),
-            saved_bytes=fused.saved_bytes,
-            working_bytes=fused.saved_bytes,
-            forward_extra_bytes=fused.forward_extra_bytes,
-            backward_extra_bytes=fused.backward_extra_bytes,
+            saved_bytes=sum(fused.tensors.saved),
+            working_bytes=sum(fused.tensors.saved),
+            forward_extra_bytes=sum(fused.tensors.forward),
+            backward_extra_bytes=sum(fused.tensors.backward),
+            tensors=fused.tensors,
         )
         nothing = ModuleWork(Kernels(()), Kernels(()), 0, 0, 0, 0, 0, 0)
         self._works |= {id(module): nothing for module in modules[place + 1 :]}
