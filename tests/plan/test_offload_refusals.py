@@ -11,7 +11,7 @@ import pytest
 
 from zsim import Experiment
 from zsim.api import simulate
-from zsim.engine.capacity import exceeds_pinned_limit, pinned_bytes
+from zsim.engine.capacity import exceeds_pinned_limit, fits, pinned_bytes
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
@@ -176,14 +176,15 @@ def test_more_page_locked_memory_than_the_host_allows_does_not_fit() -> None:
     gradients in fp32, 6 bytes each, 746,638,848; masters and moments are not pinned."""
     zero = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
     needed = 6 * 124_439_808
-    for limit, fits in ((needed, True), (needed - 1, False)):
+    for limit, is_enough in ((needed, True), (needed - 1, False)):
         experiment = experiment_of(zero)
         job = resolve(experiment)
         host = job.cluster.host.model_copy(update={"pinned_limit": limit})
         job = replace(job, cluster=job.cluster.model_copy(update={"host": host}))
         plan = make_plan(job)
         assert pinned_bytes(job, plan) == needed
-        assert exceeds_pinned_limit(job, plan) is not fits
+        assert exceeds_pinned_limit(job, plan) is not is_enough
+        assert fits(job, plan) is is_enough
 
 
 def test_the_report_names_the_page_locked_memory_that_is_missing(tmp_path: Path) -> None:

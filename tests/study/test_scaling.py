@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from tests.browser import check_page, in_browser
+from zsim.engine.capacity import fits
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
+from zsim.plan.make import make_plan
 from zsim.specs.experiment import Experiment
 from zsim.specs.job import resolve
-from zsim.study.fitting import fits, most_that_fits
+from zsim.study.fitting import most_that_fits
 from zsim.study.scaling import Bend, Scale, Scaling, parse_counts, run_scaling
 from zsim.study.scaling_page import causes, scaling_dict, scaling_page, sentences
 
@@ -118,7 +120,8 @@ def test_filling_takes_the_largest_micro_batch_that_fits(tmp_path: Path) -> None
         model="llama-2-7b", cluster="dgx-h100", gpus=8,
         training={**training, "micro_batch_size": few + 1},
     )  # fmt: skip
-    assert not fits(resolve(more))
+    job = resolve(more)
+    assert not fits(job, make_plan(job))
 
 
 def test_the_most_that_fits_may_be_none_or_all() -> None:

@@ -108,6 +108,16 @@ def _first_allowed(experiment: Experiment, counts: list[int], start: int, end: i
     return None
 
 
+def fits(job: Job, plan: Plan) -> bool:
+    """Whether a job's plan fits on every tier of its GPUs and nodes."""
+    nodes = node_capacity_bytes(job.cluster).items()
+    return (
+        peak_bytes(job, plan) <= usable_bytes(job.cluster)
+        and not exceeds_pinned_limit(job, plan)
+        and all(node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes)
+    )
+
+
 def _fits(experiment: Experiment, gpus: int) -> bool:
     """Whether the job fits on every tier of so many GPUs and their nodes; one that has no plan does not."""
     job = resolve(_on(experiment, gpus))
@@ -115,12 +125,7 @@ def _fits(experiment: Experiment, gpus: int) -> bool:
         plan = make_plan(job)
     except ZsimError:
         return False
-    nodes = node_capacity_bytes(job.cluster).items()
-    if exceeds_pinned_limit(job, plan):
-        return False
-    return peak_bytes(job, plan) <= usable_bytes(job.cluster) and all(
-        node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes
-    )
+    return fits(job, plan)
 
 
 def _on(experiment: Experiment, gpus: int) -> Experiment:

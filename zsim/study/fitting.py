@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zsim.engine.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
+from zsim.engine.capacity import fits
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import resolve
 
 _MOST = 2**16
-
-
-def fits(job: Job) -> bool:
-    """Whether a job fits on every tier of its GPUs and nodes."""
-    plan = make_plan(job)
-    nodes = node_capacity_bytes(job.cluster).items()
-    return peak_bytes(job, plan) <= usable_bytes(job.cluster) and all(
-        node_peak_bytes(job, plan, device) <= (limit or 0) for device, limit in nodes
-    )
 
 
 def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MOST) -> int:
@@ -28,7 +19,8 @@ def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MO
 
     def is_enough(number: int) -> bool:
         try:
-            return fits(resolve(experiment_with(number)))
+            job = resolve(experiment_with(number))
+            return fits(job, make_plan(job))
         except ZsimError:
             return False
 
