@@ -26,9 +26,10 @@ without offload, 7.4 % mean, 16.5 % worst.
 
 Memory of the H200 and B200 rows is what torch reserved since the process began. At 8k tokens that
 is the start: the script builds the model whole and moves it to every GPU before ZeRO-3 shards it
-(`strategy.zero_init = false`). At 32k, blocks cached since then cannot serve larger requests, which
-zsim does not count (-23 %). From 64k on activations are all, and the error is what the allocator's
-fragmentation differs from the 5 % assumed.
+(`strategy.zero_init = false`). From 32k on it is what the simulated allocator reserves, 1 % less to
+10 % more than measured; how much of that was allocated is not published. transformers'
+FlashAttention asks the GPU in every layer whether its one sequence is several packed ones, so the
+host does not run ahead; without that, gathered parameters would pile up to twice the memory.
 
 Azure's ZeRO-3 rows come from DeepSpeed 0.6 on 2022's network, as its rows without offload do, whose
 errors are as large; the two that should not fit have activations in host memory, by a hint of the
