@@ -121,13 +121,15 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
 
 
 def _allocator(outcome: Outcome) -> AllocatorRow | None:
-    allocation = outcome.allocation
-    if allocation is None:
+    """None on a CPU, beside other jobs, and where the tensors alone are too large."""
+    found, job = outcome.allocation, outcome.job
+    if found is None or step_peak_bytes(job, outcome.plan) > usable_bytes(job.cluster):
         return None
-    counts = allocation.counts
+    counts = found.counts
     return AllocatorRow(
-        allocation.reserved_bytes, counts.retries, allocation.extra_seconds, counts.released, counts.failures
-    )
+        found.reserved_bytes, found.limit_bytes, counts.retries, found.extra_seconds, counts.released,
+        counts.failures,
+    )  # fmt: skip
 
 
 def _with_irregularities(report: Report, outcome: Outcome) -> Report:
@@ -348,10 +350,11 @@ def _beyond(job: Job, plan: Plan) -> list[OutOfMemory]:
 def _notes(outcome: Outcome) -> list[str]:
     job = outcome.job
     notes = [*job.notes, *outcome.notes]
-    peak, capacity = step_peak_bytes(job, outcome.plan), job.cluster.gpu.memory.capacity
+    capacity = job.cluster.gpu.memory.capacity
     for rows in extrapolations(outcome.plan, job.cluster).values():
         notes += [extrapolation_sentence(row) for row in rows]
-    notes += allocator_notes(_allocator(outcome), fits=peak <= capacity)
+    is_expandable = job.training.expandable_segments
+    notes += allocator_notes(_allocator(outcome), is_expandable=is_expandable)
     if outcome.plan.startup_bytes:
         whole = format_bytes(startup_bytes(job, outcome.plan))
         notes.append(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import zsim
+from zsim.report.html import html_report
+from zsim.report.render import print_report
 
 SOURCE = 'source = "made up for this test"\nevidence = "assumed"\n'
 
@@ -86,8 +90,51 @@ def test_it_fits_all_the_same_and_says_that_it_runs_short(short: tuple[zsim.Resu
 
 def test_the_object_of_json_names_reserved_bytes_and_retries(short: tuple[zsim.Result, zsim.Result]) -> None:
     found = short[1].report.to_dict()["allocator"]
-    assert set(found) == {"reserved_bytes", "retries", "extra_seconds", "released_segments", "failures"}
+    assert set(found) == {
+        "reserved_bytes", "limit_bytes", "retries", "extra_seconds", "released_segments", "failures"
+    }  # fmt: skip
     assert found["released_segments"] > 0
+    assert found["reserved_bytes"] <= found["limit_bytes"]
+
+
+@pytest.fixture(scope="module")
+def crowded() -> zsim.Result:
+    """All tensors fit, but in a warm-up step one finds no room, and in the steady one all do."""
+    return zsim.simulate(
+        zsim.Experiment(
+            model="llama-3.2-1b",
+            cluster="dgx-h100",
+            nodes=1,
+            training={
+                "sequence_length": 6795,
+                "micro_batch_size": 5,
+                "gradient_accumulation_steps": 2,
+                "activation_checkpointing": "selective-op",
+            },
+            strategy={"kind": "deepspeed", "stage": 2},
+        )
+    )
+
+
+def test_requests_that_find_no_room_are_said_though_the_tensors_fit(crowded: zsim.Result) -> None:
+    report = crowded.report
+    assert report.fits
+    assert report.allocator is not None
+    assert (report.allocator.retries, report.allocator.failures) == (0, 1)
+    assert any(note.startswith("torch may stop with an out-of-memory error") for note in report.notes)
+    words = io.StringIO()
+    print_report(report, Console(file=words, width=80))
+    assert "MAY NOT FIT" in words.getvalue()
+    assert "May not fit" in html_report(report, crowded.trace)
+
+
+def test_a_job_that_does_not_fit_runs_as_if_its_allocator_had_room(tmp_path: Path) -> None:
+    """Within the GPU's memory and beyond what may be used of it: no seconds of the allocator, no figure."""
+    plenty = step("dgx-h100")
+    tight = step(cluster(tmp_path, f"{plenty.report.peaks['gpu'].total + 1_000_000_000} B"))
+    assert not tight.report.fits
+    assert tight.report.allocator is None
+    assert tight.report.step_seconds == plenty.report.step_seconds
 
 
 def test_waiting_in_every_layer_keeps_the_host_from_gathering_ahead() -> None:

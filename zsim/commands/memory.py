@@ -104,17 +104,20 @@ def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bo
     from zsim.report.memory_lines import heading
     from zsim.study.memory import compare_memory
 
-    content = []
+    content, may_run_out = [], False
     if not quiet:
         print(heading(", ".join(key.rpartition(".")[2] for key in axes), by))
     for variant in compare_memory(asked, axes, simulates=by == "time"):
         content.append(_to_dict(variant))
+        may_run_out = may_run_out or _may_run_out(variant)
         if not quiet:
             print(_line(variant, by))
     if all("error" in row for row in content):
         raise InputError(content[0]["error"])
     if not quiet and any(row.get("fits") is False for row in content):
-        print("!  more than a GPU has")
+        print("!  more than a GPU has" + ("; the step is as if it did fit" if by == "time" else ""))
+    if not quiet and may_run_out:
+        print("?  torch's allocator may not find room for it (zsim run says more)")
     return content
 
 
@@ -128,7 +131,15 @@ def _line(variant: Variant, by: By) -> str:
     if report is None:
         return variant_line(label, profile, by, fits=fits)
     tokens = report.tokens_per_second_per_gpu
-    return simulated_line(label, profile.peak, fits=fits, seconds=report.step_seconds, tokens=tokens)
+    return simulated_line(
+        label, profile.peak, fits=fits, may_run_out=_may_run_out(variant), seconds=report.step_seconds,
+        tokens=tokens,
+    )  # fmt: skip
+
+
+def _may_run_out(variant: Variant) -> bool:
+    allocator = None if variant.report is None else variant.report.allocator
+    return allocator is not None and allocator.may_run_out
 
 
 def _to_dict(variant: Variant) -> dict[str, Any]:

@@ -26,9 +26,10 @@ _MOST_PASSES = 4
 @dataclass(frozen=True)
 class Allocation:
     """Of one GPU in a steady step: the bytes that torch has reserved at most, without the CUDA context and
-    NCCL's, what happened when it ran short, and by how much the step is longer for it."""
+    NCCL's, of how many, what happened when it ran short, and by how much the step is longer for it."""
 
     reserved_bytes: int
+    limit_bytes: int
     counts: AllocatorCounts
     extra_seconds: float = 0.0
 
@@ -93,4 +94,5 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
         if peak == before or not counts.segments:
             break
         before = peak
-    return Allocation(min(peak, memory.capacity_bytes), replace(counts, failures=failures))
+    limit = memory.capacity_bytes
+    return Allocation(min(peak, limit), limit, replace(counts, failures=failures))

@@ -160,15 +160,19 @@ def _with_allocator(prepared: Prepared, repeated: Plan) -> tuple[Prepared, Run, 
     lane = run.executor.lanes[0]
     settled = make_allocator(job, plan, repeated)
     allocation = settle(settled, lane.issue, lane.ended)
-    if not allocation.is_short or step_peak_bytes(job, plan) > job.cluster.gpu.memory.capacity:
+    if not allocation.is_short or step_peak_bytes(job, plan) > usable_bytes(job.cluster):
         return prepared, run, allocation
     short = replace(prepared, allocator=settled)
     held = run_once(short)
     allocator = held.executor.lanes[0].allocator
     assert allocator is not None
-    reserved = min(allocator.memory.peak_reserved_bytes, allocator.memory.capacity_bytes)
+    reserved = min(allocator.memory.peak_reserved_bytes, allocation.limit_bytes)
     extra = held.trace.step_seconds - run.trace.step_seconds
-    return short, held, Allocation(reserved, allocator.counts, extra)
+    return (
+        short,
+        held,
+        replace(allocation, reserved_bytes=reserved, counts=allocator.counts, extra_seconds=extra),
+    )
 
 
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:
@@ -194,6 +198,9 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         JobTimes(name, party.job, by_itself.trace.step_seconds, loop.typical.step_seconds, len(loop.traces))
         for (name, party), by_itself, loop in zip(parties.items(), alone, loops, strict=True)
     ]
+    if job.cluster.gpu.vendor != "cpu":
+        notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
+                 "cost one that runs short is left out")  # fmt: skip
     tight = [name for name, party in parties.items() if name != OWN_NAME and not _fits(party)]
     notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in tight))
     seconds = outcome.trace.step_seconds

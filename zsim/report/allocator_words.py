@@ -11,34 +11,43 @@ from zsim.units import format_seconds
 @dataclass(frozen=True, slots=True)
 class AllocatorRow:
     """torch's caching allocator on the first rank in a steady step: `reserved_bytes` at most
-    (`torch.cuda.max_memory_reserved`, without the CUDA context and NCCL's buffers); how often per step it ran
-    short and gave its cache back to the driver (`retries`, torch's `num_alloc_retries`), how many seconds the
-    step is longer for it, how many segments that were, and how many requests did not fit even so
-    (`failures`: out of memory in torch)."""
+    (`torch.cuda.max_memory_reserved`, without the CUDA context and NCCL's buffers), of the `limit_bytes` that
+    the GPU has without those; how often per step it ran short and gave its cache back to the driver
+    (`retries`, torch's `num_alloc_retries`), how many seconds the step is longer for it, how many segments
+    that were, and how many requests did not fit even so (`failures`: out of memory in torch), in this step or
+    in one before it."""
 
     reserved_bytes: int
+    limit_bytes: int
     retries: int
     extra_seconds: float
     released_segments: int
     failures: int
 
+    @property
+    def may_run_out(self) -> bool:
+        """Whether torch may stop with an out-of-memory error though all tensors fit."""
+        return self.failures > 0
 
-def allocator_notes(row: AllocatorRow | None, *, fits: bool) -> Iterator[str]:
-    """What a user should know of an allocator that ran short; nothing of one that did not, or where the
-    tensors alone are too large (`fits`)."""
-    if row is None or not row.retries or not fits:
+
+def allocator_notes(row: AllocatorRow | None, *, is_expandable: bool) -> Iterator[str]:
+    """What a user should know of an allocator that ran short; nothing of one that did not."""
+    if row is None:
         return
-    times = {1: "once", 2: "twice"}.get(row.retries, f"{row.retries:,} times")
-    yield (
-        f"torch's allocator runs short about {times} a step, waits for the GPU and gives "
-        f"{row.released_segments:,} cached segments back to the driver; the step takes "
-        f"{format_seconds(row.extra_seconds)} longer for it, counted as host-bound (num_alloc_retries; "
-        'DeepSpeed warns of "allocator cache flushes"): memory is asked for in pieces that do not fit what '
-        "was freed, or what was freed is still in use on another stream"
-    )
-    if row.failures:
+    remedy = "" if is_expandable else "; training.expandable_segments shows the step without such pieces"
+    if row.retries:
+        times = {1: "once", 2: "twice"}.get(row.retries, f"{row.retries:,} times")
         yield (
-            f"about {row.failures:,} of its requests do not fit even then: torch may stop with an "
-            "out-of-memory error that names memory reserved but unallocated; training.expandable_segments "
-            "shows the step with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            f"torch's allocator runs short about {times} a step, waits for the GPU and gives "
+            f"{row.released_segments:,} cached segments back to the driver; the step takes "
+            f"{format_seconds(row.extra_seconds)} longer for it, counted as host-bound (num_alloc_retries; "
+            'DeepSpeed warns of "allocator cache flushes"): memory is asked for in pieces that do not fit '
+            f"what was freed, or what was freed is still in use on another stream{remedy}"
+        )
+    if row.failures:
+        requests = "one request" if row.failures == 1 else f"about {row.failures:,} requests"
+        yield (
+            "torch may stop with an out-of-memory error that names memory reserved but unallocated: "
+            f"{requests} of the steady step, or of one before it, cannot be met even when its allocator has "
+            f"given its cache back{remedy}"
         )

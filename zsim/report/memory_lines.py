@@ -110,11 +110,14 @@ def variant_line(label: str, profile: MemoryProfile, by: By, *, fits: bool) -> s
     return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}{cells}{_total(peak, fits):>9}"
 
 
-def simulated_line(label: str, peak: Moment, *, fits: bool, seconds: float, tokens: float | None) -> str:
-    """The peak beside the step's time."""
+def simulated_line(
+    label: str, peak: Moment, *, fits: bool, may_run_out: bool, seconds: float, tokens: float | None
+) -> str:
+    """The peak beside the step's time; "?" where torch's allocator may not find room for it."""
     rate = "-" if tokens is None else f"{tokens:,.0f}"
     step = format_seconds(seconds)
-    return f"{_short(label, 32):<32}{_total(peak, fits):>9}{peak.phase:>11}{step:>13}{rate:>15}"
+    total = _total(peak, fits) + ("?" if may_run_out else "")
+    return f"{_short(label, 32):<32}{total:>9}{peak.phase:>11}{step:>13}{rate:>15}"
 
 
 def error_line(label: str, error: str) -> str:

@@ -81,6 +81,8 @@ def _fit(report: Report) -> Text:
     if capacity:
         share = _percent(peak / capacity)
         text = f"{format_bytes(peak)} of {format_bytes(capacity)} ({share}) on the fullest GPU"
+    if report.allocator is not None and report.allocator.may_run_out:
+        return Text.assemble(("MAY NOT FIT  ", "bold yellow"), f"{text}; see the note on torch's allocator")
     return Text.assemble(("FITS  ", "bold green"), text)
 
 
@@ -138,7 +140,9 @@ def _memory(report: Report, device: str, is_plain: bool) -> Table:
         bar = _bar(capacity / scale, "default", is_plain)
         table.add_row("capacity", "", format_bytes(capacity), bar, style="dim")
     if device == "gpu" and report.allocator is not None:
-        table.add_row("reserved by torch", format_bytes(report.allocator.reserved_bytes), "", "", style="dim")
+        row = report.allocator
+        of = f"of {format_bytes(row.limit_bytes)}"
+        table.add_row("reserved by torch", format_bytes(row.reserved_bytes), of, "", style="dim")
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE
 from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.evaluate import FEW, Evaluator, few_micro_batches, memory_of
-from zsim.study.tune.search import cheapest, search
+from zsim.study.tune.search import cheapest, fastest, search
 
 Tiny = Callable[..., zsim.Experiment]
 # (strategy, axes that stay): spaces of 20 to 60 configurations.
@@ -27,7 +28,8 @@ TIGHT = {"ddp": "1.78 GB"}  # GPUs on which some of a space does not fit; else 1
 
 
 def everything(space: list[Candidate]) -> list[tuple[float, int, int]]:
-    """(seconds, number, GPU bytes) of every configuration that fits, the fastest first."""
+    """(seconds, number, GPU bytes) of every configuration that fits, the fastest first; those for which
+    torch's allocator may find no room last."""
     found = []
     for candidate in space:
         try:
@@ -35,8 +37,9 @@ def everything(space: list[Candidate]) -> list[tuple[float, int, int]]:
         except ZsimError:
             continue
         if report.fits:
-            found.append((report.step_seconds, candidate.number, report.peaks["gpu"].total))
-    return sorted(found)
+            is_risky = report.allocator is not None and report.allocator.may_run_out
+            found.append((is_risky, report.step_seconds, candidate.number, report.peaks["gpu"].total))
+    return [row[1:] for row in sorted(found)]
 
 
 @pytest.mark.parametrize("is_tight", [False, True], ids=["roomy", "tight"])
@@ -55,6 +58,16 @@ def test_the_best_is_that_of_simulating_everything(make_tiny: Tiny, name: str, i
     fitting = {number: size for _, number, size in exhaustive}
     for measured in found.measured:
         assert measured.gpu_bytes == fitting[measured.candidate.number]
+
+
+def test_what_torch_may_have_no_room_for_comes_last(make_tiny: Tiny) -> None:
+    evaluator = Evaluator()
+    space = candidates([base_of(make_tiny({"kind": "ddp"}))])
+    safe = next(m for m in evaluator.simulate(space) if m is not None)
+    risky = replace(safe, row={**safe.row, "step_seconds": safe.seconds / 2, "allocator_failures": 3})
+    assert not safe.may_run_out
+    assert risky.seconds < safe.seconds
+    assert min([risky, safe], key=lambda m: m.worth(fastest)) is safe
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -76,6 +76,10 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     for device, peak in content["peak_bytes"].items():
         for category, size in peak.items():
             row[f"{device}_peak_bytes" + ("" if category == "total" else f".{category}")] = size
+    allocator = report.allocator
+    row["allocator_reserved_bytes"] = None if allocator is None else allocator.reserved_bytes
+    row["allocator_retries"] = None if allocator is None else allocator.retries
+    row["allocator_failures"] = None if allocator is None else allocator.failures
     row["gpu_capacity_bytes"] = content["capacity_bytes"].get("gpu")
     energy = content["energy"] or {}
     row["gpu_watts"], row["gpu_joules_per_step"] = energy.get("watts"), energy.get("joules")

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ class Measured:
     def seconds(self) -> float:
         value: float = self.row["step_seconds"]
         return value
+
+    @property
+    def may_run_out(self) -> bool:
+        """Whether torch's allocator may not find room for it, though all tensors fit."""
+        return bool(self.row["allocator_failures"])
+
+    def worth(self, objective: Callable[[float, int], float]) -> float:
+        """What is to be least: infinite where torch may run out of memory."""
+        return inf if self.may_run_out else objective(self.seconds, self.gpus)
 
     @property
     def gpus(self) -> int:

@@ -9,6 +9,7 @@ from zsim.report.meanings import CAPACITY, COMMUNICATION, TOTAL
 from zsim.report.page import Section, page
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.render import (
+    MAY_RUN_OUT,
     change_words,
     label_of,
     limits_of,
@@ -62,7 +63,7 @@ def _cells(place: str, measured: Measured) -> list[str]:
     return [
         place, label_of(measured), format_seconds(measured.seconds),
         f"{row['tokens_per_second_per_gpu'] or 0:,.0f}", mfu, format_bytes(measured.gpu_bytes),
-        f"{measured.gpus:,}", limits_of(measured),
+        f"{measured.gpus:,}", limits_of(measured) + (f"; {MAY_RUN_OUT}" if measured.may_run_out else ""),
     ]  # fmt: skip
 
 

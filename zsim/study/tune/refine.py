@@ -35,8 +35,8 @@ def refine(
                 continue
             tried = _try(evaluator, best, axis)
             seen += tried
-            fast = min(tried, key=lambda m: objective(m.seconds, m.gpus), default=best)
-            if objective(fast.seconds, fast.gpus) < objective(best.seconds, best.gpus) * (1 - WORTH):
+            fast = min(tried, key=lambda m: m.worth(objective), default=best)
+            if fast.worth(objective) < best.worth(objective) * (1 - WORTH):
                 best = fast
         if best is before:
             break

@@ -53,6 +53,7 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
 
 
+MAY_RUN_OUT = "may not fit: torch's allocator finds no room for some requests (zsim run says more)"
 _SHARES = {
     "compute_seconds": "compute",
     "exposed_communication_seconds": "exposed communication",
@@ -75,6 +76,8 @@ def _table(tuned: Tuned) -> Iterator[str]:
         yield _row(str(place), measured)
         yield from wrapped(label_of(measured), indent=4)
         yield from wrapped(limits_of(measured), indent=4)
+        if measured.may_run_out:
+            yield from wrapped(MAY_RUN_OUT, indent=4)
     if tuned.given is not None and all(m.candidate is not tuned.given.candidate for m in tuned.best):
         yield _row("-", tuned.given)
         yield from wrapped("as given", indent=4)

@@ -58,11 +58,11 @@ def search(
     """
     found = Found([], num_candidates=len(candidates))
     queue = _bounded(evaluator, candidates, objective, found)
-    while queue and (len(found.measured) < count or queue[0].worth < _worth(found.best[0], objective)):
+    while queue and (len(found.measured) < count or queue[0].worth < found.best[0].worth(objective)):
         wave = _next_wave(queue)
         if wave[0].is_checked:
             _simulate(evaluator, wave, found)
-            found.best = sorted(found.measured, key=lambda m: (_worth(m, objective), m.candidate.number))[
+            found.best = sorted(found.measured, key=lambda m: (m.worth(objective), m.candidate.number))[
                 :count
             ]
         else:
@@ -132,7 +132,3 @@ def _simulate(evaluator: Evaluator, wave: Sequence[_Entry], found: Found) -> Non
         else:
             assert measured.row["fits"], measured.candidate.label
             found.measured.append(measured)
-
-
-def _worth(measured: Measured, objective: Objective) -> float:
-    return objective(measured.seconds, measured.gpus)

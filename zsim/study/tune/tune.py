@@ -106,7 +106,7 @@ def _refined(
     evaluator: Evaluator, found: Found, space: Space, keep: Sequence[str], measured: list[Measured]
 ) -> list[Measured]:
     best = list(found.best)
-    worths = [space.objective(m.seconds, m.gpus) for m in best]
+    worths = [m.worth(space.objective) for m in best]
     for place, start in enumerate(found.best[:2]):
         if worths[place] > _CLOSE * worths[0]:
             continue
@@ -117,7 +117,7 @@ def _refined(
 
 
 def _ranked(best: Sequence[Measured], space: Space) -> list[Measured]:
-    return sorted(best, key=lambda m: (space.objective(m.seconds, m.gpus), m.candidate.number))
+    return sorted(best, key=lambda m: (m.worth(space.objective), m.candidate.number))
 
 
 def _distinct(ranked: Sequence[Measured], given: Candidate) -> list[Measured]:
