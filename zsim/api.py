@@ -40,7 +40,7 @@ from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
 from zsim.specs.importers.deepspeed_zeropp import deepspeed_label
 from zsim.specs.job import Job, resolve
-from zsim.specs.strategy import Reference
+from zsim.specs.strategy import Reference, Training
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes
 from zsim.version import __version__
@@ -98,7 +98,12 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
             job.world_size,
             1 if jittered is None else len(jittered.steps),
         ),
-        "labels": {"model": job.model.name, "cluster": cluster.name, "strategy": strategy_label(job)},
+        "labels": {
+            "model": job.model.name,
+            "cluster": cluster.name,
+            "strategy": strategy_label(job),
+            "batch": batch_label(job.training),
+        },
         "gpus_per_node": job.gpus_per_node,
         "traffic": _traffic(outcome),
         "sent": _sent(outcome),
@@ -217,6 +222,13 @@ def strategy_label(job: Job) -> str:
     if job.kind == "fsdp2":
         return f"HSDP {replicate} x {job.world_size // replicate}" if replicate > 1 else "FSDP2"
     return f"FSDP1 {getattr(strategy, 'sharding_strategy', '')}"
+
+
+def batch_label(training: Training) -> str:
+    """What a GPU takes: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
+    steps = training.gradient_accumulation_steps
+    of = f" x {steps:,} micro-batches" if steps > 1 else ""
+    return f"{training.micro_batch_size:,} x {training.sequence_length:,} tokens{of}"
 
 
 def resolved_experiment(job: Job) -> dict[str, Any]:

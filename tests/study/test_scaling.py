@@ -124,6 +124,27 @@ def test_filling_takes_the_largest_micro_batch_that_fits(tmp_path: Path) -> None
     assert not fits(job, make_plan(job))
 
 
+def test_filling_says_where_it_takes_less_than_fits_and_why(tmp_path: Path) -> None:
+    training = {"sequence_length": 1024, "activation_checkpointing": "none"}
+    changes: dict[str, Any] = {"model": "llama-3-8b", "training": training, "strategy": {"kind": "fsdp2"}}
+    scaling = ran(tmp_path, [32], "fill", **changes, cluster="dgx-a100-40gb")
+    (scale,) = scaling.runs
+    assert scale.largest_micro_batch is not None
+    assert scale.micro_batch_size < scale.largest_micro_batch
+    assert not scale.allocator_retries
+    said = [words for words in sentences(scaling) if "torch's allocator runs short with it" in words]
+    assert len(said) == 1
+    (found,) = scaling_dict(scaling)["scales"]
+    assert found["largest_micro_batch_size"] == scale.largest_micro_batch
+
+
+def test_bends_begin_where_it_fits() -> None:
+    """The first of three does not fit: no sentence starts from it."""
+    scales = [Scale(gpus, None, fits=gpus > 8, step_seconds=1.0, step_tokens=gpus) for gpus in (8, 16, 32)]
+    scaling = Scaling("t", "weak", tuple(scales), scales[1])
+    assert [(bend.start, bend.end) for bend in scaling.bends()] == [(16, 32)]
+
+
 def test_the_most_that_fits_may_be_none_or_all() -> None:
     big = Experiment(model="llama-3-70b", cluster="dgx-h100", gpus=8, strategy={"kind": "ddp"})
     assert most_that_fits(lambda _: big) == 0

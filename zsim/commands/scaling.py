@@ -34,7 +34,12 @@ def scaling(
     strong: Annotated[
         bool, typer.Option("--strong/--weak", help="The same batch in all, or on every GPU.")
     ] = False,
-    fill: Annotated[bool, typer.Option(help="On every GPU the largest micro-batch that fits.")] = False,
+    fill: Annotated[
+        bool,
+        typer.Option(
+            help="On every GPU the largest micro-batch that fits and that torch's allocator does not hold up."
+        ),
+    ] = False,
     global_batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences of all GPUs (--strong); else the experiment's.")
     ] = None,

@@ -13,11 +13,11 @@ _POOLS = {
 
 
 def headline(report: Report) -> str:
-    """Model, strategy, cluster and world size, as far as the labels know them."""
+    """Model, strategy, cluster, world size and each GPU's batch, as far as the labels know them."""
     labels = report.labels
     words = [labels.get("model"), labels.get("strategy") or labels.get("framework"), labels.get("cluster")]
     world = report.simulation.world_size
-    words.append(f"{world:,} GPU{'s' if world != 1 else ''}")
+    words += [f"{world:,} GPU{'s' if world != 1 else ''}", labels.get("batch")]
     return " | ".join(word for word in words if word)
 
 

@@ -49,6 +49,8 @@ class Scale:
     gpu_peak_bytes: int = 0
     gpu_capacity_bytes: int | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
+    allocator_retries: int | None = None
+    largest_micro_batch: int | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -95,8 +97,11 @@ class Scaling:
         return [scale for scale in self.scales if scale.error is None]
 
     def bends(self) -> list[Bend]:
-        """What efficiency does from each count to the next."""
-        return [self._bend(one, other) for one, other in pairwise(self.runs)]
+        """What efficiency does from each count to the next, of those that fit if any does."""
+        return [self._bend(one, other) for one, other in pairwise(self._compared())]
+
+    def _compared(self) -> list[Scale]:
+        return [scale for scale in self.runs if scale.fits] or self.runs
 
     def knees(self) -> list[Bend]:
         """Where efficiency falls by more than `KNEE` a doubling; neighbours for one cause are one knee."""
@@ -176,16 +181,17 @@ def run_scaling(
         resolve(experiment)  # says why there is no batch to keep
     batch = global_batch or (own and _batch(own)) or 1
     points = []
+    largest: dict[int, int] = {}
     for number, count in enumerate(counts):
         at, error = None, None
         try:
-            at = _at(experiment, own, count, mode, batch)
+            at = _at(experiment, own, count, mode, batch, largest)
         except ZsimError as problem:
             error = str(problem)
         points.append(Point(number, {"gpus": count}, at, error))
     run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
     empty: Record = {"status": "error", "error": "not run", "row": {}}
-    scales = tuple(_scale(point, run.records.get(point.number, empty)) for point in points)
+    scales = tuple(_scale(point, run.records.get(point.number, empty), largest) for point in points)
     runs = [scale for scale in scales if scale.error is None]
     if not runs and not run.is_stopped:
         raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
@@ -206,8 +212,11 @@ def _batch(job: Job) -> int:
     return job.world_size * job.training.micro_batch_size * job.training.gradient_accumulation_steps
 
 
-def _at(experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int) -> Experiment:
-    """The experiment on `gpus`, its batch as the mode has it, its shard groups as large as before."""
+def _at(
+    experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int, largest: dict[int, int]
+) -> Experiment:
+    """The experiment on `gpus`, its batch as the mode has it, its shard groups as large as before. What fits
+    at most, where that is asked, goes into `largest`."""
     overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
     replicate = getattr(experiment.strategy, "replicate", None)
     if replicate and replicate > 1 and own is not None:
@@ -220,14 +229,15 @@ def _at(experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: i
     if mode == "strong":
         micro, steps = _split(batch, gpus, micro)
     elif mode == "fill":
-        micro = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
+        micro, largest[gpus] = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
     return _with_batch(experiment, overrides, micro, steps, gpus)
 
 
-def _filled(at: Callable[[int], Experiment]) -> int:
-    """The largest micro-batch that fits; where torch's allocator then holds the step up, a smaller one as
-    long as that makes a sequence cheaper."""
-    size, best, cheapest = most_that_fits(at) or 1, 1, inf
+def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
+    """The micro-batch to take and the largest that fits: where torch's allocator holds the step of that one
+    up, a smaller one is taken as long as that makes a sequence cheaper."""
+    largest = most_that_fits(at) or 1
+    size, best, cheapest = largest, 1, inf
     while size >= 1:
         outcome = simulate_job(resolve(at(size)))
         seconds = outcome.trace.step_seconds / size
@@ -237,7 +247,7 @@ def _filled(at: Callable[[int], Experiment]) -> int:
         if outcome.allocation is None or not outcome.allocation.extra_seconds:
             break
         size -= max(1, size // 16)
-    return best
+    return best, largest
 
 
 def _split(batch: int, gpus: int, micro: int) -> tuple[int, int]:
@@ -267,7 +277,7 @@ def _with_batch(
     return changed(experiment, changes)
 
 
-def _scale(point: Point, record: Record) -> Scale:
+def _scale(point: Point, record: Record, largest: Mapping[int, int]) -> Scale:
     gpus = point.values["gpus"]
     if record["status"] != "ok":
         return Scale(gpus, record["error"])
@@ -291,6 +301,8 @@ def _scale(point: Point, record: Record) -> Scale:
         row["gpu_peak_bytes"],
         row["gpu_capacity_bytes"],
         costs,
+        row["allocator_retries"],
+        largest.get(gpus),
     )
 
 

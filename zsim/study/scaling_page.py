@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MODES = {
     "weak": "weak scaling: the same batch on every GPU",
     "strong": "strong scaling: the same batch in all",
-    "fill": "the largest micro-batch that fits on every GPU",
+    "fill": "the micro-batch that fills the GPU",
 }
 _WORTH_SAYING = 0.01  # of a token's cost
 
@@ -45,13 +45,13 @@ def print_scaling(scaling: Scaling) -> None:
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
-    """Where it bends, and why; one sentence where it does not."""
+    """Where it bends, and why, or that it does not; where more fits than is taken, and why not."""
     bends = sorted([*scaling.knees(), *scaling.gains()], key=lambda bend: (bend.start, bend.end))
     for bend in bends:
         verb = "falls" if bend.after < bend.before else "rises"
         yield (
             f"{bend.start:,} -> {bend.end:,} GPUs: efficiency {verb} from {bend.before * 100:.0f} % to "
-            f"{bend.after * 100:.0f} %; {_because(bend)}."
+            f"{bend.after * 100:.0f} %; {_because(bend, scaling)}."
         )
     if not bends and len(scaling.runs) > 1:
         last = scaling.runs[-1]
@@ -60,11 +60,19 @@ def sentences(scaling: Scaling) -> Iterator[str]:
             f"No knee up to {last.gpus:,} GPUs: {share:.0f} % of linear there, and no doubling loses "
             f"{KNEE * 100:.0f} points."
         )
+    for scale in scaling.runs:
+        if scale.largest_micro_batch and scale.micro_batch_size < scale.largest_micro_batch:
+            yield (
+                f"{scale.gpus:,} GPUs: micro-batch {scale.largest_micro_batch} fits as well, but torch's "
+                f"allocator runs short with it; {scale.micro_batch_size} makes a sequence cheapest."
+            )
 
 
-def _because(bend: Bend) -> str:
+def _because(bend: Bend, scaling: Scaling) -> str:
     much = f"{abs(bend.cause_change) * 100:.0f} % {'more' if bend.cause_change > 0 else 'less'}"
-    return f"a token costs {much} for {cause_meaning(bend.cause).label}"
+    runs_short = any(s.allocator_retries for s in scaling.runs if s.gpus in (bend.start, bend.end))
+    of = " (torch's allocator runs short)" if bend.cause == "host" and runs_short else ""
+    return f"a token costs {much} for {cause_meaning(bend.cause).label}{of}"
 
 
 def scaling_page(scaling: Scaling) -> str:
@@ -145,7 +153,7 @@ def efficiency(scaling: Scaling) -> Figure:
             marker={"symbol": "diamond", "size": 14, "color": color},
             text=[cause_meaning(bend.cause).label for bend in bends],
             textposition="top center",
-            hovertext=[f"{bend.start:,} -> {bend.end:,} GPUs: {_because(bend)}" for bend in bends],
+            hovertext=[f"{bend.start:,} -> {bend.end:,} GPUs: {_because(bend, scaling)}" for bend in bends],
             hoverinfo="text",
         )
     figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})
@@ -259,6 +267,8 @@ def scaling_dict(scaling: Scaling) -> dict[str, Any]:
                 "mfu_fraction": scale.mfu_fraction,
                 "fits": scale.fits,
                 "gpu_peak_bytes": scale.gpu_peak_bytes,
+                "allocator_retries": scale.allocator_retries,
+                "largest_micro_batch_size": scale.largest_micro_batch,
                 "token_gpu_seconds": dict(scale.costs),
             }
             for scale in scaling.scales
