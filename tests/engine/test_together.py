@@ -51,6 +51,8 @@ def test_two_jobs_on_a_spine_slow_each_other_by_the_fair_share() -> None:
     alone = simulate({"other": {"placement": {"nodes": [1]}, "nodes": 1}})
     both = simulate({"other": {"placement": {"nodes": [1, 3]}}})
     [own, other] = both.together
+    assert both.allocation is None
+    assert any("without torch's allocator" in note for note in both.notes)
     assert own.alone_seconds == pytest.approx(alone.trace.step_seconds)
     assert own.together_seconds == pytest.approx(other.together_seconds)
     gradients = 4 * own.job.model.numel

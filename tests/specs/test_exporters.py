@@ -188,6 +188,13 @@ def test_what_a_file_cannot_say_is_said() -> None:
     assert "full" in export_files(resolve(experiment_of("own buckets"))).notes[0]
 
 
+def test_expandable_segments_are_the_environments() -> None:
+    experiment = experiment_of("own buckets")
+    training = experiment.training.model_copy(update={"expandable_segments": True})
+    notes = export_files(resolve(experiment.model_copy(update={"training": training}))).notes
+    assert "in the run's environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in notes
+
+
 @pytest.mark.parametrize("name", [name for name, (strategy, _) in CASES.items() if strategy.get("kind")])
 def test_the_python_compiles(name: str) -> None:
     files = export_files(resolve(experiment_of(name))).files

@@ -88,5 +88,7 @@ def _script_notes(job: Job) -> list[str]:
             notes.append("fp8 products are the script's (torchao, Transformer Engine)")
     if training.liger:
         notes.append("Liger's kernels are the script's: use_liger_kernel")
+    if training.expandable_segments:
+        notes.append("in the run's environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     notes.append(f"sequences of {training.sequence_length:,} tokens are the data's")
     return notes
