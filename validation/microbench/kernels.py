@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from validation.microbench.bench import Benchmark, sizes
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Prepared = Callable[[], Any]
+_BEYOND_CACHES, _MOST_COPIES = 2**28, 256
 
 
 def clock(device: str) -> str:
@@ -153,17 +156,33 @@ def pieces(device: str, dtype: str, tokens: int, width: int, vocab: int) -> Iter
                 continue  # its backward passes the gradient on
 
             def prepare(name: str = name, direction: str = direction) -> Prepared:
-                forward = make_piece(name, device, DTYPES[dtype], tokens, width, vocab, direction == "both")
-                if direction == "forward":
-                    return forward
-                upstream = torch.ones_like(forward())
-                return lambda: forward().backward(upstream)
+                both = direction == "both"
+                count = most_copies(3 * full if name != "cross_entropy" else 4 * logits)
+                made = [
+                    make_piece(name, device, DTYPES[dtype], tokens, width, vocab, both) for _ in range(count)
+                ]
+                forwards, kept = itertools.cycle(made), deque[Tensor](maxlen=count)
+                upstream = torch.ones_like(made[0]())
+
+                def run() -> None:
+                    output = next(forwards)()
+                    if both:
+                        output.backward(upstream)
+                    kept.append(output.detach())
+
+                return run
 
             parameters = {"tokens": tokens, "width": width, "dtype": dtype, "direction": direction}
             if name in ("embedding", "cross_entropy"):
                 parameters["vocab"] = vocab
             elements = {"elements": logits if name == "cross_entropy" else float(tokens * width)}
             yield Benchmark(name, parameters, prepare, {**amount, **elements}, clock(device))
+
+
+def most_copies(num_bytes: float) -> int:
+    """How many times a piece of so many bytes is made, one after another used: a step comes back to a tensor
+    when caches have seen much else."""
+    return max(1, min(_MOST_COPIES, round(_BEYOND_CACHES / num_bytes)))
 
 
 def make_piece(

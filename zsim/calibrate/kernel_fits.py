@@ -45,7 +45,7 @@ def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
             kept = changes.get("by_dtype", dict(gpu.gemm.by_dtype))
             changes["by_dtype"] = kept | {name.removeprefix("by_dtype."): value}
         else:
-            changes[name] = round(value) if name in ("bytes_half", "cache_bytes") else value
+            changes[name] = round(value) if name == "bytes_half" else value
     return gpu.model_copy(
         update={table: getattr(gpu, table).model_copy(update=changes) for table, changes in tables.items()}
     )
@@ -108,8 +108,6 @@ def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
         )
     if gpu.vendor == "cpu":
         others += _modules(measured)
-        parameters.append(Parameter("memory_bound.cache_bytes", 8e6, 1e5, 1e8))
-        parameters.append(Parameter("memory_bound.cache_speedup", 3.0, 1.0, 20.0))
     return _fit(gpu, "kernels bound by memory", parameters, [*copies, *others], "bytes", _bytes_of)
 
 
@@ -219,7 +217,7 @@ def _fit(
     values, stuck = robust_fit(parameters, predict, measured)
     xs = [x(row) for row, _ in timed]
     points = points_of([_label(row) for row, _ in timed], xs, measured, predict(values))
-    units = {name: "B" for name in values if name.endswith(("bytes_half", "cache_bytes"))}
+    units = {name: "B" for name in values if name.endswith("bytes_half")}
     fit = Fit(title, values, points, {range_name: span(xs)}, sources(row for row, _ in timed), units, stuck)
     return replaced(gpu, values), [fit]
 

@@ -7,8 +7,7 @@ from zsim.cost.kernels import Kernel
 from zsim.errors import InputError
 from zsim.specs.hardware import Gpu
 
-# Which fraction of `memory_bound` a kernel's HBM traffic gets. Optimizers and copies of units touch what
-# nothing has touched since the step before: no cache holds it.
+# Which fraction of `memory_bound` a kernel's HBM traffic gets.
 _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
 
 
@@ -51,15 +50,8 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
     if kernel.hbm_bytes <= 0:
         return 0.0
     limits = gpu.memory_bound
-    is_cold = kernel.kind in _HBM_FRACTION
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
-    fraction = hbm_fraction(
-        kernel.hbm_bytes / kernel.launches,
-        max_fraction,
-        limits.bytes_half,
-        0 if is_cold else limits.cache_bytes,
-        limits.cache_speedup,
-    )
+    fraction = hbm_fraction(kernel.hbm_bytes / kernel.launches, max_fraction, limits.bytes_half)
     return kernel.hbm_bytes / (gpu.memory.bandwidth * fraction)
 
 

@@ -71,17 +71,13 @@ def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, i
     )
 
 
-def hbm_fraction(
-    num_bytes: float, max_fraction: float, bytes_half: float, cache_bytes: float = 0, cache_speedup: float = 1
-) -> float:
+def hbm_fraction(num_bytes: float, max_fraction: float, bytes_half: float) -> float:
     """Fraction of the data sheet's HBM bandwidth that one kernel moving `num_bytes` reaches.
 
-        f = F * b / (b + B) * (1 + (c - 1) / (1 + (b / C)^2))
+        f = F * b / (b + B)
 
     F: the kind's `..._fraction` on large tensors; b: bytes read plus written; B: `bytes_half`, the bytes that
-    take as long as ramping up and draining the memory pipeline; C: `cache_bytes`; c: `cache_speedup`.
+    take as long as ramping up and draining the memory pipeline. Caches are left out: a step comes back to a
+    tensor when they have seen much else.
     """
-    fraction = max_fraction * num_bytes / (num_bytes + bytes_half)
-    if cache_speedup > 1 and cache_bytes > 0:
-        fraction *= 1 + (cache_speedup - 1) / (1 + (num_bytes / cache_bytes) ** 2)
-    return fraction
+    return max_fraction * num_bytes / (num_bytes + bytes_half)

@@ -85,16 +85,12 @@ class AttentionEfficiency(Table, AttentionCurve):
 
 class MemoryEfficiency(Table):
     """HBM-bound kernels: fraction of the data sheet's bandwidth, and the bytes at which half of it is
-    reached (launch and ramp-up). Kernels that move less than `cache_bytes` run up to `cache_speedup` times as
-    fast, because what they move stays in a cache (a CPU's; 1 leaves caches out). Optimizers and copies do
-    not: they move what nothing has touched since the step before."""
+    reached (launch and ramp-up)."""
 
     elementwise_fraction: Fraction
     optimizer_fraction: Fraction
     copy_fraction: Fraction
     bytes_half: Bytes
-    cache_bytes: Bytes = 0
-    cache_speedup: float = Field(default=1.0, ge=1)
 
 
 class KernelLaunch(Table):
