@@ -119,19 +119,25 @@ def test_the_host_thread_works_between_issues_and_shows_its_blocks(make_trace):
 
 
 def test_memory_is_a_counter_per_device_with_a_series_per_category(make_trace):
-    """Events of one instant are one sample: their sum."""
+    """What one instant allocates is one sample, and what it frees after that another."""
     memory = [
         (0, 0.0, "gpu", "parameters", 10, "a"),
-        (0, 1.0, "gpu", "buffers", 5, "b"),
-        (0, 1.0, "gpu", "buffers", -2, "b"),
+        (0, 1.0, "gpu", "buffers", 4, "b"),
         (0, 1.0, "host", "buffers", 7, "b"),
+        (0, 1.0, "gpu", "buffers", 1, "b"),
+        (0, 1.0, "gpu", "buffers", -2, "b"),
+        (0, 0.5, "gpu", "buffers", -1, "b"),
+        (0, 2.0, "gpu", "buffers", -2, "b"),
+        (0, 2.0, "gpu", "parameters", 3, "b"),
     ]
     document = chrome_trace(make_trace([{"start": 0, "end": 2}], memory=memory))
     samples = [(event["name"], event["ts"], event["args"]) for event in events_of(document, ph="C")]
     assert samples == [
         ("gpu memory", 0.0, {"buffers": 0, "parameters": 10}),
-        ("gpu memory", 1e6, {"buffers": 3, "parameters": 10}),
+        ("gpu memory", 1e6, {"buffers": 5, "parameters": 10}),
+        ("gpu memory", 1e6, {"buffers": 2, "parameters": 10}),
         ("host memory", 1e6, {"buffers": 7, "parameters": 0}),
+        ("gpu memory", 2e6, {"buffers": 0, "parameters": 13}),
     ]
 
 

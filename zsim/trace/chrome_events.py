@@ -177,6 +177,7 @@ class RankEvents:
         # [Note: host time]
         A trace knows when an op was issued, which is the end of the host's work for it; that work began
         when the host was done with what came before. The launch itself is the last few microseconds of it.
+        Of what ended together that comes first whose beginning is known: a wait, then what it held up.
         """
         program: list[tuple[int, int, int | None, str]] = []
         issue = self.trace.issue_seconds
@@ -192,24 +193,11 @@ class RankEvents:
             (round(start * 1e9), round(end * 1e9), None, "cudaStreamSynchronize")
             for _, start, end, _info in self.trace.host_blocks
         ]
-        return sorted(program, key=lambda row: (row[1], row[0]))
+        return sorted(program, key=lambda row: (row[1], row[0] == 0, row[0]))
 
     def memory(self) -> Iterator[Event]:
-        """One counter per device, with a series per category."""
-        events = self.trace.memory
-        if events is None:
-            return
-        mine = [i for i, rank in enumerate(events.ranks.tolist()) if rank == self.rank]
-        categories = sorted(set(events.categories))
-        held = {device: dict.fromkeys(categories, 0) for device in sorted(set(events.devices))}
-        counters: dict[tuple[str, int], dict[str, int]] = {}
-        at = 0
-        deltas, seconds = events.deltas.tolist(), _nanoseconds(events.stream_seconds)
-        for i in mine:
-            at = max(at, seconds[i])
-            held[events.devices[i]][events.categories[i]] += deltas[i]
-            counters[events.devices[i], at] = dict(held[events.devices[i]])
-        for (device, time), levels in counters.items():
+        """One counter per device, with a series per category: see [Note: peaks within an instant]."""
+        for device, time, levels in self._levels():
             pid = self.device if device == "gpu" else self.host
             yield {
                 "ph": "C",
@@ -219,6 +207,35 @@ class RankEvents:
                 "ts": time / 1000,
                 "args": levels,
             }
+
+    def _levels(self) -> Iterator[tuple[str, int, dict[str, int]]]:
+        """(device, nanoseconds, bytes by category) in the order in which memory changed.
+
+        # [Note: peaks within an instant]
+        Several changes may have one time. Where something is freed after something was allocated, the
+        levels before are written too, at the same time: without them the peak is lost. Within a run of
+        allocations each category only grows, so its end has the highest of every category and of the sum.
+        """
+        events = self.trace.memory
+        if events is None:
+            return
+        mine = [i for i, rank in enumerate(events.ranks.tolist()) if rank == self.rank]
+        categories = sorted(set(events.categories))
+        held = {device: dict.fromkeys(categories, 0) for device in sorted(set(events.devices))}
+        last: dict[str, tuple[int, bool]] = {}  # device -> time and whether it grew then; not yet written
+        deltas, seconds = events.deltas.tolist(), _nanoseconds(events.stream_seconds)
+        at = 0
+        for i in mine:
+            device, change = events.devices[i], deltas[i]
+            at = max(at, seconds[i])
+            if device in last:
+                time, has_grown = last[device]
+                if time < at or (has_grown and change < 0):
+                    yield device, time, dict(held[device])
+            held[device][events.categories[i]] += change
+            last[device] = at, change > 0
+        for device, (time, _) in last.items():
+            yield device, time, dict(held[device])
 
 
 def is_on_gpu(info: SpanInfo) -> bool:

@@ -266,13 +266,16 @@ def _memory(recordings: Sequence[Recording], shifts: Sequence[int]) -> MemoryEve
 def _host_blocks(
     recordings: Sequence[Recording], shifts: Sequence[int], table: _Table
 ) -> tuple[tuple[int, float, float, int], ...]:
-    """When a host waited, and the span that had ended last by then: what it most likely waited for."""
+    """When a host waited, and the span that had ended last by then: what it most likely waited for. A span
+    without length that began when the wait was over is what came next."""
     blocks = []
     for recording, shift in zip(recordings, shifts, strict=True):
         by_end = sorted(range(len(recording)), key=lambda span: recording.end[span])
         ends = [recording.end[span] for span in by_end]
         for start, end, info in recording.host_blocks:
             place = bisect_right(ends, end) - 1
+            while place >= 0 and recording.start[by_end[place]] == end:
+                place -= 1
             if info is None and place >= 0:
                 info = recording.info(by_end[place])
             if info is not None:
