@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
+from zsim.report.compare import compare
+from zsim.study.check import run_check
 from zsim.trace import planted
+from zsim.trace.read import read_trace
+
+RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero3-even-2ranks"
 
 
 @pytest.fixture
@@ -54,3 +64,65 @@ def test_what_cannot_be_planted_is_refused(step, make_trace) -> None:
         planted.leak(step, "parameters")
     with pytest.raises(IndexError):
         planted.drop_call(step, 99)
+
+
+def without_a_free(folder: Path, rank: int, unit: str) -> None:
+    """The rank's log without the first free of `unit` in each step."""
+    log = folder / f"rank{rank}.jsonl.gz"
+    seen: set[int] = set()
+    kept = []
+    for line in gzip.decompress(log.read_bytes()).decode().splitlines():
+        event = json.loads(line)
+        is_free = event.get("kind") == "mem" and event["bytes"] < 0 and event["unit"] == unit
+        if is_free and event["step"] not in seen:
+            seen.add(event["step"])
+        else:
+            kept.append(line)
+    log.write_bytes(gzip.compress("\n".join(kept).encode()))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "unit", "size", "where"),
+    [
+        ((0, 1), "root", "1.05 MB", "every rank"),
+        ((1,), "root", "1.05 MB", "rank 1"),
+        ((0,), "model.layers.2", "1.48 MB", "rank 0"),
+    ],
+)
+def test_a_leak_in_a_recorded_run_fails_the_check_and_is_named(ranks, unit, size, where, tmp_path) -> None:
+    """Two steps of 524,800 or 738,304 bytes; the root's is the last free of a step, so that no peak grows in
+    the first."""
+    folder = Path(shutil.copytree(RECORDED, tmp_path / "run"))
+    for rank in ranks:
+        without_a_free(folder, rank, unit)
+    report = run_check([folder], tmp_path)
+    (row,) = report.moved
+    assert (report.verdict, row.name) == ("fail", "gpu buffers after 2 steps")
+    assert row.sentence == f"'{unit}' holds back {size} on {where}"
+    comparison = compare(read_trace(RECORDED), read_trace(folder))
+    reasons = {metric.name: metric.reason for metric in comparison.memory.metrics if metric.verdict == "fail"}
+    assert reasons["gpu buffers, at the end"].startswith(f"'{unit}' holds back ")
+
+
+def test_a_recorded_run_as_it_is_holds_nothing_back() -> None:
+    rows = {row.name: row for row in run_check([RECORDED], RECORDED).rows}
+    row = rows["gpu buffers after 2 steps"]
+    assert (row.outcome, row.predicted, row.measured, row.sentence) == ("pass", 0, 0, "")
+
+
+def test_a_leak_on_one_rank_alone_is_seen_where_no_peak_grows(make_trace) -> None:
+    """Rank 0 has the higher peak and frees all; rank 1 keeps 2 of its 3 bytes."""
+    spans = [{"start": 0, "end": 3, "rank": rank} for rank in (0, 1)]
+    good = [
+        (0, 1.0, "gpu", "buffers", 4, "a"),
+        (1, 1.0, "gpu", "buffers", 3, "a"),
+        (0, 2.0, "gpu", "buffers", -4, "a"),
+        (1, 2.0, "gpu", "buffers", -1, "a"),
+        (1, 2.0, "gpu", "buffers", -2, "b"),
+    ]
+    failed = [
+        metric
+        for metric in compare(make_trace(spans, memory=good), make_trace(spans, memory=good[:-1])).metrics
+        if metric.verdict == "fail"
+    ]
+    assert {metric.name for metric in failed} == {"gpu total, at the end", "gpu buffers, at the end"}

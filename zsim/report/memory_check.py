@@ -26,14 +26,16 @@ class MemoryCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One device of one side: highest and last bytes by category, and of the sum."""
+    """One device of one side: highest bytes by category, and of the sum, on the rank whose sum goes highest;
+    last bytes of the rank `last_rank`, which holds most when the step ends."""
 
     peaks: dict[str, int]
     lasts: dict[str, int]
+    last_rank: int
 
 
 def check_memory(simulated: Trace, recorded: Trace, tolerances: Tolerances) -> MemoryCheck:
-    """Compare the peaks of the fullest rank, and what it holds when the step ends.
+    """Compare the peaks of the fullest rank, and what the one holds that is fullest when the step ends.
 
     Bytes are judged whatever the clock did. Categories are compared where both sides know them, else the
     sums.
@@ -70,18 +72,16 @@ def _categories(events: MemoryEvents, device: str) -> set[str]:
 def _held(events: MemoryEvents, device: str, left_out: set[str]) -> _Held:
     ledger = Ledger.of(events)
     kept = [index for index, name in enumerate(ledger.categories) if name not in left_out]
-    best: _Held | None = None
+    names = [*(ledger.categories[index] for index in kept), "total"]
+    peaks: list[dict[str, int]] = []
+    lasts: list[tuple[dict[str, int], int]] = []
     for pool in ledger.pools(device, 1, None):
         levels = ledger.usage(device, pool).levels[:, kept]
-        totals = levels.sum(axis=1)
-        names = [ledger.categories[index] for index in kept]
-        highest, last = levels.max(axis=0).tolist(), levels[-1].tolist()
-        peaks = dict(zip(names, highest, strict=True)) | {"total": int(totals.max())}
-        held = _Held(peaks, dict(zip(names, last, strict=True)) | {"total": int(totals[-1])})
-        if best is None or held.peaks["total"] > best.peaks["total"]:
-            best = held
-    assert best is not None
-    return best
+        levels = np.column_stack([levels, levels.sum(axis=1)])
+        peaks.append(dict(zip(names, levels.max(axis=0).tolist(), strict=True)))
+        lasts.append((dict(zip(names, levels[-1].tolist(), strict=True)), next(iter(pool))))
+    last, rank = max(lasts, key=lambda held: held[0]["total"])
+    return _Held(max(peaks, key=lambda held: held["total"]), last, rank)
 
 
 def _metrics(
@@ -106,16 +106,23 @@ def _metrics(
             title = f"{device} {label}, {when}"
             metric = judge(title, one, other, unit="bytes", whole=whole, tolerance=tolerances.memory)
             if metric.verdict == "fail" and when == "at the end" and name != "total":
-                why = _who_kept(simulated.memory, recorded.memory, device, name)
+                ranks = mine.last_rank, theirs.last_rank
+                why = _who_kept(simulated.memory, recorded.memory, device, name, ranks)
                 metric = replace(metric, reason=why)
             yield metric
 
 
-def _who_kept(simulated: MemoryEvents, recorded: MemoryEvents, device: str, category: str) -> str:
-    """The op whose changes of memory differ most between the sides: the one that did not free, or kept."""
-    mine, theirs = _by_op(simulated, device, category), _by_op(recorded, device, category)
+def _who_kept(
+    simulated: MemoryEvents, recorded: MemoryEvents, device: str, category: str, ranks: tuple[int, int]
+) -> str:
+    """The op whose changes of memory differ most between the sides: the one that did not free, or kept. Where
+    the sides name different things (ops, units), the one that kept most in the recording."""
+    mine = _by_op(simulated, device, category, ranks[0])
+    theirs = _by_op(recorded, device, category, ranks[1])
     if not mine or not theirs:
         return ""
+    if mine.keys().isdisjoint(theirs):
+        mine = {}
     differences = {name: theirs.get(name, 0) - mine.get(name, 0) for name in [*mine, *theirs]}
     name = max(differences, key=lambda name: abs(differences[name]))
     more = differences[name]
@@ -125,12 +132,11 @@ def _who_kept(simulated: MemoryEvents, recorded: MemoryEvents, device: str, cate
     return f"'{name}' {what} {format_bytes(abs(more))} {'' if more > 0 else 'more '}in the recording"
 
 
-def _by_op(events: MemoryEvents, device: str, category: str) -> dict[str, int]:
-    """Net bytes of each op's changes; {} where ops are not known."""
+def _by_op(events: MemoryEvents, device: str, category: str, rank: int) -> dict[str, int]:
+    """Net bytes of each op's changes on one rank; {} where ops are not known."""
     net: dict[str, int] = {}
-    for name, on, what, change in zip(
-        events.names, events.devices, events.categories, np.asarray(events.deltas).tolist(), strict=False
-    ):
-        if (on, what) == (device, category):
+    rows = zip(events.names, events.ranks.tolist(), events.devices, events.categories, strict=False)
+    for (name, *where), change in zip(rows, events.deltas.tolist(), strict=False):
+        if where == [rank, device, category]:
             net[name] = net.get(name, 0) + change
     return net

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from zsim.report.verdict import MOST_FOREIGN_FRACTION, judge
 from zsim.specs.experiment import Experiment
 from zsim.study.call_lists import unfold
 from zsim.study.check_rows import CheckRow, Outcome, from_metric
+from zsim.study.recorded_memory import memory_rows
 from zsim.study.shaped_link import predict_ahead
 from zsim.trace.read import read_trace
 from zsim.trace.spans import Trace
@@ -150,16 +151,18 @@ def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow
     plan = make_plan(Experiment(cluster=ANY_CLUSTER, **content["experiment"]))
     yield _calls_row(name, plan, content, path)
     yield from _states_rows(name, plan, content)
+    logs = _read(path.parent, "rank*.jsonl.gz")
+    if isinstance(logs, Trace):
+        yield from memory_rows(name, plan, logs)
     if "nvme" in content["experiment"]["strategy"].values():
         yield CheckRow(name, "step", "skipped", f"{CPU_CLUSTER} has no drives")
         return
     own = path.parent / "cluster.toml"
     cluster = str(own) if own.exists() else CPU_CLUSTER
     result = simulate(Experiment(cluster=cluster, **content["experiment"]))
-    for title, pattern in (("span logs", "rank*.jsonl.gz"), ("profile", "rank*.kineto.json.gz")):
-        files = sorted(path.parent.glob(pattern))
-        if files:
-            yield _trace_row(name, f"calls, {title}", result.trace, files)
+    for title, read in (("span logs", logs), ("profile", _read(path.parent, "rank*.kineto.json.gz"))):
+        if read is not None:
+            yield _trace_row(name, f"calls, {title}", result.trace, read)
     yield from _run_times(name, path, content, result.report, is_own=own.exists())
 
 
@@ -175,11 +178,21 @@ def _states_rows(name: str, plan: Plan, content: Mapping[str, Any]) -> Iterator[
             yield _bytes_row(name, category, planned[category], there, 0.0)
 
 
-def _trace_row(name: str, title: str, simulated: Trace, files: Sequence[Path]) -> CheckRow:
-    """The plan check once more, rank by rank, on what the ranks themselves wrote down; ranks that contradict
-    each other are a miss too."""
+def _read(folder: Path, pattern: str) -> Trace | InputError | None:
+    """What the ranks themselves wrote down, or what is wrong with it; None without files."""
+    files = sorted(folder.glob(pattern))
     try:
-        comparison = compare(simulated, read_trace(files))
+        return read_trace(files) if files else None
+    except InputError as error:
+        return error
+
+
+def _trace_row(name: str, title: str, simulated: Trace, read: Trace | InputError) -> CheckRow:
+    """The plan check once more, rank by rank; ranks that contradict each other are a miss too."""
+    if isinstance(read, InputError):
+        return CheckRow(name, title, "fail", str(read))
+    try:
+        comparison = compare(simulated, read)
     except InputError as error:
         return CheckRow(name, title, "fail", str(error))
     found = [row.sentence for row in comparison.differences if row.check == "plan"]
