@@ -237,3 +237,23 @@ def test_the_gpu_is_told_from_its_name_and_memory(device, memory, preset):
 )
 def test_matrix_products_are_told_from_their_names(name, is_matrix):
     assert is_matrix_product(SpanInfo(name, "compute", "compute")) is is_matrix
+
+
+def test_one_recorded_step_has_one_length_and_what_is_a_ranks_own_is_said() -> None:
+    """Recorded, rank 1 takes longest: 45.29 ms; replayed it is rank 0, which began 55 us after rank 1 and
+    took 43.94 ms. Its optimizer is whole: 2.07 ms, as where two traces are compared."""
+    trace = zsim.read_trace(GLOO / "zero3-even-2ranks")
+    step = trace.typical_step()
+    assert (step.steps[0].slowest_rank(), step.begins) == (1, {0: pytest.approx(54.922e-6)})
+    result = zsim.replay(trace)
+    assert result.recorded.step_seconds == trace.step_seconds == pytest.approx(45.29e-3, abs=5e-6)
+    assert (result.rank, result.recorded_seconds) == (0, pytest.approx(43.94e-3, abs=5e-6))
+    assert "rank 1 was, whose 45.29 ms are the step of the recording" in result.notes[-1]
+    comparison = zsim.compare(trace, trace)
+    assert "it took rank 0, whose times are compared, 43.94 ms" in comparison.notes[-1]
+    figures = {metric.name: metric.recorded for metric in comparison.metrics}
+    parts = result.breakdowns()
+    assert parts["recorded"]["optimizer"] == pytest.approx(figures["optimizer"])
+    assert parts["replayed"]["optimizer"] == pytest.approx(figures["optimizer"])
+    remains = figures["step"] - result.recorded_seconds
+    assert parts["recorded"]["host_bound"] + remains == pytest.approx(figures["host-bound"])

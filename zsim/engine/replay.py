@@ -228,6 +228,7 @@ class Replayer:
             step_seconds=max(seconds.values()),
             memory=None,
             host_blocks=tuple(blocks),
+            begins={rank: lane.begin - zero for rank, lane in self.lanes.items() if lane.begin > zero},
             steps=(),
             step_numbers=None,
             transfer_seconds=None,

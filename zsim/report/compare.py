@@ -148,6 +148,7 @@ def compare(
         plans[theirs] = check_plan(as_gloo_runs_them(calls, others) if is_gloo else calls, others)
     doubt = doubt_about_times(recorded) or doubt_about_times(simulated)
     one, other = simulated.of_rank(partners[rank]), recorded.of_rank(rank)
+    notes += dict.fromkeys([*_whose_step(one, names[0], partners[rank]), *_whose_step(other, names[1], rank)])
     return Comparison(
         simulated=one,
         recorded=other,
@@ -168,6 +169,19 @@ def _notes_of(recorded: Trace) -> list[str]:
     if recorded.metadata.get("transfers_bounded"):
         notes.append("too few ranks to tell waiting from transfer: collectives are compared with their waits")
     return notes
+
+
+def _whose_step(trace: Trace, name: str, rank: int) -> list[str]:
+    """A note where the step is another rank's than the one whose times are compared."""
+    if not trace.steps:
+        return []
+    step, own = trace.steps[0], format_seconds(trace.steps[0].seconds_of(rank))
+    if own == format_seconds(step.seconds):
+        return []
+    return [
+        f"{name}: the step is that of rank {step.slowest_rank()}, the slowest; it took rank {rank}, whose "
+        f"times are compared, {own}, and what remains is counted as host-bound"
+    ]
 
 
 def _shows_gloos_own_calls(trace: Trace) -> bool:

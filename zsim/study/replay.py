@@ -19,6 +19,7 @@ from zsim.specs.hardware import Gpu
 from zsim.specs.topology import Topology
 from zsim.study.replay_what_if import WhatIf, changed_plan, make_what_if, recorded_gpu, speedups
 from zsim.trace.spans import COLLECTIVES, Trace
+from zsim.units import format_seconds
 
 _MOST_LANES = 256
 
@@ -28,8 +29,9 @@ class Replay:
     """A recorded step and the same step replayed.
 
     `rank` is the one whose times are told: the slowest that was replayed. `step_seconds` is its step,
-    `recorded_seconds` its recorded one, with what it waited for slower ranks. `unexplained_seconds`: delays
-    longer than 50 us that nothing in the recording explains; they are replayed as they were.
+    `recorded_seconds` its recorded one, with what it waited for slower ranks; `recorded.step_seconds` is that
+    of the rank that was slowest when recorded, as in `Trace.steps`. `unexplained_seconds`: delays longer than
+    50 us that nothing in the recording explains; they are replayed as they were.
     """
 
     recorded: Trace
@@ -73,6 +75,7 @@ class Replay:
         return {
             "rank": self.rank,
             "recorded_seconds": self.recorded_seconds,
+            "recorded_seconds_of_slowest_rank": self.recorded.step_seconds,
             "step_seconds": self.step_seconds,
             "relative_change": self.step_seconds / self.recorded_seconds - 1,
             "unexplained_seconds": self.unexplained_seconds,
@@ -204,6 +207,11 @@ def _result(
 ) -> Replay:
     slowest = max(seconds, key=lambda rank: (seconds[rank], -rank))
     plan = plans[slowest]
+    if format_seconds(plan.recorded_seconds) != format_seconds(one.step_seconds) and one.steps:
+        notes.append(
+            f"rank {slowest} is the slowest when replayed; when recorded rank {one.steps[0].slowest_rank()} "
+            f"was, whose {format_seconds(one.step_seconds)} are the step of the recording"
+        )
     world_size = one.world_size if what_if is None else what_if.world_size
     return Replay(
         recorded=one,

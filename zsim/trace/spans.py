@@ -95,6 +95,17 @@ class Step:
     seconds: float
     bounds: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
 
+    def seconds_of(self, rank: int) -> float:
+        """What the step took one rank; what it took the slowest where that is not known."""
+        if rank not in self.bounds:
+            return self.seconds
+        start, end, *_ = self.bounds[rank]
+        return end - start
+
+    def slowest_rank(self) -> int:
+        """Whose step `seconds` is; -1 where that is not known."""
+        return max(self.bounds, key=self.seconds_of, default=-1)
+
     def shifted(self, seconds: float) -> Step:
         """The same step on a clock that is `seconds` ahead."""
         bounds = {rank: (a + seconds, b + seconds, c + seconds, d + seconds)
@@ -156,6 +167,7 @@ class Trace:
         if step is None or self.step_numbers is None:
             raise KeyError(f"step {number}; recorded are {[step.number for step in self.steps]}")
         zero, end = step.start_seconds, step.end_seconds
+        begins = {rank: start - zero for rank, (start, *_) in step.bounds.items() if start > zero}
         only = self.only(self.step_numbers == number)
         return replace(
             only,
@@ -170,6 +182,7 @@ class Trace:
                 for rank, start, stop, info in self.host_blocks
                 if stop > zero and start < end
             ),
+            begins=begins,
         )
 
     def typical_step(self) -> Trace:
