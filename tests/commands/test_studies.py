@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,28 @@ def test_the_memory_to_fit_needs_no_simulation(tmp_path: Path) -> None:
     output = ran("sensitivity", *SMALL, "--gpus", "1", "--target", "fits", "--out", str(tmp_path / "out"))
     assert output.startswith("GPU memory: ")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("place", ["", "below"])
+@pytest.mark.parametrize("command", ["scaling", "sensitivity", "tune", "sweep", "sweep --cache", "tune --cache"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_simulated(
+    study: Path, monkeypatch: pytest.MonkeyPatch, command: str, place: str
+) -> None:
+    monkeypatch.setattr("zsim.study.sweep.pool.run_batch", None)
+    Path("afile").write_text("mine")
+    name, _, option = command.partition(" ")
+    what = [str(study)] if name == "sweep" else [*SMALL, *([] if name == "scaling" else ["--gpus", "8"])]
+    where = str(Path("afile") / place)
+    done = CliRunner().invoke(app, [name, *what, "--jobs", "1", option or "--out", where])
+    assert isinstance(done.exception, InputError)
+    assert "cannot be made: " in str(done.exception)
+    assert "afile is a file, expected a folder" in str(done.exception)
+    assert Path("afile").read_text() == "mine"
+
+
+def test_a_folder_that_may_not_be_written_is_told(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    done = CliRunner().invoke(app, ["sweep", str(study), "--jobs", "1", "--out", "deep/out"])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith("deep/out: cannot be written: ")
+    assert not Path("deep").exists()

@@ -67,10 +67,13 @@ def tune(
     The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML; without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
     """
+    from zsim.study.sweep.store import check_folder
     from zsim.study.tune.progress import TuneProgress
     from zsim.study.tune.render import tuned_lines, tuned_to_dict
     from zsim.study.tune.tune import tune as find_best
 
+    if out is not None:
+        check_folder(out)
     asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
     is_open = experiment is None and not any(text.startswith("strategy.") for text in set_ or [])
     kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])

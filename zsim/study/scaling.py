@@ -25,7 +25,7 @@ from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
 from zsim.specs.job import Job, resolve
 from zsim.study.fitting import most_that_fits
 from zsim.study.sweep.points import Point
-from zsim.study.sweep.store import Record
+from zsim.study.sweep.store import Record, check_folder
 from zsim.study.sweep.sweep import run_points
 
 Mode = Literal["weak", "strong", "fill"]
@@ -172,10 +172,11 @@ def run_scaling(
     """Simulate the experiment on each count of GPUs; results are kept in `folder` by content.
 
     `global_batch` is in sequences (strong only); without it the experiment's own. Raises InputError where no
-    count can be simulated.
+    count can be simulated, or `folder` cannot be made.
     """
     if global_batch is not None and mode != "strong":
         raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
+    check_folder(folder)
     own = _try_resolve(experiment)
     if mode == "strong" and global_batch is None and own is None:
         resolve(experiment)  # says why there is no batch to keep

@@ -12,6 +12,15 @@ from zsim.errors import InputError
 Record = dict[str, Any]
 
 
+def check_folder(folder: Path) -> None:
+    """Raises InputError where a folder is not there and cannot be made, or cannot be written; makes none."""
+    existing = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), folder)
+    if not os.path.isdir(existing):
+        raise InputError(f"{folder}: cannot be made: {existing} is a file, expected a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be written: {existing} gives no permission to")
+
+
 class Store:
     """A folder of records by identity. Processes may write to it side by side."""
 
@@ -38,10 +47,13 @@ class Store:
             raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
     def mark(self, identity: str) -> None:
-        """Say that this process is at a point."""
+        """Say that this process is at a point. Raises InputError where the folder cannot be written."""
         folder = self.folder / "running"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / identity).touch()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / identity).touch()
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
 
     def unmark(self, identity: str) -> None:
         (self.folder / "running" / identity).unlink(missing_ok=True)

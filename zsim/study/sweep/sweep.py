@@ -14,7 +14,7 @@ from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.progress import Progress
 from zsim.study.sweep.record import failed_record
-from zsim.study.sweep.store import Record, Store
+from zsim.study.sweep.store import Record, Store, check_folder
 from zsim.study.sweep.study_file import Study
 from zsim.study.sweep.tables import Row, result_rows, write_tables
 from zsim.version import __version__
@@ -55,6 +55,7 @@ def run_sweep(
     Results are kept by content in `cache` (`out`/points): a point whose experiment, files and zsim are the
     same is never simulated twice, in this study or another one with the same cache.
     """
+    check_folder(out)
     points = study_points(study)
     options: dict[str, Any] = {"jobs": jobs, "backend": backend, "scheduler": scheduler, "is_quiet": is_quiet}
     run = run_points(points, cache or out / "points", **options)
@@ -82,7 +83,11 @@ def run_points(
     scheduler: str | None = None,
     is_quiet: bool = False,
 ) -> Run:
-    """Simulate the points whose results are not in `folder` yet; Ctrl-C ends it early."""
+    """Simulate the points whose results are not in `folder` yet; Ctrl-C ends it early.
+
+    Raises InputError, before anything is simulated, where `folder` cannot be made or written.
+    """
+    check_folder(folder)
     store = Store(folder)
     records, tasks, numbers = _known(points, store)
     known = len(records)

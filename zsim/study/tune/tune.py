@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.specs.experiment import STRATEGIES, Experiment
+from zsim.study.sweep.store import check_folder
 from zsim.study.tune.axes import DETAILS, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate
@@ -64,9 +65,12 @@ def tune(
 
     The global batch stays, unless the goal is another one. `kinds` are the strategies to look at (the
     experiment's own without), `keep` the axes to leave alone, `headroom` the fraction of GPU memory to leave
-    free. Raises InputError where nothing fits. Deterministic: `jobs` changes the time only.
+    free. Raises InputError where nothing fits, or `cache` cannot be made. Deterministic: `jobs` changes the
+    time only.
     """
     _check(goal, kinds, keep, headroom)
+    if cache is not None:
+        check_folder(cache)
     keep = _kept(goal, keep)
     base = base_of(experiment)
     evaluator = Evaluator(jobs, cache, on_done, headroom)
