@@ -52,12 +52,20 @@ def test_the_replayed_ranks_are_traces_again(run, tmp_path):
     assert (code, again.metadata["ranks"]) == (0, (0, 1))
 
 
+def test_one_rank_of_two_is_written_as_the_only_one(run, tmp_path):
+    code, _, err = run(TRACE, "--cluster", "dgx-h100", "--gpus", "1", "--out", str(tmp_path / "out"))
+    assert code == 0, err
+    again = zsim.read_trace(tmp_path / "out")
+    assert (again.metadata["ranks"], again.world_size) == ((0,), 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("nowhere.json",), "no such file or folder"),
         ((TRACE, "--gpus", "8"), "needs a cluster"),
         ((TRACE, "--cluster", "dgx-h1000"), "did you mean 'dgx-h100'"),
+        ((TRACE, "--recorded-on", "foo"), "recorded_on foo has no effect without a cluster"),
         ((TRACE, "--step", "3"), r"recorded are \[27, 28\]"),
     ],
 )

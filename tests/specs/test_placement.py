@@ -97,6 +97,10 @@ def test_a_job_counts_the_gpus_of_uneven_nodes() -> None:
         ({"nodes": 2, "placement": {"gpus_per_node": [8]}}, "found 1 nodes, but the job has 2"),
         ({"gpus": 16, "placement": {"gpus_per_node": [8, 4]}}, "found 12 GPUs in all, but gpus is 16"),
         ({"gpus": 12}, "for uneven nodes, list the GPUs of each in placement.gpus_per_node"),
+        ({"nodes": 10**15}, "gpus: found 8,000,000,000,000,000, expected at most 1,048,576"),
+        ({"gpus": 8 * 10**15}, "gpus: found 8,000,000,000,000,000, expected at most 1,048,576"),
+        ({"placement": {"fabric_nodes": 10**15}}, "fabric_nodes: found 1000000000000000, expected at most"),
+        ({"placement": {"nodes": [10**15]}}, "nodes: found node 1000000000000000, expected at most"),
         ({"placement": {"fabric_node": 5}}, "unknown key 'fabric_node'; did you mean 'fabric_nodes'"),
     ],
 )

@@ -149,6 +149,16 @@ def test_a_faster_transfer_ends_the_step_sooner(kineto, metadata, tmp_path):
     assert replay.step_seconds == pytest.approx(211e-6 + gathered[0], abs=1e-9)
 
 
+@pytest.mark.parametrize("cluster", ["dgx-h100", "cpu-gloo"])
+def test_fewer_gpus_than_recorded_ranks_keep_their_kernels(kineto, metadata, tmp_path, cluster):
+    """Rank 1, which computes longest, stands for the only GPU; its gather has nobody to wait for: a launch of
+    1 us, kernels of 160 and 50 us, and at most the 10 us that a collective of one takes to start."""
+    trace = two_ranks(kineto, metadata, tmp_path)
+    replay = zsim.replay(trace, cluster=cluster, gpus=1)
+    assert replay.world_size == 1
+    assert 211e-6 <= replay.step_seconds < 221e-6
+
+
 def test_kernels_go_by_the_ratio_of_the_gpus(kineto, tmp_path):
     """A matrix product of 989.4 us on an H100 (989.4 TFLOP/s) takes 3,169 us on an A100 (312): 989.4 / 312;
     an elementwise kernel of 335 us at 3.35 TB/s takes 549 us at 2.039 TB/s."""
@@ -183,6 +193,8 @@ def test_the_optimizer_shrinks_with_the_shards(recorded):
         ({"cluster": "dgx-h100", "gpus": 12}, "12 GPUs do not fill nodes of 8"),
         ({"cluster": "dgx-h100", "gpus": 16, "nodes": 3}, "3 nodes of dgx-h100 have 24 GPUs"),
         ({"cluster": "dgx-h100", "gpus": 3}, "cannot grow from 2 to 3|expected a multiple"),
+        ({"cluster": "dgx-h100", "nodes": 99_999_999}, "gpus: found 799,999,992, expected at most 1,048,576"),
+        ({"recorded_on": "h100-sxm-80gb"}, "recorded_on h100-sxm-80gb has no effect without a cluster"),
         ({"step": 7}, r"no step 7; recorded are \[1\]"),
         ({"cluster": "dgx-h100", "recorded_on": "h100"}, "h100"),
     ],

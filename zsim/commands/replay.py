@@ -69,7 +69,7 @@ def replay(
             print(f"json   {write_json(result.to_dict(), json_)}")
     if out is not None:
         try:
-            files = write_chrome_traces(result.replayed, out)
+            files = write_chrome_traces(result.written, out)
         except OSError as error:
             raise InputError(f"{out}: cannot be written: {error.strerror}") from None
         if not is_output(json_):

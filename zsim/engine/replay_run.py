@@ -52,6 +52,7 @@ class _Runner:
         self.env = simpy.Environment()
         self.members = step.metadata.get("group_members", {})
         self.fabric: Fabric | None = None
+        self.is_folded = place is not None and place.is_folded
         if place is not None:
             ops = [op for plan in plans.values() for op in plan.ops if op.meeting is not None]
             works = dict.fromkeys(_work(op) for op in ops)
@@ -64,7 +65,7 @@ class _Runner:
     def _instance_of(self, group: str, rank: int) -> Hashable:
         """Which of a group's sets of ranks one is in; alone where they were not recorded."""
         if self.fabric is not None:
-            return self.fabric.instance_of(group, rank)
+            return self._block_of(group, rank)
         sets = self.members.get(group, ())
         return next((number for number, ranks in enumerate(sets) if rank in ranks), ("alone", rank))
 
@@ -73,8 +74,14 @@ class _Runner:
             event = simpy.Timeout(self.env, seconds)
             event.callbacks = [lambda _event: on_end()]
             return
-        instance = self.fabric.instance_of(op.info.group, rank)
+        instance = self._block_of(op.info.group, rank)
         self.fabric.run(self.fabric.transfer(_work(op), instance), on_end)
+
+    def _block_of(self, group: str, rank: int) -> int:
+        """The number of a group's block on the fabric; the one there is when one rank stands for all, whose
+        own number may be that of a rank which the fabric is too small for."""
+        assert self.fabric is not None
+        return 0 if self.is_folded else self.fabric.instance_of(group, rank)
 
 
 def _work(op: ReplayOp) -> Collective:

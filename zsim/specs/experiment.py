@@ -24,7 +24,6 @@ from zsim.specs.strategy import Checkpointing, CrossEntropy, Precision
 from zsim.specs.validation import raise_input_error
 
 Count = Annotated[int, Field(gt=0, strict=True)]
-MOST_GPUS = 2**20
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 AttentionChoice = Literal["flash", "flash1", "flash1-triton", "flash2", "flash3", "flash4", "math"]
 

@@ -12,7 +12,6 @@ from zsim.specs.block_policies import block_policies
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.delayed_update import with_delayed_update
 from zsim.specs.experiment import (
-    MOST_GPUS,
     DdpTable,
     DeepSpeedTable,
     Experiment,
@@ -102,8 +101,6 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
     world_size = placement.world_size
-    if world_size > MOST_GPUS:
-        raise InputError(f"gpus: found {world_size:,}, expected at most {MOST_GPUS:,}")
     notes = list(experiment.notes)
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:

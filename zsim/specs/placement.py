@@ -26,6 +26,7 @@ Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]
 _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
 MOST_NODES = 2**20
+MOST_GPUS = 2**20
 
 
 class PlacementTable(BaseModel):
@@ -120,7 +121,8 @@ def place(
     """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe; `taken` are nodes that
     others have, with their names.
 
-    Raises InputError, beginning with `where`, when they contradict each other, the cluster or the others.
+    Raises InputError, beginning with `where`, when they contradict each other, the cluster or the others, and
+    for more GPUs than zsim simulates.
     """
     taken = taken or {}
     if table.gpus_per_node is not None:
@@ -130,6 +132,7 @@ def place(
         if nodes is None and gpus is None:
             nodes = listed
         num_nodes, per_node = _even_shape(cluster, nodes, gpus, where)
+        check_most_gpus(num_nodes * per_node, where)
         counts = (per_node,) * num_nodes
     if table.nodes is not None and len(table.nodes) != len(counts):
         raise InputError(
@@ -137,6 +140,9 @@ def place(
         )
     least = max(table.nodes) + 1 if table.nodes else len(counts)
     fabric = table.fabric_nodes or least
+    if fabric > MOST_NODES:
+        key, found = ("fabric_nodes", fabric) if table.fabric_nodes else ("nodes", f"node {least - 1}")
+        raise InputError(f"{where}placement.{key}: found {found}, expected at most {MOST_NODES:,} nodes")
     for node in table.nodes or ():
         if node in taken:
             raise InputError(f"{where}placement.nodes: node {node} is taken by {taken[node]}")
@@ -146,6 +152,12 @@ def place(
         beside = f" beside {', '.join(dict.fromkeys(taken.values()))}" if taken else ""
         raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{beside}")
     return Placement(fabric, table.nodes or _chosen(table, cluster, fabric, free, len(counts)), counts)
+
+
+def check_most_gpus(count: int, where: str = "") -> None:
+    """Raises InputError, beginning with `where`, for more GPUs than zsim simulates."""
+    if count > MOST_GPUS:
+        raise InputError(f"{where}gpus: found {count:,}, expected at most {MOST_GPUS:,}")
 
 
 def _even_shape(cluster: Cluster, nodes: int | None, gpus: int | None, where: str) -> tuple[int, int]:
@@ -189,6 +201,7 @@ def _uneven_counts(
     expected = nodes if nodes is not None else len(table.nodes) if table.nodes is not None else len(counts)
     if len(counts) != expected:
         raise InputError(f"{key}: found {len(counts)} nodes, but the job has {expected}")
+    check_most_gpus(sum(counts), where)
     if gpus is not None and gpus != sum(counts):
         raise InputError(f"{key}: found {sum(counts)} GPUs in all, but gpus is {gpus}")
     return tuple(counts)

@@ -44,6 +44,15 @@ class Replay:
     world_size: int
     notes: tuple[str, ...]
 
+    @property
+    def written(self) -> Trace:
+        """The replayed step as ranks of its new world: a rank that stands for all and whose number is beyond
+        that world is its rank 0."""
+        if self.rank < self.world_size:
+            return self.replayed
+        blocks = tuple((0, *block[1:]) for block in self.replayed.host_blocks)
+        return replace(self.replayed, ranks=self.replayed.ranks * 0, host_blocks=blocks)
+
     def breakdowns(self) -> dict[str, dict[str, float]]:
         """Where the step goes, recorded and replayed: seconds by meaning."""
         own = replace(self.recorded, step_seconds=self.recorded_seconds).on_clock_of(self.rank)
@@ -121,6 +130,10 @@ def replay(
     """
     if cluster is None and (gpus is not None or nodes is not None):
         raise InputError("replay: another number of GPUs needs a cluster: their transfers are modelled on it")
+    if cluster is None and recorded_on is not None:
+        raise InputError(
+            f"replay: recorded_on {recorded_on} has no effect without a cluster: kernels keep their durations"
+        )
     one = _one_step(trace, step)
     plans = replay_plans(one)
     notes = [str(note) for note in one.metadata.get("notes", ())]

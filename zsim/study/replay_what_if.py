@@ -22,6 +22,7 @@ from zsim.plan.replay import POINT_TO_POINT
 from zsim.plan.replay_ops import ReplayPlan
 from zsim.specs.cluster_files import load_gpu
 from zsim.specs.hardware import Cluster, Gpu
+from zsim.specs.placement import check_most_gpus
 from zsim.specs.presets import gpu_preset_names
 from zsim.trace.spans import COLLECTIVES, SpanInfo, Trace
 
@@ -54,6 +55,7 @@ def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | N
             f"{nodes} nodes of {cluster.name} have {nodes * cluster.gpus_per_node} GPUs, found --gpus {gpus}"
         )
     world = gpus if gpus is not None else (nodes or 0) * cluster.gpus_per_node or step.world_size
+    check_most_gpus(world, "replay: ")
     num_nodes, per_node = _shape(cluster, world)
     what_if = WhatIf(cluster, num_nodes, per_node, {})
     used = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
