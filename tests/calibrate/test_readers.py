@@ -104,7 +104,9 @@ def test_ds_nvme_tune_is_a_folder_of_logs_named_by_their_settings(tmp_path: Path
         ("a.json", '{"measurements": [', "cut short"),
         ("a.json", "{}", "neither 'measurements'"),
         ("a.json", '{"format": 2, "measurements": []}', "format 2, expected 1"),
-        ("a.json", '{"format": 1, "measurements": [{"family": "gemm"}]}', "measurement 0: KeyError"),
+        ("a.json", '{"format": 1, "measurements": 3}', "measurements: found 3, expected a list of rows"),
+        ("a.json", '{"format": 1, "measurements": [{}]}', "measurement 0: 'family' is missing"),
+        ("a.json", '{"format": 1, "measurements": [{"family": "gemm"}]}', "0: 'parameters' is missing"),
         ("a.txt", "hello\n", "not a file of measurements"),
         ("a.json", '{"fio version": "fio-3.36", "jobs": []}', "no job of fio"),
     ],
@@ -112,6 +114,52 @@ def test_ds_nvme_tune_is_a_folder_of_logs_named_by_their_settings(tmp_path: Path
 def test_what_is_no_measurement_is_one_clear_error(tmp_path: Path, name: str, text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         read_measurements(write(tmp_path, name, text))
+
+
+def row(family: str = "gemm", **changes: object) -> dict[str, object]:
+    """A row of validation.microbench; "parameters_m" replaces one entry of a table, None takes it away."""
+    made: dict[str, dict[str, object]] = {
+        "parameters": {"m": 128, "n": 128, "k": 128, "dtype": "fp32", "kind": "fused", "place": "cpu",
+                       "numel": 1024, "threads": 1},
+        "work": {"flops": 4194304.0, "bytes": 196608.0},
+        "seconds": {"median": 5e-5, "p10": 4e-5, "p90": 6e-5},
+    }  # fmt: skip
+    for name, value in changes.items():
+        table, _, key = name.partition("_")
+        made[table] = {**made[table], key: value}
+        if value is None:
+            del made[table][key]
+    return {"family": family, "threads": 1, **made}
+
+
+def test_a_row_of_the_microbenchmarks_is_a_measurement(tmp_path: Path) -> None:
+    text = json.dumps({"format": 1, "measurements": [row()]})
+    (found,) = read_measurements(write(tmp_path, "m.json", text)).rows
+    assert (found.family, found["m"], found.seconds, found.flops) == ("gemm", 128, 5e-5, 4194304.0)
+    assert found.spread == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (row(parameters_m=0), "measurement 1: parameters: m: found 0, expected a number above 0"),
+        (row(parameters_n="128"), "parameters: n: found '128', expected a number above 0"),
+        (row(parameters_k=None), "parameters: 'k' is missing"),
+        (row(parameters_dtype="bf61"), "dtype: found 'bf61', expected one of .*did you mean 'bf16'"),
+        (row("gem"), "measurement 1: unknown family 'gem'; did you mean 'gemm'"),
+        (row("adamw", parameters_kind="fusd"), "kind: found 'fusd', expected one of .*did you mean 'fused'"),
+        (row(seconds_median="fast"), "seconds: median: found 'fast', expected a number above 0"),
+        (row(seconds_median=float("nan")), "median: found nan, expected a number above 0"),
+        (row(seconds_p90=[]), "p90: found \\[\\], expected a number, 0 or more"),
+        (row(work_flops=None), "work: 'flops' is missing"),
+        ({**row(), "seconds": 3}, "seconds: found 3, expected a table"),
+        ("gemm", "measurement 1: found 'gemm', expected a table"),
+    ],
+)
+def test_a_row_that_says_too_little_is_named(tmp_path: Path, bad: object, reason: str) -> None:
+    text = json.dumps({"format": 1, "measurements": [row(), bad]})
+    with pytest.raises(InputError, match=reason):
+        read_measurements(write(tmp_path, "m.json", text))
 
 
 def test_a_missing_file_and_an_empty_set_are_errors(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def test_the_memory_to_fit_needs_no_simulation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "below"])
-@pytest.mark.parametrize("command", ["scaling", "sensitivity", "tune", "sweep", "sweep --cache", "tune --cache"])
+@pytest.mark.parametrize(
+    "command", ["scaling", "sensitivity", "tune", "sweep", "sweep --cache", "tune --cache"]
+)
 def test_a_folder_that_cannot_be_made_is_told_before_anything_is_simulated(
     study: Path, monkeypatch: pytest.MonkeyPatch, command: str, place: str
 ) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.calibrate.measurements import GIB, Measurement, Measurements
+from zsim.calibrate.microbench import microbench_measurements
 from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
 from zsim.errors import InputError
 
@@ -83,49 +84,11 @@ def _json(path: Path, text: str) -> Measurements:
     except ValueError as error:
         raise InputError(f"{path.name}: not JSON, or cut short: {error}") from None
     if "measurements" in data:
-        return _microbench(path, data)
+        return microbench_measurements(path, data)
     if "fio version" in data:
         return _fio(path, data)
     raise InputError(
         f"{path.name}: JSON with neither 'measurements' (validation.microbench) nor 'fio version'"
-    )
-
-
-# ---- validation.microbench ---------------------------------------------------------------------------------
-
-
-def _microbench(path: Path, data: dict[str, Any]) -> Measurements:
-    if data.get("format") != 1:
-        raise InputError(f"{path.name}: format {data.get('format')!r}, expected 1")
-    provenance = data.get("provenance") or {}
-    rows = []
-    for index, row in enumerate(data["measurements"]):
-        try:
-            rows.append(_microbench_row(path, row))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path.name}: measurement {index}: {type(error).__name__}: {error}") from None
-    versions = ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items())
-    machine = (
-        f"{provenance.get('machine', 'unknown machine')} ({versions}, {provenance.get('date', 'no date')})"
-    )
-    return Measurements(tuple(rows), (machine,), (), (path.name,))
-
-
-def _microbench_row(path: Path, row: dict[str, Any]) -> Measurement:
-    seconds, work = row["seconds"], row.get("work") or {}
-    middle = float(seconds["median"])
-    if not middle > 0:
-        raise ValueError(f"a median of {middle} s")
-    return Measurement(
-        family=row["family"],
-        parameters=row["parameters"] | {"measured_threads": row.get("threads")},
-        seconds=middle,
-        source=path.name,
-        flops=float(work.get("flops") or 0.0),
-        bytes=float(work.get("bytes") or 0.0),
-        calls=float(work.get("calls") or 1.0),
-        spread=max(abs(float(seconds["p90"]) - middle), abs(middle - float(seconds["p10"]))) / middle,
-        foreign_cpu_fraction=float(row.get("foreign_cpu_fraction") or 0.0),
     )
 
 

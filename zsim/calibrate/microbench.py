@@ -1,0 +1,159 @@
+"""The JSON of `python -m validation.microbench`: every row checked against what its family says of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zsim.calibrate.measurements import Measurement, Measurements
+from zsim.errors import InputError, did_you_mean
+
+_FORMAT = 1
+COUNT, FLAG, TEXT = "a number above 0", "true or false", "a text"
+_BOTH = ("forward", "both")
+_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
+_MODULE: Mapping[str, Any] = {"tokens": COUNT, "width": COUNT, "dtype": _DTYPES, "direction": _BOTH}
+
+
+class Family(NamedTuple):
+    """What a family's rows say: `parameters` by name, each a kind of value or the words to choose from, and
+    the `work` (`flops`, `bytes`, `calls`) without which their seconds tell nothing."""
+
+    parameters: Mapping[str, str | tuple[str, ...]]
+    work: str = ""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "gemm": Family({"m": COUNT, "n": COUNT, "k": COUNT, "dtype": _DTYPES}, "flops"),
+    "attention": Family(
+        {
+            "batch": COUNT,
+            "heads": COUNT,
+            "length": COUNT,
+            "head_dim": COUNT,
+            "dtype": _DTYPES,
+            "direction": _BOTH,
+        },
+        "flops",
+    ),
+    "rms_norm": Family(_MODULE, "bytes"),
+    "rms_norm_eager": Family(_MODULE),
+    "silu_times": Family(_MODULE, "bytes"),
+    "residual": Family(_MODULE, "bytes"),
+    "rotary": Family(_MODULE),
+    "embedding": Family({**_MODULE, "vocab": COUNT}),
+    "cross_entropy": Family({**_MODULE, "vocab": COUNT}),
+    "copy": Family({}, "bytes"),
+    "fill": Family({}, "bytes"),
+    "adamw": Family(
+        {"kind": ("fused", "foreach", "loop"), "place": ("cpu", "cuda"), "numel": COUNT, "threads": COUNT},
+        "bytes",
+    ),
+    "host": Family({"what": TEXT}, "calls"),
+    "host_copy": Family({"way": ("h2d", "d2h", "both"), "pinned": FLAG}, "bytes"),
+    "gemm_beside_copy": Family({"way": ("none", "h2d", "d2h", "both")}, "flops"),
+    "file": Family({"op": ("read", "write"), "block_bytes": COUNT, "depth": COUNT, "direct": FLAG}, "bytes"),
+    "collective": Family({"kind": TEXT, "ranks": COUNT}, "bytes"),
+    "interference": Family({"measured": TEXT, "beside": FLAG, "ranks": COUNT}),
+}
+
+
+def microbench_measurements(path: Path, data: Mapping[str, Any]) -> Measurements:
+    """Every row of the file's `measurements`.
+
+    Raises InputError for a family that zsim does not know, and for a row that lacks something or has another
+    kind of value than expected.
+    """
+    if data.get("format") != _FORMAT:
+        raise InputError(f"{path.name}: format {data.get('format')!r}, expected {_FORMAT}")
+    found = data["measurements"]
+    if not isinstance(found, list):
+        raise InputError(f"{path.name}: measurements: found {_shown(found)}, expected a list of rows")
+    rows = [_row(path, _Part(row, f"{path.name}: measurement {n}")) for n, row in enumerate(found)]
+    about = _Part(data.get("provenance") or {}, f"{path.name}: provenance").content
+    versions = _Part(about.get("versions") or {}, f"{path.name}: provenance: versions").content
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    machine = f"{about.get('machine', 'unknown machine')} ({shown}, {about.get('date', 'no date')})"
+    return Measurements(tuple(rows), (machine,), (), (path.name,))
+
+
+def _row(path: Path, row: _Part) -> Measurement:
+    name = row.required("family", TEXT)
+    family = FAMILIES.get(name)
+    if family is None:
+        raise InputError(
+            f"{row.where}: unknown family '{name}'{did_you_mean(name, FAMILIES)} (known: {', '.join(FAMILIES)})"
+        )
+    parameters, work, seconds = row.part("parameters"), row.part("work"), row.part("seconds")
+    for key, kind in family.parameters.items():
+        parameters.required(key, kind)
+    middle = seconds.required("median", COUNT)
+    low, high = seconds.number("p10", middle), seconds.number("p90", middle)
+    if family.work:
+        work.required(family.work, COUNT)
+    return Measurement(
+        family=name,
+        parameters={**parameters.content, "measured_threads": row.content.get("threads")},
+        seconds=float(middle),
+        source=path.name,
+        flops=work.number("flops", 0.0),
+        bytes=work.number("bytes", 0.0),
+        calls=work.number("calls", 1.0),
+        spread=max(abs(high - middle), abs(middle - low)) / middle,
+        foreign_cpu_fraction=row.number("foreign_cpu_fraction", 0.0),
+    )
+
+
+class _Part:
+    """A table of the file, and `where` it stands."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, dict):
+            raise InputError(f"{where}: found {_shown(content)}, expected a table")
+        self.content: dict[str, Any] = content
+        self.where = where
+
+    def part(self, key: str) -> _Part:
+        if key not in self.content:
+            raise InputError(f"{self.where}: '{key}' is missing{did_you_mean(key, self.content)}")
+        return _Part(self.content[key], f"{self.where}: {key}")
+
+    def required(self, key: str, kind: str | tuple[str, ...]) -> Any:
+        """The value of a key that must be there; `kind` is what it must be, or the words to choose from."""
+        if key not in self.content:
+            raise InputError(f"{self.where}: '{key}' is missing{did_you_mean(key, self.content)}")
+        value = self.content[key]
+        if isinstance(kind, tuple):
+            if value not in kind:
+                nearest = did_you_mean(value, kind) if isinstance(value, str) else ""
+                expected = f"one of {', '.join(kind)}{nearest}"
+                raise InputError(f"{self.where}: {key}: found {_shown(value)}, expected {expected}")
+            return value
+        is_right = {
+            COUNT: _is_number(value) and value > 0,
+            FLAG: isinstance(value, bool),
+            TEXT: isinstance(value, str),
+        }
+        if not is_right[kind]:
+            raise InputError(f"{self.where}: {key}: found {_shown(value)}, expected {kind}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number that is not negative, or `default` where the file has none."""
+        value = self.content.get(key)
+        if value is None:
+            return default
+        if not _is_number(value) or value < 0:
+            raise InputError(f"{self.where}: {key}: found {_shown(value)}, expected a number, 0 or more")
+        return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
