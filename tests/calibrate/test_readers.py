@@ -146,7 +146,7 @@ def test_a_row_of_the_microbenchmarks_is_a_measurement(tmp_path: Path) -> None:
         (row(parameters_n="128"), "parameters: n: found '128', expected a number above 0"),
         (row(parameters_k=None), "parameters: 'k' is missing"),
         (row(parameters_dtype="bf61"), "dtype: found 'bf61', expected one of .*did you mean 'bf16'"),
-        (row("gem"), "measurement 1: unknown family 'gem'; did you mean 'gemm'"),
+        (row("gem"), "measurement 1: unknown family 'gem', expected gemm, .*; did you mean 'gemm'"),
         (row("adamw", parameters_kind="fusd"), "kind: found 'fusd', expected one of .*did you mean 'fused'"),
         (row(seconds_median="fast"), "seconds: median: found 'fast', expected a number above 0"),
         (row(seconds_median=float("nan")), "median: found nan, expected a number above 0"),

@@ -83,9 +83,8 @@ def _row(path: Path, row: _Part) -> Measurement:
     name = row.required("family", TEXT)
     family = FAMILIES.get(name)
     if family is None:
-        raise InputError(
-            f"{row.where}: unknown family '{name}'{did_you_mean(name, FAMILIES)} (known: {', '.join(FAMILIES)})"
-        )
+        known = ", ".join(FAMILIES)
+        raise InputError(f"{row.where}: unknown family '{name}', expected {known}{did_you_mean(name, FAMILIES)}")
     parameters, work, seconds = row.part("parameters"), row.part("work"), row.part("seconds")
     for key, kind in family.parameters.items():
         parameters.required(key, kind)

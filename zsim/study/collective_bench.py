@@ -174,10 +174,13 @@ def _read(path: Path) -> list[dict[str, str]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
-    rows = list(csv.DictReader(text.splitlines()))
-    missing = [column for column in _COLUMNS if not rows or column not in rows[0]]
+    reader = csv.DictReader(text.splitlines())
+    rows = list(reader)
+    missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise InputError(f"{path.name}: missing column '{missing[0]}'")
+    if not rows:
+        raise InputError(f"{path.name}: no row below the header line; expected one per measured call")
     for number, row in enumerate(rows, 2):
         try:
             int(row["nodes"]), int(row["gpus"]), int(row["size_bytes"])

@@ -77,7 +77,8 @@ class RunTable:
 def read_runs(paths: Iterable[Path]) -> RunTable:
     """The rows of CSV files, in order.
 
-    Raises InputError for a file that is missing, empty, not a table, or lacks a column that every row needs.
+    Raises InputError for a file that is missing, empty, not a table, without rows, or lacks a column that every
+    row needs.
     """
     table = RunTable()
     for path in paths:
@@ -86,7 +87,7 @@ def read_runs(paths: Iterable[Path]) -> RunTable:
 
 
 def _read_file(path: Path, table: RunTable) -> None:
-    lines = _text(path).splitlines()
+    lines, before = _text(path).splitlines(), len(table.runs)
     reader = csv.DictReader(lines, strict=True)
     try:
         columns = [column.strip() for column in reader.fieldnames or ()]
@@ -94,6 +95,8 @@ def _read_file(path: Path, table: RunTable) -> None:
         _check_columns(path, columns, table)
         for cells in reader:
             _add_row(path, reader.line_num, cells, table)
+        if len(table.runs) == before:
+            raise InputError(f"{path.name}: no row below the header line; expected one per measured run")
     except csv.Error as error:
         raise InputError(f"{path.name}: line {reader.line_num}: not a CSV file: {error}") from None
 
@@ -114,6 +117,13 @@ def _text(path: Path) -> str:
 
 
 def _check_columns(path: Path, columns: list[str], table: RunTable) -> None:
+    if not any(column in KNOWN for column in columns):
+        raise InputError(
+            f"{path.name}: line 1: found {', '.join(columns)[:60]!r}, expected a header line that names the "
+            f"columns: {', '.join(REQUIRED)} ..."
+        )
+    if columns.count("") > 1:
+        raise InputError(f"{path.name}: line 1: {columns.count('')} columns have no name")
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
         raise InputError(f"{path.name}: the column '{repeated[0]}' stands there twice")
