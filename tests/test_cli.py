@@ -139,6 +139,7 @@ def test_settings_win_over_the_file_and_drop_what_no_longer_belongs() -> None:
         (["--set", "strategy.kind=fsdp2", "--set", "strategy.replicate=3"], ["replicate", "3", "128"]),
         (["--set", "strategy"], ["KEY=VALUE"]),
         (["--set", "strategy.config=missing.json"], ["missing.json"]),
+        (["--set", "cluster.gpu.memory.capacity=0"], ["memory.capacity: found 0, expected greater than 0"]),
         (["--nodes", "2", "--set", "nodes=3"], ["nodes", "2", "3"]),
         (["--model", "mixtral-8x7b"], ["mixtral-8x7b", "not simulated"]),
         (["--cluster", "dgx-2", "--set", "training.precision=bf16"], ["bf16", "v100"]),

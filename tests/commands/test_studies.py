@@ -45,10 +45,28 @@ def test_a_sweep_says_what_became_of_its_points(study: Path) -> None:
 
 
 def test_a_study_of_which_nothing_works_ends_with_1(study: Path) -> None:
-    study.write_text('[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\n[axes]\nnoodes = [1, 2]\n')
+    study.write_text('[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\n[axes]\ngpus = [12, 20]\n')
     done = CliRunner().invoke(app, ["sweep", str(study), "--jobs", "1"])
     assert done.exit_code == 1
-    assert "2 failed: study: unknown key 'noodes'; did you mean 'nodes'?" in done.stdout
+    assert "1 failed: gpus: found 12, expected a multiple of the 8 GPUs" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("axis", "nearest"),
+    [
+        ("noodes", "; did you mean 'nodes'?"),
+        ("foo", ""),
+        ("training.micro_batchsize", "; did you mean 'training.micro_batch_size'?"),
+        ("strategy.stag", "; did you mean 'strategy.stage'?"),
+        ("nodes.many", "; did you mean 'nodes'?"),
+    ],
+)
+def test_an_axis_that_no_experiment_has_is_refused(study: Path, axis: str, nearest: str) -> None:
+    study.write_text(f'[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\n[axes]\n"{axis}" = [1, 2]\n')
+    done = CliRunner().invoke(app, ["sweep", str(study), "--jobs", "1"])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception) == f"study: unknown key '{axis}'{nearest}"
+    assert not (study.parent / "study-results").exists()
 
 
 def test_a_sweep_lists_its_points_without_running_them(study: Path) -> None:

@@ -181,3 +181,20 @@ def test_what_is_varied_must_have_values_once(words: list[str], reason: str) -> 
     result = CliRunner().invoke(app, ["memory", "--model", "gpt2", "--cluster", "dgx-h100", *options])
     assert isinstance(result.exception, InputError)
     assert reason in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        (["nodes=0,1"], "nodes = 0: experiment: nodes: found 0, expected greater than 0"),
+        (["nodes=1,2", "training.precision=bf16,bf61"], "training.precision = bf61: experiment: training"),
+    ],
+)
+def test_a_value_that_no_experiment_has_is_refused_before_the_first_row(
+    vary: list[str], message: str
+) -> None:
+    options = [part for one in vary for part in ("--vary", one)]
+    done = CliRunner().invoke(app, ["memory", "--model", "gpt2", "--cluster", "dgx-h100", *options])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(message)
+    assert done.stdout == ""

@@ -105,9 +105,10 @@ def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bo
     from zsim.study.memory import compare_memory
 
     content, may_run_out = [], False
+    variants = compare_memory(asked, axes, simulates=by == "time")
     if not quiet:
         print(heading(", ".join(key.rpartition(".")[2] for key in axes), by))
-    for variant in compare_memory(asked, axes, simulates=by == "time"):
+    for variant in variants:
         content.append(_to_dict(variant))
         may_run_out = may_run_out or _may_run_out(variant)
         if not quiet:

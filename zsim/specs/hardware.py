@@ -23,6 +23,7 @@ from zsim.specs.table import Fraction as Fraction
 from zsim.specs.table import Table as Table
 from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
 
+PositiveBytes = Annotated[Bytes, Field(gt=0)]
 PositiveRate = Annotated[BytesPerSecond, Field(gt=0)]
 PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
 
@@ -40,7 +41,7 @@ class PeakRates(Table):
 class DeviceMemory(Table):
     """`capacity` is what the driver reports as total."""
 
-    capacity: Bytes
+    capacity: PositiveBytes
     bandwidth: PositiveRate
 
 

@@ -55,15 +55,49 @@ def compare_memory(
     experiment: Experiment, axes: Mapping[str, Sequence[Any]], *, simulates: bool = False
 ) -> Iterator[Variant]:
     """The memory, and if asked for the step, of every combination of dotted keys' values, the last key
-    fastest. One that cannot be is a row with its error."""
+    fastest. One that cannot be is a row with its error.
+
+    Raises InputError, before the first row, for a value that no combination makes an experiment with.
+    """
     if not axes:
         raise InputError("nothing to vary; expected keys with values")
-    for values in itertools.product(*axes.values()):
-        overrides = dict(zip(axes, values, strict=True))
+    asked = [
+        _asked(experiment, dict(zip(axes, values, strict=True)))
+        for values in itertools.product(*axes.values())
+    ]
+    for key, values in axes.items():
+        for value in values:
+            own = [one.error for one in asked if one.overrides[key] == value]
+            if all(own):
+                raise InputError(f"{key} = {value}: {own[0]}")
+    return _variants(asked, simulates)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One combination, and its experiment or why there is none."""
+
+    overrides: Mapping[str, Any]
+    experiment: Experiment | None = None
+    error: str = ""
+
+
+def _asked(experiment: Experiment, overrides: Mapping[str, Any]) -> _Asked:
+    try:
+        return _Asked(overrides, changed(experiment, overrides))
+    except ZsimError as error:
+        return _Asked(overrides, error=str(error))
+
+
+def _variants(asked: Sequence[_Asked], simulates: bool) -> Iterator[Variant]:
+    for one in asked:
+        overrides = one.overrides
+        if one.experiment is None:
+            yield Variant(overrides, error=one.error)
+            continue
         try:
-            asked = changed(experiment, overrides)
-            profiled = profile_memory(asked)
-            report = simulate(asked).report if simulates else None
+            profiled = profile_memory(one.experiment)
+            report = simulate(one.experiment).report if simulates else None
         except ZsimError as error:
             yield Variant(overrides, error=str(error))
         else:

@@ -32,7 +32,8 @@ def study_points(study: Study) -> list[Point]:
     """The points in the grid's order, the last axis fastest. A combination that is no experiment is a point
     with an error; one that `where` does not hold for is no point.
 
-    Raises InputError where a condition reads a key that nothing has, or keeps nothing.
+    Raises InputError where a key that varies is none of an experiment, or where a condition reads a key that
+    nothing has, or keeps nothing.
     """
     _check_names(study)
     points: list[Point] = []
@@ -108,16 +109,25 @@ def _apply(rule: Rule, overrides: dict[str, Any], lookup: _Lookup) -> None:
 
 
 def _check_names(study: Study) -> None:
-    """Every key that a condition reads must be one that something could set."""
+    """Every key that varies must be one of an experiment, every key that a condition reads one that something
+    could set."""
+    tables = {name: {name} for name in Experiment.model_fields}
+    tables["training"] |= {f"training.{name}" for name in TrainingTable.model_fields}
+    tables["cost"] |= {f"cost.{name}" for name in CostTable.model_fields}
+    tables["strategy"] |= {f"strategy.{name}" for table in STRATEGIES.values() for name in table.model_fields}
+    settable = sorted(set().union(*tables.values()) | {LABEL})
+    for key in (*study.keys, *(key for rule in study.rules for key, _ in rule.values)):
+        first, _, rest = key.partition(".")
+        short = f"{first}.{rest.partition('.')[0]}" if rest and first not in _OPEN_TABLES else first
+        if short not in settable:
+            raise InputError(f"{study.name}: unknown key '{key}'{did_you_mean(short, settable)}")
     expressions = [*study.where]
     for rule in study.rules:
         expressions += [rule.when] if rule.when is not None else []
         expressions += [value for _, value in rule.values if isinstance(value, Expression)]
     known = {"model", "cluster", "nodes", "gpus", LABEL, *study.keys, *study.overrides}
     known |= {key for rule in study.rules for key, _ in rule.values}
-    known |= {f"training.{name}" for name in TrainingTable.model_fields}
-    known |= {f"cost.{name}" for name in CostTable.model_fields}
-    known |= {f"strategy.{name}" for table in STRATEGIES.values() for name in table.model_fields}
+    known |= tables["training"] | tables["cost"] | tables["strategy"]
     for expression in expressions:
         for name in expression.names:
             is_table = name.partition(".")[0] in _OPEN_TABLES
