@@ -132,6 +132,8 @@ def test_settings_win_over_the_file_and_drop_what_no_longer_belongs() -> None:
         (["--nodes", "0"], ["nodes", "0"]),
         (["--gpus", "12"], ["12", "multiple of the 8 GPUs"]),
         (["--set", "trainin.precision=bf16"], ["trainin", "did you mean 'training'"]),
+        (["--set", "foo=1"], ["unknown key 'foo'; expected one of model, cluster, nodes, gpus, placement,"]),
+        (["--set", "strategy.foo=1"], ["unknown key 'foo'; expected one of ", "stage"]),
         (["--set", "training.precision=bf61"], ["bf61", "'bf16'"]),
         (["--set", "training.sequence_length=nan"], ["sequence_length", "nan"]),
         (["--set", "training.sequence_length=-1"], ["sequence_length", "-1"]),
@@ -152,6 +154,34 @@ def test_bad_input_is_one_paragraph_and_exit_code_2(arguments: list[str], words:
     message = refused("run", *arguments)
     for word in words:
         assert word in message, message
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["import"], ["check", "--baseline"], ["sweep"], ["run", "--cluster"]], ids=" ".join
+)
+def test_a_folder_in_a_files_place_is_named(tmp_path: Path, arguments: list[str]) -> None:
+    folder = tmp_path / "folder.toml"
+    folder.mkdir()
+    assert refused(*arguments, str(folder)) == f"zsim: {folder}: is a folder, expected a file\n"
+
+
+def test_a_json_that_is_no_deepspeed_config_is_said_to_be_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text('{"colour": 1}')
+    message = refused("run", str(path))
+    assert (
+        "wrong.json: read as a DeepSpeed JSON, but none of its keys is DeepSpeed's: found 'colour'" in message
+    )
+    path.write_text('{"model_type": "llama", "hidden_size": 64}')
+    assert "a model's config.json? --model takes it" in refused("run", str(path))
+
+
+def test_an_experiment_and_a_study_are_told_apart(tmp_path: Path) -> None:
+    experiment, study = tmp_path / "experiment.toml", tmp_path / "study.toml"
+    experiment.write_text('model = "gpt2"\ncluster = "dgx-h100"\n')
+    study.write_text('experiment = "experiment.toml"\n[axes]\nnodes = [1]\n')
+    assert "experiment.toml: is an experiment, not a study" in refused("sweep", str(experiment))
+    assert "study.toml: is a study, not an experiment; zsim sweep runs it" in refused("run", str(study))
 
 
 @pytest.mark.parametrize(

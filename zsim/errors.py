@@ -37,3 +37,15 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or `""` when nothing is close; for the end of an error message."""
     match = nearest(name, options)
     return f"; did you mean '{match}'?" if match else ""
+
+
+def why_unreadable(error: Exception) -> str:
+    """What keeps a file from being read, for after its name: `"is a folder, expected a file"`, without the
+    operating system's numbers."""
+    if isinstance(error, IsADirectoryError):
+        return "is a folder, expected a file"
+    if isinstance(error, UnicodeDecodeError):
+        return "cannot be read as text: it is not UTF-8"
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or error}"
+    return str(error)

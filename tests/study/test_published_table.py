@@ -50,7 +50,10 @@ def test_unknown_columns_are_ignored_with_a_note(tmp_path: Path) -> None:
         ),
         (f'{HEADER}\n"a-1,12\n', "not a CSV file"),
         ("\x00\x01", "line 1: found '\\x00\\x01', expected a header line that names the columns: row_id,"),
-        (f"{ROW},,,\n{ROW},,,\n", "line 1: found 'a-1, 12, 768, 12, 2048, A100-SXM4-80GB, 8, DDP, 4, , , ', exp"),
+        (
+            f"{ROW},,,\n{ROW},,,\n",
+            "line 1: found 'a-1, 12, 768, 12, 2048, A100-SXM4-80GB, 8, DDP, 4, , , ', exp",
+        ),
         (f"{HEADER},,\n{ROW},,\n", "line 1: 2 columns have no name"),
         (f"{HEADER}\n", "no row below the header line; expected one per measured run"),
         (f"{HEADER}\n,,,,,,,,\n", "no row below the header line"),

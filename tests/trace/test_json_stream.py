@@ -27,6 +27,7 @@ def text_of(count=3, **head):
         (b"PK\x03\x04....", "is not JSON"),
         (b"\x80\x04\x95junk", "is a pickle"),
         (b'{"model": "x", "steps": []}', "has no 'traceEvents' .it has model, steps.; expected a trace"),
+        (b'{"traceEvents": 5}', "'traceEvents' is 5; expected a list of events"),
         (b'{"traceEvents": [{"ph": "X"}, {"ph', "is cut off after 1 events"),
         (b'{"traceEvents": [', "is cut off"),
         (b'{"schemaVersion": 1', "is cut off"),

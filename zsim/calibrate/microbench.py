@@ -84,7 +84,9 @@ def _row(path: Path, row: _Part) -> Measurement:
     family = FAMILIES.get(name)
     if family is None:
         known = ", ".join(FAMILIES)
-        raise InputError(f"{row.where}: unknown family '{name}', expected {known}{did_you_mean(name, FAMILIES)}")
+        raise InputError(
+            f"{row.where}: unknown family '{name}', expected {known}{did_you_mean(name, FAMILIES)}"
+        )
     parameters, work, seconds = row.part("parameters"), row.part("work"), row.part("seconds")
     for key, kind in family.parameters.items():
         parameters.required(key, kind)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError, why_unreadable
 from zsim.specs.hardware import EVIDENCE_ORDER, Cluster, Gpu
 from zsim.specs.offload import default_offload_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
@@ -63,7 +63,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
     if not content.strip():
         raise InputError(f"{path.name}: the file is empty")
     try:

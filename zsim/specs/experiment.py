@@ -230,7 +230,8 @@ def _with_strategy_kind(data: dict[str, Any], origin: str) -> dict[str, Any]:
             )
         options = known or {name for model in STRATEGIES.values() for name in model.model_fields}
         if not owners:
-            raise InputError(f"{origin}: strategy: unknown key '{key}'{did_you_mean(key, options)}")
+            expected = did_you_mean(key, options) or f"; expected one of {', '.join(sorted(options))}"
+            raise InputError(f"{origin}: strategy: unknown key '{key}'{expected}")
     if kind is None:
         raise InputError(f"{origin}: strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
     return {**data, "strategy": {**table, "kind": kind}}
@@ -246,6 +247,8 @@ def load_experiment(
     """
     path = Path(path)
     data = located(read_toml(path), path.parent)
+    if "model" not in data and {"axes", "zip"} & set(data):
+        raise InputError(f"{path.name}: is a study, not an experiment; zsim sweep runs it")
     return experiment_from(data, overrides or {}, origin=origin or path.name)
 
 

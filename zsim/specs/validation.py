@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from zsim.errors import InputError, did_you_mean
 
+_FEW_KEYS = 16
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -43,7 +44,7 @@ def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
         key = str(location[-1])
         if kind == "missing":
             return f"{where}missing key '{key}'"
-        return f"{where}unknown key '{key}'{did_you_mean(key, _keys(model_type, location[:-1]))}"
+        return f"{where}unknown key '{key}'{_known(key, _keys(model_type, location[:-1]))}"
     where = _where(location)
     message = detail["msg"]
     if kind == "value_error":
@@ -56,6 +57,12 @@ def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
     if kind == "literal_error" and isinstance(detail["input"], str):
         hint = did_you_mean(detail["input"], re.findall(r"'([^']*)'", message))
     return f"{where}found {_shown(detail['input'])}, {expected}{hint}"
+
+
+def _known(key: str, keys: list[str]) -> str:
+    """The nearest key, else all where they are few."""
+    every = f"; expected one of {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
+    return did_you_mean(key, keys) or every
 
 
 def _where(location: tuple[int | str, ...]) -> str:

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.report.verdict import PREDICTIONS, Tolerances
 from zsim.version import __version__
 
@@ -87,8 +87,10 @@ def read_baseline(path: Path) -> Baseline:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; --update-baseline writes one") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a baseline: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not a baseline: not JSON, or cut short: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise InputError(f"{path}: found format {found!r}, expected a baseline of format {FORMAT}")

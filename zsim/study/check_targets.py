@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from zsim.errors import InputError
+from zsim.errors import InputError, why_unreadable
 from zsim.study.recorded_cases import kind_of
 
 TargetKind = Literal["published", "curves", "case", "trace", "experiment"]
@@ -181,7 +181,7 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as stream:
             return stream.read(_HEAD_BYTES)
     except (OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
 
 
 def experiment_beside(path: Path) -> Path | None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zsim.cost.collectives import edge_bytes
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster_files import load_cluster
@@ -173,7 +173,7 @@ def _read(path: Path) -> list[dict[str, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
     reader = csv.DictReader(text.splitlines())
     rows = list(reader)
     missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zsim.errors import InputError
+from zsim.errors import InputError, why_unreadable
 
 REQUIRED = ("row_id", "n_layers", "hidden", "n_heads", "seq_len", "gpu", "n_gpus", "strategy", "micro_batch")
 _COLUMNS = """
@@ -77,8 +77,8 @@ class RunTable:
 def read_runs(paths: Iterable[Path]) -> RunTable:
     """The rows of CSV files, in order.
 
-    Raises InputError for a file that is missing, empty, not a table, without rows, or lacks a column that every
-    row needs.
+    Raises InputError for a file that is missing, empty, not a table, without rows, or lacks a column that
+    every row needs.
     """
     table = RunTable()
     for path in paths:
@@ -107,7 +107,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a CSV table of measured runs") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
     if not content.strip():
         raise InputError(f"{path.name}: the file is empty; expected a CSV table of measured runs")
     try:

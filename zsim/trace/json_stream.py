@@ -65,8 +65,12 @@ class JsonStream:
             if name == key and self._peek() == "[":
                 self.head.setdefault(key, None)
                 yield from self._array()
-            else:
-                self.head[name] = self._value()
+                continue
+            value = self.head[name] = self._value()
+            if name == key:
+                raise InputError(
+                    f"{self.path}: '{key}' is {json.dumps(value)[:40]}; expected a list of events"
+                )
 
     def _array(self, may_be_open: bool = False) -> Iterator[dict[str, Any]]:
         self._at += 1

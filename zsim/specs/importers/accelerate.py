@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
 from zsim.specs.importers.accelerate_fsdp import note_idle, note_unknown, read_fsdp
 from zsim.specs.importers.safe_yaml import load_yaml
 from zsim.specs.importers.training_file import TrainingFile
@@ -45,7 +45,7 @@ def read_accelerate(path: str) -> TrainingFile:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected an Accelerate YAML") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from None
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
     data = load_yaml(text, path)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of `accelerate config` at the top")

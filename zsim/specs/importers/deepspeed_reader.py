@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zsim.errors import InputError
+from zsim.errors import InputError, nearest
 from zsim.specs.importers.deepspeed_schema import DeepSpeedFile, ZeroBlock
 from zsim.specs.importers.deepspeed_text import drop_comments, load_object
 from zsim.specs.importers.deepspeed_versions import (
@@ -73,6 +73,7 @@ def read_deepspeed_file(
     where, data = load_object(source, name)
     notes: list[str] = []
     drop_comments(data, where, notes)
+    _refuse_another_file(data, where)
     _refuse_removed(data, where, release, notes, lenient)
     _rename_old_spellings(data, where, notes)
     _refuse_newer(data, where, release, notes, lenient)
@@ -80,6 +81,20 @@ def read_deepspeed_file(
     filled = _fill_autos(data, autos, hidden_size)
     file = _validate(data, where, notes, lenient)
     return Reading(where, file, frozenset(autos), frozenset(filled), notes)
+
+
+def _refuse_another_file(data: Mapping[str, Any], where: str) -> None:
+    """A JSON with keys of which DeepSpeed has none, nor had, nor has any that are spelt nearly so."""
+    known = {*DeepSpeedFile.model_fields, *TOP_KEYS_UNTIL, "bfloat16"}
+    is_model = "model_type" in data
+    if not data or any(key in known or (nearest(key, known) and not is_model) for key in data):
+        return
+    what = " (a model's config.json? --model takes it)" if is_model else ""
+    found = ", ".join(f"'{key}'" for key in list(data)[:4])
+    raise InputError(
+        f"{where}: read as a DeepSpeed JSON, but none of its keys is DeepSpeed's: found {found}{what}; "
+        "expected train_micro_batch_size_per_gpu, zero_optimization, bf16 ..."
+    )
 
 
 def _refuse_removed(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, why_unreadable
 
 
 def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tuple[str, dict[str, Any]]:
@@ -21,7 +21,7 @@ def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tup
     except FileNotFoundError:
         raise InputError(f"{where}: no such file; expected a DeepSpeed JSON") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot be read as text: {error}") from None
+        raise InputError(f"{where}: {why_unreadable(error)}") from None
     data = _parse(text, where)
     if not isinstance(data, dict):
         raise InputError(f"{where}: expected a JSON object at the top, found {_kind(data)}")

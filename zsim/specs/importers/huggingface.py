@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.specs import presets
 from zsim.specs.importers import huggingface_classic as classic
 from zsim.specs.importers import huggingface_gpt as gpt
@@ -143,7 +143,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a Hugging Face config.json") from None
     except (OSError, UnicodeDecodeError) as problem:
-        raise InputError(f"{path}: cannot be read as text ({problem}); expected a config.json") from None
+        raise InputError(f"{path}: {why_unreadable(problem)}; expected a config.json") from None
     try:
         config = json.loads(text)
     except json.JSONDecodeError as problem:

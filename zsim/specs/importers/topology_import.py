@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.specs.cluster_files import read_toml
 
 _MOST_BYTES = 4_000_000
@@ -98,7 +98,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
     if len(content) > _MOST_BYTES:
         raise InputError(f"{path.name}: {len(content):,} bytes is more than any topology needs")
     if not content.strip():

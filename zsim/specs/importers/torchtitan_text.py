@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.importers.torchtitan_keys import KEYS, REGISTERED, RENAMED, SECTIONS
 
@@ -31,7 +31,7 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     if is_new:
         settings |= _registered(str(module), str(registered))
     if file is not None:
-        if not Path(file).is_file():
+        if not Path(file).exists():
             raise InputError(f"{file}: no such file; expected a torchtitan TOML")
         is_new = file.endswith(".json")
         data = _read(Path(file))
@@ -46,7 +46,9 @@ def _read(path: Path) -> dict[str, Any]:
         return read_toml(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    except ValueError as error:
         raise InputError(f"{path}: is not valid JSON: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object at the top")

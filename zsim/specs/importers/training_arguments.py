@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError, why_unreadable
 from zsim.specs.importers.accelerate_fsdp import SHARDING, read_fsdp
 from zsim.specs.importers.safe_yaml import load_yaml
 from zsim.specs.importers.training_file import TrainingFile
@@ -40,7 +40,7 @@ def _load(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from None
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
     if path.suffix.lower() != ".json":
         return load_yaml(text, str(path))
     try:

@@ -94,6 +94,11 @@ def study_from(
     overrides: Mapping[str, Any] | None = None,
 ) -> Study:
     """A study from file-shaped data; raises InputError with what is wrong with it."""
+    if "model" in data and not {"axes", "zip", "base", "experiment"} & set(data):
+        raise InputError(
+            f"{file}: is an experiment, not a study; expected a file with experiment = {file!r} and [axes] "
+            "(zsim run simulates one experiment)"
+        )
     for key in data:
         if key not in _KEYS:
             raise InputError(f"{file}: unknown key '{key}'{did_you_mean(key, _KEYS)}")
