@@ -29,6 +29,19 @@ def tuned(make_tiny: Tiny) -> Tuned:
     return tune(make_tiny({"stage": 3}, activation_checkpointing="full"), keep=("offload",), count=3)
 
 
+def test_the_counts_of_configurations_add_up(tuned: Tuned, make_tiny: Tiny) -> None:
+    found = tuned.found
+    parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated
+    assert sum(parts) == found.num_candidates
+    text = " ".join(tuned_lines(tuned))
+    assert f"{found.num_candidates} configurations: {parts[0]} do" in text
+    assert f"{parts[1]} cannot be faster" in text
+    shown = f"{parts[3]} simulated ({tuned.num_simulated} steps in all, with what was given and variations)"
+    assert shown in text
+    kept = tune(make_tiny({"stage": 3}), keep=("all",))
+    assert "1 configuration: 0 do not fit, 0 cannot be faster, 1 simulated" in " ".join(tuned_lines(kept))
+
+
 def test_the_best_is_no_slower_than_what_was_given_and_every_file_fits(tuned: Tuned) -> None:
     assert tuned.given is not None
     assert tuned.best[0].seconds < tuned.given.seconds

@@ -129,11 +129,20 @@ def _shown(value: Any) -> str:
 
 
 def _counts(tuned: Tuned) -> str:
+    """The counts before the bracket add up to all configurations; a configuration with many micro-batches is
+    simulated as two steps of fewer, and what is refined, changed or given takes steps of its own."""
     found = tuned.found
-    return (
-        f"{found.num_candidates:,} configurations: {found.num_too_large:,} do not fit, "
-        f"{found.num_too_slow:,} cannot be faster, {tuned.num_simulated:,} steps simulated"
-    )
+    counts = [
+        f"{found.num_too_large:,} do{'es' if found.num_too_large == 1 else ''} not fit",
+        f"{found.num_too_slow:,} cannot be faster",
+        *([f"{found.num_refused:,} refused"] if found.num_refused else []),
+        f"{found.num_simulated:,} simulated",
+    ]
+    said = f"{found.num_candidates:,} configuration{'' if found.num_candidates == 1 else 's'}: "
+    said += ", ".join(counts)
+    if tuned.num_simulated == found.num_simulated:
+        return said
+    return f"{said} ({tuned.num_simulated:,} steps in all, with what was given and variations)"
 
 
 def _reasons(refused: Mapping[str, int]) -> Sequence[tuple[str, int]]:
@@ -171,6 +180,8 @@ def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
         "do_not_fit": found.num_too_large,
         "cannot_be_faster": found.num_too_slow,
         "refused": dict(tuned.refused),
+        "refused_configurations": found.num_refused,
+        "simulated_configurations": found.num_simulated,
         "simulated": tuned.num_simulated,
     }
 
