@@ -215,7 +215,11 @@ def test_a_truncated_preset_is_an_error_wherever_it_ends(tmp_path: Path) -> None
             'evidence = "sure"',
             "mine.toml: node_link.evidence: found 'sure', expected",
         ),
-        ("[node_link]", "node_link = 3\n[other]", "mine.toml: unknown key 'other'; expected one of schema, name, "),
+        (
+            "[node_link]",
+            "node_link = 3\n[other]",
+            "mine.toml: unknown key 'other'; expected one of schema, name, ",
+        ),
         ('gpu = "h100-sxm-80gb"', 'gpu = "h100"', "unknown GPU 'h100'"),
         ('gpu = "h100-sxm-80gb"', "gpu = 100", "mine.toml: gpu: expected the name of a GPU"),
         ('gpu = "h100-sxm-80gb"\n', "", "mine.toml: missing key 'gpu'"),
