@@ -76,6 +76,12 @@ def test_a_sweep_lists_its_points_without_running_them(study: Path) -> None:
     assert not (study.parent / "study-results").exists()
 
 
+def test_a_setting_that_no_experiment_has_is_refused(study: Path) -> None:
+    done = CliRunner().invoke(app, ["sweep", str(study), "--jobs", "1", "--set", "trainin=1"])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception) == "study: unknown key 'trainin'; did you mean 'training'?"
+
+
 def test_scaling_writes_a_page_and_its_numbers(tmp_path: Path) -> None:
     output = ran("scaling", *SMALL, "--gpus", "8,16", "--jobs", "1", "--out", str(tmp_path / "out"))
     assert "weak scaling: the same batch on every GPU" in output

@@ -109,14 +109,15 @@ def _apply(rule: Rule, overrides: dict[str, Any], lookup: _Lookup) -> None:
 
 
 def _check_names(study: Study) -> None:
-    """Every key that varies must be one of an experiment, every key that a condition reads one that something
-    could set."""
+    """Every key that is set or varies must be one of an experiment, every key that a condition reads one that
+    something could set."""
     tables = {name: {name} for name in Experiment.model_fields}
     tables["training"] |= {f"training.{name}" for name in TrainingTable.model_fields}
     tables["cost"] |= {f"cost.{name}" for name in CostTable.model_fields}
     tables["strategy"] |= {f"strategy.{name}" for table in STRATEGIES.values() for name in table.model_fields}
     settable = sorted(set().union(*tables.values()) | {LABEL})
-    for key in (*study.keys, *(key for rule in study.rules for key, _ in rule.values)):
+    ruled = [key for rule in study.rules for key, _ in rule.values]
+    for key in (*study.base, *study.overrides, *study.keys, *ruled):
         first, _, rest = key.partition(".")
         short = f"{first}.{rest.partition('.')[0]}" if rest and first not in _OPEN_TABLES else first
         if short not in settable:
