@@ -142,3 +142,10 @@ def test_an_algorithm_that_the_collective_has_not_is_refused_as_nccl_would() -> 
 def test_forcing_what_there_is_not_is_refused() -> None:
     with pytest.raises(InputError, match="--algorithm: found 'rings'"):
         with_choice(load_cluster("dgx-h100"), "rings", None, plan=False)
+
+
+def test_curves_without_a_point_are_said_to_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "curves.csv"
+    path.write_text(CURVES.read_text().partition("\n")[0] + "\n")
+    with pytest.raises(InputError, match=r"curves\.csv: no row below the header line"):
+        compare_curves(path)
