@@ -99,12 +99,15 @@ class Outcome:
     together: tuple[JobTimes, ...] = ()
 
 
-def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) -> Outcome:
+def simulate_job(
+    job: Job, *, unfold: bool = False, plan: Plan | None = None, takes_margin: bool = False
+) -> Outcome:
     """Run one steady step; as many as `[jitter]` draws; or a few beside those of `[jobs]`.
 
     One lane stands for all ranks of a class, which run the same program on equal hardware at symmetric
     places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine,
-    and without other jobs.
+    and without other jobs. A job that does not fit runs as if torch's allocator had room for it; one that
+    `takes_margin`, because it is known to have run, only where its tensors are more than the GPU has.
     """
     began = time.perf_counter()
     topology = job_topology(job)
@@ -113,7 +116,7 @@ def simulate_job(job: Job, *, unfold: bool = False, plan: Plan | None = None) ->
         if job.others and plan is None:
             outcome = _beside_others(job, topology, slowdowns, unfold)
         else:
-            outcome = _by_itself(job, topology, slowdowns, unfold, plan)
+            outcome = _by_itself(job, topology, slowdowns, unfold, plan, takes_margin=takes_margin)
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
     beside = node_ranks(outcome.topology, outcome.classes)
     trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": beside})
@@ -128,6 +131,7 @@ def _by_itself(
     plan: Plan | None = None,
     *,
     has_allocator: bool = True,
+    takes_margin: bool = False,
 ) -> Outcome:
     is_steady = plan is None
     plan = plan or make_plan(job)
@@ -141,7 +145,8 @@ def _by_itself(
     prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
     allocation: Allocation | None = None
     if has_allocator and plan.memory and job.cluster.gpu.vendor != "cpu":
-        prepared, run, allocation = _with_allocator(prepared, repeated)
+        most = job.cluster.gpu.memory.capacity if takes_margin else usable_bytes(job.cluster)
+        prepared, run, allocation = _with_allocator(prepared, repeated, most)
     else:
         run = run_once(prepared)
     outcome = replace(_outcome(prepared, run.executor, run.trace, notes), allocation=allocation)
@@ -152,15 +157,15 @@ def _by_itself(
     return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
 
 
-def _with_allocator(prepared: Prepared, repeated: Plan) -> tuple[Prepared, Run, Allocation]:
+def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prepared, Run, Allocation]:
     """A run, and what the first rank's allocator made of it; where it ran short, a run that it held up, and
-    what that takes. A job whose tensors alone are too large is run as if it did fit."""
+    what that takes. A job whose tensors alone are more than `most` bytes is run as if it did fit."""
     job, plan = prepared.job, prepared.plan
     run = run_once(prepared)
     lane = run.executor.lanes[0]
     settled = make_allocator(job, plan, repeated)
     allocation = settle(settled, lane.issue, lane.ended)
-    if not allocation.is_short or step_peak_bytes(job, plan) > usable_bytes(job.cluster):
+    if not allocation.is_short or step_peak_bytes(job, plan) > most:
         return prepared, run, allocation
     short = replace(prepared, allocator=settled)
     held = run_once(short)

@@ -241,7 +241,7 @@ def _step(job: Job, steps: int) -> StepPrediction:
 
 def _simulated(job: Job, steps: int) -> StepPrediction:
     job = _with_steps(job, steps)
-    outcome = simulate_job(job)
+    outcome = simulate_job(job, takes_margin=True)
     allocation = outcome.allocation
     assert allocation is not None
     peak, framework = peak_bytes(job, outcome.plan), framework_memory(job, outcome.plan).bytes
