@@ -86,6 +86,7 @@ def test_it_fits_all_the_same_and_says_that_it_runs_short(short: tuple[zsim.Resu
     assert tight.report.fits
     assert tight.report.peaks["gpu"].total == short[0].report.peaks["gpu"].total
     assert any("runs short" in note and "num_alloc_retries" in note for note in tight.report.notes)
+    assert "runs short: see the" in html_report(tight.report, tight.trace)
 
 
 def test_the_object_of_json_names_reserved_bytes_and_retries(short: tuple[zsim.Result, zsim.Result]) -> None:

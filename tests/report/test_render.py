@@ -121,3 +121,8 @@ def test_states_that_never_fit_are_called_so():
         "GPU memory: what is held from the start exceeds 3.00 GB by 750.00 MB; by 14.75 GB at the peak. "
         "No number of GPUs up to 65,536 would do."
     )
+
+
+def test_what_the_host_issued_in_the_step_before_has_no_time_in_this_one():
+    finding = OutOfMemory("blocks.24 forward", "gpu", 0, 0.0, 10**9, 2 * 10**9, 80 * 10**9)
+    assert "'blocks.24 forward', issued during the step before, is the first" in missing_memory(finding)

@@ -24,7 +24,11 @@ def headline(report: Report) -> str:
 def missing_memory(finding: OutOfMemory) -> str:
     """Which op is the first that does not fit, when, by how much, and what would do."""
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
-    pool, when = _POOLS.get(finding.pool, finding.pool), format_seconds(finding.seconds)
+    pool = _POOLS.get(finding.pool, finding.pool)
+    # A host that runs ahead has issued some of a step's ops before the step begins.
+    when = (
+        f"issued at {format_seconds(finding.seconds)}" if finding.seconds else "issued during the step before"
+    )
     capacity = format_bytes(finding.capacity_bytes)
     if finding.op == START_UP:
         text = (
@@ -38,7 +42,7 @@ def missing_memory(finding: OutOfMemory) -> str:
     else:
         op = f"'{finding.op}'" if finding.op else "an op"
         text = (
-            f"{pool}: {op}, issued at {when}, is the first that exceeds {capacity}, by {missing}; by "
+            f"{pool}: {op}, {when}, is the first that exceeds {capacity}, by {missing}; by "
             f"{at_peak} at the peak"
         )
     if finding.least_gpus is not None:
