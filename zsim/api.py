@@ -84,7 +84,7 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
     """What one simulated step means. `suggests_gpus`: where it does not fit, look for how many GPUs would do
     (which takes longer than the step)."""
     job, jittered = outcome.job, outcome.jittered
-    cluster = job.cluster
+    cluster, allocator = job.cluster, _allocator(outcome)
     arguments: dict[str, Any] = {
         "zsim_version": __version__,
         "experiment": resolved_experiment(job),
@@ -107,7 +107,7 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "gpus_per_node": job.gpus_per_node,
         "traffic": _traffic(outcome),
         "sent": _sent(outcome),
-        "notes": _notes(outcome),
+        "notes": _notes(outcome, allocator),
         "limits": outcome.limits,
         "tiers": _tiers(outcome),
         "startup_bytes": startup_bytes(job, outcome.plan),
@@ -120,7 +120,7 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
     chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings), causes)
-    report = replace(report, critical_path_seconds=chain, allocator=_allocator(outcome))
+    report = replace(report, critical_path_seconds=chain, allocator=allocator)
     report = _with_irregularities(report, outcome)
     return _with_cost(report, job, outcome.plan)
 
@@ -359,14 +359,14 @@ def _beyond(job: Job, plan: Plan) -> list[OutOfMemory]:
     return found
 
 
-def _notes(outcome: Outcome) -> list[str]:
+def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     job = outcome.job
     notes = [*job.notes, *outcome.notes]
     capacity = job.cluster.gpu.memory.capacity
     for rows in extrapolations(outcome.plan, job.cluster).values():
         notes += [extrapolation_sentence(row) for row in rows]
     is_expandable = job.training.expandable_segments
-    notes += allocator_notes(_allocator(outcome), is_expandable=is_expandable)
+    notes += allocator_notes(allocator, is_expandable=is_expandable)
     if outcome.plan.startup_bytes:
         whole = format_bytes(startup_bytes(job, outcome.plan))
         notes.append(

@@ -117,15 +117,16 @@ class _Part:
         self.where = where
 
     def part(self, key: str) -> _Part:
+        return _Part(self._value(key), f"{self.where}: {key}")
+
+    def _value(self, key: str) -> Any:
         if key not in self.content:
             raise InputError(f"{self.where}: '{key}' is missing{did_you_mean(key, self.content)}")
-        return _Part(self.content[key], f"{self.where}: {key}")
+        return self.content[key]
 
     def required(self, key: str, kind: str | tuple[str, ...]) -> Any:
         """The value of a key that must be there; `kind` is what it must be, or the words to choose from."""
-        if key not in self.content:
-            raise InputError(f"{self.where}: '{key}' is missing{did_you_mean(key, self.content)}")
-        value = self.content[key]
+        value = self._value(key)
         if isinstance(kind, tuple):
             if value not in kind:
                 nearest = did_you_mean(value, kind) if isinstance(value, str) else ""

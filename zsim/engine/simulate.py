@@ -112,11 +112,12 @@ def simulate_job(
     began = time.perf_counter()
     topology = job_topology(job)
     slowdowns = slowdowns_of(job, topology)
+    most = job.cluster.gpu.memory.capacity if takes_margin else usable_bytes(job.cluster)
     with _no_garbage_collection():
         if job.others and plan is None:
             outcome = _beside_others(job, topology, slowdowns, unfold)
         else:
-            outcome = _by_itself(job, topology, slowdowns, unfold, plan, takes_margin=takes_margin)
+            outcome = _by_itself(job, topology, slowdowns, unfold, plan, allocator_bytes=most)
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
     beside = node_ranks(outcome.topology, outcome.classes)
     trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": beside})
@@ -130,9 +131,10 @@ def _by_itself(
     unfold: bool,
     plan: Plan | None = None,
     *,
-    has_allocator: bool = True,
-    takes_margin: bool = False,
+    allocator_bytes: int | None = None,
 ) -> Outcome:
+    """`allocator_bytes`: up to how many bytes of tensors torch's allocator holds a step up where it runs
+    short; None leaves the allocator out."""
     is_steady = plan is None
     plan = plan or make_plan(job)
     jitter = resolve_jitter(job.experiment.jitter)
@@ -144,9 +146,8 @@ def _by_itself(
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan
     prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
     allocation: Allocation | None = None
-    if has_allocator and plan.memory and job.cluster.gpu.vendor != "cpu":
-        most = job.cluster.gpu.memory.capacity if takes_margin else usable_bytes(job.cluster)
-        prepared, run, allocation = _with_allocator(prepared, repeated, most)
+    if allocator_bytes is not None and plan.memory and job.cluster.gpu.vendor != "cpu":
+        prepared, run, allocation = _with_allocator(prepared, repeated, allocator_bytes)
     else:
         run = run_once(prepared)
     outcome = replace(_outcome(prepared, run.executor, run.trace, notes), allocation=allocation)
@@ -173,11 +174,8 @@ def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prep
     assert allocator is not None
     reserved = min(allocator.memory.peak_reserved_bytes, allocation.limit_bytes)
     extra = held.trace.step_seconds - run.trace.step_seconds
-    return (
-        short,
-        held,
-        replace(allocation, reserved_bytes=reserved, counts=allocator.counts, extra_seconds=extra),
-    )
+    allocation = replace(allocation, reserved_bytes=reserved, counts=allocator.counts, extra_seconds=extra)
+    return short, held, allocation
 
 
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:
@@ -192,10 +190,7 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         place = topology_beside(topology, other)
         slow = kernel_slowdowns(place, job.experiment.faults, is_beside=True)
         parties[name] = Party(other, place, slow, make_plan(other))
-    alone = [
-        _by_itself(one.job, one.topology, one.slowdowns, unfold, has_allocator=False)
-        for one in parties.values()
-    ]
+    alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold) for one in parties.values()]
     loops, notes = run_together(list(parties.values()), unfold=unfold)
     own = loops[0]
     outcome = _outcome(own.prepared, own.executor, own.typical, notes)

@@ -181,18 +181,21 @@ def run_scaling(
     if mode == "strong" and global_batch is None and own is None:
         resolve(experiment)  # says why there is no batch to keep
     batch = global_batch or (own and _batch(own)) or 1
-    points = []
-    largest: dict[int, int] = {}
+    points, largest = [], []
     for number, count in enumerate(counts):
-        at, error = None, None
+        at, most, error = None, None, None
         try:
-            at = _at(experiment, own, count, mode, batch, largest)
+            at, most = _at(experiment, own, count, mode, batch)
         except ZsimError as problem:
             error = str(problem)
         points.append(Point(number, {"gpus": count}, at, error))
+        largest.append(most)
     run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
     empty: Record = {"status": "error", "error": "not run", "row": {}}
-    scales = tuple(_scale(point, run.records.get(point.number, empty), largest) for point in points)
+    scales = tuple(
+        _scale(point, run.records.get(point.number, empty), most)
+        for point, most in zip(points, largest, strict=True)
+    )
     runs = [scale for scale in scales if scale.error is None]
     if not runs and not run.is_stopped:
         raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
@@ -214,10 +217,10 @@ def _batch(job: Job) -> int:
 
 
 def _at(
-    experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int, largest: dict[int, int]
-) -> Experiment:
-    """The experiment on `gpus`, its batch as the mode has it, its shard groups as large as before. What fits
-    at most, where that is asked, goes into `largest`."""
+    experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int
+) -> tuple[Experiment, int | None]:
+    """The experiment on `gpus`, its batch as the mode has it, its shard groups as large as before; and the
+    largest micro-batch that fits, where GPUs are filled."""
     overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
     replicate = getattr(experiment.strategy, "replicate", None)
     if replicate and replicate > 1 and own is not None:
@@ -227,11 +230,12 @@ def _at(
         overrides["strategy.replicate"] = gpus // shard
     micro = own.training.micro_batch_size if own is not None else experiment.training.micro_batch_size or 1
     steps = own.training.gradient_accumulation_steps if own is not None else 1
+    largest = None
     if mode == "strong":
         micro, steps = _split(batch, gpus, micro)
     elif mode == "fill":
-        micro, largest[gpus] = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
-    return _with_batch(experiment, overrides, micro, steps, gpus)
+        micro, largest = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
+    return _with_batch(experiment, overrides, micro, steps, gpus), largest
 
 
 def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
@@ -278,7 +282,7 @@ def _with_batch(
     return changed(experiment, changes)
 
 
-def _scale(point: Point, record: Record, largest: Mapping[int, int]) -> Scale:
+def _scale(point: Point, record: Record, largest: int | None) -> Scale:
     gpus = point.values["gpus"]
     if record["status"] != "ok":
         return Scale(gpus, record["error"])
@@ -303,7 +307,7 @@ def _scale(point: Point, record: Record, largest: Mapping[int, int]) -> Scale:
         row["gpu_capacity_bytes"],
         costs,
         row["allocator_retries"],
-        largest.get(gpus),
+        largest,
     )
 
 
