@@ -13,13 +13,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
 from zsim.plan.ops import Collective, Plan
-from zsim.trace.spans import Trace
+from zsim.trace.spans import Floats, Trace
 
 _SAME_INSTANT = 1e-9  # of the step
+_Block = tuple[float, float, int]
 HOST, OTHERS = -1, -2  # in place of an op: the host issuing; something that this trace does not show
 
 
@@ -38,17 +40,45 @@ class Link:
 
 
 class _Lane:
-    """One rank's times by position among the ops that have work."""
+    """One rank's times by position among the ops that have work, and when its host was blocked, by the end
+    of that: (end, start, place of what it waited for)."""
 
-    def __init__(self, trace: Trace, rank: int) -> None:
-        spans = np.flatnonzero(trace.ranks == rank)
-        spans = spans[np.argsort(trace.info_indices[spans], kind="stable")]
-        self.issue = trace.issue_seconds[spans].tolist()
-        self.start = trace.start_seconds[spans].tolist()
-        self.end = trace.end_seconds[spans].tolist()
-        blocks = sorted((end, start, info) for r, start, end, info in trace.host_blocks if r == rank)
-        self.block_ends = [end for end, _, _ in blocks]
-        self.blocks = blocks
+    def __init__(self, issue: Floats, start: Floats, end: Floats, blocks: list[_Block]) -> None:
+        self.issue: list[float] = issue.tolist()
+        self.start: list[float] = start.tolist()
+        self.end: list[float] = end.tolist()
+        self.blocks = sorted(blocks)
+
+
+class _Times:
+    """The trace as one row per rank and one column per op that has work. The chain visits few ranks: a lane
+    is made when it does."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.ranks: list[int] = np.unique(trace.ranks).tolist()
+        order = np.lexsort((trace.info_indices, trace.ranks))
+        self._issue, self.start, self._end = (
+            seconds[order].reshape(len(self.ranks), -1)
+            for seconds in (trace.issue_seconds, trace.start_seconds, trace.end_seconds)
+        )
+        self.row_of = {rank: row for row, rank in enumerate(self.ranks)}
+        self._blocks: dict[int, list[_Block]] = {}
+        for rank, start, end, place in trace.host_blocks:
+            self._blocks.setdefault(rank, []).append((end, start, place))
+        self._lanes: dict[int, _Lane] = {}
+
+    def of(self, rank: int) -> _Lane:
+        if rank not in self._lanes:
+            row = self.row_of[rank]
+            times = self._issue[row], self.start[row], self._end[row]
+            self._lanes[rank] = _Lane(*times, self._blocks.get(rank, []))
+        return self._lanes[rank]
+
+    def last(self) -> tuple[int, int]:
+        """The rank that ends last, and at which place: of equal ones the first rank, the last place."""
+        row = int(np.argmax(self._end.max(axis=1)))
+        ends = self._end[row]
+        return self.ranks[row], int(np.flatnonzero(ends == ends.max())[-1])
 
 
 def critical_path(
@@ -67,18 +97,15 @@ class _Walk:
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
         self.before = _Predecessors(plan, self.numbers)
-        self.ranks = sorted({int(rank) for rank in np.unique(trace.ranks)})
-        self.lanes = {rank: _Lane(trace, rank) for rank in self.ranks}
+        self.times = _Times(trace)
+        self.rows: dict[str, dict[int, list[int]]] = {}
         self.found: list[Link] = []
 
     def links(self) -> list[Link]:
         end = self.trace.step_seconds
-        rank, place = max(
-            ((rank, place) for rank in self.ranks for place in [_last(self.lanes[rank].end)]),
-            key=lambda at: self.lanes[at[0]].end[at[1]],
-        )
+        rank, place = self.times.last()
         at: tuple[int, int] | None = (rank, place)
-        last = self.lanes[rank].end[place]
+        last = self.times.of(rank).end[place]
         if end - last > self.tolerance:
             at = self._host(rank, end, len(self.numbers))
         while at is not None:
@@ -88,9 +115,9 @@ class _Walk:
 
     def _op(self, rank: int, place: int) -> tuple[int, int] | None:
         """Add the op at `place`, and return what it waited for; None at the beginning."""
-        end = self.lanes[rank].end[place]
+        end = self.times.of(rank).end[place]
         rank = self._last_to_come(rank, place)
-        lane = self.lanes[rank]
+        lane = self.times.of(rank)
         start = lane.start[place]
         self._add(rank, self.numbers[place], start, end)
         if start <= self.tolerance:
@@ -109,25 +136,38 @@ class _Walk:
     def _host(self, rank: int, until: float, before: int) -> tuple[int, int] | None:
         """Add the host's stretch that ends at `until`, and return what it had been blocked on: an op `before`
         the one that it issued then (in a long step, one that is shorter than an instant ends in the same)."""
-        lane = self.lanes[rank]
-        number = bisect_right(lane.block_ends, until + self.tolerance) - 1
-        while number >= 0 and lane.blocks[number][2] >= before:
+        blocks = self.times.of(rank).blocks
+        number = bisect_right(blocks, until + self.tolerance, key=itemgetter(0)) - 1
+        while number >= 0 and blocks[number][2] >= before:
             number -= 1
         if number < 0:
             self._add(rank, HOST, 0.0, until)
             return None
-        ended, _, place = lane.blocks[number]
+        ended, _, place = blocks[number]
         self._add(rank, HOST, min(ended, until), until)
         return rank, place
 
     def _last_to_come(self, rank: int, place: int) -> int:
         """Of the simulated ranks in the same collective, the one that came last; `rank` otherwise."""
         work = self.plan.ops[self.numbers[place]].work
-        if not isinstance(work, Collective) or len(self.ranks) == 1:
+        times = self.times
+        if not isinstance(work, Collective) or len(times.ranks) == 1:
             return rank
-        meeting = self._meeting(work.group, rank)
-        members = [other for other in self.ranks if self._meeting(work.group, other) == meeting]
-        return max(members, key=lambda other: (self.lanes[other].start[place], other == rank))
+        rows = self._rows_at(work.group, self._meeting(work.group, rank))
+        starts = times.start[rows, place]
+        latest = int(np.argmax(starts))
+        if times.start[times.row_of[rank], place] == starts[latest]:
+            return rank
+        return times.ranks[rows[latest]]
+
+    def _rows_at(self, group: str, meeting: int) -> list[int]:
+        """Of the simulated ranks, those that wait for each other there."""
+        if group not in self.rows:
+            rows: dict[int, list[int]] = {}
+            for row, rank in enumerate(self.times.ranks):
+                rows.setdefault(self._meeting(group, rank), []).append(row)
+            self.rows[group] = rows
+        return self.rows[group][meeting]
 
     def _meeting(self, group: str, rank: int) -> int:
         found = self.meetings.get((group, rank))
@@ -137,10 +177,6 @@ class _Walk:
         start = max(start, 0.0)
         if end > start:
             self.found.append(Link(rank, op, start, end))
-
-
-def _last(ends: list[float]) -> int:
-    return max(range(len(ends)), key=lambda place: (ends[place], place))
 
 
 class _Predecessors:
