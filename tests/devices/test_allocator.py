@@ -7,7 +7,7 @@ from math import nan
 from typing import Any
 
 import zsim
-from zsim.devices.allocator import Allocator
+from zsim.devices.allocator import Allocator, Changes
 from zsim.devices.caching_allocator import CachingAllocator
 from zsim.plan.tensors import TensorChange
 
@@ -24,10 +24,7 @@ def give(op: int, tensor: int, until: int = -1) -> TensorChange:
 
 def allocator(room: int, *changes: TensorChange, last: Sequence[int] = ()) -> Allocator:
     """Of a GPU with `room` MiB, where the ops `last` were issued last to their streams."""
-    by_op: dict[int, list[TensorChange]] = {}
-    for change in changes:
-        by_op.setdefault(change.op, []).append(change)
-    return Allocator(CachingAllocator(room * MIB), by_op, lambda op: last)
+    return Allocator(CachingAllocator(room * MIB), Changes(changes), lambda op: last)
 
 
 def test_room_is_taken_without_waiting() -> None:

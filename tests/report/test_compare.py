@@ -158,7 +158,7 @@ def test_errors_are_signed_and_relative_to_the_recording(step) -> None:
 
 def test_without_phases_the_recordings_kernels_are_one_class(step) -> None:
     kinds = {"optimizer": "compute"}
-    infos = tuple(replace(info, phase="", kind=kinds.get(info.kind, info.kind)) for info in step.infos)
+    infos = tuple(info._replace(phase="", kind=kinds.get(info.kind, info.kind)) for info in step.infos)
     names = [row.name for row in compare(step, recorded(replace(step, infos=infos))).clock.classes]
     assert names == ["all-gather, 16 ranks", "kernels", "reduce-scatter, 16 ranks"]
 
@@ -194,7 +194,7 @@ def test_the_framework_is_left_out_where_the_allocator_could_not_see_it(step) ->
 
 
 def test_gloos_reduce_scatters_are_compared_as_the_all_reduces_that_they_are(step) -> None:
-    infos = tuple(replace(i, kind="all_reduce") if i.kind == "reduce_scatter" else i for i in step.infos)
+    infos = tuple(i._replace(kind="all_reduce") if i.kind == "reduce_scatter" else i for i in step.infos)
     gloo = recorded(replace(step, infos=infos), backend="gloo")
     assert compare(step, gloo).plan_verdict == "pass"
 

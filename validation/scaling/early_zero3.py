@@ -36,13 +36,12 @@ def early_plan(plan: Plan) -> Plan:
     number_of: list[int] = []  # of an op's last part, by its old number
     last_on: dict[str, int] = {}
     for op in plan.ops:
-        moved = replace(
-            op,
+        moved = op._replace(
             after=tuple(number_of[other] for other in op.after),
             host_waits=tuple(number_of[other] for other in op.host_waits),
         )
         if isinstance(op.work, Collective) and op.work.kind == "all_gather":
-            moved = replace(moved, host_waits=tuple(sorted({*moved.host_waits, *last_on.values()})))
+            moved = moved._replace(host_waits=tuple(sorted({*moved.host_waits, *last_on.values()})))
         ops.append(moved)
         ops += _copies(op, plan.world_size)
         number_of.append(len(ops) - 1)

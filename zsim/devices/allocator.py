@@ -15,13 +15,22 @@ Source: c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from zsim.devices.caching_allocator import Block, CachingAllocator
 from zsim.plan.tensors import TensorChange
 
-Changes = Mapping[int, Sequence[TensorChange]]  # by op
+
+class Changes:
+    """Tensors allocated and freed, `by_op` just before which that happens; `asking`: the ops before which
+    some are allocated, which is when it matters what has ended."""
+
+    def __init__(self, ordered: Sequence[TensorChange]) -> None:
+        self.by_op: dict[int, list[TensorChange]] = {}
+        for change in ordered:
+            self.by_op.setdefault(change.op, []).append(change)
+        self.asking = frozenset(change.op for change in ordered if change.bytes)
 
 
 @dataclass
@@ -39,10 +48,9 @@ class AllocatorCounts:
 class Allocator:
     """One GPU's allocator on its host's clock.
 
-    `changes`: tensors allocated and freed just before each op; `outstanding(op)`: the last op that was issued
-    to each stream before `op`. `malloc_seconds` and `free_seconds`: the host's for one segment, asked of the
-    driver and given back; `retry_seconds`: for giving the cache back, besides. `counts` begin with op
-    `counts_from`.
+    `outstanding(op)`: the last op that was issued to each stream before `op`. `malloc_seconds` and
+    `free_seconds`: the host's for one segment, asked of the driver and given back; `retry_seconds`: to give
+    the cache back besides. `counts` begin with op `counts_from`.
     """
 
     memory: CachingAllocator
@@ -67,19 +75,18 @@ class Allocator:
 
         A host that then blocks on something else comes by once more: the changes are made once.
         """
-        changes = self.changes.get(op)
+        changes = self.changes.by_op.get(op)
         if changes is None or op == self._last_op:
             return -1
         if not self._is_counting and op >= self.counts_from:
             self._is_counting, self.counts = True, AllocatorCounts(failures=self.counts.failures)
-        while self._position < len(changes):
-            change = changes[self._position]
-            if not change.bytes:
-                self._free(change, ended)
-            else:
+        for change in changes[self._position :] if self._position else changes:
+            if change.bytes:
                 waits_for = self._allocate(change, op, now, ended)
                 if waits_for >= 0:
                     return waits_for
+            else:
+                self._free(change, ended)
             self._position += 1
         self._position, self._last_op = 0, op
         return -1
@@ -113,22 +120,21 @@ class Allocator:
         )
 
     def _free(self, change: TensorChange, ended: Sequence[float]) -> None:
-        block = self._blocks.pop(change.tensor)
-        if change.until >= 0:
-            self._protect(block, change.until, ended[change.until])
-        else:
+        block, until = self._blocks.pop(change.tensor), change.until
+        if until < 0:
             self.memory.free(block)
-
-    def _protect(self, block: Block, until: int, end: float) -> None:
-        """Keep the block until that op has ended: at `end`, or nan where that is not known yet."""
-        self._protected.append((until, block))
-        self._next_end = min(self._next_end, end if end == end else -math.inf)
+        else:
+            self._protected.append((until, block))
+            end = ended[until]
+            self._next_end = -math.inf if math.isnan(end) else min(self._next_end, end)
 
     def _allocate(self, change: TensorChange, op: int, now: float, ended: Sequence[float]) -> int:
-        before, block = self.memory.num_segments, None
+        memory = self.memory
+        before, block = memory.num_segments, None
         if not self._is_draining:
-            self._collect(now, ended)
-            block = self.memory.malloc(change.bytes, change.stream)
+            if self._next_end <= now:
+                self._collect(now, ended)
+            block = memory.malloc(change.bytes, change.stream)
         if block is None:
             self._is_draining = True
             for other in self.outstanding(op):
@@ -138,9 +144,10 @@ class Allocator:
             block = self._retry(change)
             self._is_draining = False
         self._blocks[change.tensor] = block
-        segments = self.memory.num_segments - before
-        self.counts.segments += segments
-        self.owed_seconds += segments * self.malloc_seconds
+        if memory.num_segments > before:
+            segments = memory.num_segments - before
+            self.counts.segments += segments
+            self.owed_seconds += segments * self.malloc_seconds
         return -1
 
     def _retry(self, change: TensorChange) -> Block:
@@ -163,12 +170,12 @@ class Allocator:
 
     def _collect(self, now: float, ended: Sequence[float]) -> None:
         """Take back blocks whose last use has ended by now."""
-        if now < self._next_end:
-            return
-        protected, self._protected, self._next_end = self._protected, [], math.inf
-        for until, block in protected:
-            end = ended[until]
-            if end <= now:
-                self.memory.free(block)
-            else:
-                self._protect(block, until, end)
+        left = [entry for entry in self._protected if not ended[entry[0]] <= now]  # also what is nan
+        if len(left) < len(self._protected):
+            for until, block in self._protected:
+                if ended[until] <= now:
+                    self.memory.free(block)
+            self._protected = left
+        ends = [ended[until] for until, _ in left]
+        is_known = not math.isnan(sum(ends))
+        self._next_end = min(ends, default=math.inf) if is_known else -math.inf

@@ -77,13 +77,14 @@ class CachingAllocator:
     def malloc(self, count: int, stream: str) -> Block | None:
         """A block of `count` bytes, cached or new; None where the driver has no room for more."""
         pool, size = self._pool(count, stream)
-        return self._use(self._take(pool, size) or self._grow(pool, size), size)
+        block = self._take(pool, size) or self._grow(pool, size)
+        return None if block is None else self._use(block, size)
 
     def malloc_new(self, count: int, stream: str) -> Block | None:
         """As `malloc`, but memory that the driver gives now."""
         pool, size = self._pool(count, stream)
-        block = self._take(pool, size) if self.is_expandable else None
-        return self._use(block or self._grow(pool, size), size)
+        block = (self._take(pool, size) if self.is_expandable else None) or self._grow(pool, size)
+        return None if block is None else self._use(block, size)
 
     def malloc_anyway(self, count: int, stream: str) -> Block:
         """A new block of `count` bytes, whether the driver has room for it or not."""
@@ -206,7 +207,7 @@ class CachingAllocator:
     # -- blocks --------------------------------------------------------------------------------------------
 
     def _pool(self, count: int, stream: str) -> tuple[_Pool, int]:
-        size = _up(count, MIN_BLOCK)
+        size = -(-count // MIN_BLOCK) * MIN_BLOCK
         key = (stream, size <= SMALL_SIZE)
         pool = self._pools.get(key)
         if pool is None:
@@ -229,10 +230,8 @@ class CachingAllocator:
             block.unmapped_bytes -= wanted
         return pool.free.pop(place)[2]
 
-    def _use(self, block: Block | None, size: int) -> Block | None:
+    def _use(self, block: Block, size: int) -> Block:
         """The block with what is more than `size` split off."""
-        if block is None:
-            return None
         rest = block.bytes - size
         if rest >= MIN_BLOCK if block.pool.is_small or self.is_expandable else rest > SMALL_SIZE:
             _split(block, size)

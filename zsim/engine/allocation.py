@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zsim.cost.host import load_host_costs
-from zsim.devices.allocator import Allocator, AllocatorCounts
+from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator
 from zsim.engine.record import framework_memory
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import OffloadWork, Plan
-from zsim.plan.tensors import TensorChange, tensor_changes
+from zsim.plan.tensors import tensor_changes
 from zsim.specs.job import Job
 
 _MOST_PASSES = 4
@@ -41,9 +41,6 @@ class Allocation:
 def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
     """The allocator of a GPU with the plan's resident tensors in it, for `repeated` (the plan, once or
     several times in a row); its counts are those of the last time."""
-    changes: dict[int, list[TensorChange]] = {}
-    for change in tensor_changes(repeated):
-        changes.setdefault(change.op, []).append(change)
     costs, host = load_host_costs().seconds, job.cluster.host
     capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
@@ -52,7 +49,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
             memory.malloc_anyway(resident.bytes, COMPUTE)
     return Allocator(
         memory,
-        changes,
+        Changes(tensor_changes(repeated)),
         _Outstanding(repeated),
         malloc_seconds=costs["cuda_malloc"] * host.overhead_factor,
         free_seconds=costs["cuda_free"] * host.overhead_factor,
@@ -84,7 +81,7 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
     """
     memory, end, before, failures = allocator.memory, max(ended), -1, 0
     for _ in range(_MOST_PASSES):
-        for op in sorted(allocator.changes):
+        for op in sorted(allocator.changes.by_op):
             now = issue[op] if op < len(issue) else end
             if allocator.advance(op, now, ended) >= 0:
                 allocator.advance(op, end, ended)

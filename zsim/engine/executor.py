@@ -134,8 +134,8 @@ class Executor:
         op, num_ops = lane.next_op, self.program.num_ops
         allocator = lane.allocator
         while op < num_ops:
-            if allocator is not None and op in allocator.changes:
-                if time > self.env.now:  # what ends by then must be known
+            if allocator is not None and op in allocator.changes.by_op:
+                if op in allocator.changes.asking and time > self.env.now:  # what ends by then must be known
                     lane.next_op, lane.host_time = op, time
                     self._call_at(time - self.env.now, lane, _HOST)
                     return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Collective, Kernels, OffloadWork, Plan
+from zsim.plan.ops import Kernels, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +51,26 @@ def make_program(
     concentration: list[float] = []
     host: list[float] = []
     for index, op in enumerate(plan.ops):
-        before = set(op.after)
-        if op.work is not None:
+        work, before = op.work, op.after
+        if work is not None:
             previous = last_on_stream.get(op.stream)
             if previous is not None:
-                before.add(previous)
+                before = (*before, previous)
             last_on_stream[op.stream] = index
-        for other in sorted(before):
-            assert other < index, f"op {index} waits for op {other}, which is issued later"
-            successors[other].append(index)
-        pending[index] = len(before)
-        if isinstance(op.work, Kernels):
-            key = id(op.work)
+        if before:
+            distinct = sorted(set(before))
+            assert distinct[-1] < index, f"op {index} waits for op {distinct[-1]}, which is issued later"
+            for other in distinct:
+                successors[other].append(index)
+            pending[index] = len(distinct)
+        if isinstance(work, Kernels):
+            key = id(work)
             if key not in known:
-                known[key] = _together([(kernel_seconds(k), k.launches) for k in op.work.kernels])
+                known[key] = _together([(kernel_seconds(k), k.launches) for k in work.kernels])
             durations.append(known[key][0])
             concentration.append(known[key][1])
         else:
             concentration.append(0.0)
-            assert op.work is None or isinstance(op.work, Collective | OffloadWork)
             durations.append(None)
         host_key = (op.overhead, op.launches)
         if host_key not in host_of:

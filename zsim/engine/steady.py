@@ -46,4 +46,4 @@ def _later(op: Op, count: int, after: int) -> Op:
         waits = (*waits, after)
     elif not waits and not op.host_waits:
         return op
-    return replace(op, after=waits, host_waits=tuple(other + count for other in op.host_waits))
+    return op._replace(after=waits, host_waits=tuple(other + count for other in op.host_waits))

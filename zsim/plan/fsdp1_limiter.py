@@ -9,8 +9,6 @@ to itself. (In a plain step of blocks that is four, so that in forward block i w
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from zsim.plan.ops import Op
 
 _MAX_INFLIGHT_ALL_GATHERS = 2  # torch/distributed/fsdp/_limiter_utils.py
@@ -40,7 +38,7 @@ class RateLimiter:
             elif len(queue) >= _MAX_INFLIGHT_ALL_GATHERS:
                 event = queue.pop(0)
                 if event is not None:
-                    ops[number] = replace(ops[number], host_waits=(*ops[number].host_waits, event))
+                    ops[number] = ops[number]._replace(host_waits=(*ops[number].host_waits, event))
 
     def _steady_length(self) -> int:
         """Entries in the queue at the start of a step that leaves as many behind."""

@@ -24,7 +24,7 @@ def in_one_thread(plan: Plan, strategy: object) -> Plan:
     blocking: int | None = None
     for number, op in enumerate(plan.ops):
         if blocking is not None and blocking not in op.host_waits:
-            op = replace(op, host_waits=(*op.host_waits, blocking))
+            op = op._replace(host_waits=(*op.host_waits, blocking))
         ops.append(op)
         if isinstance(op.work, Kernels) or (
             isinstance(op.work, Collective) and not _is_asynchronous(op.work, strategy)

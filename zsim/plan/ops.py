@@ -132,8 +132,7 @@ def offload_kind(work: OffloadWork) -> str:
 Work = Kernels | Collective | Copy | HostWork | DriveIo
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """One unit of the host program; `work` None is a host-only op (a wait, a hook)."""
 
     name: str

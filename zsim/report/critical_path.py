@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ _Block = tuple[float, float, int]
 HOST, OTHERS = -1, -2  # in place of an op: the host issuing; something that this trace does not show
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One stretch of the chain: an op of the plan on a rank, or that rank's host issuing (`HOST`)."""
 
     rank: int

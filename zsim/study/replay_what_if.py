@@ -121,7 +121,7 @@ def changed_plan(plan: ReplayPlan, step: Trace, what_if: WhatIf, recorded_gpu: G
     for op in plan.ops:
         info, seconds = op.info, op.seconds
         if info.kind in COLLECTIVES:
-            info = replace(info, group_size=what_if.groups[info.group].size)
+            info = info._replace(group_size=what_if.groups[info.group].size)
         elif info.kind in ("compute", "optimizer", "copy"):
             seconds /= matrix if is_matrix_product(info) else memory
             if info.kind == "optimizer":

@@ -30,7 +30,7 @@ def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
     info = trace.infos[trace.info_indices[span]]
     indices = trace.info_indices.copy()
     indices[span] = len(trace.infos)
-    return replace(trace, infos=(*trace.infos, replace(info, bytes=2 * info.bytes)), info_indices=indices)
+    return replace(trace, infos=(*trace.infos, info._replace(bytes=2 * info.bytes)), info_indices=indices)
 
 
 def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:

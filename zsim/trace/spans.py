@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ COLLECTIVES = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class SpanInfo:
+class SpanInfo(NamedTuple):
     """What one op is; `bytes` as in `Collective.bytes` for collectives, moved bytes for copies, else 0.
     `stream` is "" where none was recorded: gloo has no streams."""
 
