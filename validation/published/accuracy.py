@@ -36,9 +36,7 @@ KINDS = ("schedule", "cost", "unknown configuration", "memory nearly full", "not
 
 # Where torch's allocator is predicted to run short, the step depends on how often it does, which hangs on a
 # hundredth of the memory, and on what each time costs, which is fitted to few rows.
-RUNS_SHORT = (
-    "memory nearly full: torch's allocator is predicted to run short {times} a micro-batch, at 0.3 s each"
-)
+RUNS_SHORT = "memory nearly full: torch's allocator is predicted to run short {times} a micro-batch"
 
 # What is known about the large errors, by the beginning of the row's name; the first that fits is printed. A
 # cause begins with its kind: is the schedule wrong, is a cost, or is the row's configuration not known?

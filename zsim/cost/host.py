@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.specs.cluster_files import read_toml
@@ -64,3 +65,16 @@ def host_seconds(overhead: str | None, launches: int, host: HostDevice, costs: H
     """
     event = 0.0 if overhead is None else costs.seconds[overhead]
     return host.overhead_factor * event + launches * host.seconds_per_launch
+
+
+def retry_seconds(num_ranks: int, costs: HostCosts) -> float:
+    """Seconds for which a job of `num_ranks` stands still when their allocators give their caches back.
+
+        t = c (1 + 1/2 + ... + 1/n)
+
+    c is one rank's `allocator_retry`. Ranks run short at about the same op, but do not take equally long; the
+    next collective waits for the slowest of them. Of n times that are spread exponentially about a mean of c,
+    the longest is on average c times the n-th harmonic number (Renyi, On the theory of order statistics,
+    1953).
+    """
+    return costs.seconds["allocator_retry"] * float(np.sum(1.0 / np.arange(1, num_ranks + 1)))

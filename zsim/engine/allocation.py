@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.cost.host import load_host_costs
+from zsim.cost.host import load_host_costs, retry_seconds
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator
 from zsim.engine.record import framework_memory
@@ -41,7 +41,7 @@ class Allocation:
 def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
     """The allocator of a GPU with the plan's resident tensors in it, for `repeated` (the plan, once or
     several times in a row); its counts are those of the last time."""
-    costs, host = load_host_costs().seconds, job.cluster.host
+    costs, host = load_host_costs(), job.cluster.host
     capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in plan.resident:
@@ -51,9 +51,9 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
         memory,
         Changes(tensor_changes(repeated)),
         _Outstanding(repeated),
-        malloc_seconds=costs["cuda_malloc"] * host.overhead_factor,
-        free_seconds=costs["cuda_free"] * host.overhead_factor,
-        retry_seconds=costs["allocator_retry"],
+        malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor,
+        free_seconds=costs.seconds["cuda_free"] * host.overhead_factor,
+        retry_seconds=retry_seconds(job.world_size, costs),
         counts_from=len(repeated.ops) - len(plan.ops),
     )
 
