@@ -55,11 +55,11 @@ def test_an_op_costs_its_event_times_the_factor_plus_its_launches() -> None:
     """fsdp2_unshard at 1.5 times the reference CPU and 4 launches of 5 us, which are not scaled."""
     costs = load_host_costs()
     expected = 1.5 * costs.seconds["fsdp2_unshard"] + 20e-6
-    assert host_seconds("fsdp2_unshard", 4, host(1.5), costs) == pytest.approx(expected)
+    assert host_seconds("fsdp2_unshard", 1, 4, host(1.5), costs) == pytest.approx(expected)
 
 
 def test_an_op_without_an_event_costs_its_launches() -> None:
-    assert host_seconds(None, 3, host(), load_host_costs()) == pytest.approx(15e-6)
+    assert host_seconds(None, 1, 3, host(), load_host_costs()) == pytest.approx(15e-6)
 
 
 def test_a_wrong_file_is_named(tmp_path: Path) -> None:

@@ -166,9 +166,11 @@ def trillion(nodes: int, accumulation: int) -> Job:
 
 
 def drive_stall(job: Job) -> tuple[float, float]:
-    """Seconds of the step, and of them the offload stall."""
-    trace = simulate_job(job).trace
-    return trace.step_seconds, step_breakdown(trace).seconds["offload_stall"]
+    """Seconds of the step without what the allocator takes, and of them the offload stall."""
+    outcome = simulate_job(job)
+    assert outcome.allocation is not None
+    stall = step_breakdown(outcome.trace).seconds["offload_stall"]
+    return outcome.trace.step_seconds - outcome.allocation.extra_seconds, stall
 
 
 def test_twice_the_nodes_halve_the_drives_stall_and_leave_the_compute() -> None:

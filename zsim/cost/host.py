@@ -55,15 +55,17 @@ def load_host_costs(path: Path | None = None) -> HostCosts:
     )
 
 
-def host_seconds(overhead: str | None, launches: int, host: HostDevice, costs: HostCosts) -> float:
+def host_seconds(
+    overhead: str | None, events: int, launches: int, host: HostDevice, costs: HostCosts
+) -> float:
     """Seconds the host thread needs to issue one op.
 
-        t = f o + L c
+        t = f e o + L c
 
-    o: seconds of the framework event `overhead` on the reference CPU (0 for None); f: `overhead_factor` of
-    this host; L: kernels launched; c: `seconds_per_launch` of this host.
+    o: seconds of the framework event `overhead` on the reference CPU (0 for None), which happens e times;
+    f: `overhead_factor` of this host; L: kernels launched; c: `seconds_per_launch` of this host.
     """
-    event = 0.0 if overhead is None else costs.seconds[overhead]
+    event = 0.0 if overhead is None else events * costs.seconds[overhead]
     return host.overhead_factor * event + launches * host.seconds_per_launch
 
 

@@ -90,7 +90,7 @@ def prepare(
     program = make_program(
         repeated,
         pricer.seconds,
-        lambda event, launches: host_seconds(event, launches, host, costs),
+        lambda op: host_seconds(op.overhead, op.events, op.launches, host, costs),
         launch_queue=host.launch_queue,
     )
     return Prepared(job, plan, topology, classes, slowdowns, program, fabric, offload, works)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Kernels, Plan
+from zsim.plan.ops import Kernels, Op, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Program:
 def make_program(
     plan: Plan,
     kernel_seconds: Callable[[Kernel], float],
-    host_seconds: Callable[[str | None, int], float],
+    host_seconds: Callable[[Op], float],
     launch_queue: int,
 ) -> Program:
     """Price every op. Prices are looked up once per distinct work.
@@ -46,7 +46,7 @@ def make_program(
     successors: list[list[int]] = [[] for _ in range(num_ops)]
     last_on_stream: dict[str, int] = {}
     known: dict[int, tuple[float, float]] = {}
-    host_of: dict[tuple[str | None, int], float] = {}
+    host_of: dict[tuple[str | None, int, int], float] = {}
     durations: list[float | None] = []
     concentration: list[float] = []
     host: list[float] = []
@@ -72,9 +72,9 @@ def make_program(
         else:
             concentration.append(0.0)
             durations.append(None)
-        host_key = (op.overhead, op.launches)
+        host_key = (op.overhead, op.events, op.launches)
         if host_key not in host_of:
-            host_of[host_key] = host_seconds(*host_key)
+            host_of[host_key] = host_seconds(op)
         host.append(host_of[host_key])
     waits = _with_launch_queue(plan, launch_queue)
     return Program(plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits)

@@ -79,6 +79,7 @@ class PlanBuilder:
         launches: int = 1,
         overhead: str | None = None,
         module: str = "",
+        events: int = 1,
     ) -> int:
         """Issue one op; returns its number, which is also its event."""
         number = len(self.ops)
@@ -91,7 +92,9 @@ class PlanBuilder:
         host_waits = tuple(dict.fromkeys(self._host_waits)) if self._host_waits else ()
         if host_waits:
             self._host_waits = []
-        self.ops.append(Op(name, stream, work, after, host_waits, launches, overhead, self.phase, module))
+        self.ops.append(
+            Op(name, stream, work, after, host_waits, launches, overhead, self.phase, module, events)
+        )
         return number
 
     def kernels(
@@ -137,9 +140,9 @@ class PlanBuilder:
     def copy(self, name: str, copy: Copy, *, stream: str, module: str = "") -> int:
         return self.add(name, stream, copy, module=module)
 
-    def host(self, name: str, overhead: str | None = None, *, module: str = "") -> int:
+    def host(self, name: str, overhead: str | None = None, *, module: str = "", events: int = 1) -> int:
         """A host-only op: a hook, or just somewhere to wait."""
-        return self.add(name, "host", None, launches=0, overhead=overhead, module=module)
+        return self.add(name, "host", None, launches=0, overhead=overhead, module=module, events=events)
 
     # -- memory -----------------------------------------------------------------------------------------
 

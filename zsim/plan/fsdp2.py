@@ -268,10 +268,19 @@ class Fsdp2Schedule(Hooks):
     # -- optimizer ------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
+        """Parameters are DTensors, which Python takes apart before torch works on them: once for a list of
+        them, or, where the optimizer goes tensor by tensor, for every operator."""
+        builder, training = self.builder, self.training
         numels = [shard for unit in self.units for shard in unit.parameter_shards]
-        clip_gradients(self.builder, self.training, numels, "shard", norm_bytes=4 * len(numels))
-        update(self.builder, self.training, numels)
-        self.builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units))
+        if training.gradient_clipping > 0:
+            builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
+        clip_gradients(builder, training, numels, "shard", norm_bytes=4 * len(numels))
+        is_loop = training.optimizer_implementation == "for_loop"
+        builder.host(
+            "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
+        )
+        update(builder, training, numels)
+        builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units))
 
 
 def fsdp2_groups(strategy: Fsdp2, world_size: int) -> list[Group]:

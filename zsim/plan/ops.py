@@ -133,7 +133,8 @@ Work = Kernels | Collective | Copy | HostWork | DriveIo
 
 
 class Op(NamedTuple):
-    """One unit of the host program; `work` None is a host-only op (a wait, a hook)."""
+    """One unit of the host program; `work` None is a host-only op (a wait, a hook). `overhead`: which event
+    of the framework it costs the host, `events` times."""
 
     name: str
     stream: str
@@ -144,6 +145,7 @@ class Op(NamedTuple):
     overhead: str | None = None
     phase: Phase = "forward"
     module: str = ""
+    events: int = 1
 
 
 @dataclass(frozen=True, slots=True)

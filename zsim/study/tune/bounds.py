@@ -96,7 +96,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
     bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
     compute = host = 0.0
     for op in plan.ops:
-        host += host_seconds(op.overhead, op.launches, cluster.host, costs)
+        host += host_seconds(op.overhead, op.events, op.launches, cluster.host, costs)
         work = op.work
         if isinstance(work, Kernels):
             if op.stream == COMPUTE:
