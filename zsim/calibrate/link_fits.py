@@ -10,6 +10,7 @@ from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
 from zsim.calibrate.kernel_fits import sources
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.collectives import edge_bytes, ring_rounds
+from zsim.cost.host import load_host_costs
 from zsim.cost.nvme import stream_bytes_per_second
 from zsim.errors import InputError
 from zsim.specs.hardware import Cluster, Nvme
@@ -22,7 +23,7 @@ def fit_cluster(cluster: Cluster, measured: Measurements) -> tuple[dict[str, dic
     """Changed tables of the cluster file by name, and the fits behind them. `cluster` has the fitted GPU."""
     tables: dict[str, dict[str, Any]] = {}
     fits: list[Fit] = []
-    for fit in (_host, _collectives, _host_copies, _drives, _host_optimizer):
+    for fit in (_host, _framework, _collectives, _host_copies, _drives, _host_optimizer):
         changes, found = fit(cluster, measured)
         for table, values in changes.items():
             tables.setdefault(table, {}).update(values)
@@ -46,6 +47,18 @@ def _host(cluster: Cluster, measured: Measurements) -> Found:
     name = "host.seconds_per_launch"
     fit = Fit("launch of one kernel", {name: seconds}, (), {}, sources(rows), {name: "s"})
     return {"host": {"seconds_per_launch": seconds}}, [fit]
+
+
+def _framework(cluster: Cluster, measured: Measurements) -> Found:
+    """How much longer this host takes over the frameworks' Python than the reference does: over a call of
+    `nn.Identity`, which is the same with and without a GPU."""
+    rows = measured.of("host", what="module_call")
+    if not rows:
+        return {}, []
+    factor = min(row.seconds / row.calls for row in rows) / load_host_costs().seconds["identity_call"]
+    name = "host.overhead_factor"
+    fit = Fit("the frameworks' Python", {name: factor}, (), {}, sources(rows))
+    return {"host": {"overhead_factor": factor}}, [fit]
 
 
 def _collectives(cluster: Cluster, measured: Measurements) -> Found:
