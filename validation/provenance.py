@@ -37,18 +37,27 @@ def _kernel() -> str:
     return ".".join(platform.release().split(".")[:2])
 
 
-def _cpu_model() -> str:
+def _cpu_info(key: str) -> str:
+    """What Linux says of the first core; "" where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in pairs if name.strip() == key), "")
+
+
+def _cpu_model() -> str:
+    return _cpu_info("model name") or platform.machine()
 
 
 def machine_folder(gpu: str = "") -> str:
-    """What `traces/` calls a class of machine: "h200", or "cpu-2core-epyc" without a GPU."""
-    cpu = f"cpu-{os.cpu_count()}core-" + _words_of(_cpu_model())
+    """What `traces/` calls a class of machine: "h200", or "cpu-2core-epyc-7763" without a GPU; family and model
+    ("cpu-2core-epyc-25-1") where a virtual machine keeps the number to itself."""
+    name = _words_of(_cpu_model())
+    if name and not any(letter.isdigit() for letter in name):
+        name = "-".join([name, *filter(None, (_cpu_info("cpu family"), _cpu_info("model")))])
+    cpu = f"cpu-{os.cpu_count()}core-{name}"
     return _words_of(gpu) if gpu else cpu.rstrip("-")
 
 

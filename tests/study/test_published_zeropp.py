@@ -12,7 +12,7 @@ import pytest
 
 from zsim.plan.make import make_plan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.study.published import measured_seconds, shipped_tables, step_seconds
+from zsim.study.published import measured_seconds, predict_step, shipped_tables
 from zsim.study.published_job import RowJob, row_job
 from zsim.study.published_table import PublishedRun, read_runs
 
@@ -28,7 +28,14 @@ def seconds(number: str) -> tuple[float, float]:
     """(measured, predicted)."""
     measured = measured_seconds(runs()[number])
     assert measured is not None
-    return measured, step_seconds(row_job(runs()[number]))
+    return measured, with_room(row_job(runs()[number]))
+
+
+def with_room(row: RowJob) -> float:
+    """Seconds without what torch's allocator takes where it runs short, which hangs on a hundredth of the
+    memory: of two shapes alike it does in one."""
+    step = predict_step(row)
+    return step.seconds - step.allocation.extra_seconds
 
 
 def config(row: RowJob) -> DeepSpeedConfig:
@@ -85,8 +92,7 @@ def test_it_helps_most_where_the_network_is_slowest() -> None:
 
 def test_the_network_is_not_what_is_missing() -> None:
     """What 100 Gb/s per node take longer than 400, for the same 49B: measured 18.1 s; what one more sequence
-    takes at 400 with ZeRO++: 4.9 s. Predicted 15.7 and 4.6, besides 1.2 s in which the longer one's allocator
-    is predicted to run short; the miss of 8 s at 400 is in neither."""
+    takes at 400 with ZeRO++: 4.9 s. Predicted 15.7 and 4.6; the miss of 8 s at 400 is in neither."""
     slower = [seconds("0023")[index] - seconds("0007")[index] for index in (0, 1)]
     longer = [seconds("0008")[index] - seconds("0006")[index] for index in (0, 1)]
     assert slower[1] == pytest.approx(slower[0], rel=0.15)
@@ -101,6 +107,6 @@ def test_the_runs_hid_less_than_deepspeeds_code_would(number: str) -> None:
     strategy = config(row)
     serial = replace(strategy, zero=replace(strategy.zero, overlap_comm=False))
     measured, predicted = seconds(number)
-    alone = step_seconds(replace(row, job=replace(row.job, strategy=serial)))
+    alone = with_room(replace(row, job=replace(row.job, strategy=serial)))
     assert predicted < alone < measured
     assert (measured - alone) < 2 / 3 * (measured - predicted)

@@ -77,7 +77,9 @@ def calibrate(
             content["measured_range"] = {**content.get("measured_range", {}), **fit.ranges}
     for table, values in changes.items():
         own = [fit for fit in cluster_fits if _belongs(fit, table)]
-        content = _origin(own[0], rows, "; ".join(fit.title for fit in own)) | {key: _plain(key, value) for key, value in values.items()}
+        content = _origin(own[0], rows, "; ".join(fit.title for fit in own)) | {
+            key: _plain(key, value) for key, value in values.items()
+        }
         content["measured_range"] = {key: span for fit in own for key, span in fit.ranges.items()}
         tables[table] = content
     return Calibration(name, base, tables, fits, measured.machines, tuple(notes))
@@ -105,7 +107,9 @@ def _origin(fit: Fit, measured: Measurements, title: str = "") -> dict[str, Any]
         f"median error {fit.median_error:.1%}, worst {fit.worst_error:.0%}" if fit.points else "one figure"
     )
     bound = f"; at a limit of the search: {', '.join(fit.at_bound)}" if fit.at_bound else ""
-    source = f"zsim calibrate, {title or fit.title}: {', '.join(fit.sources)}{machine}: {count}{errors}{bound}"
+    source = (
+        f"zsim calibrate, {title or fit.title}: {', '.join(fit.sources)}{machine}: {count}{errors}{bound}"
+    )
     return {"source": source, "evidence": "calibrated"}
 
 
