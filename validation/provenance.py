@@ -52,8 +52,8 @@ def _cpu_model() -> str:
 
 
 def machine_folder(gpu: str = "") -> str:
-    """What `traces/` calls a class of machine: "h200", or "cpu-2core-epyc-7763" without a GPU; family and model
-    ("cpu-2core-epyc-25-1") where a virtual machine keeps the number to itself."""
+    """What `traces/` calls a class of machine: "h200", or "cpu-2core-epyc-7763" without a GPU; family and
+    model ("cpu-2core-epyc-25-1") where a virtual machine keeps the number to itself."""
     name = _words_of(_cpu_model())
     if name and not any(letter.isdigit() for letter in name):
         name = "-".join([name, *filter(None, (_cpu_info("cpu family"), _cpu_info("model")))])
