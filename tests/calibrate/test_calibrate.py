@@ -160,5 +160,22 @@ def test_the_command_writes_a_cluster_that_runs(tmp_path: Path) -> None:
     assert {"matrix products", "fused attention", "collectives within a node", "drive, read"} <= titles
     gemm = next(fit for fit in fits if fit["title"] == "matrix products")
     assert gemm["median_absolute_error"] < 0.1
-    assert load_cluster(tmp_path / "cpu.toml").host.cores == 2
+    host = load_cluster(tmp_path / "cpu.toml").host
+    assert host.cores == 2
+    assert host.overhead_factor == pytest.approx(0.8487 / 0.85, rel=1e-3)
     assert "plotly" in (tmp_path / "page.html").read_text().lower()
+
+
+def test_how_fast_a_host_runs_python_is_named_with_the_file_it_comes_from() -> None:
+    """1.7 us for what takes the reference 0.85."""
+    rows = (
+        Measurement("host", {"what": "launch"}, 5e-3, "a.json", calls=1000.0),
+        Measurement("host", {"what": "module_call"}, 1.7e-3, "b.json", calls=1000.0),
+    )
+    base = load_cluster("dgx-h100")
+    made = calibrate(base, "dgx-h100", "mine", Measurements(rows))
+    assert made.tables["host"]["overhead_factor"] == pytest.approx(2.0)
+    assert "a.json" in made.tables["host"]["source"]
+    assert "b.json" in made.tables["host"]["source"]
+    without = calibrate(base, "dgx-h100", "mine", Measurements(rows[:1]))
+    assert "overhead_factor" not in without.tables["host"]

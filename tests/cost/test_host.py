@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.cost.host import host_seconds, load_host_costs
+from zsim.cost.host import host_seconds, load_host_costs, retry_seconds
 from zsim.errors import InputError
 from zsim.specs.hardware import HostDevice
 
@@ -25,6 +25,8 @@ _EVENTS = {
     "deepspeed_reduce",
     "optimizer_step",
     "step",
+    "dtensor_in_list",
+    "dtensor_update",
 }
 
 
@@ -56,6 +58,18 @@ def test_an_op_costs_its_event_times_the_factor_plus_its_launches() -> None:
     costs = load_host_costs()
     expected = 1.5 * costs.seconds["fsdp2_unshard"] + 20e-6
     assert host_seconds("fsdp2_unshard", 1, 4, host(1.5), costs) == pytest.approx(expected)
+
+
+def test_an_event_that_happens_often_is_paid_as_often() -> None:
+    costs = load_host_costs()
+    expected = 291 * 1.5 * costs.seconds["dtensor_in_list"]
+    assert host_seconds("dtensor_in_list", 291, 0, host(1.5), costs) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("ranks", "times"), [(1, 1.0), (2, 1.5), (8, 2.717857)])
+def test_a_job_waits_for_the_slowest_of_its_allocators(ranks: int, times: float) -> None:
+    costs = load_host_costs()
+    assert retry_seconds(ranks, costs) == pytest.approx(times * costs.seconds["allocator_retry"])
 
 
 def test_an_op_without_an_event_costs_its_launches() -> None:

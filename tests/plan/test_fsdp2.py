@@ -350,3 +350,19 @@ def test_clipping_reduces_one_norm_per_tensor(plan_for: PlanFor, toys: Any) -> N
 def test_an_unknown_wrapping_is_refused(plan_for: PlanFor) -> None:
     with pytest.raises(Exception, match=r"unknown preset 'torchtitan-0\.2'; did you mean"):
         plan_for(strategy={"kind": "fsdp2", "wrapping": "torchtitan-0.2"})
+
+
+# -- DTensors --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("implementation", "event"), [("fused", "dtensor_in_list"), ("for_loop", "dtensor_update")]
+)
+def test_the_host_takes_every_dtensor_apart_once_per_list_or_for_every_operator(
+    toys: Any, implementation: Any, event: str
+) -> None:
+    """Four blocks of one parameter each: the update, and before it the norm where gradients are clipped."""
+    training = replace(toys.training(), optimizer_implementation=implementation, gradient_clipping=1.0)
+    plan = toy_plan(toys, toys.linear_blocks([(64, 32)] * 4), training=training)
+    found = [(op.name, op.overhead, op.events) for op in plan.ops if "DTensors" in op.name]
+    assert found == [("norm of DTensors", "dtensor_in_list", 4), ("update of DTensors", event, 4)]

@@ -35,7 +35,7 @@ ROLES = {
 KINDS = ("schedule", "cost", "unknown configuration", "memory nearly full", "not yet explained")
 
 # Where torch's allocator is predicted to run short, the step depends on how often it does, which hangs on a
-# hundredth of the memory, and on what each time costs, which is fitted to few rows.
+# hundredth of the memory, and on what each time costs, which grows with the ranks and is fitted to few rows.
 RUNS_SHORT = "memory nearly full: torch's allocator is predicted to run short {times} a micro-batch"
 
 # What is known about the large errors, by the beginning of the row's name; the first that fits is printed. A
@@ -101,7 +101,8 @@ def page(result: CheckResult) -> list[str]:
 def cause_of(row: RowResult) -> str:
     """What is known about a large error of this row."""
     if row.predicted_retries:
-        return RUNS_SHORT.format(times=f"{row.predicted_retries:.2g} times")
+        kind = ".0f" if row.predicted_retries >= 10 else ".2g"
+        return RUNS_SHORT.format(times=f"{row.predicted_retries:{kind}} times")
     return next((text for prefix, text in CAUSES if row.row_id.startswith(prefix)), KINDS[-1])
 
 

@@ -69,7 +69,7 @@ def calibrate(
     for fit in gpu_fits:
         for dotted, value in fit.values.items():
             table, _, key = dotted.partition(".")
-            content = tables.setdefault(f"gpu.{table}", _origin(fit, rows))
+            content = tables.setdefault(f"gpu.{table}", _origin([fit], rows))
             if key.startswith("by_dtype."):
                 content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = _rounded(value)
             else:
@@ -77,9 +77,7 @@ def calibrate(
             content["measured_range"] = {**content.get("measured_range", {}), **fit.ranges}
     for table, values in changes.items():
         own = [fit for fit in cluster_fits if _belongs(fit, table)]
-        content = _origin(own[0], rows, "; ".join(fit.title for fit in own)) | {
-            key: _plain(key, value) for key, value in values.items()
-        }
+        content = _origin(own, rows) | {key: _plain(key, value) for key, value in values.items()}
         content["measured_range"] = {key: span for fit in own for key, span in fit.ranges.items()}
         tables[table] = content
     return Calibration(name, base, tables, fits, measured.machines, tuple(notes))
@@ -99,18 +97,19 @@ def _belongs(fit: Fit, table: str) -> bool:
     return any(name.split(".")[0] == table for name in fit.values)
 
 
-def _origin(fit: Fit, measured: Measurements, title: str = "") -> dict[str, Any]:
-    """Where a table comes from: its fit, or, with a `title`, several."""
+def _origin(fits: Sequence[Fit], measured: Measurements) -> dict[str, Any]:
+    """Where a table comes from: each of its fits, with its points and errors."""
     machine = f" on {'; '.join(measured.machines)}" if measured.machines else ""
-    count = f"{len(fit.points)} points, " if fit.points else ""
-    errors = (
-        f"median error {fit.median_error:.1%}, worst {fit.worst_error:.0%}" if fit.points else "one figure"
-    )
+    found = "; ".join(f"{fit.title}: {', '.join(fit.sources)}{machine}: {_errors(fit)}" for fit in fits)
+    return {"source": f"zsim calibrate, {found}", "evidence": "calibrated"}
+
+
+def _errors(fit: Fit) -> str:
     bound = f"; at a limit of the search: {', '.join(fit.at_bound)}" if fit.at_bound else ""
-    source = (
-        f"zsim calibrate, {title or fit.title}: {', '.join(fit.sources)}{machine}: {count}{errors}{bound}"
-    )
-    return {"source": source, "evidence": "calibrated"}
+    if not fit.points:
+        return f"one figure{bound}"
+    errors = f"median error {fit.median_error:.1%}, worst {fit.worst_error:.0%}"
+    return f"{len(fit.points)} points, {errors}{bound}"
 
 
 def _plain(key: str, value: Any) -> Any:

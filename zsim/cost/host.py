@@ -77,6 +77,6 @@ def retry_seconds(num_ranks: int, costs: HostCosts) -> float:
     c is one rank's `allocator_retry`. Ranks run short at about the same op, but do not take equally long; the
     next collective waits for the slowest of them. Of n times that are spread exponentially about a mean of c,
     the longest is on average c times the n-th harmonic number (Renyi, On the theory of order statistics,
-    1953).
+    1953). One rank takes c.
     """
     return costs.seconds["allocator_retry"] * float(np.sum(1.0 / np.arange(1, num_ranks + 1)))

@@ -48,9 +48,10 @@ class AllocatorCounts:
 class Allocator:
     """One GPU's allocator on its host's clock.
 
-    `outstanding(op)`: the last op that was issued to each stream before `op`. `malloc_seconds` and
-    `free_seconds`: the host's for one segment, asked of the driver and given back; `retry_seconds`: to give
-    the cache back besides. `counts` begin with op `counts_from`.
+    `changes`: what its program allocates and frees; `outstanding(op)`: the last op that was issued to each
+    stream before `op`. `malloc_seconds` and `free_seconds`: the host's for one segment, asked of the driver
+    and given back; `retry_seconds`: what it takes besides until all ranks have given their caches back.
+    `counts` begin with op `counts_from`.
     """
 
     memory: CachingAllocator

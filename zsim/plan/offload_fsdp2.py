@@ -105,7 +105,8 @@ class OffloadedFsdp2Schedule(Fsdp2Schedule):
             self.reducer.wait_for_copies()
 
     def optimizer_step(self) -> None:
-        """torch's fused AdamW on the CPU; clipping reads the gradients and scales them there too."""
+        """torch's fused AdamW on the CPU; clipping reads the gradients and scales them there too. What taking
+        DTensors apart costs is not in it: milliseconds, beside seconds."""
         numel = sum(shard for unit in self.units for shard in unit.parameter_shards)
         if self.training.gradient_clipping > 0:
             norm = HostWork("copy", 4 * numel, numel)
