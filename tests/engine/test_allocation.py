@@ -72,7 +72,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[zsim.Result, zsim.R
 
 
 def test_a_step_that_runs_short_pays_for_every_retry(short: tuple[zsim.Result, zsim.Result]) -> None:
-    """0.21 s of presets/frameworks.toml times 1 + 1/2 + ... + 1/8, for eight ranks; the GPU is idle meanwhile."""
+    """0.21 s of presets/frameworks.toml times 1 + ... + 1/8, for eight ranks; the GPU idles meanwhile."""
     plenty, tight = short
     assert tight.report.allocator is not None
     assert tight.report.allocator.retries > 0
