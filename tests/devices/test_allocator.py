@@ -145,3 +145,10 @@ def test_a_restart_keeps_the_segments_and_forgets_what_was_outstanding() -> None
     gpu.advance(1, 0.0, [nan])
     gpu.restart()
     assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (60 * MIB, 0)
+
+
+def test_what_has_ended_matters_only_before_ops_that_allocate() -> None:
+    """Op 1 only frees, op 2 does both."""
+    changes = Changes([take(0, 0, 60), give(1, 0), take(2, 1, 10), give(2, 1)])
+    assert set(changes.by_op) == {0, 1, 2}
+    assert changes.asking == {0, 2}
