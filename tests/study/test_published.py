@@ -17,7 +17,6 @@ from zsim.study.published import (
     predict_rows,
     predict_step,
     shipped_tables,
-    step_seconds,
 )
 from zsim.study.published_job import row_job
 from zsim.study.published_statistics import error_figures
@@ -111,8 +110,8 @@ def test_many_micro_batches_cost_what_simulating_all_of_them_does(tmp_path: Path
     training = replace(row.job.training, gradient_accumulation_steps=8)
     job = replace(row.job, training=training)
     whole = simulate_job(job).trace.step_seconds
-    assert step_seconds(replace(row, job=job, sequences=512.0)) == pytest.approx(whole, rel=0.002)
-    half_of_the_last = step_seconds(replace(row, job=job, sequences=480.0))
+    assert predict_step(replace(row, job=job, sequences=512.0)).seconds == pytest.approx(whole, rel=0.002)
+    half_of_the_last = predict_step(replace(row, job=job, sequences=480.0)).seconds
     assert whole * 14 / 16 < half_of_the_last < whole
 
 

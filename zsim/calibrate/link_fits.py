@@ -43,10 +43,15 @@ def _host(cluster: Cluster, measured: Measurements) -> Found:
         return {"host": {"cores": cores}}, [fit]
     if cluster.gpu.vendor == "cpu" or not rows:
         return {}, []
-    seconds = min(row.seconds / row.calls for row in rows)
+    seconds = _seconds_per_call(rows)
     name = "host.seconds_per_launch"
     fit = Fit("launch of one kernel", {name: seconds}, (), {}, sources(rows), {name: "s"})
     return {"host": {"seconds_per_launch": seconds}}, [fit]
+
+
+def _seconds_per_call(rows: list[Measurement]) -> float:
+    """Of the fastest: other load only ever makes a row slower."""
+    return min(row.seconds / row.calls for row in rows)
 
 
 def _framework(cluster: Cluster, measured: Measurements) -> Found:
@@ -55,7 +60,7 @@ def _framework(cluster: Cluster, measured: Measurements) -> Found:
     rows = measured.of("host", what="module_call")
     if not rows:
         return {}, []
-    factor = min(row.seconds / row.calls for row in rows) / load_host_costs().seconds["identity_call"]
+    factor = _seconds_per_call(rows) / load_host_costs().seconds["identity_call"]
     name = "host.overhead_factor"
     fit = Fit("the frameworks' Python", {name: factor}, (), {}, sources(rows))
     return {"host": {"overhead_factor": factor}}, [fit]

@@ -81,7 +81,7 @@ class Allocator:
             return -1
         if not self._is_counting and op >= self.counts_from:
             self._is_counting, self.counts = True, AllocatorCounts(failures=self.counts.failures)
-        for change in changes[self._position :] if self._position else changes:
+        for change in changes[self._position :]:
             if change.bytes:
                 waits_for = self._allocate(change, op, now, ended)
                 if waits_for >= 0:

@@ -207,7 +207,7 @@ class CachingAllocator:
     # -- blocks --------------------------------------------------------------------------------------------
 
     def _pool(self, count: int, stream: str) -> tuple[_Pool, int]:
-        size = -(-count // MIN_BLOCK) * MIN_BLOCK
+        size = _up(count, MIN_BLOCK)
         key = (stream, size <= SMALL_SIZE)
         pool = self._pools.get(key)
         if pool is None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from zsim.cost.kernels import Kernel
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Kernels, Op, Plan
+from zsim.plan.ops import Collective, Kernels, OffloadWork, Op, Plan
+
+_TIMED_ELSEWHERE = Collective | OffloadWork  # by the fabric and the host's devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def make_program(
             concentration.append(known[key][1])
         else:
             concentration.append(0.0)
+            assert work is None or isinstance(work, _TIMED_ELSEWHERE)
             durations.append(None)
         host_key = (op.overhead, op.events, op.launches)
         if host_key not in host_of:

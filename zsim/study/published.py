@@ -186,11 +186,6 @@ def measured_seconds(run: PublishedRun) -> float | None:
     return total / samples if samples else None
 
 
-def step_seconds(row: RowJob) -> float:
-    """Seconds of the row's step."""
-    return predict_step(row).seconds
-
-
 def predict_step(row: RowJob) -> StepPrediction:
     """The row's step.
 
