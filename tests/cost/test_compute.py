@@ -182,6 +182,22 @@ def test_another_generation_of_attention_replaces_the_curve_and_nothing_else(gpu
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "length", "backward_over_forward", "measured_ms"),
+    [(128, 8096, 0.0, 78.5075), (128, 4096, 2.5, 48.4133)],
+    ids=["forward", "backward"],
+)
+def test_the_first_flash_attention_takes_as_long_as_xformers_timed_it(
+    head_dim: int, length: int, backward_over_forward: float, measured_ms: float
+) -> None:
+    """facebookresearch/xformers pull requests 389 and 479: 320 sequences times heads on A100, causal."""
+    board = with_attention_variant(load_gpu("a100-sxm-80gb"), "flash1")
+    flops = 2.0 * 320 * length**2 * head_dim * (backward_over_forward or 1.0)
+    kind = "attention_backward" if backward_over_forward else "attention_forward"
+    kernel = Kernel(kind, flops, 0.0, "fp16", (320, length, length, head_dim))
+    assert 1e3 * kernel_seconds(kernel, board) == pytest.approx(measured_ms, rel=0.01)
+
+
+@pytest.mark.parametrize(
     ("variant", "length", "head_dim", "measured"),
     [
         (None, 1024, 128, 260e12),

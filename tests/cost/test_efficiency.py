@@ -96,6 +96,24 @@ def test_attention_saturates_with_length_and_width() -> None:
     assert attention_fraction(512, 64, curve, is_backward=True) == pytest.approx(0.15)
 
 
+@pytest.mark.parametrize(("head_dim", "expected"), [(32, 0.3), (33, 0.5), (64, 0.5), (65, 0.7), (128, 0.7)])
+def test_a_head_runs_on_the_narrowest_kernel_that_takes_it(head_dim: int, expected: float) -> None:
+    curve = AttentionEfficiency.model_validate(
+        {
+            **_ORIGIN,
+            "forward_fraction": 0.7,
+            "backward_fraction": 0.6,
+            "sequence_half": 0,
+            "by_head_dim": {
+                "64": {"forward_fraction": 0.5, "backward_fraction": 0.4},
+                "32": {"forward_fraction": 0.3, "backward_fraction": 0.2},
+            },
+        }
+    )
+    assert attention_fraction(512, head_dim, curve, is_backward=False) == pytest.approx(expected)
+    assert attention_fraction(512, head_dim, curve, is_backward=True) == pytest.approx(expected - 0.1)
+
+
 def test_attention_without_half_lengths_is_constant() -> None:
     curve = AttentionEfficiency.model_validate(
         {**_ORIGIN, "forward_fraction": 0.7, "backward_fraction": 0.6, "sequence_half": 0}

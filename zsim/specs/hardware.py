@@ -62,16 +62,28 @@ class GemmEfficiency(Table):
     by_dtype: dict[str, Fraction] = Field(default_factory=dict)
 
 
-class AttentionCurve(BaseModel):
-    """Fraction of peak forward and backward on long sequences and wide heads, and the sequence length and
-    head width at which half of it is reached."""
+class AttentionFractions(BaseModel):
+    """Fraction of peak of fused attention, forward and backward, on long sequences."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     forward_fraction: Fraction
     backward_fraction: Fraction
+
+
+class AttentionCurve(AttentionFractions):
+    """The fractions on wide heads, and the sequence length and head width at which half of them is reached.
+
+    `by_head_dim`: fractions of kernels that were built for narrower heads, by the widest each one takes.
+    """
+
     sequence_half: float = Field(ge=0)
     head_dim_half: float = Field(default=0.0, ge=0)
+    by_head_dim: dict[int, AttentionFractions] = Field(default_factory=dict)
+
+    def fractions(self, head_dim: int) -> AttentionFractions:
+        """Those of the narrowest kernel that takes heads of width `head_dim`."""
+        return self.by_head_dim.get(min((d for d in self.by_head_dim if d >= head_dim), default=0), self)
 
 
 class AttentionEfficiency(Table, AttentionCurve):
@@ -152,7 +164,8 @@ def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:
             f"GPU '{gpu.name}' has no attention variant '{variant}'{did_you_mean(variant, names)}; "
             f"it has {', '.join(names) or 'none'}"
         )
-    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=curve.model_dump())})
+    changes = {name: getattr(curve, name) for name in AttentionCurve.model_fields}
+    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=changes)})
 
 
 class NodeLink(Table):
