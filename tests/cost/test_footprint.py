@@ -95,6 +95,19 @@ def test_a_slice_of_a_fused_projection_keeps_all_of_it_alive() -> None:
     assert saved_bytes(llama, SHAPE, WorkOptions()) == TOKENS * (2 * 3 * 4096 + 128)
 
 
+def test_attention_between_gather_and_scatter_keeps_its_output_too() -> None:
+    """4 heads of 8: q, k, v are 96 elements a token, the output 32, bf16. Kept beside q, k, v and 4 bytes of
+    log-sum-exp a head: the output (64) and its index (8); passing in forward beside the output scattered: q,
+    k and v before the gather (192), the output in fp32 (128)."""
+    plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
+    masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
+    options = WorkOptions("bf16", "flash")
+    assert saved_bytes(plain, SHAPE, options) == TOKENS * (192 + 16)
+    assert saved_bytes(masked, SHAPE, options) == TOKENS * (192 + 16 + 64 + 8)
+    assert forward_extra_bytes(masked, SHAPE, options) == TOKENS * (64 + 192 + 128)
+    assert backward_extra_bytes(masked, SHAPE, options) == backward_extra_bytes(plain, SHAPE, options)
+
+
 def test_inputs_read_twice_are_kept_once() -> None:
     """k_proj and v_proj read what q_proj keeps."""
     modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}

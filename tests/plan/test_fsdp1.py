@@ -14,7 +14,7 @@ import pytest
 from zsim.errors import InputError
 from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp1_reduce import predivide_factor
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload import make_workload
 from zsim.plan.wrapping import make_flat_units, size_based_paths
 from zsim.specs.strategy import Fsdp1
@@ -85,6 +85,26 @@ def test_parameters_are_gathered_in_bf16_and_gradients_reduced_in_fp32(plan_for:
     assert gathered == {(2 * ROOT, "bf16"): 1, (2 * BLOCK, "bf16"): 64}
     reduced = Counter((w.bytes, w.dtype) for w in works if w.kind == "reduce_scatter")
     assert reduced == {(4 * ROOT, "fp32"): 1, (4 * BLOCK, "fp32"): 32}
+
+
+def test_padding_by_nothing_copies_the_gradient(toys: Any) -> None:
+    """n elements on 8 ranks: the cast reads 4 n bytes and writes 2 n, the division by 4 before the sum reads
+    and writes 2 n. torch 1.13 also copies, 2 n read and written, and sets a shard of 2 n / 8 to zero."""
+    changes: dict[str, Any] = {"param_dtype": "fp32", "reduce_dtype": "bf16"}
+    plain, padding = (toy_plan(toys, always_pads=pads, **changes) for pads in (False, True))
+    numels = [op.work.bytes // 2 for op in plain.ops if op.name.startswith("reduce_scatter")]  # type: ignore[union-attr]
+    assert prepared_bytes(plain) == [10 * n for n in numels]
+    assert prepared_bytes(padding) == [14.25 * n for n in numels]
+    copies = [
+        change for change in padding.memory if change.category == "buffers" and len(change.tensors) == 2
+    ]
+    assert [change.tensors for change in copies] == [(2 * n, 2 * n) for n in numels]
+
+
+def prepared_bytes(plan: Plan) -> list[float]:
+    """What is read and written between a flat gradient and its reduction, by unit."""
+    works = [op.work for op in plan.ops if op.name.startswith("prepare gradients")]
+    return [sum(kernel.hbm_bytes for kernel in work.kernels) for work in works if isinstance(work, Kernels)]
 
 
 def test_flat_parameters_are_padded_to_the_number_of_ranks(toys: Any) -> None:
@@ -329,6 +349,7 @@ def test_model_states_are_sharded(plan_for: PlanFor, toys: Any) -> None:
         {"param_dtype": "fp32", "backward_prefetch": "none"},
         {"reduce_dtype": "bf16", "backward_prefetch": "BACKWARD_POST"},
         {"reduce_dtype": "bf16", "no_sync": True},
+        {"param_dtype": "fp32", "reduce_dtype": "bf16", "always_pads": True},
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ import pytest
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.model import Attention, Loss
+from zsim.specs.strategy import Fsdp1
 from zsim.study.published_job import row_job
 from zsim.study.published_table import PublishedRun
 
@@ -115,7 +116,7 @@ def test_mosaics_first_attention_was_the_cuda_kernel() -> None:
         row_job(run(**MOSAIC, **kernel, date=date)).job.cluster.gpu.attention
         for date in ("2022-12", "2023-04")
     ]
-    assert [curve.forward_fraction for curve in curves] == [0.288, 0.366]
+    assert [curve.forward_fraction for curve in curves] == [0.228, 0.366]
 
 
 def test_composers_releases_are_known_by_their_date() -> None:
@@ -134,6 +135,16 @@ def test_composers_releases_are_known_by_their_date() -> None:
         "fused",
         "fused",
     )
+
+
+@pytest.mark.parametrize(
+    ("software", "always_pads"),
+    [("torch 1.12 + composer", True), ("torch 1.13.1 + composer", True), ("torch 2.1.0 + composer", False)],
+)
+def test_fsdp1_pads_every_gradient_before_torch_2(software: str, always_pads: bool) -> None:
+    strategy = row_job(run(**{**MOSAIC, "software": software})).job.strategy
+    assert isinstance(strategy, Fsdp1)
+    assert strategy.always_pads == always_pads
 
 
 def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_metrics() -> None:

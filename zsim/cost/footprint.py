@@ -64,8 +64,7 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
     attention keeps q, k and v and is run again in backward; everything else is kept."""
     if not isinstance(module.work, Attention):
         return saved_bytes(module, shape, options)
-    elements = query_elements(module.work) + key_value_elements(module.work)
-    return shape.tokens * elements * options.activation_bytes
+    return shape.tokens * _input_elements(module.work) * options.activation_bytes
 
 
 def kept_modules(block: Block) -> tuple[Module, ...]:
@@ -137,6 +136,8 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     if isinstance(work, Attention):
         rotary = 2 * query_elements(work) * e if work.rotary and not options.fuses_kernels else 0
         temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
+        if work.unpads:  # q, k and v before the gather, and the output in fp32
+            temporaries += tokens * (_input_elements(work) * e + output_elements(work) * 4)
         return tokens * (output_elements(work) * e + rotary) + temporaries
     if isinstance(work, Loss):
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
@@ -157,7 +158,7 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * ((e if options.liger else 2 * e) + (8 if is_upcast else 0))
     if isinstance(work, Attention):
-        elements = query_elements(work) + key_value_elements(work) + output_elements(work)
+        elements = _input_elements(work) + output_elements(work)
         if options.attention == "flash":
             return tokens * (elements * e + query_elements(work) * 4)
         upcast = 4 if work.upcasts_softmax and not options.compile else e
@@ -181,6 +182,11 @@ def _keeps_nothing_of_its_own(module: Module) -> bool:
     return isinstance(module.work, Residual) and not module.work.dropout
 
 
+def _input_elements(work: Attention) -> int:
+    """Elements of q, k and v per token."""
+    return query_elements(work) + key_value_elements(work)
+
+
 def _score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
     return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
 
@@ -197,14 +203,16 @@ def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
 
 
 def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
-    """Flash: q, k, v, log-sum-exp. Math: q, and k and v of all heads, the softmax's output, with dropout its
-    mask and what it let through; eager with an fp32 softmax also the probabilities cast back."""
-    e, inputs = options.activation_bytes, query_elements(work) + key_value_elements(work)
+    """Flash: q, k, v, log-sum-exp; where it unpads also its output, which is scattered into the next layer's
+    input, and the indices. Math: q, and k and v of all heads, the softmax's output, with dropout its mask and
+    what it let through; eager with an fp32 softmax also the probabilities cast back."""
+    e, inputs = options.activation_bytes, _input_elements(work)
     if options.attention == "flash":
         # Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive.
         is_doubled = work.rotary and work.splits_fused_qkv and not options.fuses_kernels
         rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
-        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES)
+        unpadded = output_elements(work) * e + INDEX_BYTES if work.unpads else 0
+        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded)
     repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
     upcasts = work.upcasts_softmax and not options.compile and e < 4
     softmax = 4 if upcasts else e

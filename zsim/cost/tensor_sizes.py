@@ -68,5 +68,7 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
     if isinstance(work, Attention):
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e
+        if work.unpads:
+            return (q + 2 * k, out), (out, q + 2 * k), (q + 2 * k, out)
         return (q, k, k, q, k), (out, q, q), (q, k, k, out)
     return (), (), ()

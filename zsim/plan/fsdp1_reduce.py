@@ -7,6 +7,10 @@ Transcribed from `_post_backward_hook`, `_reduce_grad` and `_reduce_grad_no_shar
 A gradient is made on the compute stream and read on the post-backward stream; `record_stream` keeps its
 memory until that stream is past it, however far ahead the host is. What is allocated on the post-backward
 stream itself (casts, padding, shards) is free as soon as the host lets go of it.
+
+# [Note: padding by nothing]
+Up to torch 1.13 `_post_backward_hook` pads every flat gradient; where nothing is missing, `F.pad` copies it
+(ATen/native/PadNd.cpp `constant_pad_nd`: a clone). The shard is `zeros_like`, not `empty_like`.
 """
 
 from __future__ import annotations
@@ -115,16 +119,20 @@ class GradientReducer:
 
     def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
         """Cast to the reduce dtype, pad, divide before the sum; returns the bytes it allocated."""
-        read = written = launches = owned = 0
+        read = written = launches = 0
+        tensors: tuple[int, ...] = ()
         size = unit.numel * self.reduce_bytes
         full = unit.padded_numel * self.reduce_bytes
         if size != source:
-            read, written, launches, owned = read + source, written + size, launches + 1, owned + size
-        if full != size:
-            read, written, launches, owned = read + size, written + full, launches + 1, owned + full
+            read, written, launches, tensors = read + source, written + size, launches + 1, (size,)
+        if full != size or self.strategy.always_pads:  # see [Note: padding by nothing]
+            read, written, launches, tensors = read + size, written + full, launches + 1, (*tensors, full)
+        if self.strategy.always_pads:
+            written, launches = written + unit.shard_numel * self.reduce_bytes, launches + 1
         if self.predivide > 1:
             read, written, launches = read + full, written + full, launches + 1
-        self.builder.allocate("buffers", owned)
+        owned = sum(tensors)
+        self.builder.allocate("buffers", owned, tensors=tensors)
         if launches:
             self.builder.kernels(
                 f"prepare gradients {unit.name}", moves(read, written, launches=launches),

@@ -58,8 +58,9 @@ class Attention:
 
     `upcasts_softmax`: written-out attention computes its softmax in fp32 (most families).
     `splits_fused_qkv`: q, k and v are slices of one projection's output.
-    `unpads`: q, k and v are gathered by a padding mask before and the output scattered after, as
-    flash-attn's `FlashMHA` does whenever it is given a mask, padding or not. `host_waits`: the host reads
+    `unpads`: q, k and v are gathered by a padding mask before and the output scattered after, as flash-attn
+    0.2's `FlashMHA` does whenever it is given a mask, padding or not; its kernel collects the output in fp32
+    (flash_attn/flash_attention.py, csrc/flash_attn/fmha_api.cpp `o_tmp`). `host_waits`: the host reads
     something from the GPU before it launches the kernel, and so cannot run ahead of the layer.
     """
 

@@ -112,7 +112,7 @@ class Fsdp2:
 @dataclass(frozen=True, slots=True)
 class Fsdp1:
     """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be
-    `size:N`, N in elements."""
+    `size:N`, N in elements. `always_pads`: as torch before 2.0 does, which pads every flat gradient."""
 
     sharding_strategy: str
     replicate: int
@@ -124,3 +124,4 @@ class Fsdp1:
     reduce_dtype: str
     no_sync: bool
     cpu_offload: bool = False
+    always_pads: bool = False
