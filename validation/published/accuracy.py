@@ -43,7 +43,7 @@ RUNS_SHORT = "memory nearly full: torch's allocator is predicted to run short {t
 CAUSES = (
     (
         "mosaic-2022-12",
-        "unknown configuration: torch 1.12's kernels, an unpublished `min_params`",
+        "unknown configuration: torch 1.12's kernels; between nodes a network that is assumed",
     ),
     ("mosaic-2023-02", "unknown configuration: composer's and torch 1.13's kernels; memory nearly full"),
     ("mosaic", "memory nearly full (automatic micro-batch): allocator retries that no column states"),
