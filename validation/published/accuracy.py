@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from zsim.study.baseline import Baseline, read_baseline
 from zsim.study.check import run_check
 from zsim.study.published import CheckResult, RowResult, shipped_tables
 from zsim.study.published_bars import bar_of_all, bars, table_lines
 from zsim.study.published_print import markdown_lines
+from zsim.study.published_table import read_runs
 from zsim.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +26,7 @@ README = ROOT / "README.md"
 BASELINE = ROOT / "validation" / "baseline.json"
 BLOCK = re.compile(r"(<!-- published runs.*?-->\n).*?(<!-- end of published runs -->)", re.DOTALL)
 NUM_WORST = 12
+MANY = 256  # GPUs, in one line of the table
 LARGE = 0.10  # an error that asks for a cause
 ROLES = {
     "calibrate": (
@@ -95,7 +98,7 @@ def page(result: CheckResult) -> list[str]:
         rows = tuple(row for row in result.rows if row.role == role)
         if rows:
             lines += [f"## {title}", "", *markdown_lines(CheckResult(rows, ())), ""]
-    return lines + _by_tier(result) + _by_cause(result) + _worst(result)
+    return lines + _by_tier(result) + _by_gpus(result) + _by_cause(result) + _worst(result)
 
 
 def cause_of(row: RowResult) -> str:
@@ -149,6 +152,34 @@ def _without_full(result: CheckResult) -> list[str]:
     return [
         f"- where torch's allocator is predicted to run short: {len(short)} rows, {_in_words(short)}; "
         f"elsewhere {len(others)}: {_in_words(others)}"
+    ]
+
+
+def _by_gpus(result: CheckResult) -> list[str]:
+    """FSDP's report rows whose memory suffices, by how many GPUs they ran on: what a large job's is worth."""
+    runs = {run.row_id: run for run in read_runs(shipped_tables()).runs}
+    by_gpus: dict[int, list[float]] = {}
+    for row in result.rows:
+        run = runs[row.row_id]
+        counts = row.role == "report" and "FSDP" in run.text("strategy") and not row.predicted_retries
+        if counts and row.relative_error is not None:
+            by_gpus.setdefault(min(run.count("n_gpus") or 1, MANY), []).append(row.relative_error)
+    lines = [
+        "## Unfitted FSDP rows by number of GPUs, where torch's allocator is not predicted to run short",
+        "",
+        "| GPUs | rows | mean | median | bias |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for gpus, errors in sorted(by_gpus.items()):
+        sizes = [abs(error) for error in errors]
+        bias = sum(errors) / len(errors)
+        label = f"{gpus} and more" if gpus == MANY else str(gpus)
+        lines.append(f"| {label} | {len(errors)} | {_mean(errors):.1%} | {median(sizes):.1%} | {bias:+.1%} |")
+    return [
+        *lines,
+        "",
+        "With more GPUs comes what no model here tells: GPUs that differ, and whatever waits for the slowest.",
+        "",
     ]
 
 
