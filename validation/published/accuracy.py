@@ -178,7 +178,7 @@ def _by_gpus(result: CheckResult) -> list[str]:
     return [
         *lines,
         "",
-        "With more GPUs comes what no model here tells: GPUs that differ, and all that waits for the slowest.",
+        "More GPUs add what no model here tells: that they differ, and all that waits for the slowest.",
         "",
     ]
 
