@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from zsim.cost.compute import KernelPricer, kernel_seconds, require_dtype
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels import Kernel, KernelKind
 from zsim.cost.losses import loss_kernels
 from zsim.cost.shapes import WorkOptions
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_gpu
-from zsim.specs.hardware import Gpu, with_attention_variant
+from zsim.specs.hardware import Gpu, NarrowKernel, with_attention_variant
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 
@@ -182,19 +182,34 @@ def test_another_generation_of_attention_replaces_the_curve_and_nothing_else(gpu
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "length", "backward_over_forward", "measured_ms"),
-    [(128, 8096, 0.0, 78.5075), (128, 4096, 2.5, 48.4133)],
-    ids=["forward", "backward"],
+    ("kind", "head_dim", "length", "over_forward", "expected_ms"),
+    [
+        ("attention_forward", 128, 8096, 1.0, 78.5075),
+        ("attention_backward", 128, 4096, 2.5, 48.4133),
+        ("attention_forward", 64, 8096, 1.0, 78.5075 / 2 / 1.55),
+        ("attention_backward", 64, 4096, 2.5, 48.4133 / 2 / 1.08),
+    ],
 )
 def test_the_first_flash_attention_takes_as_long_as_xformers_timed_it(
-    head_dim: int, length: int, backward_over_forward: float, measured_ms: float
+    kind: KernelKind, head_dim: int, length: int, over_forward: float, expected_ms: float
 ) -> None:
-    """facebookresearch/xformers pull requests 389 and 479: 320 sequences times heads on A100, causal."""
+    """facebookresearch/xformers pull requests 389 and 479: 320 sequences times heads on A100, causal, heads
+    of width 128; those of 64 by the ratios in the GPU's file."""
     board = with_attention_variant(load_gpu("a100-sxm-80gb"), "flash1")
-    flops = 2.0 * 320 * length**2 * head_dim * (backward_over_forward or 1.0)
-    kind = "attention_backward" if backward_over_forward else "attention_forward"
+    flops = 2.0 * 320 * length**2 * head_dim * over_forward
     kernel = Kernel(kind, flops, 0.0, "fp16", (320, length, length, head_dim))
-    assert 1e3 * kernel_seconds(kernel, board) == pytest.approx(measured_ms, rel=0.01)
+    assert 1e3 * kernel_seconds(kernel, board) == pytest.approx(expected_ms, rel=0.01)
+
+
+def test_a_variants_narrow_kernels_replace_the_ones_of_the_board() -> None:
+    board = load_gpu("a100-sxm-80gb")
+    own = {64: NarrowKernel(forward_ratio=0.5, backward_ratio=0.5)}
+    narrow = board.model_copy(update={"attention": board.attention.model_copy(update={"by_head_dim": own})})
+    assert with_attention_variant(narrow, "flash1-triton").attention.by_head_dim == {}
+    assert list(with_attention_variant(narrow, "flash1").attention.by_head_dim) == [64]
+    assert with_attention_variant(narrow, "flash1").attention.fraction(
+        64, is_backward=False
+    ) == pytest.approx(0.228 * 1.55)
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,23 @@ def test_a_slice_of_a_fused_projection_keeps_all_of_it_alive() -> None:
 
 def test_attention_between_gather_and_scatter_keeps_its_output_too() -> None:
     """4 heads of 8: q, k, v are 96 elements a token, the output 32, bf16. Kept beside q, k, v and 4 bytes of
-    log-sum-exp a head: the output (64) and its index (8); passing in forward beside the output scattered: q,
-    k and v before the gather (192), the output in fp32 (128)."""
+    log-sum-exp a head: the output (64) and its index (8); passing in forward: q, k and v before
+    the gather (192) and the output in fp32 (128), which is gone when the output is scattered (64)."""
     plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
     masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
     options = WorkOptions("bf16", "flash")
     assert saved_bytes(plain, SHAPE, options) == TOKENS * (192 + 16)
     assert saved_bytes(masked, SHAPE, options) == TOKENS * (192 + 16 + 64 + 8)
-    assert forward_extra_bytes(masked, SHAPE, options) == TOKENS * (64 + 192 + 128)
+    assert forward_extra_bytes(masked, SHAPE, options) == TOKENS * (192 + 128)
     assert backward_extra_bytes(masked, SHAPE, options) == backward_extra_bytes(plain, SHAPE, options)
+
+
+def test_only_fused_attention_is_gathered_for() -> None:
+    plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
+    masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
+    options = WorkOptions("bf16", "math")
+    for count in (saved_bytes, forward_extra_bytes, backward_extra_bytes):
+        assert count(masked, SHAPE, options) == count(plain, SHAPE, options)
 
 
 def test_inputs_read_twice_are_kept_once() -> None:

@@ -10,6 +10,7 @@ from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.tensor_sizes import module_tensors
 from zsim.specs.importers.huggingface import load_model
+from zsim.specs.model import Attention, Module
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 OPTIONS = [
@@ -45,3 +46,13 @@ def test_a_product_makes_two_gradients_in_backward() -> None:
     modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
     tensors = module_tensors(modules["mlp.down_proj"], SHAPE, WorkOptions())
     assert tensors.backward == (4096 * 14336 * 2, 4096 * 4096 * 2)
+
+
+def test_gathered_attention_keeps_q_k_and_v_in_one_tensor() -> None:
+    """4 heads of 8, 4,096 tokens: q, k and v 192 bytes a token, the output 64, its fp32 sum 128; 8 bytes of
+    index and 16 of log-sum-exp are what is left of what is kept."""
+    masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
+    tensors = module_tensors(masked, SHAPE, WorkOptions())
+    assert tensors.saved == (192 * 4096, 64 * 4096, 24 * 4096)
+    assert tensors.forward == (192 * 4096, 128 * 4096)
+    assert tensors.backward[:2] == (192 * 4096, 64 * 4096)

@@ -414,3 +414,5 @@ def test_a_padding_mask_costs_gathers_and_scatters_around_attention() -> None:
     for kernels, elements in ((forward_kernels, 288), (backward_kernels, 352)):
         extra = total_bytes(kernels(masked, SHAPE, EAGER)) - total_bytes(kernels(plain, SHAPE, EAGER))
         assert extra == elements * 2 * 200
+        math = WorkOptions(attention="math")
+        assert kernels(masked, SHAPE, math) == kernels(plain, SHAPE, math)

@@ -101,6 +101,14 @@ def test_padding_by_nothing_copies_the_gradient(toys: Any) -> None:
     assert [change.tensors for change in copies] == [(2 * n, 2 * n) for n in numels]
 
 
+def test_whole_gradients_are_never_padded(toys: Any) -> None:
+    """`_post_backward_hook` of torch 1.12.1 and 1.13.1 pads and zeroes under `if param._is_sharded` alone."""
+    changes: dict[str, Any] = {"sharding_strategy": "NO_SHARD", "param_dtype": "bf16"}
+    plain, padding = (toy_plan(toys, always_pads=pads, **changes) for pads in (False, True))
+    assert padding.ops == plain.ops
+    assert padding.memory == plain.memory
+
+
 def prepared_bytes(plan: Plan) -> list[float]:
     """What is read and written between a flat gradient and its reduction, by unit."""
     works = [op.work for op in plan.ops if op.name.startswith("prepare gradients")]

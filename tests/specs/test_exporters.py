@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import zsim
 from zsim.specs.experiment import Experiment, load_experiment
+from zsim.specs.exporters.experiment_toml import toml_lines
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
 from zsim.specs.job import resolve
@@ -202,3 +204,9 @@ def test_the_python_compiles(name: str) -> None:
         if file.endswith(".py"):
             compile(text, file, "exec")
             assert max(len(line) for line in text.splitlines()) < 120
+
+
+def test_tables_by_number_are_written_by_their_digits() -> None:
+    """A GPU's kernels for narrow heads, `attention.by_head_dim`."""
+    lines = list(toml_lines({"by_head_dim": {64: {"forward_ratio": 1.5}}}))
+    assert tomllib.loads("\n".join(lines)) == {"by_head_dim": {"64": {"forward_ratio": 1.5}}}

@@ -153,6 +153,18 @@ def test_variants_stand_side_by_side_and_one_that_cannot_be_is_a_row() -> None:
     assert peaks[0] < peaks[1]
 
 
+@pytest.mark.parametrize(("length", "may_run_out"), [(6795, True), (2048, False)])
+def test_the_json_says_where_torchs_allocator_may_find_no_room(length: int, may_run_out: bool) -> None:
+    words = [
+        *SIDE_BY_SIDE, "--set", "strategy.kind=deepspeed", "--set", "training.micro_batch_size=5",
+        "--set", "training.gradient_accumulation_steps=2", "--set", f"training.sequence_length={length}",
+        "--set", "training.activation_checkpointing=selective-op", "--vary", "strategy.stage=2",
+    ]  # fmt: skip
+    rows = json.loads(CliRunner().invoke(app, [*words, "--by", "time", "--json", "-"]).output)
+    assert [row["fits"] for row in rows] == [True]
+    assert [row["may_run_out"] for row in rows] == [may_run_out]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

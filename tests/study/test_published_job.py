@@ -139,7 +139,12 @@ def test_composers_releases_are_known_by_their_date() -> None:
 
 @pytest.mark.parametrize(
     ("software", "always_pads"),
-    [("torch 1.12 + composer", True), ("torch 1.13.1 + composer", True), ("torch 2.1.0 + composer", False)],
+    [
+        ("torch 1.12 + composer", True),
+        ("torch 1.13.1 + composer", True),
+        ("PyTorch 1.11 FSDP", True),
+        ("torch 2.1.0 + composer", False),
+    ],
 )
 def test_fsdp1_pads_every_gradient_before_torch_2(software: str, always_pads: bool) -> None:
     strategy = row_job(run(**{**MOSAIC, "software": software})).job.strategy

@@ -14,6 +14,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment, changed
+from zsim.specs.hardware import with_attention_variant
 from zsim.specs.job import resolve
 from zsim.study.knobs import HARDWARE, software_numbers
 from zsim.study.search import least_factor
@@ -61,6 +62,16 @@ def test_fractions_stop_at_one_and_excess_is_what_is_above_one() -> None:
     assert HARDWARE["network efficiency"].overrides(H100, 1.2) == {"cluster.nic.efficiency": 1.0}
     excess = HARDWARE["slowdown beside collectives"].overrides(H100, 0.5)
     assert excess == {"cluster.gpu.interference.compute_slowdown": pytest.approx(1.1)}
+
+
+def test_kernels_for_narrow_heads_are_scaled_with_the_ones_for_wide_heads() -> None:
+    gpu = with_attention_variant(load_cluster("dgx-a100-80gb").gpu, "flash1")
+    before = load_cluster("dgx-a100-80gb").model_copy(update={"gpu": gpu})
+    after = HARDWARE["attention's efficiency"].scaled(before, 1.1).gpu.attention
+    for head_dim in (64, 128):
+        for is_backward in (False, True):
+            was = gpu.attention.fraction(head_dim, is_backward=is_backward)
+            assert after.fraction(head_dim, is_backward=is_backward) == pytest.approx(1.1 * was)
 
 
 def test_quantities_are_set_with_their_units() -> None:

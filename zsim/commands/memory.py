@@ -149,6 +149,7 @@ def _to_dict(variant: Variant) -> dict[str, Any]:
         return row | {"error": variant.error}
     row |= {"fits": variant.profiled.fits, "peak": variant.profiled.profile.to_dict()["peak"]}
     if variant.report is not None:
+        row["may_run_out"] = _may_run_out(variant)
         row["step_seconds"] = variant.report.step_seconds
         row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
     return row

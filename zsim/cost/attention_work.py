@@ -84,6 +84,11 @@ def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction:
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
 
 
+def unpads(work: Attention, options: WorkOptions) -> bool:
+    """Whether rows are gathered before the core and scattered after: by the fused kernel alone."""
+    return work.unpads and options.attention == "flash"
+
+
 def _unpadding(
     work: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
@@ -94,7 +99,7 @@ def _unpadding(
     fills the input's with zeros and scatters (i + 2 i). The two waits of the host for the mask's counts are
     left out. Source: HazyResearch/flash-attention 0.2, bert_padding.py `unpad_input`, `pad_input`.
     """
-    if not work.unpads:
+    if not unpads(work, options):
         return ()
     inputs, outputs = query_elements(work) + key_value_elements(work), output_elements(work)
     passes, launches = ((2 * inputs + 3 * outputs), 7) if direction == 0 else (3 * inputs + 2 * outputs, 3)

@@ -61,12 +61,11 @@ def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, i
 
         f = F * s / (s + H) * d / (d + D)
 
-    F: `forward_fraction` or `backward_fraction` of the kernel for such heads; s: keys per sequence; H:
-    `sequence_half`; d: width of a head; D: `head_dim_half`, the width at which the softmax (whose work per
-    score does not depend on d) takes as long as the matrix products (which do).
+    F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel; s: keys
+    per sequence; H: `sequence_half`; d: width of a head; D: `head_dim_half`, the width at which the softmax
+    (whose work per score does not depend on d) takes as long as the matrix products (which do).
     """
-    fractions = attention.fractions(head_dim)
-    fraction = fractions.backward_fraction if is_backward else fractions.forward_fraction
+    fraction = attention.fraction(head_dim, is_backward=is_backward)
     return (
         fraction * keys / (keys + attention.sequence_half) * head_dim / (head_dim + attention.head_dim_half)
     )

@@ -27,6 +27,7 @@ from zsim.cost.attention_work import (
     key_value_elements,
     output_elements,
     query_elements,
+    unpads,
 )
 from zsim.cost.elementwise import activation_cost, norm_cost
 from zsim.cost.losses import kept_per_logit, passing_per_logit
@@ -126,7 +127,11 @@ def recomputed_modules(
 
 
 def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """Passing bytes of a module's forward beyond `saved_bytes`: its output and its largest temporaries."""
+    """Passing bytes of a module's forward beyond `saved_bytes`: its output and its largest temporaries.
+
+    Where attention unpads, the kernel is FlashAttention's first, which sums its output in fp32 (`o_tmp` of
+    `mha_fwd`, fmha_api.cpp).
+    """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
         return tokens * work.out_features * e
@@ -136,9 +141,10 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
     if isinstance(work, Attention):
         rotary = 2 * query_elements(work) * e if work.rotary and not options.fuses_kernels else 0
         temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
-        if work.unpads:  # q, k and v before the gather, and the output in fp32
-            temporaries += tokens * (_input_elements(work) * e + output_elements(work) * 4)
-        return tokens * (output_elements(work) * e + rotary) + temporaries
+        output = output_elements(work) * e
+        if unpads(work, options):  # q, k and v before the gather; the sum in fp32 is gone before the scatter
+            output = _input_elements(work) * e + max(output, output_elements(work) * 4)
+        return tokens * (output + rotary) + temporaries
     if isinstance(work, Loss):
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
     return tokens * work.width * e if isinstance(work, Activation | Residual | Embedding) else 0
@@ -211,7 +217,7 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
         # Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive.
         is_doubled = work.rotary and work.splits_fused_qkv and not options.fuses_kernels
         rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
-        unpadded = output_elements(work) * e + INDEX_BYTES if work.unpads else 0
+        unpadded = output_elements(work) * e + INDEX_BYTES if unpads(work, options) else 0
         return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded)
     repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
     upcasts = work.upcasts_softmax and not options.compile and e < 4

@@ -9,8 +9,9 @@ memory until that stream is past it, however far ahead the host is. What is allo
 stream itself (casts, padding, shards) is free as soon as the host lets go of it.
 
 # [Note: padding by nothing]
-Up to torch 1.13 `_post_backward_hook` pads every flat gradient; where nothing is missing, `F.pad` copies it
-(ATen/native/PadNd.cpp `constant_pad_nd`: a clone). The shard is `zeros_like`, not `empty_like`.
+Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded; where nothing is missing,
+`F.pad` copies it (ATen/native/PadNd.cpp `constant_pad_nd`: a clone). The shard is `zeros_like`, not
+`empty_like`. (In fully_sharded_data_parallel.py, before the file named above.)
 """
 
 from __future__ import annotations
@@ -118,16 +119,18 @@ class GradientReducer:
         builder.free_when_done("buffers", source, event)  # see [Note: record_stream]
 
     def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
-        """Cast to the reduce dtype, pad, divide before the sum; returns the bytes it allocated."""
+        """Cast to the reduce dtype, pad, set the shard to zero, divide before the sum; returns the bytes it
+        allocated, without the shard."""
         read = written = launches = 0
+        always_pads = self.strategy.always_pads and self.is_sharded  # see [Note: padding by nothing]
         tensors: tuple[int, ...] = ()
         size = unit.numel * self.reduce_bytes
         full = unit.padded_numel * self.reduce_bytes
         if size != source:
             read, written, launches, tensors = read + source, written + size, launches + 1, (size,)
-        if full != size or self.strategy.always_pads:  # see [Note: padding by nothing]
+        if full != size or always_pads:
             read, written, launches, tensors = read + size, written + full, launches + 1, (*tensors, full)
-        if self.strategy.always_pads:
+        if always_pads:
             written, launches = written + unit.shard_numel * self.reduce_bytes, launches + 1
         if self.predivide > 1:
             read, written, launches = read + full, written + full, launches + 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.collective_costs import CollectiveCosts as CollectiveCosts
@@ -62,28 +62,38 @@ class GemmEfficiency(Table):
     by_dtype: dict[str, Fraction] = Field(default_factory=dict)
 
 
-class AttentionFractions(BaseModel):
-    """Fraction of peak of fused attention, forward and backward, on long sequences."""
+class NarrowKernel(BaseModel):
+    """How many times the rate of the kernel for wide heads one reaches that was built for narrower ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    forward_ratio: float = Field(gt=0)
+    backward_ratio: float = Field(gt=0)
+
+
+class AttentionCurve(BaseModel):
+    """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads, and the
+    sequence length and head width at which half of it is reached.
+
+    `by_head_dim`: kernels that were built for narrower heads, by the widest that each one takes.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     forward_fraction: Fraction
     backward_fraction: Fraction
-
-
-class AttentionCurve(AttentionFractions):
-    """The fractions on wide heads, and the sequence length and head width at which half of them is reached.
-
-    `by_head_dim`: fractions of kernels that were built for narrower heads, by the widest each one takes.
-    """
-
     sequence_half: float = Field(ge=0)
     head_dim_half: float = Field(default=0.0, ge=0)
-    by_head_dim: dict[int, AttentionFractions] = Field(default_factory=dict)
+    by_head_dim: dict[PositiveInt, NarrowKernel] = Field(default_factory=dict)
 
-    def fractions(self, head_dim: int) -> AttentionFractions:
-        """Those of the narrowest kernel that takes heads of width `head_dim`."""
-        return self.by_head_dim.get(min((d for d in self.by_head_dim if d >= head_dim), default=0), self)
+    def fraction(self, head_dim: int, *, is_backward: bool) -> float:
+        """That of the narrowest kernel that takes heads of width `head_dim`."""
+        wide = self.backward_fraction if is_backward else self.forward_fraction
+        fitting = [width for width in self.by_head_dim if width >= head_dim]
+        if not fitting:
+            return wide
+        narrow = self.by_head_dim[min(fitting)]
+        return min(wide * (narrow.backward_ratio if is_backward else narrow.forward_ratio), 1.0)
 
 
 class AttentionEfficiency(Table, AttentionCurve):

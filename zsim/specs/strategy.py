@@ -112,7 +112,8 @@ class Fsdp2:
 @dataclass(frozen=True, slots=True)
 class Fsdp1:
     """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be
-    `size:N`, N in elements. `always_pads`: as torch before 2.0 does, which pads every flat gradient."""
+    `size:N`, N in elements. `always_pads`: as torch before 2.0 does, which pads every sharded
+    flat gradient, needed or not, and sets its shard to zero."""
 
     sharding_strategy: str
     replicate: int

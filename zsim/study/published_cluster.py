@@ -57,11 +57,17 @@ def framework_memory_of(run: PublishedRun, memory: FrameworkMemory) -> Framework
     """What the row's torch takes beside its allocator: before lazy loading the CUDA context is 1.78 GiB with
     torch 1.10 and 0.90 GiB with 1.13 (microbenchmarks mb-00687 and mb-00688, stas00/ml-engineering@744d01e1
     training/performance), in between by the release."""
-    release = re.search(r"torch 1\.(\d+)", run.text("software"))
-    if release is None:
+    minor = torch_1_release(run)
+    if minor is None:
         return memory
-    context = 1.78 - (1.78 - 0.90) * (min(max(int(release[1]), 10), 13) - 10) / 3
+    context = 1.78 - (1.78 - 0.90) * (min(max(minor, 10), 13) - 10) / 3
     return memory.model_copy(update={"context": round(context * 2**30)})
+
+
+def torch_1_release(run: PublishedRun) -> int | None:
+    """12 for "torch 1.12 + composer" and "PyTorch 1.12.1"; None where no torch 1 is named."""
+    release = re.search(r"torch 1\.(\d+)", run.text("software"), re.IGNORECASE)
+    return int(release[1]) if release else None
 
 
 def attention_variant(run: PublishedRun) -> str:

@@ -14,7 +14,7 @@ from zsim.specs.job import Job, resolve
 from zsim.specs.model import ModelSpec
 from zsim.specs.placement import evenly
 from zsim.specs.strategy import Fsdp1
-from zsim.study.published_cluster import cluster_preset, row_cluster
+from zsim.study.published_cluster import cluster_preset, row_cluster, torch_1_release
 from zsim.study.published_model import (
     composer_model,
     cross_entropy,
@@ -108,7 +108,7 @@ def row_job(run: PublishedRun) -> RowJob:
     if isinstance(strategy, DeepSpeedConfig):
         strategy = replace(strategy, gpus_per_node=gpus // nodes)
     if isinstance(strategy, Fsdp1):
-        strategy = replace(strategy, always_pads=re.search(r"torch 1\.", run.text("software")) is not None)
+        strategy = replace(strategy, always_pads=torch_1_release(run) is not None)
     job = replace(
         job, model=architecture, training=training, cluster=cluster, strategy=strategy, placement=placement
     )

@@ -208,6 +208,7 @@ def test_the_table_fits_80_columns_and_the_json_says_the_same(tuned: Tuned) -> N
     assert max(len(line) for line in lines) <= 80
     content = tuned_to_dict(tuned)
     assert content["best"][0]["step_seconds"] == tuned.best[0].seconds
+    assert [row["may_run_out"] for row in content["best"]] == [False] * len(tuned.best)
     assert [step["after_seconds"] for step in content["steps"]] == [
         step.after.seconds for step in tuned.steps
     ]

@@ -30,8 +30,9 @@ def toml_lines(data: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield from toml_lines(value, name)
 
 
-def _key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+def _key(key: str | int) -> str:
+    name = str(key)
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
 
 
 def toml_value(value: Any) -> str:

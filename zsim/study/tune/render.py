@@ -198,4 +198,5 @@ def _measured_to_dict(measured: Measured) -> dict[str, Any]:
             f"{device}_peak_bytes": measured.row[f"{device}_peak_bytes"] for device in ("gpu", "host", "nvme")
         },
         "fits": measured.row["fits"],
+        "may_run_out": measured.may_run_out,
     }
