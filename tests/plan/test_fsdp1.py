@@ -101,6 +101,15 @@ def test_padding_by_nothing_copies_the_gradient(toys: Any) -> None:
     assert [change.tensors for change in copies] == [(2 * n, 2 * n) for n in numels]
 
 
+def test_padding_fills_and_copies(toys: Any) -> None:
+    """3072 elements on 7 ranks, to 3073, and 3232 of the root to 3234: all set to zero, the gradient read and
+    written over it, then divided by 2 before the sum, read and written."""
+    plan = toy_plan(toys, ranks=7, param_dtype="bf16", reduce_dtype="bf16")
+    assert set(prepared_bytes(plan)) == {
+        2 * (3073 + 2 * 3072 + 2 * 3073), 2 * (3234 + 2 * 3232 + 2 * 3234),
+    }  # fmt: skip
+
+
 def test_whole_gradients_are_never_padded(toys: Any) -> None:
     """`_post_backward_hook` of torch 1.12.1 and 1.13.1 pads and zeroes under `if param._is_sharded` alone."""
     changes: dict[str, Any] = {"sharding_strategy": "NO_SHARD", "param_dtype": "bf16"}

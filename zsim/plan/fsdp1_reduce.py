@@ -8,10 +8,10 @@ A gradient is made on the compute stream and read on the post-backward stream; `
 memory until that stream is past it, however far ahead the host is. What is allocated on the post-backward
 stream itself (casts, padding, shards) is free as soon as the host lets go of it.
 
-# [Note: padding by nothing]
-Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded; where nothing is missing,
-`F.pad` copies it (ATen/native/PadNd.cpp `constant_pad_nd`: a clone). The shard is `zeros_like`, not
-`empty_like`. (In fully_sharded_data_parallel.py, before the file named above.)
+# [Note: padding]
+`F.pad` fills what it makes and copies into it (ATen/native/PadNd.cpp `constant_pad_nd`); where nothing is
+missing it clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded, and the
+shard is `zeros_like`, not `empty_like` (in fully_sharded_data_parallel.py, before the file named above).
 """
 
 from __future__ import annotations
@@ -122,14 +122,16 @@ class GradientReducer:
         """Cast to the reduce dtype, pad, set the shard to zero, divide before the sum; returns the bytes it
         allocated, without the shard."""
         read = written = launches = 0
-        always_pads = self.strategy.always_pads and self.is_sharded  # see [Note: padding by nothing]
+        always_pads = self.strategy.always_pads and self.is_sharded  # see [Note: padding]
         tensors: tuple[int, ...] = ()
         size = unit.numel * self.reduce_bytes
         full = unit.padded_numel * self.reduce_bytes
         if size != source:
             read, written, launches, tensors = read + source, written + size, launches + 1, (size,)
-        if full != size or always_pads:
-            read, written, launches, tensors = read + size, written + full, launches + 1, (*tensors, full)
+        if full != size or always_pads:  # where anything is missing, all is filled first
+            filled, fills = (full, 1) if full != size else (0, 0)
+            read, written, launches = read + size, written + filled + size, launches + fills + 1
+            tensors = (*tensors, full)
         if always_pads:
             written, launches = written + unit.shard_numel * self.reduce_bytes, launches + 1
         if self.predivide > 1:
