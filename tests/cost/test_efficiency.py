@@ -97,22 +97,28 @@ def test_attention_saturates_with_length_and_width() -> None:
     assert attention_fraction(512, 64, curve, is_backward=True) == pytest.approx(0.15)
 
 
+def with_narrow_kernels(kernels: dict[str, Any]) -> AttentionEfficiency:
+    return AttentionEfficiency.model_validate(
+        {
+            **_ORIGIN,
+            "forward_fraction": 0.7,
+            "backward_fraction": 0.6,
+            "sequence_half": 0,
+            "by_head_dim": kernels,
+        }
+    )
+
+
 @pytest.mark.parametrize(
     ("head_dim", "forward", "backward"), [(32, 0.9, 0.3), (33, 0.35, 0.66), (64, 0.35, 0.66), (65, 0.7, 0.6)]
 )
 def test_a_head_runs_on_the_narrowest_kernel_that_takes_it(
     head_dim: int, forward: float, backward: float
 ) -> None:
-    curve = AttentionEfficiency.model_validate(
+    curve = with_narrow_kernels(
         {
-            **_ORIGIN,
-            "forward_fraction": 0.7,
-            "backward_fraction": 0.6,
-            "sequence_half": 0,
-            "by_head_dim": {
-                "64": {"forward_ratio": 0.5, "backward_ratio": 1.1},
-                "32": {"forward_ratio": 9 / 7, "backward_ratio": 0.5},
-            },
+            "64": {"forward_ratio": 0.5, "backward_ratio": 1.1},
+            "32": {"forward_ratio": 9 / 7, "backward_ratio": 0.5},
         }
     )
     assert attention_fraction(512, head_dim, curve, is_backward=False) == pytest.approx(forward)
@@ -120,29 +126,13 @@ def test_a_head_runs_on_the_narrowest_kernel_that_takes_it(
 
 
 def test_no_narrow_kernel_exceeds_the_peak() -> None:
-    curve = AttentionEfficiency.model_validate(
-        {
-            **_ORIGIN,
-            "forward_fraction": 0.7,
-            "backward_fraction": 0.6,
-            "sequence_half": 0,
-            "by_head_dim": {"64": {"forward_ratio": 2.0, "backward_ratio": 1.0}},
-        }
-    )
+    curve = with_narrow_kernels({"64": {"forward_ratio": 2.0, "backward_ratio": 1.0}})
     assert attention_fraction(512, 64, curve, is_backward=False) == 1.0
 
 
 def test_a_narrow_kernel_takes_heads_of_at_least_one() -> None:
     with pytest.raises(ValidationError, match="greater than 0"):
-        AttentionEfficiency.model_validate(
-            {
-                **_ORIGIN,
-                "forward_fraction": 0.7,
-                "backward_fraction": 0.6,
-                "sequence_half": 0,
-                "by_head_dim": {"0": {"forward_ratio": 1.0, "backward_ratio": 1.0}},
-            }
-        )
+        with_narrow_kernels({"0": {"forward_ratio": 1.0, "backward_ratio": 1.0}})
 
 
 def test_attention_without_half_lengths_is_constant() -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 
 from zsim.study.baseline import Baseline, read_baseline
 from zsim.study.check import run_check
 from zsim.study.published import CheckResult, RowResult, shipped_tables
 from zsim.study.published_bars import bar_of_all, bars, table_lines
 from zsim.study.published_print import markdown_lines
+from zsim.study.published_statistics import error_figures
 from zsim.study.published_table import read_runs
 from zsim.version import __version__
 
@@ -71,15 +71,16 @@ def main() -> None:
     baseline = read_baseline(BASELINE) if BASELINE.exists() else Baseline(BASELINE)
     result = run_check(shipped_tables(), ROOT, baseline=baseline, update=True).published
     baseline.write()
-    TARGET.write_text("\n".join(page(result)) + "\n", encoding="utf-8")
+    by_gpus = errors_by_gpus(result)
+    TARGET.write_text("\n".join(page(result, by_gpus)) + "\n", encoding="utf-8")
     table = table_lines(bars(result.rows), bar_of_all(result.rows))
-    block = "\n".join([*table, "", causes_sentence(result), "", nodes_sentence(result)])
+    block = "\n".join([*table, "", causes_sentence(result), "", nodes_sentence(by_gpus)])
     text = README.read_text(encoding="utf-8")
     README.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")
     print(f"wrote {TARGET}, {README}, {BASELINE}")
 
 
-def page(result: CheckResult) -> list[str]:
+def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]]) -> list[str]:
     """docs/accuracy.md."""
     lines = [
         "# Accuracy",
@@ -96,7 +97,7 @@ def page(result: CheckResult) -> list[str]:
         rows = tuple(row for row in result.rows if row.role == role)
         if rows:
             lines += [f"## {title}", "", *markdown_lines(CheckResult(rows, ())), ""]
-    return lines + _by_tier(result) + _by_gpus(result) + _by_cause(result) + _worst(result)
+    return lines + _by_tier(result) + _by_gpus(by_gpus) + _by_cause(result) + _worst(result)
 
 
 def cause_of(row: RowResult) -> str:
@@ -166,32 +167,32 @@ def errors_by_gpus(result: CheckResult) -> dict[int, list[float]]:
     return by_gpus
 
 
-def nodes_sentence(result: CheckResult) -> str:
+def nodes_sentence(by_gpus: Mapping[int, Sequence[float]]) -> str:
     """How far off steps on several nodes are."""
-    by_gpus = errors_by_gpus(result)
     one = [error for gpus, errors in by_gpus.items() if gpus <= 8 for error in errors]
     several = [error for gpus, errors in by_gpus.items() if gpus > 8 for error in errors]
     return (
-        f"Unfitted FSDP rows that are not predicted to run short of memory: bias {_bias(one):+.1%} on up to "
-        f"8 GPUs, {_bias(several):+.1%}\non more ([by number of GPUs](docs/accuracy.md))."
+        f"Unfitted FSDP rows that are not predicted to run short of memory: bias {_bias(one)} on up to "
+        f"8 GPUs, {_bias(several)}\non more ([by number of GPUs](docs/accuracy.md))."
     )
 
 
-def _by_gpus(result: CheckResult) -> list[str]:
+def _by_gpus(by_gpus: Mapping[int, Sequence[float]]) -> list[str]:
     lines = [
         "## Unfitted FSDP rows by number of GPUs, where torch's allocator is not predicted to run short",
         "",
         "| GPUs | rows | mean | median | bias |",
         "|---|---:|---:|---:|---:|",
     ]
-    lines_of: dict[int, list[float]] = {}
-    for gpus, errors in errors_by_gpus(result).items():
-        lines_of.setdefault(min(gpus, MANY), []).extend(errors)
-    for gpus, errors in sorted(lines_of.items()):
-        middle = median(abs(error) for error in errors)
+    rows: dict[int, list[float]] = {}
+    for gpus, errors in by_gpus.items():
+        rows.setdefault(min(gpus, MANY), []).extend(errors)
+    for gpus, errors in sorted(rows.items()):
+        figures = error_figures(errors)
         label = f"{gpus} and more" if gpus == MANY else str(gpus)
         lines.append(
-            f"| {label} | {len(errors)} | {_mean(errors):.1%} | {middle:.1%} | {_bias(errors):+.1%} |"
+            f"| {label} | {len(errors)} | {figures['mean_absolute_error']:.1%} | "
+            f"{figures['median_absolute_error']:.1%} | {figures['bias']:+.1%} |"
         )
     return [
         *lines,
@@ -203,17 +204,15 @@ def _by_gpus(result: CheckResult) -> list[str]:
 
 
 def _in_words(errors: Sequence[float]) -> str:
-    within = sum(abs(error) <= 0.1 for error in errors) / len(errors)
-    return f"mean {_mean(errors):.1%}, bias {_bias(errors):+.1%}, {within:.0%} within 10 %"
+    figures = error_figures(errors)
+    return (
+        f"mean {figures['mean_absolute_error']:.1%}, bias {figures['bias']:+.1%}, "
+        f"{figures['within_10_percent_fraction']:.0%} within 10 %"
+    )
 
 
-def _bias(errors: Sequence[float]) -> float:
-    return sum(errors) / len(errors)
-
-
-def _mean(errors: Sequence[float]) -> float:
-    """Of their sizes."""
-    return sum(map(abs, errors)) / len(errors)
+def _bias(errors: Sequence[float]) -> str:
+    return f"{error_figures(errors)['bias']:+.1%}"
 
 
 def _worst(result: CheckResult) -> list[str]:

@@ -63,6 +63,11 @@ def key_value_elements(work: Attention) -> int:
     return work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
 
 
+def input_elements(work: Attention) -> int:
+    """Elements of q, k and v per token."""
+    return query_elements(work) + key_value_elements(work)
+
+
 def output_elements(work: Attention) -> int:
     """Elements of the output per token."""
     return work.num_heads * work.v_head_dim
@@ -101,7 +106,7 @@ def _unpadding(
     """
     if not unpads(work, options):
         return ()
-    inputs, outputs = query_elements(work) + key_value_elements(work), output_elements(work)
+    inputs, outputs = input_elements(work), output_elements(work)
     passes, launches = ((2 * inputs + 3 * outputs), 7) if direction == 0 else (3 * inputs + 2 * outputs, 3)
     num_bytes = shape.tokens * passes * options.activation_bytes
     return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
@@ -118,7 +123,7 @@ def _flash_flops(work: Attention, shape: BatchShape) -> float:
 
 
 def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    elements = query_elements(work) + key_value_elements(work) + output_elements(work)
+    elements = input_elements(work) + output_elements(work)
     num_bytes = shape.tokens * (elements * options.activation_bytes + work.num_heads * LOGSUMEXP_BYTES)
     kernel = Kernel(
         "attention_forward",
@@ -133,7 +138,7 @@ def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
     """Three kernels: the row sums of output times its gradient, the products, the cast of the fp32 dq."""
     e = options.activation_bytes
-    inputs = query_elements(work) + key_value_elements(work)
+    inputs = input_elements(work)
     outputs = output_elements(work)
     # Reads q, k, v, dout; writes dq, dk, dv; reads out and dout for the row sums; dq collects in fp32.
     elements = 2 * inputs + 3 * outputs

@@ -24,7 +24,7 @@ from typing import Any
 
 from zsim.cost.attention_work import (
     LOGSUMEXP_BYTES,
-    key_value_elements,
+    input_elements,
     output_elements,
     query_elements,
     unpads,
@@ -65,7 +65,7 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
     attention keeps q, k and v and is run again in backward; everything else is kept."""
     if not isinstance(module.work, Attention):
         return saved_bytes(module, shape, options)
-    return shape.tokens * _input_elements(module.work) * options.activation_bytes
+    return shape.tokens * input_elements(module.work) * options.activation_bytes
 
 
 def kept_modules(block: Block) -> tuple[Module, ...]:
@@ -143,7 +143,7 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
         output = output_elements(work) * e
         if unpads(work, options):  # q, k and v before the gather; the sum in fp32 is gone before the scatter
-            output = _input_elements(work) * e + max(output, output_elements(work) * 4)
+            output = input_elements(work) * e + output_elements(work) * max(e, 4)
         return tokens * (output + rotary) + temporaries
     if isinstance(work, Loss):
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
@@ -164,7 +164,7 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         return tokens * work.width * ((e if options.liger else 2 * e) + (8 if is_upcast else 0))
     if isinstance(work, Attention):
-        elements = _input_elements(work) + output_elements(work)
+        elements = input_elements(work) + output_elements(work)
         if options.attention == "flash":
             return tokens * (elements * e + query_elements(work) * 4)
         upcast = 4 if work.upcasts_softmax and not options.compile else e
@@ -188,11 +188,6 @@ def _keeps_nothing_of_its_own(module: Module) -> bool:
     return isinstance(module.work, Residual) and not module.work.dropout
 
 
-def _input_elements(work: Attention) -> int:
-    """Elements of q, k and v per token."""
-    return query_elements(work) + key_value_elements(work)
-
-
 def _score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
     return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
 
@@ -212,7 +207,7 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
     """Flash: q, k, v, log-sum-exp; where it unpads also its output, which is scattered into the next layer's
     input, and the indices. Math: q, and k and v of all heads, the softmax's output, with dropout its mask and
     what it let through; eager with an fp32 softmax also the probabilities cast back."""
-    e, inputs = options.activation_bytes, _input_elements(work)
+    e, inputs = options.activation_bytes, input_elements(work)
     if options.attention == "flash":
         # Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive.
         is_doubled = work.rotary and work.splits_fused_qkv and not options.fuses_kernels

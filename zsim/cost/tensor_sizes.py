@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zsim.cost.attention_work import key_value_elements, output_elements, query_elements, unpads
+from zsim.cost.attention_work import (
+    input_elements,
+    key_value_elements,
+    output_elements,
+    query_elements,
+    unpads,
+)
 from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved_bytes
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.specs.model import Activation, Attention, Linear, Loss, Module, Norm
@@ -69,6 +75,7 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e
         if unpads(work, options):
-            return (q + 2 * k, out), (q + 2 * k, out // e * max(e, 4)), (q + 2 * k, out)
+            inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
+            return (inputs, out), (inputs, summed), (inputs, out)
         return (q, k, k, q, k), (out, q, q), (q, k, k, out)
     return (), (), ()

@@ -121,26 +121,29 @@ class GradientReducer:
     def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
         """Cast to the reduce dtype, pad, set the shard to zero, divide before the sum; returns the bytes it
         allocated, without the shard."""
-        read = written = launches = 0
         always_pads = self.strategy.always_pads and self.is_sharded  # see [Note: padding]
-        tensors: tuple[int, ...] = ()
         size = unit.numel * self.reduce_bytes
         full = unit.padded_numel * self.reduce_bytes
+        launched: list[tuple[int, int]] = []  # bytes read and written
+        tensors: list[int] = []
         if size != source:
-            read, written, launches, tensors = read + source, written + size, launches + 1, (size,)
-        if full != size or always_pads:  # where anything is missing, all is filled first
-            filled, fills = (full, 1) if full != size else (0, 0)
-            read, written, launches = read + size, written + filled + size, launches + fills + 1
-            tensors = (*tensors, full)
+            launched.append((source, size))
+            tensors.append(size)
+        if full != size:
+            launched.append((0, full))
+        if full != size or always_pads:
+            launched.append((size, size))
+            tensors.append(full)
         if always_pads:
-            written, launches = written + unit.shard_numel * self.reduce_bytes, launches + 1
+            launched.append((0, unit.shard_numel * self.reduce_bytes))
         if self.predivide > 1:
-            read, written, launches = read + full, written + full, launches + 1
+            launched.append((full, full))
         owned = sum(tensors)
-        self.builder.allocate("buffers", owned, tensors=tensors)
-        if launches:
+        self.builder.allocate("buffers", owned, tensors=tuple(tensors))
+        if launched:
+            read, written = map(sum, zip(*launched, strict=True))
             self.builder.kernels(
-                f"prepare gradients {unit.name}", moves(read, written, launches=launches),
+                f"prepare gradients {unit.name}", moves(read, written, launches=len(launched)),
                 stream=POST_BACKWARD, module=unit.path,
             )  # fmt: skip
         return owned

@@ -174,8 +174,7 @@ def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:
             f"GPU '{gpu.name}' has no attention variant '{variant}'{did_you_mean(variant, names)}; "
             f"it has {', '.join(names) or 'none'}"
         )
-    changes = {name: getattr(curve, name) for name in AttentionCurve.model_fields}
-    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=changes)})
+    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=dict(curve))})
 
 
 class NodeLink(Table):
