@@ -15,6 +15,7 @@ from zsim.errors import InputError
 from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp1_reduce import predivide_factor
 from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.plan.tensors import tensor_changes
 from zsim.plan.workload import make_workload
 from zsim.plan.wrapping import make_flat_units, size_based_paths
 from zsim.specs.strategy import Fsdp1
@@ -91,7 +92,7 @@ def test_padding_by_nothing_copies_the_gradient(toys: Any) -> None:
     """n elements on 8 ranks: the cast reads 4 n bytes and writes 2 n, the division by 4 before the sum reads
     and writes 2 n. torch 1.13 also copies, 2 n read and written, and sets a shard of 2 n / 8 to zero."""
     changes: dict[str, Any] = {"param_dtype": "fp32", "reduce_dtype": "bf16"}
-    plain, padding = (toy_plan(toys, always_pads=pads, **changes) for pads in (False, True))
+    plain, padding = (toy_plan(toys, before_torch_2=pads, **changes) for pads in (False, True))
     numels = [op.work.bytes // 2 for op in plain.ops if op.name.startswith("reduce_scatter")]  # type: ignore[union-attr]
     assert prepared_bytes(plain) == [10 * n for n in numels]
     assert prepared_bytes(padding) == [14.25 * n for n in numels]
@@ -113,9 +114,62 @@ def test_padding_fills_and_copies(toys: Any) -> None:
 def test_whole_gradients_are_never_padded(toys: Any) -> None:
     """`_post_backward_hook` of torch 1.12.1 and 1.13.1 pads and zeroes under `if param._is_sharded` alone."""
     changes: dict[str, Any] = {"sharding_strategy": "NO_SHARD", "param_dtype": "bf16"}
-    plain, padding = (toy_plan(toys, always_pads=pads, **changes) for pads in (False, True))
-    assert padding.ops == plain.ops
-    assert padding.memory == plain.memory
+    plain, padding = (toy_plan(toys, before_torch_2=pads, **changes) for pads in (False, True))
+    assert prepared_bytes(padding) == prepared_bytes(plain)
+    assert [op.name for op in padding.ops] == [op.name for op in plain.ops]
+
+
+@pytest.mark.parametrize(("before_torch_2", "stream"), [(False, "unshard"), (True, "compute")])
+def test_gradients_are_flattened_on_the_stream_that_split_the_parameter(
+    toys: Any, before_torch_2: bool, stream: str
+) -> None:
+    """4 blocks and the root, each after the last backward of the unit, and its reduction after it."""
+    plan = toy_plan(toys, before_torch_2=before_torch_2)
+    flattened = [n for n, op in enumerate(plan.ops) if op.name.startswith("flatten")]
+    assert [plan.ops[n].stream for n in flattened] == [stream] * 5
+    for number in flattened:
+        backward = max(n for n in range(number) if plan.ops[n].stream == "compute")
+        assert plan.ops[backward].name.endswith("backward")
+        assert (backward in plan.ops[number].after) == (stream == "unshard")
+        reading = next(op for op in plan.ops[number:] if op.stream == "post_backward")
+        assert number in reading.after
+
+
+def test_a_gather_prefetched_after_a_backward_waits_for_all_of_it(toys: Any) -> None:
+    """BACKWARD_POST on one stream: flatten block 3, then gather block 2; BACKWARD_PRE has gathered it before
+    block 3 went back. Under torch 1.13 nothing stands before the gather."""
+
+    def unshard_stream(**changes: Any) -> list[str]:
+        return [op.name for op in toy_plan(toys, **changes).ops if op.stream == "unshard"]
+
+    def places(**changes: Any) -> tuple[int, int]:
+        names = unshard_stream(**changes)
+        gathers = [n for n, name in enumerate(names) if name == "all_gather model.layers.2"]
+        return names.index("flatten gradients model.layers.3"), gathers[-1]
+
+    flattened, gathered = places(backward_prefetch="BACKWARD_POST")
+    assert gathered == flattened + 1
+    flattened, gathered = places(backward_prefetch="BACKWARD_PRE")
+    assert gathered < flattened
+    names = unshard_stream(backward_prefetch="BACKWARD_POST", before_torch_2=True)
+    assert not [name for name in names if name.startswith("flatten")]
+
+
+@pytest.mark.parametrize(("before_torch_2", "stream"), [(False, "unshard"), (True, "compute")])
+def test_whose_memory_gradients_are(toys: Any, before_torch_2: bool, stream: str) -> None:
+    """A block of 3,072 in bf16: the views' gradients are the compute stream's, and protected if another
+    stream copies them; the flat one is of the stream that makes it."""
+    plan = toy_plan(toys, before_torch_2=before_torch_2)
+    changes = tensor_changes(plan)
+    made = {change.tensor: change for change in changes if change.bytes}
+    number = next(n for n, op in enumerate(plan.ops) if op.name == "flatten gradients model.layers.3")
+    *_, flat = (change for change in changes if change.op == number and change.bytes)
+    assert (flat.bytes, flat.stream) == (2 * 3072, stream)
+    freed = [change for change in changes if change.op == number + 1 and not change.bytes]
+    views = [change for change in freed if made[change.tensor].bytes < 2 * 3072]
+    assert sum(made[change.tensor].bytes for change in views) == 2 * 3072
+    assert {made[change.tensor].stream for change in views} == {"compute"}
+    assert {change.until for change in views} == {-1 if before_torch_2 else number}
 
 
 def prepared_bytes(plan: Plan) -> list[float]:
@@ -366,7 +420,7 @@ def test_model_states_are_sharded(plan_for: PlanFor, toys: Any) -> None:
         {"param_dtype": "fp32", "backward_prefetch": "none"},
         {"reduce_dtype": "bf16", "backward_prefetch": "BACKWARD_POST"},
         {"reduce_dtype": "bf16", "no_sync": True},
-        {"param_dtype": "fp32", "reduce_dtype": "bf16", "always_pads": True},
+        {"param_dtype": "fp32", "reduce_dtype": "bf16", "before_torch_2": True},
     ],
     ids=str,
 )

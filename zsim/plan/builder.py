@@ -155,11 +155,13 @@ class PlanBuilder:
         is_pinned: bool = False,
         owner: str = "",
         tensors: tuple[int, ...] = (),
+        stream: str = "",
     ) -> None:
-        """Take `count` bytes now (before the next op is issued), for `owner`, in so many `tensors`."""
+        """Take `count` bytes now (before the next op is issued), for `owner`, in so many `tensors`, made on
+        `stream` or, where none is given, on that of the next work."""
         if count:
             self.memory.append(
-                MemoryChange(len(self.ops), category, count, device, -1, is_pinned, owner, tensors)
+                MemoryChange(len(self.ops), category, count, device, -1, is_pinned, owner, tensors, stream)
             )
 
     def free(

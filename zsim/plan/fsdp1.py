@@ -6,8 +6,9 @@ Each wrapped module has one flat parameter, sharded evenly over the ranks; its g
 # [Note: when a flat gradient is done]
 Unsharding in forward splits the flat parameter into views, and the flat gradient is what the backward of that
 split concatenates. Autograd runs the nodes made last first, so the split has its turn when backward passes
-the point in forward where it was made: the unit's entry, or, with `forward_prefetch`, the entry of the unit
-before. The root's comes last of all, even where its last parameter had its gradient long before.
+the point in forward where it was made: the unit's entry, or, with `forward_prefetch`, from torch 2.0 on the
+entry of the unit before. The root's comes last of all, even where its last parameter had its gradient long
+before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.fsdp1_limiter import RateLimiter
-from zsim.plan.fsdp1_reduce import GradientReducer, UnitGradient
+from zsim.plan.fsdp1_reduce import UNSHARD, VIEWS, GradientReducer, UnitGradient
 from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.optimizer import clip_gradients, update
 from zsim.plan.step import Hooks, walk_step
@@ -25,7 +26,7 @@ from zsim.plan.workload import ModuleCall, Segment, Workload
 from zsim.plan.wrapping import FlatUnit, make_flat_units
 from zsim.specs.strategy import DTYPE_BYTES, Fsdp1, Training
 
-PRE_UNSHARD, UNSHARD = "pre_unshard", "unshard"
+PRE_UNSHARD = "pre_unshard"
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
 
 
@@ -114,14 +115,18 @@ class Fsdp1Schedule(Hooks):
             builder.free_when_done("buffers", low_shard, event, owner=unit.name)
             handle.is_unsharded = True
 
-    def _reshard(self, unit: FlatUnit, *, frees: bool) -> None:
-        """_reshard: the memory is free once the compute stream is done with it."""
+    def _reshard(self, unit: FlatUnit, stream: str, *, frees: bool) -> None:
+        """_reshard: the memory is the unshard stream's, free at once where that is current, else when
+        `stream` is done with it."""
         handle, builder = self.handles[unit.path], self.builder
-        done = builder.record(COMPUTE)
+        done = builder.record(stream)
         assert done is not None
         if frees and handle.is_unsharded:
             full = unit.padded_numel * self.param_bytes
-            builder.free_when_done("buffers", full, done, owner=unit.name)
+            if stream == UNSHARD:
+                builder.free("buffers", full, owner=unit.name)
+            else:
+                builder.free_when_done("buffers", full, done, owner=unit.name)
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
             self.limiter.freed(done)
@@ -131,8 +136,9 @@ class Fsdp1Schedule(Hooks):
         handle.is_prefetched = False
 
     def _wait_for_unshard(self) -> None:
-        # Under NO_SHARD the unshard stream only passes on its wait for the cast.
-        self.builder.wait_stream(COMPUTE, UNSHARD if self.is_sharded else PRE_UNSHARD)
+        if not self.is_sharded:  # the unshard stream passes on its wait for the cast
+            self.builder.wait_stream(COMPUTE, PRE_UNSHARD)
+        self.builder.wait_stream(COMPUTE, UNSHARD)
 
     def _prefetch(self, unit: FlatUnit) -> None:
         self._unshard(unit)
@@ -189,7 +195,7 @@ class Fsdp1Schedule(Hooks):
                 ahead = self.handles[target.path]
                 if ahead.needs_pre_forward_unshard and not ahead.is_prefetched:
                     self._prefetch(target)
-                    self._split_parameter(target, unit)
+                    self._split_parameter(target, target if self.strategy.before_torch_2 else unit)
 
     def _split_parameter(self, unit: FlatUnit, entered: FlatUnit) -> None:
         if self.builder.phase == "forward":
@@ -203,7 +209,7 @@ class Fsdp1Schedule(Hooks):
             handle.post_forward_index = len(self._post_forward_order)
         self._post_forward_order.append(unit)
         frees = not unit.is_root and self.strategy.sharding_strategy in _RESHARDS_AFTER_FORWARD
-        self._reshard(unit, frees=frees and self.is_sharded)
+        self._reshard(unit, COMPUTE, frees=frees and self.is_sharded)
         handle.needs_pre_backward_unshard = True
 
     # -- backward ---------------------------------------------------------------------------------------
@@ -253,7 +259,7 @@ class Fsdp1Schedule(Hooks):
         if not call.numel:
             return
         size = call.numel * self.param_bytes
-        builder.allocate("buffers", size)
+        builder.allocate("buffers", size, owner=VIEWS, stream=COMPUTE)
         if size == self._tied_bytes:
             builder.free("activations", size)
             self._tied_bytes = 0
@@ -270,7 +276,8 @@ class Fsdp1Schedule(Hooks):
         is_heuristically_kept = (
             not self._is_syncing and self.strategy.sharding_strategy not in _RESHARDS_AFTER_FORWARD
         )
-        self._reshard(unit, frees=self.is_sharded and not is_heuristically_kept)
+        frees = self.is_sharded and not is_heuristically_kept
+        self._reshard(unit, self.reducer.split_stream, frees=frees)
         if self.strategy.backward_prefetch == "BACKWARD_POST":
             self._prefetch_backward(handle)
         if self._is_syncing:

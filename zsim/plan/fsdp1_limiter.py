@@ -1,10 +1,10 @@
 """FSDP1's rate limiter (`limit_all_gathers`): how far the host may run ahead of the GPU.
 
 # [Note: the free-event queue]
-The host blocks before an all-gather when two or more freed flat parameters are queued, until the compute
-stream is done with the oldest. The queue outlives the step: a step starts with what the step before left in
-it, long done. So the queue is replayed once the step is written down, from the length at which it comes back
-to itself. (In a plain step of blocks that is four, so that in forward block i waits for block i - 3.)
+The host blocks before an all-gather when two or more freed flat parameters are queued, until the stream that
+freed the oldest has come that far. The queue outlives the step: a step starts with what the step before left
+in it, long done. So the queue is replayed once the step is written down, from the length at which it comes
+back to itself. (In a plain step of blocks that is four, so that in forward block i waits for block i - 3.)
 """
 
 from __future__ import annotations

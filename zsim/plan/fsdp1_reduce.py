@@ -4,9 +4,20 @@ Transcribed from `_post_backward_hook`, `_reduce_grad` and `_reduce_grad_no_shar
 `torch/distributed/fsdp/_runtime_utils.py`, torch 2.13.
 
 # [Note: record_stream]
-A gradient is made on the compute stream and read on the post-backward stream; `record_stream` keeps its
-memory until that stream is past it, however far ahead the host is. What is allocated on the post-backward
-stream itself (casts, padding, shards) is free as soon as the host lets go of it.
+A flat gradient is made on one stream and read on the post-backward stream; `record_stream` keeps its memory
+until that stream is past it, however far ahead the host is. What is allocated on the post-backward stream
+itself (casts, padding, shards) is free as soon as the host lets go of it.
+
+# [Note: where gradients are flattened]
+Autograd runs a node's backward on the stream of its forward. The flat parameter is split inside `unshard()`,
+on the unshard stream, and its AccumulateGrad is made there by that split (under NO_SHARD without a cast by
+the wrapping, before, which is left out); so the concatenation is on the unshard stream, and
+`_post_backward_hook` finds that stream current ("the default computation stream or the unshard stream":
+pytorch pull request 86874). The flat gradient is the unshard stream's memory, the views' gradients are
+protected until it is there, and what the hook frees and records, it does for the unshard stream. The next
+all-gather waits its turn behind the concatenation, which waits for the whole backward of the unit: under
+BACKWARD_POST no gather that is prefetched overlaps with backward. Up to torch 1.13 the split is in the
+forward of `FlattenParamsWrapper`, on the compute stream.
 
 # [Note: padding]
 `F.pad` fills what it makes and copies into it (ATen/native/PadNd.cpp `constant_pad_nd`); where nothing is
@@ -23,7 +34,8 @@ from zsim.plan.ops import Category
 from zsim.plan.wrapping import FlatUnit
 from zsim.specs.strategy import DTYPE_BYTES, Fsdp1
 
-POST_BACKWARD, ALL_REDUCE = "post_backward", "all_reduce"
+UNSHARD, POST_BACKWARD, ALL_REDUCE = "unshard", "post_backward", "all_reduce"
+VIEWS = "gradients of parameters"  # the owner of the views' gradients, until they are flattened
 
 
 @dataclass
@@ -52,6 +64,7 @@ class GradientReducer:
         self.builder = builder
         self.strategy = strategy
         self.is_sharded = shard_size > 1
+        self.split_stream = COMPUTE if strategy.before_torch_2 else UNSHARD
         self.is_hybrid = self.is_sharded and "HYBRID" in strategy.sharding_strategy
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
@@ -60,16 +73,24 @@ class GradientReducer:
         self.postdivide = world_size / self.predivide
 
     def flatten(self, unit: FlatUnit, gradient: UnitGradient) -> None:
-        """Concatenate the views' gradients (the backward of the split), and add to what `no_sync` left."""
-        builder, size = self.builder, unit.numel * self.param_bytes
+        """Concatenate the views' gradients (the backward of the split), and add to what `no_sync` left: see
+        [Note: where gradients are flattened]."""
+        builder, size, stream = self.builder, unit.numel * self.param_bytes, self.split_stream
+        builder.wait_stream(stream, COMPUTE)
         builder.allocate("buffers", size)
-        builder.kernels(f"flatten gradients {unit.name}", moves(size, size), module=unit.path)
-        builder.free("buffers", size)  # the views' own gradients
+        name = f"flatten gradients {unit.name}"
+        done = builder.kernels(name, moves(size, size), stream=stream, module=unit.path)
+        if stream == COMPUTE:
+            builder.free("buffers", size, owner=VIEWS)
+        else:
+            builder.free_when_done("buffers", size, done, owner=VIEWS)
         kept = gradient.unsharded_bytes
         if not self.is_sharded and gradient.is_saved:
             kept = self.stored_bytes * unit.numel
         if kept:
-            builder.kernels(f"accumulate gradients {unit.name}", moves(kept + size, kept), module=unit.path)
+            builder.kernels(
+                f"accumulate gradients {unit.name}", moves(kept + size, kept), stream=stream, module=unit.path
+            )
             builder.free("buffers", size)
         else:
             gradient.unsharded_bytes = size
@@ -78,7 +99,7 @@ class GradientReducer:
         """The part of `_post_backward_hook` that runs on the post-backward stream."""
         builder = self.builder
         builder.host(f"reduce {unit.name}", overhead="fsdp1_reduce", module=unit.path)
-        builder.wait_stream(POST_BACKWARD, COMPUTE)
+        builder.wait_stream(POST_BACKWARD, self.split_stream)
         if self.is_sharded:
             self._reduce_scatter(unit, gradient)
         else:
@@ -121,7 +142,7 @@ class GradientReducer:
     def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
         """Cast to the reduce dtype, pad, set the shard to zero, divide before the sum; returns the bytes it
         allocated, without the shard."""
-        always_pads = self.strategy.always_pads and self.is_sharded  # see [Note: padding]
+        always_pads = self.strategy.before_torch_2 and self.is_sharded  # see [Note: padding]
         size = unit.numel * self.reduce_bytes
         full = unit.padded_numel * self.reduce_bytes
         launched: list[tuple[int, int]] = []  # bytes read and written

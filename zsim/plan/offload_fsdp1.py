@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.fsdp1 import PRE_UNSHARD, UNSHARD, Fsdp1Schedule, fsdp1_shape
-from zsim.plan.fsdp1_reduce import ALL_REDUCE, POST_BACKWARD, GradientReducer, UnitGradient
+from zsim.plan.fsdp1 import PRE_UNSHARD, Fsdp1Schedule, fsdp1_shape
+from zsim.plan.fsdp1_reduce import ALL_REDUCE, POST_BACKWARD, UNSHARD, GradientReducer, UnitGradient
 from zsim.plan.offload import CPU, HostSide
 from zsim.plan.ops import HostWork, Memory, Plan
 from zsim.plan.step import walk_step

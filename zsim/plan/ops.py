@@ -105,8 +105,10 @@ class Memory:
 class MemoryChange(NamedTuple):
     """`bytes` more (or, negative, less) of a category, just before the host issues op number `op`;
     `until` is the op that must end before the block can be used again (-1: stream order takes care).
-    `owner`: the module, block or FSDP unit that it is for; "" where a framework's pool serves them all.
-    `tensors`: the bytes of each of several tensors that are allocated at once."""
+    `owner`: the module, block or FSDP unit that it is for; "" where a framework's pool serves them all. A
+    free takes what its owner holds, so what is freed apart has names apart (FSDP1's gradients before and
+    after they are flattened). `tensors`: the bytes of each of several tensors that are allocated at once.
+    `stream`: on which they are made, where that is not the stream of the next work."""
 
     op: int
     category: Category
@@ -116,6 +118,7 @@ class MemoryChange(NamedTuple):
     is_pinned: bool = False
     owner: str = ""
     tensors: tuple[int, ...] = ()
+    stream: str = ""
 
 
 OffloadWork = Copy | HostWork | DriveIo

@@ -54,7 +54,8 @@ def tensor_changes(plan: Plan) -> list[TensorChange]:
     streams = _next_streams(plan)
     result, count = [], 0
     for change, tensors in zip(changes, moved, strict=True):
-        stream = COMPUTE if change.category == "activations" else streams[change.op]
+        own = COMPUTE if change.category == "activations" else change.stream
+        stream = own or streams[change.op]
         for tensor in tensors:
             if change.bytes > 0:
                 tensor.number, count = count, count + 1

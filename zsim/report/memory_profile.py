@@ -1,8 +1,9 @@
 """Who holds a GPU's memory, and when: the plan's own changes, added up by module, unit and phase.
 
 No simulation: see [Note: memory follows the host] in zsim.plan.ops. Activations belong to modules (a
-checkpoint to its block), FSDP's gathered parameters and unreduced gradients to its units; what a framework
-pools for all (DeepSpeed's buckets and fetches, sharded states) belongs to none and stands under its category.
+checkpoint to its block), FSDP's gathered parameters and FSDP2's unreduced gradients to its units; what a
+framework pools for all (DeepSpeed's buckets and fetches, FSDP1's gradients, sharded states) belongs to none
+and stands under its category or a name of its own.
 """
 
 from __future__ import annotations

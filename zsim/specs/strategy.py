@@ -112,8 +112,8 @@ class Fsdp2:
 @dataclass(frozen=True, slots=True)
 class Fsdp1:
     """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be
-    `size:N`, N in elements. `always_pads`: as torch before 2.0 does, which pads every sharded
-    flat gradient, needed or not, and sets its shard to zero."""
+    `size:N`, N in elements. `before_torch_2`: as torch 1.12 and 1.13, which pad every sharded
+    flat gradient, needed or not, set its shard to zero, and split flat parameters on the compute stream."""
 
     sharding_strategy: str
     replicate: int
@@ -125,4 +125,4 @@ class Fsdp1:
     reduce_dtype: str
     no_sync: bool
     cpu_offload: bool = False
-    always_pads: bool = False
+    before_torch_2: bool = False

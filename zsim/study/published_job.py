@@ -108,7 +108,7 @@ def row_job(run: PublishedRun) -> RowJob:
     if isinstance(strategy, DeepSpeedConfig):
         strategy = replace(strategy, gpus_per_node=gpus // nodes)
     if isinstance(strategy, Fsdp1):
-        strategy = replace(strategy, always_pads=torch_1_release(run) is not None)
+        strategy = replace(strategy, before_torch_2=torch_1_release(run) is not None)
     job = replace(
         job, model=architecture, training=training, cluster=cluster, strategy=strategy, placement=placement
     )
