@@ -10,7 +10,7 @@ from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.tensor_sizes import module_tensors
 from zsim.specs.importers.huggingface import load_model
-from zsim.specs.model import Attention, Module
+from zsim.specs.model import Attention, Loss, Module
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 OPTIONS = [
@@ -18,6 +18,7 @@ OPTIONS = [
     WorkOptions(compile=True),
     WorkOptions(attention="math"),
     WorkOptions(cross_entropy="fused"),
+    WorkOptions(cross_entropy="autocast"),
     WorkOptions(autocast=True),
 ]
 
@@ -40,6 +41,16 @@ def test_a_gated_mlp_keeps_gate_and_up() -> None:
     tensors = module_tensors(modules["mlp.act_fn"], SHAPE, WorkOptions(compile=True))
     assert tensors.saved == (one, one)
     assert tensors.backward == (one, one, one)
+
+
+def test_the_loss_under_autocast_keeps_three_tensors_and_makes_one_gradient_in_fp32() -> None:
+    """4,096 tokens, 128,256 logits each: log-probabilities in bf16 and fp32, the logits; nll_loss fills an
+    fp32 gradient beside them, 12 bytes a logit, and what it read is gone before the gradient's cast."""
+    loss = next(module for module in load_model("llama-3-8b").after if isinstance(module.work, Loss))
+    logits = 4096 * 128256
+    tensors = module_tensors(loss, SHAPE, WorkOptions(cross_entropy="autocast"))
+    assert tensors.saved == (2 * logits, 4 * logits, 2 * logits)
+    assert tensors.backward == (4 * logits,)
 
 
 def test_a_product_makes_two_gradients_in_backward() -> None:

@@ -9,7 +9,8 @@ autocast: `F.cross_entropy` of 16-bit logits under torch.autocast. It asks log-s
 type, which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h), and only nll_loss is on its list of
 fp32. Forward: log-softmax in 16 bits, its output cast, pick the labels; backward: fp32 zeros, set labels,
 cast, log-softmax backward in 16 bits. Keeps log-probabilities in both types and the logits, which composer
-holds as `state.outputs`; an fp32 gradient and its cast pass backward. composer's pull request 2987 counts 6
+holds as `state.outputs`; an fp32 gradient passes backward, and its cast takes the place of the fp32
+log-probabilities, which autograd lets go of once nll_loss is through. composer's pull request 2987 counts 6
 bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13, ATen/native/LossNLL.cpp `cross_entropy_loss`.
 
 megatron: Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`,
@@ -111,7 +112,7 @@ def passing_per_logit(options: WorkOptions, *, is_backward: bool) -> int:
     if options.cross_entropy == "eager":
         return 8 if is_backward or e < 4 else 4
     if options.cross_entropy == "autocast":
-        return (4 + e if e < 4 else 8) if is_backward else 0
+        return (4 if e < 4 else 8) if is_backward else 0
     if options.cross_entropy == "megatron":
         return e if is_backward else e + 4
     if options.cross_entropy == "unsloth":

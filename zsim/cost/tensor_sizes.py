@@ -69,8 +69,8 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         one = tokens * work.width * e
         return (one,) * 8, (one,), (one,) * 3
     if isinstance(work, Loss):
-        fp32 = tokens * work.vocab_size * 4
-        return (), (fp32,), (fp32,)
+        fp32, own = tokens * work.vocab_size * 4, tokens * work.vocab_size * e
+        return (own, fp32, own) if options.cross_entropy == "autocast" else (), (fp32,), (fp32,)
     if isinstance(work, Attention):
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e
