@@ -408,11 +408,13 @@ def test_a_trainers_metrics_take_the_eager_loss_again_after_backward() -> None:
 
 def test_a_padding_mask_costs_gathers_and_scatters_around_attention() -> None:
     """4 heads of 8: q, k, v are 96 elements a token, the output 32. Forward 2 x 96 + 3 x 32 = 288, backward
-    3 x 96 + 2 x 32 = 352 elements of 2 bytes, 200 tokens."""
+    3 x 96 + 2 x 32 = 352 elements of 2 bytes, 200 tokens; q, k and v go by an index."""
     plain = Module("core", Attention(4, 4, 8, 8, rotary=False))
     masked = Module("core", Attention(4, 4, 8, 8, rotary=False, unpads=True))
     for kernels, elements in ((forward_kernels, 288), (backward_kernels, 352)):
         extra = total_bytes(kernels(masked, SHAPE, EAGER)) - total_bytes(kernels(plain, SHAPE, EAGER))
         assert extra == elements * 2 * 200
+        indexed = [kernel.indexed_elements for kernel in kernels(masked, SHAPE, EAGER)]
+        assert sum(indexed) == 96 * 200
         math = WorkOptions(attention="math")
         assert kernels(masked, SHAPE, math) == kernels(plain, SHAPE, math)

@@ -101,15 +101,21 @@ def _unpadding(
 
     With i elements of q, k, v and o of the output per token: forward gathers the input (2 i), fills the
     padded output with zeros and puts the rows in (o + 2 o); backward gathers the output's gradient (2 o),
-    fills the input's with zeros and scatters (i + 2 i). The two waits of the host for the mask's counts are
+    fills the input's with zeros and scatters (i + 2 i). The input goes by torch.gather and scatter, element
+    by element (no vectors before torch 2.8: pytorch pull request 151490); the output by indexing, whose
+    kernel was not timed on rows and is taken for a copy. The two waits of the host for the mask's counts are
     left out. Source: HazyResearch/flash-attention 0.2, bert_padding.py `unpad_input`, `pad_input`.
     """
     if not unpads(work, options):
         return ()
     inputs, outputs = input_elements(work), output_elements(work)
-    passes, launches = ((2 * inputs + 3 * outputs), 7) if direction == 0 else (3 * inputs + 2 * outputs, 3)
-    num_bytes = shape.tokens * passes * options.activation_bytes
-    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
+    rest, launches = (3 * outputs, 6) if direction == 0 else (inputs + 2 * outputs, 2)
+    size, dtype = shape.tokens * options.activation_bytes, options.kernel_dtype
+    moved = float(2 * inputs * size)
+    return (
+        Kernel("elementwise", 0.0, float(rest * size), dtype, (), launches),
+        Kernel("elementwise", 0.0, moved, dtype, indexed_elements=shape.tokens * inputs),
+    )
 
 
 def _flash_shape(work: Attention, shape: BatchShape) -> tuple[int, ...]:

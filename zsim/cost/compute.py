@@ -14,12 +14,13 @@ _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
     """Seconds of one `Kernel` (of all its launches).
 
-        t = max(W / (P f), Q / (B g)) + L c + D l
+        t = max(W / (P f), Q / (B g), E x) + L c + D l
 
     W: FLOPs; P: peak FLOP/s of the type; f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
     kernels without matrix products compute at fp32 peak); Q: HBM bytes; B: HBM bandwidth; g: fraction of it
     (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D: loads
-    that wait for one another; l: seconds of one.
+    that wait for one another; l: seconds of one; E: elements found by an index; x: seconds of one, of the
+    whole GPU.
     The roofline is Williams, Waterman and Patterson 2009.
     """
     waiting = kernel.launches * gpu.launch.seconds_per_kernel
@@ -46,13 +47,14 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
-    """Seconds that HBM needs; 0 for a kernel that moves nothing."""
+    """Seconds that HBM needs, or the looking up of what moves; 0 for a kernel that moves nothing."""
     if kernel.hbm_bytes <= 0:
         return 0.0
     limits = gpu.memory_bound
     max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
     fraction = hbm_fraction(kernel.hbm_bytes / kernel.launches, max_fraction, limits.bytes_half)
-    return kernel.hbm_bytes / (gpu.memory.bandwidth * fraction)
+    indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
+    return max(kernel.hbm_bytes / (gpu.memory.bandwidth * fraction), indexing)
 
 
 def peak_flops_per_second(gpu: Gpu, dtype: str) -> float:

@@ -23,7 +23,8 @@ class Kernel:
 
     `flops` is what the arithmetic units do; `hbm_bytes` what is read plus what is written; `dtype` the type
     that the arithmetic runs in ("bf16", "fp16", "fp32", "tf32", "fp8"). `dependent_loads`: readings of memory
-    that wait for one another because too few threads read, in a row.
+    that wait for one another because too few threads read, in a row. `indexed_elements`: elements that are
+    found by an index each, one thread one element.
     """
 
     kind: KernelKind
@@ -33,3 +34,4 @@ class Kernel:
     shape: tuple[int, ...] = ()
     launches: int = 1
     dependent_loads: int = 0
+    indexed_elements: int = 0
