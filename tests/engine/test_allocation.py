@@ -10,8 +10,11 @@ import pytest
 from rich.console import Console
 
 import zsim
+from zsim.engine.allocation import make_allocator
+from zsim.plan.make import make_plan
 from zsim.report.html import html_report
 from zsim.report.render import print_report
+from zsim.specs.job import resolve
 
 SOURCE = 'source = "made up for this test"\nevidence = "assumed"\n'
 
@@ -48,8 +51,9 @@ def test_more_is_reserved_than_allocated_and_less_than_there_is() -> None:
 
 
 def test_expandable_segments_reserve_less() -> None:
-    """Less than with segments, and still at least what is allocated."""
-    fixed, grown = step("dgx-h100").report, step("dgx-h100", expandable_segments=True).report
+    """FSDP2 has one pool for nearly everything: less than with segments, still at least what is allocated."""
+    strategy = {"kind": "fsdp2"}
+    fixed, grown = (step("dgx-h100", strategy, expandable_segments=grows).report for grows in (False, True))
     assert fixed.allocator is not None
     assert grown.allocator is not None
     peak = fixed.peaks["gpu"]
@@ -146,3 +150,14 @@ def test_waiting_in_every_layer_keeps_the_host_from_gathering_ahead() -> None:
     assert free is not None
     assert limited is not None
     assert limited.reserved_bytes < free.reserved_bytes - 5e9
+
+
+def test_ranks_of_one_node_take_turns_at_the_driver() -> None:
+    """8 GPUs in one node, and in four nodes of two."""
+    calls = []
+    for nodes in (1, 4):
+        job = resolve(zsim.Experiment(model="gpt2", cluster="dgx-h100", nodes=nodes, gpus=8))
+        plan = make_plan(job)
+        allocator = make_allocator(job, plan, plan)
+        calls.append((allocator.malloc_seconds, allocator.free_seconds))
+    assert calls[0] == pytest.approx([4 * seconds for seconds in calls[1]])

@@ -40,7 +40,12 @@ class Allocation:
 
 def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
     """The allocator of a GPU with the plan's resident tensors in it, for `repeated` (the plan, once or
-    several times in a row); its counts are those of the last time."""
+    several times in a row); its counts are those of the last time.
+
+    The ranks of a node run short together, and their driver takes one call at a time: with n ranks on a
+    node a call takes n times as long. ("There is, in general, a linear relation between the number of GPUs
+    and the cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
+    """
     costs, host = load_host_costs(), job.cluster.host
     capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
@@ -51,8 +56,8 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
         memory,
         Changes(tensor_changes(repeated)),
         _Outstanding(repeated),
-        malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor,
-        free_seconds=costs.seconds["cuda_free"] * host.overhead_factor,
+        malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor * job.gpus_per_node,
+        free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
         retry_seconds=retry_seconds(job.world_size, costs),
         counts_from=len(repeated.ops) - len(plan.ops),
     )
