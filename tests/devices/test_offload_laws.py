@@ -198,9 +198,20 @@ def test_folded_equals_unfolded_and_nothing_is_oversubscribed(
 
 
 @settings(max_examples=40, deadline=None)
-@given(works=SOME_WORK, extra=SOME_WORK)
-def test_more_work_never_ends_sooner(works: list[Any], extra: list[Any]) -> None:
-    assert seconds_of(4, *works, *extra) >= seconds_of(4, *works) * (1 - 1e-9)
+@given(works=SOME_WORK)
+def test_nothing_ends_sooner_in_company_than_alone(works: list[Any]) -> None:
+    """More work may end the rest sooner, where shares are fair on several resources: a copy that takes half
+    of the uplink from another that is not pinned, and so moves its bytes through memory more than once,
+    leaves memory to a third."""
+    assert seconds_of(4, *works) >= max(seconds_of(4, work) for work in works) * (1 - 1e-9)
+
+
+def test_a_copy_more_may_leave_memory_to_others() -> None:
+    """40 bytes through memory at 50 GB/s take 0.8 ns; copies that want more than the 30 GB/s beside that slow
+    them down, unless these copies slow one another down."""
+    works = [WORKS["cast"](10), WORKS["h2d"](1), WORKS["pageable"](1)]
+    assert seconds_of(4, *works) == pytest.approx(0.88e-9)
+    assert seconds_of(4, *works, WORKS["d2h"](1)) == pytest.approx(0.8e-9)
 
 
 @settings(max_examples=40, deadline=None)
