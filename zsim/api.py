@@ -382,7 +382,10 @@ def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     if margin > 0:
         total = format_bytes(capacity)
         notes.append(f"capacity is the GPU's {total} less the allocator's margin of {margin:.0%}")
-    slowdown = job.cluster.gpu.interference.compute_slowdown
-    if slowdown > 1:
-        notes.append(f"kernels run {slowdown:g} times slower while a collective is under way (calibrated)")
+    beside = job.cluster.gpu.interference
+    if beside.compute_slowdown > 1:
+        notes.append(
+            f"kernels run {beside.compute_slowdown:g} times slower while a collective is under way "
+            f"({beside.evidence})"
+        )
     return notes
