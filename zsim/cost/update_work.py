@@ -18,6 +18,9 @@ OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
 # (ATen/native/cuda/MultiTensorApply.cuh: depth_to_max_blocks, kChunkSize).
 _ELEMENTS_PER_LAUNCH = 320 * 65536
 
+# One launch of torch.cat takes at most 128 tensors (ATen/native/cuda/Shape.cu: CAT_ARRAY_BATCH_SIZE).
+_TENSORS_PER_CAT = 128
+
 # Optimizer states per parameter.
 OPTIMIZER_STATES: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1}
 
@@ -96,6 +99,11 @@ def accumulate_kernels(numel: int, into_dtype: str, from_dtype: str) -> tuple[Ke
         return ()
     num_bytes = numel * (2 * DTYPE_BYTES[into_dtype] + DTYPE_BYTES[from_dtype])
     return (Kernel("elementwise", 0.0, float(num_bytes), "fp32"),)
+
+
+def cat_launches(num_tensors: int) -> int:
+    """Launches of one torch.cat of so many contiguous tensors."""
+    return ceil(num_tensors / _TENSORS_PER_CAT)
 
 
 def norm_kernels(numel: int, dtype: str = "fp32", num_tensors: int = 1) -> tuple[Kernel, ...]:

@@ -116,6 +116,8 @@ class GradientReducer:
     def _reduce_scatter(self, unit: FlatUnit, gradient: UnitGradient) -> None:
         builder, strategy = self.builder, self.strategy
         source, gradient.unsharded_bytes = gradient.unsharded_bytes, 0
+        ranks = builder.groups["shard"].size
+        builder.host(f"chunk {unit.name}", overhead="fsdp1_chunk", events=ranks)  # to learn the padding
         owned = self._cast_pad_and_divide(unit, source)
         full = unit.padded_numel * self.reduce_bytes
         shard = unit.shard_numel * self.reduce_bytes

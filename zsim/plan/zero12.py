@@ -7,7 +7,7 @@ parameters per step, where the ZeRO paper says 2.
 
 from __future__ import annotations
 
-from zsim.cost.update_work import accumulate_kernels, cast_kernels
+from zsim.cost.update_work import accumulate_kernels, cast_kernels, cat_launches
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
 from zsim.plan.ops import Category, CollectiveKind, Group, Memory, Plan
@@ -168,16 +168,21 @@ class Zero12Schedule(Hooks):
             builder.kernels("average bucket", moves(size, size), stream=stream)
             to_owners = zero.reduce_scatter and not zero.use_multi_rank_bucket_allreduce
             casts = self.config.communication_dtype != self.config.param_dtype
+            slices = len(list(self._flat.slices(self._tensors))) if zero.reduce_scatter else 1
+            if zero.reduce_scatter:
+                builder.host("slice bucket", overhead="deepspeed_slice", events=slices)
             if not to_owners and (zero.reduce_scatter or casts):
                 flat = size
                 builder.allocate("buffers", flat)
+                read = self._elements * self.param_bytes
                 builder.kernels(
-                    "flatten bucket",
-                    moves(self._elements * self.param_bytes, size, launches=len(self._tensors)),
-                    stream=stream,
+                    "flatten bucket", moves(read, size, launches=cat_launches(slices)), stream=stream
                 )
             kind: CollectiveKind = "reduce" if to_owners else "all_reduce"
             for numel in self._calls(to_owners):
+                if to_owners and zero.overlap_comm:  # allreduce_and_copy synchronizes before each call
+                    builder.host_wait(builder.record(COMPUTE))
+                    builder.host_wait(builder.record(stream))
                 part = numel * self.reduce_bytes
                 builder.collective(kind, part, self.config.communication_dtype, "world", stream=stream)
         owned = self._elements // self.world_size

@@ -7,6 +7,7 @@ AllGatherHandle, AllGatherCoalescedHandle). ZeRO++ and MiCS gather in their own 
 
 from __future__ import annotations
 
+from zsim.cost.update_work import cat_launches
 from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.ops import CollectiveKind
 from zsim.plan.zero3_fetch import Fetch, Trace, ZeroParameter
@@ -32,20 +33,22 @@ class Gatherer:
         """Allocate what is gathered and issue the collective."""
         size = self.padded_bytes(part)
         self.builder.allocate("buffers", size)
+        if self._is_cut(part):
+            self._slice(part, 1)
         kind: CollectiveKind = "all_reduce" if self._is_reduced(part) else "all_gather"
         self._collective(part, size, kind, self.config.param_dtype)
 
     def finish(self, part: Fetch) -> int:
         """The event after which the parameters can be used; a shared tensor is cut into its parameters."""
         event = self._started.pop(part.parameters[0])
-        if len(part.parameters) == 1 or self._is_reduced(part):
+        if not self._is_cut(part):
             return event
-        size = self.padded_bytes(part)
+        size, count = self.padded_bytes(part), len(part.parameters)
         self.builder.allocate("buffers", size)
+        self._slice(part, count)
+        launches = count * cat_launches(self.builder.groups[part.group].size)
         event = self.builder.kernels(
-            f"cut {self.parameters(part)[0].name}",
-            moves(size, size, launches=len(part.parameters)),
-            stream=self.stream,
+            f"cut {self.parameters(part)[0].name}", moves(size, size, launches=launches), stream=self.stream
         )
         self.builder.free_when_done("buffers", size, event)
         return event
@@ -54,6 +57,10 @@ class Gatherer:
         """Whether shards are added into zeros, in place; never one parameter alone, never hpZ's copies."""
         is_asked = self.config.zero.use_all_reduce_for_fetch_params
         return is_asked and len(part.parameters) > 1 and part.group == "world"
+
+    def _is_cut(self, part: Fetch) -> bool:
+        """Whether what arrives has to be cut into parameters."""
+        return len(part.parameters) > 1 and not self._is_reduced(part)
 
     def gathered_bytes(self, number: int) -> int:
         """What one gathered parameter holds until it is released."""
@@ -66,6 +73,11 @@ class Gatherer:
 
     def padded_bytes(self, part: Fetch) -> int:
         return sum(parameter.padded_numel for parameter in self.parameters(part)) * self.param_bytes
+
+    def _slice(self, part: Fetch, count: int) -> None:
+        """Python slices `count` tensors into every rank's part, one by one."""
+        events = count * self.builder.groups[part.group].size
+        self.builder.host(f"slice {self.parameters(part)[0].name}", overhead="deepspeed_part", events=events)
 
     def _collective(
         self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""

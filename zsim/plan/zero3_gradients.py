@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zsim.cost.update_work import accumulate_kernels
+from zsim.cost.update_work import accumulate_kernels, cat_launches
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.step import Hooks
 from zsim.plan.workload import ModuleCall
@@ -117,14 +117,18 @@ class Zero3Gradients(Hooks):
         self._bucket = GradientBucket()
 
     def _scatter(self, bucket: GradientBucket) -> int:
-        """reduce_scatter_coalesced: one collective; returns the bytes of the flattened copy."""
+        """reduce_scatter_coalesced: one collective; returns the bytes of the flattened copy. Python cuts each
+        gradient into every rank's part."""
         builder, stream = self.builder, self.reduce_stream
+        parts = bucket.num_tensors * self.world_size
+        builder.host("slice bucket", overhead="deepspeed_part", events=parts)
         size = made = bucket.shard_elements * self.world_size * self.reduce_bytes
         if bucket.num_tensors == 1 and bucket.elements % self.world_size == 0:
             made = 0  # one tensor that divides evenly is reduced where it lies
         else:
             builder.allocate("buffers", made)
-            builder.kernels("flatten bucket", moves(size, size, launches=bucket.num_tensors), stream=stream)
+            kernels = moves(size, size, launches=cat_launches(parts))
+            builder.kernels("flatten bucket", kernels, stream=stream)
         builder.kernels("average bucket", moves(size, size), stream=stream)
         dtype = self.config.communication_dtype
         builder.collective("reduce_scatter", size, dtype, self.shard_group, stream=stream)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zsim.cost.quantization import SCALE_BYTES, dequantize_kernels, quantize_kernels, weight_groups
-from zsim.cost.update_work import cast_kernels, copy_kernels, fill_kernels
+from zsim.cost.update_work import cast_kernels, cat_launches, copy_kernels, fill_kernels
 from zsim.errors import InputError
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Memory
@@ -173,7 +173,8 @@ class QuantizedGatherer(SecondaryGatherer):
             largest = 2 * max(parameter.numel for parameter in parameters) if self._is_cast else 0
             builder.allocate("buffers", largest)
             builder.free("buffers", largest)
-            kernels += copy_kernels(2 * wanted, launches=len(parameters))
+            kernels += copy_kernels(2 * wanted, launches=len(parameters) * cat_launches(ranks))
+            self._slice(part, 1 + len(parameters))
         if self._is_cast:
             kernels += cast_kernels(wanted, "fp16", self.config.param_dtype)
         event = builder.kernels(f"dequantize {parameters[0].name}", kernels, stream=self.stream)

@@ -19,6 +19,7 @@ from zsim.cost.quantization import (
     sum_kernels,
     swizzle_kernels,
 )
+from zsim.cost.update_work import cat_launches
 from zsim.errors import InputError
 from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.ops import Group, Memory
@@ -104,7 +105,9 @@ class QuantizedReducer:
         builder, size = self.builder, parameter.padded_numel * self.reduce_bytes
         copied = size if parameter.numel % self.world_size else 0
         builder.allocate("buffers", copied)
-        kernels = (*moves(size, size), *moves(size, size)) if copied else moves(size, size)
+        builder.host(f"slice {parameter.name}", overhead="deepspeed_part", events=self.world_size)
+        joined = moves(size, size, launches=cat_launches(self.world_size)) if copied else ()
+        kernels = (*joined, *moves(size, size))
         builder.kernels(f"average {parameter.name}", kernels, stream=self.stream)
         builder.collective(
             "reduce_scatter", size, self.config.communication_dtype, "world", stream=self.stream,
