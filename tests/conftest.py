@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from zsim.trace.spans import MemoryEvents, SpanInfo, Trace
 # No test waits on a clock, not even Hypothesis's.
 hypothesis.settings.register_profile("zsim", deadline=None)
 hypothesis.settings.load_profile("zsim")
+
+# A shell's background jobs ignore Ctrl-C, and so would the programs that tests start and end with it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,6 @@ parameters and gradients seq x bsz, optimizer states seq x bsz / 4, activation c
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -192,11 +191,9 @@ def test_a_trillion_parameters_scale_superlinearly_as_published() -> None:
     assert seconds[4] / seconds[32] == pytest.approx(49.0 / 43.9, rel=0.05)
 
 
-def test_a_trillion_parameters_on_512_gpus_are_simulated_in_under_two_seconds() -> None:
-    """The work is one lane: a plan of some 46,000 ops and about as many events, whatever the GPUs; 1,282 of
-    them gather what is persistent. 0.6 s of one core where this was written, of a third fewer ops."""
-    began = time.process_time()
+def test_a_trillion_parameters_on_512_gpus_are_one_lane() -> None:
+    """A plan of some 30,000 ops and not twice as many events, whatever the GPUs: 0.6 s of an idle core."""
     outcome = simulate_job(trillion(32, 1))
     assert outcome.stats.rank_classes == 1
-    assert len(outcome.plan.ops) < 50_000
-    assert time.process_time() - began < 2.0
+    assert len(outcome.plan.ops) < 40_000
+    assert outcome.stats.events < 2 * len(outcome.plan.ops)

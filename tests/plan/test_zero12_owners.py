@@ -29,7 +29,7 @@ def test_dealt_out_parameters_lie_one_in_as_many_ranks_apart() -> None:
 
 
 def test_every_owner_is_sent_its_slices_in_one_call() -> None:
-    assert flat().reduces(["c", "b", "a"], bucket_numel=12) == [2 + 2, 4, 4]
+    assert flat().reduces(["c", "b", "a"], bucket_numel=12) == [(2 + 2, 2), (4, 1), (4, 1)]
 
 
 def test_what_begins_or_ends_in_a_stretch_is_kept_whole() -> None:
@@ -39,8 +39,8 @@ def test_what_begins_or_ends_in_a_stretch_is_kept_whole() -> None:
 
 def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
     """c and rank 1's part of b are 6: more than 5, and sent; the rest of b and a are 6 again."""
-    assert flat().all_reduces(["c", "b", "a"], bucket_numel=12) == [12]
-    assert flat().all_reduces(["c", "b", "a"], bucket_numel=5) == [6, 6]
+    assert flat().all_reduces(["c", "b", "a"], bucket_numel=12) == [(12, 4)]
+    assert flat().all_reduces(["c", "b", "a"], bucket_numel=5) == [(6, 2), (6, 2)]
 
 
 @given(
@@ -49,4 +49,6 @@ def test_one_all_reduce_unless_slices_exceed_the_bucket() -> None:
 def test_nothing_is_lost(numels: list[int], world_size: int, bucket: int, is_dealt_out: bool) -> None:
     names = {str(number): numel for number, numel in enumerate(numels)}
     group = FlatGroup(names, world_size, -(-sum(numels) // world_size), is_dealt_out=is_dealt_out)
-    assert sum(group.reduces(names, bucket)) == sum(group.all_reduces(names, bucket)) == sum(numels)
+    for calls in (group.reduces(names, bucket), group.all_reduces(names, bucket)):
+        assert sum(call.numel for call in calls) == sum(numels)
+        assert sum(call.slices for call in calls) == len(list(group.slices(names)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import zsim
+from zsim.plan.builder import PlanBuilder
 from zsim.study.replay_what_if import is_matrix_product, recorded_gpu
 from zsim.trace.chrome import write_chrome_traces
 from zsim.trace.spans import SpanInfo
@@ -22,6 +23,12 @@ STRATEGIES = {
     "fsdp2": {"kind": "fsdp2"},
     "hsdp": {"kind": "fsdp2", "replicate": 2},
 }
+
+
+def host_of_16_ranks(self, name, overhead=None, *, module="", events=1, host=PlanBuilder.host):
+    """PlanBuilder.host of a plan for 64 ranks whose loops have the turns of 16."""
+    turns = events // 4 if overhead in ("deepspeed_part", "deepspeed_gathered_part") else events
+    return host(self, name, overhead, module=module, events=turns)
 
 
 def simulated(strategy, nodes=2, cluster="dgx-h100"):
@@ -54,14 +61,19 @@ def test_the_same_fabric_gives_the_step_back(recorded):
     assert replay.unexplained_seconds == 0.0
 
 
-def test_four_times_the_ranks_take_what_a_simulation_of_them_takes(recorded):
+def test_four_times_the_ranks_take_what_a_simulation_of_them_takes(recorded, monkeypatch):
     """The batch of each GPU stays, groups grow. What the replay does not know of is small: launches of
-    another number of copies, and what DDP's copies out of buckets wait for."""
+    another number of copies, and what DDP's copies out of buckets wait for. What ZeRO-3's loops over more
+    ranks cost the host is not in a recording, and not small here: without it the two agree, with it the
+    replay is too fast."""
     name, _, trace = recorded
     strategy = STRATEGIES[name] | ({"replicate": 8} if name == "hsdp" else {})
-    expected = simulated(strategy, nodes=8).step_seconds
     replay = zsim.replay(trace, cluster="dgx-h100", nodes=8)
     assert replay.world_size == 64
+    if name == "zero3":
+        assert replay.step_seconds < 0.9 * simulated(strategy, nodes=8).step_seconds
+        monkeypatch.setattr(PlanBuilder, "host", host_of_16_ranks)
+    expected = simulated(strategy, nodes=8).step_seconds
     assert replay.step_seconds == pytest.approx(expected, rel=0.02)
 
 

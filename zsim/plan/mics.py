@@ -40,6 +40,8 @@ class MicsGatherer(Gatherer):
         pieces from the node's other GPUs."""
         builder, dtype = self.builder, self.config.param_dtype
         pieces = size // builder.groups[INTRA].size
+        turns = len(part.parameters) * builder.groups[INTER].size
+        builder.host("slice pieces", overhead="deepspeed_part", events=turns)
         self._collective(part, pieces, "all_gather", dtype, group=INTER)
         builder.allocate("buffers", pieces)
         placed = builder.kernels(

@@ -7,14 +7,15 @@ parameters per step, where the ZeRO paper says 2.
 
 from __future__ import annotations
 
-from zsim.cost.update_work import accumulate_kernels, cast_kernels, cat_launches
+from zsim.cost.update_work import accumulate_kernels, cast_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.deepspeed_step import check_overflow, norm_and_sync
-from zsim.plan.ops import Category, CollectiveKind, Group, Memory, Plan
+from zsim.plan.ops import Category, Group, Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Workload
 from zsim.plan.zero12_owners import FlatGroup
+from zsim.plan.zero12_reduce import BucketReducer
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.model import Parameter
 from zsim.specs.strategy import DTYPE_BYTES, Training
@@ -53,6 +54,7 @@ class Zero12Schedule(Hooks):
         self._flat = FlatGroup(
             self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
         )
+        self._reducer = BucketReducer(builder, config, self._flat, world_size, self.reduce_stream)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
         self._late_free: tuple[int, int] | None = None
 
@@ -153,53 +155,19 @@ class Zero12Schedule(Hooks):
         self._tensors.append(name)
 
     def _reduce(self) -> None:
-        """reduce_ipg_grads and average_tensor; see the module's docstring."""
+        """reduce_ipg_grads."""
         if not self._elements:
             return
-        builder, zero, stream = self.builder, self.zero, self.reduce_stream
+        builder, stream = self.builder, self.reduce_stream
         builder.host("reduce bucket", overhead="deepspeed_reduce")
         if stream != COMPUTE:
             previous = builder.record(stream)
             builder.wait_stream(stream, COMPUTE)
             builder.stream_wait(COMPUTE, previous)  # one reduction in flight: compute waits for the last
-        size = self._elements * self.reduce_bytes
-        flat = 0
-        if self.world_size > 1:
-            builder.kernels("average bucket", moves(size, size), stream=stream)
-            to_owners = zero.reduce_scatter and not zero.use_multi_rank_bucket_allreduce
-            casts = self.config.communication_dtype != self.config.param_dtype
-            slices = len(list(self._flat.slices(self._tensors))) if zero.reduce_scatter else 1
-            if zero.reduce_scatter:
-                builder.host("slice bucket", overhead="deepspeed_slice", events=slices)
-            if not to_owners and (zero.reduce_scatter or casts):
-                flat = size
-                builder.allocate("buffers", flat)
-                read = self._elements * self.param_bytes
-                builder.kernels(
-                    "flatten bucket", moves(read, size, launches=cat_launches(slices)), stream=stream
-                )
-            kind: CollectiveKind = "reduce" if to_owners else "all_reduce"
-            for numel in self._calls(to_owners):
-                if to_owners and zero.overlap_comm:  # allreduce_and_copy synchronizes before each call
-                    builder.host_wait(builder.record(COMPUTE))
-                    builder.host_wait(builder.record(stream))
-                part = numel * self.reduce_bytes
-                builder.collective(kind, part, self.config.communication_dtype, "world", stream=stream)
-        owned = self._elements // self.world_size
-        builder.kernels(
-            "copy own slice", moves(owned * self.reduce_bytes, owned * self.param_bytes), stream=stream
-        )
+        self._reducer.reduce(self._tensors, self._elements)
         done = self._keep_slice(stream)
-        builder.free_when_done("buffers", flat, done)
         self._free_loose(done)
         self._elements, self._tensors = 0, []
-
-    def _calls(self, to_owners: bool) -> list[int]:
-        """Elements of each call that reduces the bucket: one, unless owners or a huge gradient divide it."""
-        bucket = self.zero.reduce_bucket_size
-        if to_owners:
-            return self._flat.reduces(self._tensors, bucket)
-        return self._flat.all_reduces(self._tensors, bucket) if self.zero.reduce_scatter else [self._elements]
 
     def _keep_slice(self, stream: str) -> int:
         """What becomes of the own slice of a reduced bucket before the next; returns its last event."""
@@ -271,8 +239,9 @@ class Zero12Schedule(Hooks):
             self._gather_parameters()
 
     def _gather_parameters(self) -> None:
-        """all_gather_dp_groups: one call; before 0.12.4 one per `allgather_bucket_size` elements."""
-        zero = self.zero
+        """all_gather_dp_groups: one call; before 0.12.4 one per `allgather_bucket_size` elements, into a list
+        of all ranks' parts, which NCCL's process group fills from a tensor of its own."""
+        builder, zero = self.builder, self.zero
         pieces = (
             max(1, self.padded_numel // zero.allgather_bucket_size) if zero.gathers_step_in_buckets else 1
         )
@@ -280,10 +249,19 @@ class Zero12Schedule(Hooks):
         sizes = [per_piece] * (pieces - 1) + [self.shard_numel - per_piece * (pieces - 1)]
         for shard in sizes:
             size = shard * self.world_size * self.param_bytes
-            self.builder.collective(
+            copied = size if zero.gathers_step_in_buckets else 0
+            if copied:
+                turns = 2 * self.world_size  # narrow, detach
+                builder.host("slice parameters", overhead="deepspeed_part", events=turns)
+                builder.allocate("buffers", copied)
+            builder.collective(
                 "all_gather", size, self.config.param_dtype, "world", stream=COMPUTE,
                 name="all_gather parameters",
             )  # fmt: skip
+            if copied:
+                kernels = moves(copied, copied, launches=self.world_size)
+                builder.kernels("copy parameters out", kernels)
+                builder.free("buffers", copied)
 
 
 def zero12_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:

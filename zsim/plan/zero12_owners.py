@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
+
+
+class Call(NamedTuple):
+    """One collective of a bucket: its elements, and of how many slices."""
+
+    numel: int
+    slices: int
 
 
 class FlatGroup:
@@ -44,11 +52,11 @@ class FlatGroup:
         offsets = self.offsets
         return sum(n for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start)
 
-    def all_reduces(self, names: Iterable[str], bucket_numel: int) -> list[int]:
-        """allreduce_and_scatter: elements of each call; slices are collected until they exceed a bucket."""
+    def all_reduces(self, names: Iterable[str], bucket_numel: int) -> list[Call]:
+        """allreduce_and_scatter: slices are collected until they exceed a bucket."""
         return list(_collected([numel for _, numel in self.slices(names)], bucket_numel))
 
-    def reduces(self, names: Iterable[str], bucket_numel: int) -> list[int]:
+    def reduces(self, names: Iterable[str], bucket_numel: int) -> list[Call]:
         """allreduce_no_retain: the same owner by owner, in the order in which owners come up."""
         by_owner: dict[int, list[int]] = {}
         for owner, numel in self.slices(names):
@@ -56,12 +64,12 @@ class FlatGroup:
         return [call for slices in by_owner.values() for call in _collected(slices, bucket_numel)]
 
 
-def _collected(slices: Sequence[int], bucket_numel: int) -> Iterator[int]:
-    numel = 0
+def _collected(slices: Sequence[int], bucket_numel: int) -> Iterator[Call]:
+    numel = count = 0
     for part in slices:
-        numel += part
+        numel, count = numel + part, count + 1
         if numel > bucket_numel:
-            yield numel
-            numel = 0
+            yield Call(numel, count)
+            numel = count = 0
     if numel:
-        yield numel
+        yield Call(numel, count)

@@ -34,7 +34,10 @@ class Gatherer:
         size = self.padded_bytes(part)
         self.builder.allocate("buffers", size)
         if self._is_cut(part):
-            self._slice(part, 1)
+            self._slice(part, 1, "deepspeed_part")
+            shard = size // self.builder.groups[part.group].size
+            name = self.parameters(part)[0].name
+            self.builder.kernels(f"join shards of {name}", moves(shard, shard), stream=self.stream)
         kind: CollectiveKind = "all_reduce" if self._is_reduced(part) else "all_gather"
         self._collective(part, size, kind, self.config.param_dtype)
 
@@ -45,7 +48,7 @@ class Gatherer:
             return event
         size, count = self.padded_bytes(part), len(part.parameters)
         self.builder.allocate("buffers", size)
-        self._slice(part, count)
+        self._slice(part, count, "deepspeed_gathered_part")
         launches = count * cat_launches(self.builder.groups[part.group].size)
         event = self.builder.kernels(
             f"cut {self.parameters(part)[0].name}", moves(size, size, launches=launches), stream=self.stream
@@ -74,10 +77,10 @@ class Gatherer:
     def padded_bytes(self, part: Fetch) -> int:
         return sum(parameter.padded_numel for parameter in self.parameters(part)) * self.param_bytes
 
-    def _slice(self, part: Fetch, count: int) -> None:
+    def _slice(self, part: Fetch, count: int, overhead: str) -> None:
         """Python slices `count` tensors into every rank's part, one by one."""
         events = count * self.builder.groups[part.group].size
-        self.builder.host(f"slice {self.parameters(part)[0].name}", overhead="deepspeed_part", events=events)
+        self.builder.host(f"slice {self.parameters(part)[0].name}", overhead=overhead, events=events)
 
     def _collective(
         self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""

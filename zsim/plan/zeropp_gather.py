@@ -174,7 +174,8 @@ class QuantizedGatherer(SecondaryGatherer):
             builder.allocate("buffers", largest)
             builder.free("buffers", largest)
             kernels += copy_kernels(2 * wanted, launches=len(parameters) * cat_launches(ranks))
-            self._slice(part, 1 + len(parameters))
+            self._slice(part, 1, "deepspeed_part")
+            self._slice(part, len(parameters), "deepspeed_gathered_part")
         if self._is_cast:
             kernels += cast_kernels(wanted, "fp16", self.config.param_dtype)
         event = builder.kernels(f"dequantize {parameters[0].name}", kernels, stream=self.stream)

@@ -90,8 +90,13 @@ class Release:
 
     @property
     def default_multi_rank_bucket_allreduce(self) -> bool:
-        """Before the key existed (0.12.4, #4695): one `reduce` per owner."""
+        """Before the key existed (0.12.4, #4695): one `reduce` per slice of one owner."""
         return self.number >= (0, 12, 4)
+
+    @property
+    def reduces_slice_by_slice(self) -> bool:
+        """Before 0.12.4 (#4695) stages 1 and 2 reduced every slice of a bucket by itself, asynchronously."""
+        return self.number < (0, 12, 4)
 
     @property
     def gathers_step_in_buckets(self) -> bool:
