@@ -72,6 +72,26 @@ def test_another_model_brings_its_own_sequence_length() -> None:
     assert json.loads(done.stdout)["experiment"]["training"]["sequence_length"] == 1024
 
 
+def test_a_model_trains_by_the_same_defaults_with_a_file_and_without(tmp_path: Path) -> None:
+    """The example's checkpointing is for its 70B; a model of one's own begins with none, and the second line
+    says what it has."""
+    file = tmp_path / "job.toml"
+    file.write_text('model = "gpt2"\ncluster = "dgx-h100"\nnodes = 1\n[strategy]\nkind = "fsdp2"\n')
+    named = zsim("run", "--model", "gpt2", "--nodes", "1", "--set", "strategy.kind=fsdp2")
+    assert zsim("run", str(file)).stdout.splitlines()[:8] == named.stdout.splitlines()[:8]
+    assert named.stdout.splitlines()[1] == "bf16, no activation checkpointing"
+
+
+def test_a_training_file_is_not_simulated_for_a_model_or_cluster_that_nobody_named(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    given: list[str] = []
+    for key, value in (("model", "gpt2"), ("cluster", "dgx-h100")):
+        for command in ("run", "import", "tune"):
+            said = refused(command, "ds.json", *given, cwd=tmp_path)
+            assert said == f"zsim: ds.json names no {key}: give it (--{key})\n"
+        given += [f"--{key}", value]
+
+
 def test_json_to_standard_output_is_json_alone() -> None:
     done = zsim("run", *SMALL, "--json", "-")
     assert json.loads(done.stdout)["simulation"]["world_size"] == 8

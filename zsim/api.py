@@ -103,6 +103,7 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
             "cluster": cluster.name,
             "strategy": strategy_label(job),
             "batch": batch_label(job.training),
+            "training": training_label(job),
         },
         "gpus_per_node": job.gpus_per_node,
         "traffic": _traffic(outcome),
@@ -229,6 +230,19 @@ def batch_label(training: Training) -> str:
     steps = training.gradient_accumulation_steps
     of = f" x {steps:,} micro-batches" if steps > 1 else ""
     return f"{training.micro_batch_size:,} x {training.sequence_length:,} tokens{of}"
+
+
+def training_label(job: Job) -> str:
+    """Type and checkpointing: "bf16, full activation checkpointing", every second block's, or as given."""
+    training = job.training
+    policy, every = training.activation_checkpointing, training.checkpoint_every
+    if training.block_checkpointing:
+        kept = f"{', '.join(sorted(set(training.block_checkpointing)))} by block"
+    else:
+        kept = "no" if policy == "none" else policy
+        kept += f" (1 block of {every})" if every > 1 and policy != "none" else ""
+    precision = job.strategy.precision if isinstance(job.strategy, DeepSpeedConfig) else training.precision
+    return f"{precision}, {kept} activation checkpointing"
 
 
 def resolved_experiment(job: Job) -> dict[str, Any]:

@@ -64,8 +64,9 @@ PAGES = {
         ["topology", "show", "dgx-superpod-h100", "--nodes", "32", "--out", "page.html"], "page.html", ["d0"],
     ),
     "commands.tune:tune": Written(
-        ["tune", "ds.json", *SMALL, "--gpus", "8", "-j", "1", "--top", "2", "--out", ".", "--keep", "offload",
-         "--keep", "checkpointing", "--keep", "micro-batch", "--keep", "bucket", "--keep", "stage"],
+        ["tune", "ds.json", *SMALL, "--cluster", "dgx-h100", "--gpus", "8", "-j", "1", "--top", "2",
+         "--out", ".", "--keep", "offload", "--keep", "checkpointing", "--keep", "micro-batch",
+         "--keep", "bucket", "--keep", "stage"],
         "tune.html", ["pareto"],
     ),
 }  # fmt: skip

@@ -88,7 +88,11 @@ def test_auto_is_filled_as_hugging_face_fills_it() -> None:
     assert config.gradient_clipping == 1.0
     assert config.optimizer.name == "adamw"
     assert config.zero.offload_param is None
-    assert config.notes == ()
+    assert config.notes == (
+        "ds.json: 'auto' is taken as train_batch_size 16, train_micro_batch_size_per_gpu 2, "
+        "gradient_accumulation_steps 1, gradient_clipping 1.0, stage3_param_persistence_threshold 40,960, "
+        "stage3_prefetch_bucket_size 15,099,494, reduce_bucket_size 16,777,216",
+    )
     refuse_what_is_not_simulated(config)
 
 
@@ -114,6 +118,7 @@ def test_auto_that_hugging_face_fills_at_stage_3_only_is_the_default_at_stage_2(
     assert config.notes == (
         "ds.json: zero_optimization.stage3_prefetch_bucket_size: 'auto' that nobody fills "
         "is DeepSpeed's default",
+        "ds.json: 'auto' is taken as reduce_bucket_size 16,777,216",
     )
 
 

@@ -32,9 +32,12 @@ def import_file(
     from zsim.specs.exporters.experiment_toml import experiment_toml
     from zsim.specs.job import resolve
 
-    config = shlex.join([file, *context.args]) if context.args else file
-    settings = [f"strategy.config={config}", *(set_ or [])]
-    experiment = experiment_from(None, model, cluster, nodes, gpus, settings)
+    if Path(file).suffix.lower() == ".json" and not context.args:
+        experiment = experiment_from(Path(file), model, cluster, nodes, gpus, set_)
+    else:
+        config = shlex.join([file, *context.args]) if context.args else file
+        settings = [f"strategy.config={config}", *(set_ or [])]
+        experiment = experiment_from(None, model, cluster, nodes, gpus, settings)
     resolve(experiment)
     text = experiment_toml(experiment)
     if output is None:

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 EXAMPLE = Path(__file__).parents[1] / "presets" / "experiments" / "llama-3-70b-zero3.toml"
 
 ExperimentFile = Annotated[
-    Path | None, typer.Argument(help="Experiment file; without it the README's example.", show_default=False)
+    Path | None,
+    typer.Argument(
+        help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML). "
+        "Without it the README's example; --model then keeps its cluster, nodes and strategy.",
+        show_default=False,
+    ),
 ]
 Model = Annotated[str | None, typer.Option(help="Model preset, or path to a Hugging Face config.json.")]
 Cluster = Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")]
@@ -42,8 +47,9 @@ def experiment_from(
     settings: list[str] | None,
 ) -> Experiment:
     """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
-    torchtitan TOML may stand in its place, as `--set strategy.config=FILE` would."""
+    torchtitan TOML may stand in its place; model and cluster, where it names none, must then be given."""
     from zsim.specs import experiment
+    from zsim.specs.cluster_files import read_toml
     from zsim.specs.importers.training_file import is_training_file, names_training_file
 
     overrides: dict[str, Any] = dict(setting(text) for text in settings or [])
@@ -55,14 +61,29 @@ def experiment_from(
             raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
         overrides[key] = value
     if path is not None and names_training_file(path):
-        overrides.setdefault("strategy.config", str(path))
-        path = None
+        return experiment.experiment_from({}, _with_file(overrides, path), origin="command line")
     if path is None and is_training_file(overrides.get("strategy.config")):
         return experiment.experiment_from({}, overrides, origin="command line")
-    if path is None and "model" in overrides:  # the example's length is for its model
-        overrides.setdefault("training.sequence_length", None)
+    if path is None and "model" in overrides:  # how the example trains is for its model
+        data = read_toml(EXAMPLE)
+        del data["training"]
+        return experiment.experiment_from(data, overrides, origin="command line")
     origin = None if path is not None else "command line" if overrides else "example"
     return experiment.load_experiment(path or EXAMPLE, overrides, origin=origin)
+
+
+def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The overrides with the training file, all that it leaves open given."""
+    from zsim.specs.importers.deepspeed_reader import require_deepspeed_file
+    from zsim.specs.importers.training_file import is_training_file
+
+    config = overrides.setdefault("strategy.config", str(path))
+    if not is_training_file(config):
+        require_deepspeed_file(config)
+        for key in ("model", "cluster"):
+            if key not in overrides:
+                raise InputError(f"{path.name} names no {key}: give it (--{key})")
+    return overrides
 
 
 def is_output(path: Path | None) -> bool:

@@ -47,7 +47,8 @@ def print_report(
 def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    yield Text(headline(report), style="bold")
+    training = report.labels.get("training")
+    yield Text.assemble((headline(report), "bold"), f"\n{training}" if training else "")
     yield _fit(report)
     yield _speed(report)
     yield Text(report.limit)

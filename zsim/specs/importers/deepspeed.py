@@ -140,6 +140,7 @@ class _Resolver:
         notes = [
             *reading.notes,
             *self._auto_notes(),
+            *self._taken_notes(precision, batch, clipping),
             *effects.notes_without_effect(reading, zero, wrapper, release, num_nodes),
             *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
@@ -239,6 +240,22 @@ class _Resolver:
         ):
             if reading.says(key):
                 self.origins[key] = "file"
+
+    def _taken_notes(self, precision: str, batch: BatchSizes, clipping: float) -> list[str]:
+        """What stands for "auto"."""
+        reading = self.reading
+        values = {
+            "train_batch_size": batch.train_batch_size,
+            "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+            "gradient_accumulation_steps": batch.gradient_accumulation_steps,
+            "gradient_clipping": clipping,
+        }
+        taken = [f"precision {precision}"] if self.origins["precision"] == "auto" else []
+        taken += [f"{key} {value:,}" for key, value in values.items() if key in reading.autos]
+        for path in sorted(reading.filled):
+            bare = path.rpartition(".")[2]
+            taken.append(f"{json_key(bare)} {getattr(reading.zero, bare):,}")
+        return [f"{reading.where}: 'auto' is taken as {', '.join(taken)}"] if taken else []
 
     def _auto_notes(self) -> list[str]:
         """ "auto" that nobody fills is DeepSpeed's default."""

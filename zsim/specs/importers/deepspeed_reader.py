@@ -83,6 +83,12 @@ def read_deepspeed_file(
     return Reading(where, file, frozenset(autos), frozenset(filled), notes)
 
 
+def require_deepspeed_file(path: str | Path) -> None:
+    """Raises InputError for a file that is no JSON, or somebody else's."""
+    where, data = load_object(path, None)
+    _refuse_another_file(data, where)
+
+
 def _refuse_another_file(data: Mapping[str, Any], where: str) -> None:
     """A JSON with keys of which DeepSpeed has none, nor had, nor has any that are spelt nearly so."""
     known = {*DeepSpeedFile.model_fields, *TOP_KEYS_UNTIL, "bfloat16"}
