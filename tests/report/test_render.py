@@ -125,4 +125,4 @@ def test_states_that_never_fit_are_called_so():
 
 def test_what_the_host_issued_in_the_step_before_has_no_time_in_this_one():
     finding = OutOfMemory("blocks.24 forward", "gpu", 0, 0.0, 10**9, 2 * 10**9, 80 * 10**9)
-    assert "'blocks.24 forward', issued during the step before, is the first" in missing_memory(finding)
+    assert "'blocks.24 forward', issued ahead of the step, is the first" in missing_memory(finding)

@@ -26,9 +26,7 @@ def missing_memory(finding: OutOfMemory) -> str:
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool = _POOLS.get(finding.pool, finding.pool)
     # A host that runs ahead has issued some of a step's ops before the step begins.
-    when = (
-        f"issued at {format_seconds(finding.seconds)}" if finding.seconds else "issued during the step before"
-    )
+    when = f"issued at {format_seconds(finding.seconds)}" if finding.seconds else "issued ahead of the step"
     capacity = format_bytes(finding.capacity_bytes)
     if finding.op == START_UP:
         text = (

@@ -118,9 +118,11 @@ def check_optimizer(reading: Reading, zero: ZeroConfig, release: Release) -> Non
     known = DEEPSPEED_OPTIMIZERS + (ONE_BIT_OPTIMIZERS if release.has_one_bit_optimizers else ())
     if name not in known and block.type not in TORCH_OPTIMIZERS:
         options = (*known, *TORCH_OPTIMIZERS)
+        hint = did_you_mean(block.type, options)
+        if name in ONE_BIT_OPTIMIZERS:
+            hint = ", which has none of the 1-bit ones since 0.19.7; expected an older strategy.version"
         raise InputError(
-            f"{where}.type: '{block.type}' is not an optimizer of DeepSpeed {release} or torch"
-            f"{did_you_mean(block.type, options)}"
+            f"{where}.type: '{block.type}' is not an optimizer of DeepSpeed {release} or torch{hint}"
         )
     if name in ONE_BIT_OPTIMIZERS and zero.stage > 0:
         raise InputError(

@@ -140,5 +140,6 @@ class ConfigReader:
     def _missing(self, key: str) -> InputError:
         spellings = (key, *self.aliases.get(key, ()))
         names = " or ".join(f"'{spelling}'" for spelling in spellings)
-        hint = did_you_mean(key, [k for k in self.values if not k.startswith("_")])
+        numbers = [name for name, value in self.values.items() if isinstance(value, int | float)]
+        hint = did_you_mean(key, [name for name in numbers if not name.startswith("_")])
         return self.error(f"no {names}, which a {self.family} model needs{hint}")
