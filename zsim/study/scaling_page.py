@@ -26,11 +26,11 @@ _WORTH_SAYING = 0.01  # of a token's cost
 
 def print_scaling(scaling: Scaling) -> None:
     """The table and the sentences on a terminal."""
-    print(f"{scaling.title} | {_MODES[scaling.mode]}")
+    print(f"{scaling.title}\n{_MODES[scaling.mode]}")
     print(f"{'GPUs':>7} {'batch':>7} {'step':>10} {'tokens/s':>13} {'linear':>7} {'MFU':>6} {'memory':>9}")
     for scale in scaling.scales:
         if scale.error is not None:
-            print(f"{scale.gpus:>7,} {scale.error}")
+            print(textwrap.fill(f"{scale.gpus:>7,} {scale.error}", 80, subsequent_indent=" " * 8))
             continue
         mfu = "-" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f}%"
         batch = f"{scale.micro_batch_size}x{scale.gradient_accumulation_steps}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,12 +169,17 @@ def _tiers(name: str, num_nodes: int, report: Report) -> tuple[TierUse, ...]:
     return tuple(found.values())
 
 
+def _beside(what: str, text: str) -> str:
+    return textwrap.fill(f"{what:<10}{text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False)
+
+
 def print_topology(facts: dict[str, Any]) -> None:
     """`describe_topology` for a terminal."""
-    print(f"cluster   {facts['cluster']}: {facts['description']}")
+    print(_beside("cluster", f"{facts['cluster']}: {facts['description']}"))
     domain = facts["gpus_per_nvlink_domain"]
     print(f"size      {facts['nodes']} nodes, {facts['gpus']} GPUs, {domain} to an NVLink domain")
-    print(f"network   {facts['network']} ({facts['network_evidence']}): {facts['network_source']}")
+    source = f"{facts['network']} ({facts['network_evidence']}): {facts['network_source']}"
+    print(_beside("network", source))
     for tier, row in facts["tiers"].items():
         usable = f"{format_rate(row['bytes_per_second'])} each, {format_rate(row['usable'])} usable"
         print(f"links     {tier:<12} {row['links']:>8,} one way, {usable}")
