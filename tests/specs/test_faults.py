@@ -155,3 +155,57 @@ def test_routes_read_backwards_give_what_they_add() -> None:
         bad.add_routes(usage, sources, targets, amounts)
         gathered = bad.gather_routes(values, sources, targets)
         assert usage @ values == pytest.approx(amounts @ gathered, rel=1e-12)
+
+
+def idle_note(faults: dict[str, Any], **changes: Any) -> list[str]:
+    """What the job notes of faults; its nodes, spread over a fabric, are 0, 8, 16, ..., 120."""
+    table: dict[str, Any] = {
+        "model": "llama-3-8b",
+        "cluster": "dgx-h100",
+        "nodes": 16,
+        "placement": {"fabric_nodes": 128, "policy": "spread"},
+        "strategy": {"kind": "fsdp2"},
+        "faults": faults,
+    }
+    job = resolve(Experiment.model_validate(table | changes))
+    return [note for note in job.notes if "faults." in note]
+
+
+SLOW = {"bandwidth_fraction": 0.25}
+
+
+def test_faults_on_nodes_that_no_job_uses_are_named() -> None:
+    faults = {"links": {"node5.nic0": SLOW}, "dead_nics": ["node3.nic2"]}
+    assert idle_note(faults) == [
+        "faults.links.node5.nic0, faults.dead_nics 'node3.nic2': no job is on these nodes of the fabric, so "
+        "nothing changes; this job has nodes 0, 8, 16, ..., 120 of 128"
+    ]
+    packed = {"fabric_nodes": 128}
+    assert idle_note({"links": {"node16": SLOW}}, placement=packed) == [
+        "faults.links.node16: no job is on these nodes of the fabric, so nothing changes; this job has nodes "
+        "0 to 15 of 128"
+    ]
+
+
+def test_of_many_faults_without_effect_the_first_are_named() -> None:
+    (note,) = idle_note({"dead_nics": [f"node{node}.nic0" for node in (1, 8, 2, 3, 4, 5)]})
+    assert note.startswith(
+        "faults.dead_nics 'node1.nic0', faults.dead_nics 'node2.nic0', faults.dead_nics 'node3.nic0' "
+        "and 2 more: no job"
+    )
+
+
+def test_faults_that_touch_a_job_need_no_note() -> None:
+    """A node of the job's own, one of a job beside it (the 16 free nodes 1 to 7, 9 to 15, 17, 18), and what
+    is no node's: a tier."""
+    assert idle_note({"links": {"node8.nic0": SLOW, "network": SLOW}, "dead_nics": ["node120.nic2"]}) == []
+    beside = {"links": {"node5.nic0": SLOW}, "dead_nics": ["node18.nic2"]}
+    assert idle_note(beside, jobs={"other": {"nodes": 16}}) == []
+
+
+def test_a_note_about_faults_says_where_every_job_is() -> None:
+    jobs = {"other": {"nodes": 1, "placement": {"nodes": [4]}}, "third": {"nodes": 2}}
+    assert idle_note({"dead_nics": ["node3.nic2"]}, jobs=jobs) == [
+        "faults.dead_nics 'node3.nic2': no job is on these nodes of the fabric, so nothing changes; this job "
+        "has nodes 0, 8, 16, ..., 120; 'other' has node4; 'third' has nodes 1, 2 of 128"
+    ]

@@ -24,12 +24,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zsim.errors import InputError
 from zsim.specs.link_names import NODE, find_card, find_links, find_node
 from zsim.specs.node_links import Condition, Floats, Ints
+from zsim.specs.placement import Placement
 from zsim.specs.table import Fraction
 from zsim.specs.topology import Topology
 from zsim.units import Seconds
 
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 _GPU = re.compile(r"^gpu(\d+)$")
+_MOST_SHOWN = 3  # faults named in a note
 
 
 class LinkFault(BaseModel):
@@ -121,6 +123,40 @@ def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
             )
         carriers[card] = living[0]
     return carriers
+
+
+def idle_faults_note(table: FaultsTable, places: Mapping[str, Placement]) -> str:
+    """Which links and cards of `[faults]` are on nodes that no job uses, or "" without any.
+
+    `places` are the jobs by name, this one first; the names in `[faults]` count the fabric's nodes, not a
+    job's. (`slow_gpus` without a rank are an error: `kernel_slowdowns`.)
+    """
+    used = {node for place in places.values() for node in place.nodes}
+    named = [*(f"links.{name}" for name in table.links), *(f"dead_nics '{name}'" for name in table.dead_nics)]
+    matches = [NODE.match(name) for name in (*table.links, *table.dead_nics)]
+    idle = [
+        f"faults.{name}"
+        for name, match in zip(named, matches, strict=True)
+        if match is not None and int(match[1]) not in used
+    ]
+    if not idle:
+        return ""
+    shown = ", ".join(idle[:_MOST_SHOWN]) + (
+        f" and {len(idle) - _MOST_SHOWN} more" if len(idle) > _MOST_SHOWN else ""
+    )
+    whose = "; ".join(f"{name} has {_abridged(place.nodes)}" for name, place in places.items())
+    fabric = next(iter(places.values())).fabric_nodes
+    return f"{shown}: no job is on these nodes of the fabric, so nothing changes; {whose} of {fabric}"
+
+
+def _abridged(nodes: Sequence[int]) -> str:
+    """`node0`, `nodes 0 to 15`, `nodes 0, 8, 16, ..., 120`."""
+    if len(nodes) == 1:
+        return f"node{nodes[0]}"
+    if len(nodes) > 2 and list(nodes) == list(range(nodes[0], nodes[-1] + 1)):
+        return f"nodes {nodes[0]} to {nodes[-1]}"
+    numbers = [str(node) for node in nodes]
+    return "nodes " + ", ".join(numbers if len(nodes) <= 6 else [*numbers[:3], "...", numbers[-1]])
 
 
 def kernel_slowdowns(

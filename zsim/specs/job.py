@@ -19,7 +19,7 @@ from zsim.specs.experiment import (
     Fsdp2Table,
     ReferenceTable,
 )
-from zsim.specs.faults import FaultsTable, kernel_slowdowns, with_faults
+from zsim.specs.faults import FaultsTable, idle_faults_note, kernel_slowdowns, with_faults
 from zsim.specs.hardware import Cluster
 from zsim.specs.importers.deepspeed import (
     DeepSpeedConfig,
@@ -92,6 +92,9 @@ def resolve(experiment: Experiment) -> Job:
         job = replace(_resolve(experiment, cluster, placement), others=beside)
     if experiment.faults != FaultsTable():
         slowdowns_of(job, job_topology(job))
+        places = {"this job": placement} | {f"'{name}'": one.placement for name, one in job.others.items()}
+        note = idle_faults_note(experiment.faults, places)
+        job = replace(job, notes=(*job.notes, note)) if note else job
     return job
 
 
