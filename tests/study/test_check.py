@@ -18,9 +18,12 @@ import zsim
 from zsim.cli import app
 from zsim.errors import InputError
 from zsim.report.verdict import Tolerances
-from zsim.study.check import run_check, sample
+from zsim.study.check import CheckReport, run_check, sample
+from zsim.study.check_print import report_lines
+from zsim.study.check_rows import CheckRow, step_times
 from zsim.study.check_targets import find_targets
 from zsim.study.pinned import pinned_content, pinned_rows
+from zsim.study.published import CheckResult
 from zsim.study.published_table import PublishedRun
 from zsim.trace import planted
 from zsim.trace.chrome import write_chrome_trace
@@ -444,6 +447,36 @@ def test_the_text_fits_80_columns_and_ends_with_the_verdict(copied: Callable[[st
     assert code == 1
     assert max(map(len, text.splitlines())) <= 80
     assert text.splitlines()[-1].startswith("FAIL  1 moved, 2 inconclusive")
+
+
+def test_a_pass_says_that_no_step_time_was_judged() -> None:
+    """Two recordings beside which others used the machine: 7 checks of each pass, none of them of time."""
+    code, text = invoke(TRACES / "gloo" / "ddp-even-2ranks", TRACES / "gloo" / "fsdp2-reshard-even-2ranks")
+    assert code == 0
+    assert text.splitlines()[-1] == "PASS  4 inconclusive, 14 passed; no step time judged of 2"
+
+
+def test_the_verdict_counts_the_step_times_that_were_judged() -> None:
+    """Of a case with a judged and an unjudged step one is judged; a published run's row is no recording."""
+    rows = [
+        CheckRow("a", "step", "inconclusive"),
+        CheckRow("b", "step", "skipped"),
+        CheckRow("b", "calls", "pass"),
+        CheckRow("c", "ahead, step", "fail"),
+        CheckRow("d", "step", "known"),
+        CheckRow("e", "step", "inconclusive"),
+        CheckRow("e", "step_seconds", "pass"),
+        CheckRow("runs.csv: a-1", "step", "fail"),
+    ]
+    assert step_times(rows) == (3, 5)
+    report = CheckReport(tuple(rows), CheckResult((), ()))
+    assert report.to_dict()["step_times"] == {"judged": 3, "of": 5}
+    assert list(report_lines(report, is_long=False))[-2:] == [
+        "FAIL  2 moved, 1 known, 2 inconclusive, 1 not simulated, 2 passed; 3 of 5 step",
+        "  times judged",
+    ]
+    calls = CheckReport((CheckRow("b", "calls", "pass"),), CheckResult((), ()))
+    assert list(report_lines(calls, is_long=False))[-1] == "PASS  1 passed"
 
 
 @pytest.mark.parametrize(

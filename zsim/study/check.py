@@ -13,7 +13,7 @@ from zsim.errors import InputError
 from zsim.report.compare import compare
 from zsim.report.verdict import Tolerances
 from zsim.study.baseline import Baseline
-from zsim.study.check_rows import CheckRow, from_metric
+from zsim.study.check_rows import CheckRow, from_metric, step_times
 from zsim.study.check_targets import Target, find_targets
 from zsim.study.collective_bench import compare_curves
 from zsim.study.pinned import pinned_content, pinned_rows
@@ -53,6 +53,7 @@ class CheckReport:
             **self.published.to_dict(),
             "notes": [*self.published.notes, *self.notes],
             "verdict": self.verdict,
+            "step_times": dict(zip(("judged", "of"), step_times(self.rows), strict=True)),
             "checks": [row.to_dict() for row in self.rows],
         }
 

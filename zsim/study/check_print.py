@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from zsim.study.check import CheckReport
-from zsim.study.check_rows import OUTCOMES, CheckRow, Outcome, counts
+from zsim.study.check_rows import OUTCOMES, CheckRow, Outcome, counts, step_times
 from zsim.study.published_print import check_lines, summary_lines
 
 _WIDTH = 80
@@ -35,7 +35,17 @@ def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
     if report.rows:
         found = counts(report.rows)
         words = ", ".join(f"{found[outcome]} {_WORDS[outcome]}" for outcome in OUTCOMES if found[outcome])
-        yield f"{report.verdict.upper()}  {words}"
+        text = f"{report.verdict.upper()}  {words}{_steps_judged(report.rows)}"
+        yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
+
+
+def _steps_judged(rows: Sequence[CheckRow]) -> str:
+    """How much of a verdict is about time: a pass without a step time says nothing of speed."""
+    judged, count = step_times(rows)
+    if not count:
+        return ""
+    steps = "step time" if count == 1 else "step times"
+    return f"; {judged} of {count} {steps} judged" if judged else f"; no step time judged of {count}"
 
 
 _WORDS: dict[Outcome, str] = {

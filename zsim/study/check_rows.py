@@ -11,6 +11,7 @@ from zsim.report.verdict import Metric, Verdict
 # Beside pass, fail and inconclusive: a miss that the baseline names with its reason, and what zsim cannot do.
 Outcome = Literal["pass", "fail", "inconclusive", "known", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = ("fail", "known", "inconclusive", "skipped", "pass")
+_STEPS = ("step", "step_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class CheckRow:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def is_step_time(self) -> bool:
+        """Whether a whole step's seconds were looked at (of published runs the sources' errors are)."""
+        return ": " not in self.case and (self.name in _STEPS or self.name.endswith(", step"))
 
     @property
     def line(self) -> str:
@@ -57,3 +63,13 @@ def counts(rows: Iterable[CheckRow]) -> dict[Outcome, int]:
     for row in rows:
         found[row.outcome] += 1
     return found
+
+
+def step_times(rows: Iterable[CheckRow]) -> tuple[int, int]:
+    """Of how many cases the step time was judged, passed or not, and how many have one."""
+    judged: dict[str, bool] = {}
+    for row in rows:
+        if row.is_step_time:
+            is_judged = row.outcome not in ("inconclusive", "skipped")
+            judged[row.case] = judged.get(row.case, False) or is_judged
+    return sum(judged.values()), len(judged)
