@@ -486,7 +486,12 @@ def test_the_verdict_counts_the_step_times_that_were_judged() -> None:
         ("odd.json", "{}", "nothing that can be checked"),
         ("readme.md", "hello", "nothing that can be checked"),
         ("cluster.toml", 'schema = 1\nname = "x"', "nothing that can be checked"),
-        ("cut.json.gz", "", "nothing that can be checked"),
+        ("list.toml.bak", "", "nothing that can be checked"),
+        ("empty.json", "", "empty.json: is empty; expected a trace of torch.profiler"),
+        ("empty.json.gz", "", "is empty; expected a trace of torch.profiler"),
+        ("open.json", "[1,2", "event 1 is 1; expected an object"),
+        ("half.json", '{"case": {"na', "is cut off after .*; record or copy it again"),
+        ("words.json", "no JSON", "is not JSON at character 0: 'no JSON'; expected a trace"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(
@@ -496,6 +501,33 @@ def test_what_cannot_be_checked_is_refused(
         (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         invoke(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["rank0.jsonl.gz", "rank0.kineto.json.gz"])
+def test_a_recording_that_is_cut_off_is_refused_in_its_readers_words(
+    copied: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    whole = (copied("ddp-even-2ranks") / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:700])
+    with pytest.raises(InputError, match=rf"{name}: the gzip stream is cut off .*; record or copy it again"):
+        invoke(tmp_path / name)
+
+
+def test_a_cut_summary_of_a_recorded_run_is_refused_and_not_passed_over(
+    copied: Callable[[str], Path],
+) -> None:
+    copied("ddp-even-2ranks")
+    summary = copied("ddp-uneven-2ranks") / "summary.json"
+    summary.write_text(summary.read_text()[:500])
+    with pytest.raises(InputError, match=r"summary.json: is cut off after .* characters; record or copy"):
+        invoke(summary.parents[1])
+
+
+def test_a_folder_of_nothing_but_a_damaged_recording_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "b.json").write_text("")
+    with pytest.raises(InputError, match=r"b.json: is empty"):
+        invoke(tmp_path)
 
 
 def test_a_folder_without_cases_is_refused_and_other_files_are_named(tmp_path: Path) -> None:

@@ -3,24 +3,27 @@ experiments, and folders of all of these."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from zsim.errors import InputError, why_unreadable
+from zsim.errors import InputError
 from zsim.study.recorded_cases import kind_of
+from zsim.trace.json_stream import beginning, text_lines
+from zsim.trace.read import read_trace
 
 TargetKind = Literal["published", "curves", "case", "trace", "experiment"]
 _EXPECTED = (
     "a table of published runs (.csv), a recorded case or a trace (.json, .json.gz), an experiment (.toml), "
     "or a folder of these"
 )
-_HEAD_BYTES = 64 * 1024
+_RECORDINGS = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
+_HEAD = 64 * 1024  # characters
+_SMALL_BYTES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +70,12 @@ def find_targets(paths: Sequence[Path], base: Path) -> Found:
             raise InputError(f"{path}: no such file; expected {_EXPECTED}")
         target = _target(path, base)
         if target is None:
+            _refuse_damaged(path)
             raise InputError(f"{path}: nothing that can be checked; expected {_EXPECTED}")
         found.targets.append(target)
     if paths and not found.targets:
+        for name in found.ignored:
+            _refuse_damaged(Path(os.path.normpath(base / name)))
         raise InputError(f"{paths[0]}: nothing in there can be checked; expected {_EXPECTED}")
     return found
 
@@ -128,6 +134,8 @@ def _target(path: Path, base: Path) -> Target | None:
         content = _small_json(path)
         if kind_of(content) is not None:
             return Target(name, path, "case", content)
+        if content is None and path.name == "summary.json":
+            _refuse_damaged(path)
     if path.name.endswith(".gz") and (path.parent / "summary.json").is_file():
         return None  # a rank's own log of a recorded run
     if path.suffix == ".json" or path.name.endswith(".json.gz"):
@@ -138,13 +146,13 @@ def _target(path: Path, base: Path) -> Target | None:
 
 def _is_another_table(target: Target) -> bool:
     """In a folder a CSV file may be something else; one that is named is its reader's to refuse."""
-    head = _head(target.path).decode("utf-8", "replace").partition("\n")[0]
+    head = _head(target.path).partition("\n")[0]
     return target.kind == "published" and not ("n_layers" in head and "n_gpus" in head)
 
 
 def _table(path: Path, name: str) -> Target | None:
     """By the header: anything with rows is for the reader of published runs to judge, but curves."""
-    head = _head(path).decode("utf-8", "replace").partition("\n")[0]
+    head = _head(path).partition("\n")[0]
     return Target(name, path, "curves" if "bus_gigabytes_per_second" in head else "published")
 
 
@@ -159,7 +167,7 @@ def _is_experiment(path: Path) -> bool:
 
 def _small_json(path: Path) -> Any:
     """The content of a JSON file of a few megabytes that is no trace; None for anything else."""
-    if path.stat().st_size > 20_000_000 or b'"traceEvents"' in _head(path):
+    if path.stat().st_size > _SMALL_BYTES or '"traceEvents"' in _head(path):
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -167,21 +175,30 @@ def _small_json(path: Path) -> Any:
         return None
 
 
+def _refuse_damaged(path: Path) -> None:
+    """Raises InputError, the trace readers' own, for what is called like a recording and cannot be read as
+    one; a whole JSON object of another kind is none of theirs."""
+    if path.name.endswith(_RECORDINGS) and not _is_object(path):
+        read_trace(path)
+
+
+def _is_object(path: Path) -> bool:
+    if path.stat().st_size > _SMALL_BYTES:
+        return False
+    try:
+        return isinstance(json.loads("\n".join(text_lines(path))), Mapping)
+    except ValueError:
+        return False
+
+
 def _is_trace(path: Path) -> bool:
     head = _head(path)
-    return any(word in head for word in (b'"traceEvents"', b'"schemaVersion"', b'"pg_config"', b'"ph"'))
+    return any(word in head for word in ('"traceEvents"', '"schemaVersion"', '"pg_config"', '"ph"'))
 
 
-def _head(path: Path) -> bytes:
-    """The first bytes of a file, unpacked."""
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as stream:
-                return stream.read(_HEAD_BYTES)
-        with path.open("rb") as stream:
-            return stream.read(_HEAD_BYTES)
-    except (OSError, EOFError) as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
+def _head(path: Path) -> str:
+    """How a file begins, unpacked. Raises InputError for one that cannot be read or unpacked."""
+    return beginning(path)[:_HEAD]
 
 
 def experiment_beside(path: Path) -> Path | None:

@@ -152,7 +152,9 @@ def _text_chunks(path: Path) -> Iterator[str]:
             while chunk := file.read(_CHUNK_BYTES):
                 yield decoder.decode(chunk)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: the gzip stream is cut off or damaged ({error})") from None
+        raise InputError(
+            f"{path}: the gzip stream is cut off or damaged ({error}); record or copy it again"
+        ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
