@@ -10,6 +10,7 @@ from zsim.units import (
     BYTES_PER_SECOND,
     FLOPS_PER_SECOND,
     SECONDS,
+    WATTS,
     Bytes,
     BytesPerSecond,
     format_bytes,
@@ -103,3 +104,56 @@ def test_numbers_for_people_use_decimal_prefixes() -> None:
     assert format_seconds(3.21) == "3.210 s"
     assert format_seconds(0.0142) == "14.20 ms"
     assert format_seconds(8e-6) == "8.0 us"
+
+
+def refusal(text: object, units: dict[str, float]) -> str:
+    with pytest.raises(ValueError, match="unit") as caught:
+        parse_quantity(text, units)
+    return str(caught.value)
+
+
+def test_an_unknown_rate_lists_units_of_bytes_and_of_bits() -> None:
+    assert refusal("50 quick", BYTES_PER_SECOND) == (
+        "unknown unit 'quick' in '50 quick'; expected one of B/s, kB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, "
+        "GiB/s, TiB/s, b/s, kb/s, Mb/s, Gb/s, Tb/s, Gbit/s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "meant"),
+    [
+        ("400 GBit", BYTES_PER_SECOND, "'400 Gbit/s'"),
+        ("400 Gbit", BYTES_PER_SECOND, "'400 Gbit/s'"),
+        ("400 GBit/s", BYTES_PER_SECOND, "'400 Gbit/s'"),
+        ("400 Gbits/sec", BYTES_PER_SECOND, "'400 Gbit/s'"),
+        ("400 Gbps", BYTES_PER_SECOND, "'400 Gb/s'"),
+        ("50 GBps", BYTES_PER_SECOND, "'50 GB/s'"),
+        ("50 GB", BYTES_PER_SECOND, "'50 GB/s'"),
+        ("50 Gbytes/s", BYTES_PER_SECOND, "'50 GB/s'"),
+        ("50 gib/s", BYTES_PER_SECOND, "'50 GiB/s'"),
+        ("50 gb/s", BYTES_PER_SECOND, "'50 GB/s' or '50 Gb/s'"),
+        ("80 gb", BYTES, "'80 GB'"),
+        ("5 \N{GREEK SMALL LETTER MU}s", SECONDS, "'5 us'"),
+        ("5 msec", SECONDS, "'5 ms'"),
+        ("5 seconds", SECONDS, "'5 s'"),
+        ("989 TFLOPS", FLOPS_PER_SECOND, "'989 TFLOP/s'"),
+        ("989 tflops/s", FLOPS_PER_SECOND, "'989 TFLOP/s'"),
+        ("700 w", WATTS, "'700 W'"),
+    ],
+)
+def test_a_unit_in_another_spelling_names_the_one_that_is_meant(
+    text: str, units: dict[str, float], meant: str
+) -> None:
+    assert refusal(text, units).endswith(f"; did you mean {meant}?")
+
+
+def test_a_unit_that_could_be_anything_has_no_suggestion() -> None:
+    for text in ("50 quick", "50 Gx/s", "50 s"):
+        assert "did you mean" not in refusal(text, BYTES_PER_SECOND)
+
+
+def test_a_bare_number_is_shown_with_a_unit() -> None:
+    """A number of millions is counted in the bare unit."""
+    assert refusal(400, BYTES_PER_SECOND).endswith("Gbit/s, e.g. '400 GB/s'")
+    assert refusal(50_000_000_000, BYTES_PER_SECOND).endswith("Gbit/s, e.g. '50000000000 B/s'")
+    assert refusal(3, SECONDS) == "'3' has no unit; expected one of s, ms, us, µs, ns, e.g. '3 ms'"

@@ -29,6 +29,20 @@ SECONDS: dict[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns"
 FLOPS_PER_SECOND: dict[str, float] = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()}
 WATTS: dict[str, float] = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
+_RARE = re.compile(r"^(K(?!i)|E|P(?!F)|[kMT]?bit/s)")  # units that need not be in a list of examples
+_USUAL = ("GB/s", "GB", "TFLOP/s", "ms", "W")
+_SPELLINGS = tuple(
+    (re.compile(pattern), usual)
+    for pattern, usual in (
+        ("\N{GREEK SMALL LETTER MU}", "u"),
+        (r"(?i)(bit|byte)s", r"\1"),
+        (r"(?i)bit", "bit"),
+        (r"(?i)byte", "B"),
+        (r"(?i)sec(onds?)?$", "s"),
+        (r"(?i)flops?(/s)?$", "FLOP/s"),
+        (r"(?<=[bBt])ps$", "/s"),
+    )
+)
 _QUANTITY = re.compile(r"^\s*([-+]?[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*$")
 
 
@@ -37,7 +51,7 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
 
     Raises ValueError for a bare number, an unknown unit, a negative or a not finite value.
     """
-    examples = ", ".join(list(units)[:12])
+    examples = ", ".join(unit for unit in units if not _RARE.match(unit))
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise ValueError(f"expected a quantity as a string with a unit ({examples}), found {text!r}")
     match = _QUANTITY.match(str(text))
@@ -45,13 +59,30 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
         raise ValueError(f"'{text}' is not a quantity; expected a number and a unit ({examples})")
     value, unit = float(match[1].replace("_", "")), match[2]
     if not unit and value != 0:
-        raise ValueError(f"'{text}' has no unit; expected one of {examples}")
+        usual = next((name for name in _USUAL if name in units and abs(value) < 1e6), next(iter(units)))
+        raise ValueError(f"'{text}' has no unit; expected one of {examples}, e.g. '{match[1]} {usual}'")
     if unit and unit not in units:
-        raise ValueError(f"unknown unit '{unit}' in '{text}'; expected one of {examples}")
+        meant = " or ".join(f"'{match[1]} {name}'" for name in _meant(unit, units))
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise ValueError(f"unknown unit '{unit}' in '{text}'; expected one of {examples}{hint}")
     result = value * units.get(unit, 1.0)
     if not math.isfinite(result) or result < 0:
         raise ValueError(f"'{text}' must be a finite, non-negative quantity")
     return result
+
+
+def _meant(unit: str, units: dict[str, float]) -> list[str]:
+    """The units that someone who writes `GBit`, `Gbps`, `TFLOPS` or `GB` of a rate can mean: one, or `Gb/s`
+    and `GB/s` for `gb/s`, which says neither bits nor bytes."""
+    text = unit
+    for pattern, usual in _SPELLINGS:
+        text = pattern.sub(usual, text)
+    options = [text] if text in units else [f"{text}/s"] if f"{text}/s" in units else []
+    for name in units if not options else ():
+        is_alike = name.lower() in (text.lower(), f"{text}/s".lower())
+        if is_alike and units[name] not in [units[option] for option in options]:
+            options.append(name)
+    return options
 
 
 def _parser(units: dict[str, float], *, whole: bool = False) -> BeforeValidator:
