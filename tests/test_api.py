@@ -78,6 +78,24 @@ def test_the_breakdown_adds_up_to_the_step(result: zsim.Result) -> None:
     assert math.fsum(report["breakdown_seconds"].values()) == pytest.approx(report["step_seconds"], rel=1e-9)
 
 
+def test_a_note_says_how_the_capacity_follows_from_the_gpus_memory() -> None:
+    """H100: 85.02 GB / 1.05 = 80.97 GB; 95 % of it would be 80.77 GB."""
+    report = zsim.simulate(
+        zsim.Experiment(
+            model="gpt2",
+            cluster="dgx-h100",
+            gpus=8,
+            training={"sequence_length": 512},
+            strategy={"kind": "fsdp2"},
+        )
+    ).report
+    assert (
+        "capacity is 80.97 GB, the GPU's 85.02 GB / 1.05: the allocator is taken to reserve 5% more than "
+        "tensors have"
+    ) in report.notes
+    assert report.to_dict()["capacity_bytes"]["gpu"] == pytest.approx(80.97e9, abs=5e6)
+
+
 def test_throughput_and_mfu_follow_from_the_step(result: zsim.Result) -> None:
     """2048 tokens per GPU; 6N + 12 L d S with N = 1,235,814,400, L = 16, d = 2048; H100: 989.4 TFLOP/s."""
     report = result.report.to_dict()

@@ -376,7 +376,6 @@ def _beyond(job: Job, plan: Plan) -> list[OutOfMemory]:
 def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     job = outcome.job
     notes = [*job.notes, *outcome.notes]
-    capacity = job.cluster.gpu.memory.capacity
     for rows in extrapolations(outcome.plan, job.cluster).values():
         notes += [extrapolation_sentence(row) for row in rows]
     is_expandable = job.training.expandable_segments
@@ -394,8 +393,11 @@ def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         )
     margin = job.cluster.framework_memory.allocator_margin
     if margin > 0:
-        total = format_bytes(capacity)
-        notes.append(f"capacity is the GPU's {total} less the allocator's margin of {margin:.0%}")
+        total, usable = format_bytes(job.cluster.gpu.memory.capacity), format_bytes(usable_bytes(job.cluster))
+        notes.append(
+            f"capacity is {usable}, the GPU's {total} / {1 + margin:g}: the allocator is taken to reserve "
+            f"{margin * 100:g}% more than tensors have"
+        )
     beside = job.cluster.gpu.interference
     if beside.compute_slowdown > 1:
         notes.append(

@@ -18,7 +18,7 @@ _MOST_GPUS = 65536
 
 
 def usable_bytes(cluster: Cluster) -> int:
-    """GPU memory that tensors and framework can have: what the driver reports, less the allocator's margin.
+    """GPU memory that tensors and framework can have: what the driver reports over the allocator's margin.
 
     The allocator reserves (1 + margin) times what is allocated, so of the capacity C with F bytes of
     framework (C - F) / (1 + margin) + F are usable; F is small, and C / (1 + margin) is taken.
