@@ -66,6 +66,20 @@ def test_a_large_ring_in_a_node_gets_the_measured_bus_bandwidth(name: str, measu
     assert link.bandwidth * link.efficiency == pytest.approx(measured, rel=0.03)
 
 
+def test_a_changed_cluster_does_not_keep_a_description_that_is_no_longer_true(tmp_path: Path) -> None:
+    """The preset's says "8 x 400 Gb/s InfiniBand NDR"."""
+    nic = f'[nic]\nbandwidth = "100 Gb/s"\n{_CHANGED}'
+    assert load_cluster(write(tmp_path, f'schema = 1\nextends = "dgx-h100"\n{nic}')).description == (
+        "dgx-h100, with changes to nic"
+    )
+    below = write(tmp_path, f'extends = "mine.toml"\n[gpu]\nsm_count = 144\n[pcie]\n{_CHANGED}', "below.toml")
+    assert load_cluster(below).description == "mine, with changes to gpu, pcie"
+    own = write(tmp_path, f'extends = "dgx-h100"\ndescription = "slow cards"\n{nic}', "own.toml")
+    assert load_cluster(own).description == "slow cards"
+    renamed = write(tmp_path, 'schema = 1\nextends = "dgx-h100"\nname = "ours"\n', "renamed.toml")
+    assert load_cluster(renamed).description == load_cluster("dgx-h100").description
+
+
 def test_a_file_extends_a_preset_and_changes_one_number(tmp_path: Path) -> None:
     path = write(tmp_path, f'schema = 1\nextends = "dgx-h100"\n[nic]\nbandwidth = "800 Gb/s"\n{_CHANGED}')
     cluster, base = load_cluster(path), load_cluster("dgx-h100")

@@ -3,6 +3,7 @@
 A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file) and then needs only what
 differs, key by key within a table. A table that changes numbers says where *its* numbers come from, with
 its own `source` and `evidence`; what it keeps is named with them, and the table's grade is the weaker one.
+A file with changes and no `description` does not keep the parent's: it may say what the file changes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from zsim.specs.presets import gpu_preset_path, topology_preset_path
 from zsim.specs.validation import validated
 
 _ORIGIN_KEYS = frozenset({"source", "evidence"})
+_LABELS = frozenset({"schema", "extends", "name", "description"})
 _MAX_DEPTH = 8
 
 
@@ -103,6 +105,9 @@ def _with_parents(
     parent = _read_with_parents(parent_path, preset, depth + 1)
     merged = dict(parent)
     merged["name"] = Path(file).stem
+    changed = [key for key in data if key not in _LABELS]
+    if changed and "description" in parent:  # of what is changed, it may say what is no longer so
+        merged["description"] = f"{parent_path.stem}, with changes to {', '.join(changed)}"
     for key, value in data.items():
         if key == "gpu" and isinstance(value, Mapping):
             value = _changed_gpu(value, parent.get("gpu"))
