@@ -84,11 +84,23 @@ def test_superpods_have_nvidias_counts(nodes: int, leaves: int, spines: int, cor
     assert set(inventory.cables.values()) == {cables}
 
 
-def test_a_superpod_too_large_for_two_levels_says_what_would_do() -> None:
-    with pytest.raises(
-        InputError, match=r"a spine needs 128 ports, but switch_ports is 64; expected .*levels = 3"
-    ):
-        Topology(load_cluster("dgx-superpod-h100"), 512, 8)
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        (
+            "dgx-superpod-h100",
+            "the cluster 'dgx-superpod-h100-3-level', which is dgx-superpod-h100 with levels = 3",
+        ),
+        ({"extends": "dgx-superpod-h100", "name": "ours"}, "levels = 3"),
+    ],
+)
+def test_a_superpod_too_large_for_two_levels_says_what_would_do(
+    cluster: str | dict[str, str], expected: str
+) -> None:
+    """The shipped one has a preset of three levels; one's own has not."""
+    where = "a spine needs 128 ports, but switch_ports is 64; expected fewer nodes, or "
+    with pytest.raises(InputError, match=f"{where}{expected}$"):
+        Topology(load_cluster(cluster), 512, 8)
 
 
 def test_72_gpus_of_an_nvl72_are_one_domain() -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from zsim.errors import InputError
 from zsim.specs.hardware import Cluster
 from zsim.specs.network import Network
+from zsim.specs.presets import topology_preset_names
 from zsim.specs.wiring import Hop, HopWiring, Ints, Inventory, Links, Wiring
 
 
@@ -196,9 +197,19 @@ def _whole(where: str, key: str, links: float) -> int:
     return count
 
 
+def _larger_fabric(where: str) -> str:
+    """What has room for more leaves than two levels; `where` begins with the cluster's name, and of some
+    clusters a preset with a third level ships."""
+    name = where.partition(":")[0].partition(",")[0]
+    preset = f"{name}-3-level"
+    if preset in topology_preset_names():
+        return f"; expected fewer nodes, or the cluster '{preset}', which is {name} with levels = 3"
+    return "; expected fewer nodes, or levels = 3"
+
+
 def _check_ports(where: str, role: str, needed: int, network: Network) -> None:
     if network.switch_ports is not None and needed > network.switch_ports:
-        hint = "; expected fewer nodes, or levels = 3" if role == "spine" and network.levels == 2 else ""
+        hint = _larger_fabric(where) if role == "spine" and network.levels == 2 else ""
         raise InputError(
             f"{where}: a {role} needs {needed} ports, but switch_ports is {network.switch_ports}{hint}"
         )
