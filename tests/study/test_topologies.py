@@ -48,6 +48,11 @@ def test_other_fabrics_are_drawn_too(tmp_path: Path, network: str) -> None:
     assert "plot-d0" in page
 
 
+def test_one_cluster_alone_is_shown_too() -> None:
+    (row,) = compare_topologies(["dgx-h100"], model="llama-3.2-1b", gpus=8, scales=(1.0,))
+    assert (row.cluster, row.gpus) == ("dgx-h100", 8)
+
+
 def test_an_oversubscribed_fabric_is_slower_and_cheaper(tmp_path: Path) -> None:
     """Eight to one above leaves of two nodes: sharding over 4 nodes crosses the spine; fewer switches."""
     origin = 'source = "made up for a test"\nevidence = "assumed"'

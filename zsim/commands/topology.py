@@ -105,7 +105,10 @@ def bench(
 
 @app.command()
 def compare(
-    clusters: Annotated[list[str], typer.Argument(help="Two or more clusters: presets, or topology TOMLs.")],
+    clusters: Annotated[
+        list[str],
+        typer.Argument(help="Clusters to put side by side (one alone is shown too): presets, or TOMLs."),
+    ],
     experiment: Annotated[
         Path | None,
         typer.Option("--experiment", "-e", help="Experiment file; without it the README's example."),
