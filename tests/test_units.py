@@ -133,6 +133,7 @@ def test_an_unknown_rate_lists_units_of_bytes_and_of_bits() -> None:
         ("50 gib/s", BYTES_PER_SECOND, "'50 GiB/s'"),
         ("50 gb/s", BYTES_PER_SECOND, "'50 GB/s' or '50 Gb/s'"),
         ("80 gb", BYTES, "'80 GB'"),
+        ("80 kb", BYTES, "'80 kB'"),  # and not 'KB', which is the same
         ("5 \N{GREEK SMALL LETTER MU}s", SECONDS, "'5 us'"),
         ("5 msec", SECONDS, "'5 ms'"),
         ("5 seconds", SECONDS, "'5 s'"),
