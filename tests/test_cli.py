@@ -76,7 +76,7 @@ def test_a_model_trains_by_the_same_defaults_with_a_file_and_without(tmp_path: P
     """The example's checkpointing is for its 70B; a model of one's own begins with none, and the second line
     says what it has."""
     file = tmp_path / "job.toml"
-    file.write_text('model = "gpt2"\ncluster = "dgx-h100"\nnodes = 1\n[strategy]\nkind = "fsdp2"\n')
+    file.write_text('model = "gpt2"\ncluster = "hgx-h200"\nnodes = 1\n[strategy]\nkind = "fsdp2"\n')
     named = zsim("run", "--model", "gpt2", "--nodes", "1", "--set", "strategy.kind=fsdp2")
     assert zsim("run", str(file)).stdout.splitlines()[:8] == named.stdout.splitlines()[:8]
     assert named.stdout.splitlines()[1] == "bf16, no activation checkpointing"
