@@ -9,8 +9,12 @@ import pytest
 from zsim import Experiment
 from zsim.api import simulate
 from zsim.errors import InputError
-from zsim.study.offload_needs import offload_need, offload_needs
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.experiment import changed
+from zsim.study.knobs import HARDWARE
+from zsim.study.offload_needs import Need, offload_need, offload_needs
 from zsim.study.search import least_factor
+from zsim.units import format_seconds
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}
 
@@ -23,7 +27,15 @@ def experiment_of(zero: dict[str, Any], **keys: Any) -> Experiment:
     )  # fmt: skip
 
 
-def test_the_search_finds_theleast_factor() -> None:
+def llama_on_host() -> Experiment:
+    """8 billion parameters on eight H100s, all that they keep on the host."""
+    return Experiment(
+        model="llama-3-8b", cluster="dgx-h100", nodes=1,
+        strategy={"kind": "fsdp2", "cpu_offload": True},
+    )  # fmt: skip
+
+
+def test_the_search_finds_the_least_factor() -> None:
     """Of eighths: 19 of 8 is enough, 18 is not; of anything: 2.345 to 1 %."""
     assert least_factor(lambda factor: factor * 8 >= 19, 8) * 8 == 19
     assert 2.345 <= least_factor(lambda factor: factor >= 2.345, None) <= 2.345 * 1.011
@@ -33,13 +45,55 @@ def test_one_drive_less_than_needed_does_not_hide_the_drives() -> None:
     need = offload_need(experiment_of({"offload_optimizer": NVME}), "drives")
     assert need.needed == round(need.needed) > need.available
     assert need.step_seconds > need.best_step_seconds
-    assert f"{need.needed:g} drives instead of {need.available:g} would hide it" in need.sentence()
+    assert need.sentence().startswith(f"drives: more than {need.needed:g} drives (now {need.available:g}) do")
 
 
-def test_what_is_enough_is_said_so() -> None:
-    need = offload_need(experiment_of({"offload_param": {"device": "cpu"}}), "cpu")
+def test_a_resource_that_does_not_hide_the_rest_says_what_is_left() -> None:
+    """With CPUs as fast as they help, host memory still holds up the step,
+    by as much as the report of that machine says."""
+    experiment = llama_on_host()
+    need = offload_need(experiment, "cpu")
+    faster = HARDWARE["CPU optimizer"].overrides(load_cluster("dgx-h100"), need.needed / need.available)
+    report = simulate(changed(experiment, faster)).report
+    assert report.offload is not None
+    left = sum(report.offload.stall_seconds.values())
+    assert left > 0.3 * report.step_seconds
+    assert not need.is_hidden
+    assert report.step_seconds == pytest.approx(need.best_step_seconds)
+    assert sum(need.stall_seconds.values()) == pytest.approx(left)
+    assert "do not help alone" in need.sentence()
+    assert f"{format_seconds(left)} ({left / report.step_seconds:.0%}".replace("%", " %") in need.sentence()
+    assert "stalls of offloading (CPU step 4" in need.sentence()
+
+
+def test_what_is_as_good_as_plenty_but_leaves_stalls_is_not_called_enough() -> None:
+    experiment = llama_on_host()
+    need = offload_need(experiment, "host memory")
     assert need.is_enough
-    assert need.sentence().endswith("are enough")
+    assert not need.is_hidden
+    assert need.sentence().startswith("host memory: more than the 614 GB/s per node do not help alone: 1.6")
+
+
+def needed(amount: float, stalls: dict[str, float], *, is_hidden: bool) -> Need:
+    """A step of 10 s, of 4 s with so many drives instead of 8."""
+    return Need("drives", "drives", 8.0, amount, 10.0, 4.0, stalls, is_hidden)
+
+
+def test_the_words_follow_from_what_is_left_to_wait_for() -> None:
+    """1 s of 4 s is 25 %, of 10 s 10 %; a hundredth of the stalls is not named."""
+    assert needed(8, {}, is_hidden=True).sentence() == "drives: 8 drives are enough"
+    assert needed(19, {"PCIe": 0.01}, is_hidden=True).sentence() == (
+        "drives: 19 drives instead of 8 would hide the offloading: 4.000 s instead of 10.000 s per step"
+    )
+    stalls = {"PCIe": 0.25, "CPU step": 0.745, "DRAM": 0.005}
+    left = "1.000 s ({} %) are still stalls of offloading (CPU step 745.00 ms, PCIe 250.00 ms)"
+    assert needed(19, stalls, is_hidden=False).sentence() == (
+        "drives: more than 19 drives (now 8) do not help alone: 4.000 s instead of 10.000 s per step, "
+        "of which " + left.format(25)
+    )
+    assert needed(8, stalls, is_hidden=False).sentence() == (
+        "drives: more than the 8 drives do not help alone: 10.000 s per step, of which " + left.format(10)
+    )
 
 
 def test_drives_are_asked_about_where_they_are_used() -> None:

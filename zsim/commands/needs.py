@@ -1,7 +1,8 @@
-"""`zsim needs`: how much more of one resource would hide the offloading."""
+"""`zsim needs`: how much more of one resource would hide the offloading, or up to where it helps."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,6 @@ def needs(
         print_json(content)
         return
     for need in found:
-        print(need.sentence())
+        print(textwrap.fill(need.sentence(), 80, subsequent_indent="  ", break_on_hyphens=False))
     if json_ is not None:
         print(f"json  {write_json(content, json_)}")

@@ -1,16 +1,18 @@
-"""How much more of one resource would hide what it costs: found by simulation, not by formula.
+"""How much more of one resource would hide what offloading costs: found by simulation, not by formula.
 
-The plan is made once; only the cluster changes. A resource is "enough" when the step is within `tolerance`
-of what it would be with a thousand times as much.
+The plan is made once; only the cluster changes. More of a resource does not help alone once the step is
+within `tolerance` of what it would be with a thousand times as much; offloading is hidden there
+only where no more than `tolerance` of the step is a stall of offloading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from zsim.engine.simulate import simulate_job
+from zsim.api import report_of
+from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan
 from zsim.plan.ops import DriveIo, OffloadWork
@@ -22,12 +24,14 @@ from zsim.study.search import least_factor
 from zsim.units import format_seconds
 
 _PLENTY = 1000.0
+_WORTH_NAMING = 0.01  # of all stalls
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
     """`needed` of `resource` brings the step to `best_step_seconds`, within the tolerance; `available` is
-    what the cluster has, with which the step takes `step_seconds`."""
+    what the cluster has, with which the step takes `step_seconds`. `stall_seconds`: by cause, what a step
+    with `needed` still waits for offloading; `is_hidden`: that is next to nothing of it."""
 
     resource: str
     unit: str
@@ -35,20 +39,46 @@ class Need:
     needed: float
     step_seconds: float
     best_step_seconds: float
+    stall_seconds: Mapping[str, float]
+    is_hidden: bool
 
     @property
     def is_enough(self) -> bool:
+        """Whether more of it alone does not help."""
         return self.needed <= self.available
 
     def sentence(self) -> str:
-        """E.g. "19 drives instead of 8 would hide the drives: 420 s instead of 606 s"."""
-        if self.is_enough:
-            return f"{self.resource}: {self.available:g} {self.unit} are enough"
+        """E.g. "drives: 19 drives instead of 8 would hide the offloading: 420 ms instead of 606 ms per step",
+        or, where stalls are left, "cpu: more than 480 GB/s do not help alone: ... CPU step 410 ms"."""
         best, now = format_seconds(self.best_step_seconds), format_seconds(self.step_seconds)
-        return (
-            f"{self.resource}: {self.needed:g} {self.unit} instead of {self.available:g} would hide it: "
-            f"{best} instead of {now} per step"
-        )
+        if self.is_hidden:
+            if self.is_enough:
+                return f"{self.resource}: {self.available:.4g} {self.unit} are enough"
+            return (
+                f"{self.resource}: {self.needed:.4g} {self.unit} instead of {self.available:.4g} would hide "
+                f"the offloading: {best} instead of {now} per step"
+            )
+        if self.is_enough:
+            found = f"more than the {self.available:.4g} {self.unit} do not help alone: {now} per step"
+        else:
+            found = (
+                f"more than {self.needed:.4g} {self.unit} (now {self.available:.4g}) do not help alone: "
+                f"{best} instead of {now} per step"
+            )
+        return f"{self.resource}: {found}, of which {self._stalls()}"
+
+    def _stalls(self) -> str:
+        """E.g. "490 ms (42 %) are still stalls of offloading (CPU step 410 ms, DRAM 80 ms)"."""
+        whole = sum(self.stall_seconds.values())
+        largest_first = sorted(self.stall_seconds.items(), key=lambda entry: -entry[1])
+        causes = [
+            f"{cause} {format_seconds(seconds)}"
+            for cause, seconds in largest_first
+            if seconds > _WORTH_NAMING * whole
+        ]
+        share = whole / (self.step_seconds if self.is_enough else self.best_step_seconds)
+        said = f"{format_seconds(whole)} ({share:.0%})".replace("%", " %")
+        return f"{said} are still stalls of offloading ({', '.join(causes)})"
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "is_enough": self.is_enough, "sentence": self.sentence()}
@@ -72,7 +102,8 @@ def _available(knob: Knob, cluster: Cluster) -> tuple[float, str]:
 
 
 def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.01) -> Need:
-    """The least of `resource` that hides what it costs; drives are whole, rates to 1 %.
+    """The least of `resource` beyond which more of it alone does not help, and what is left to wait for
+    there; drives are whole, rates to 1 %.
 
     Raises InputError for an unknown resource, or drives where the cluster has none.
     """
@@ -88,16 +119,31 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
         raise InputError(f"cluster '{job.cluster.name}' has no drives to ask about")
     plan = make_plan(job)
 
-    def seconds(factor: float) -> float:
+    def outcome(factor: float) -> Outcome:
         varied = replace(job, cluster=chosen.scaled(job.cluster, factor))
-        return simulate_job(varied, plan=plan).trace.step_seconds
+        return simulate_job(varied, plan=plan)
+
+    def seconds(factor: float) -> float:
+        return outcome(factor).trace.step_seconds
 
     now, best = seconds(1.0), seconds(_PLENTY)
-    limit = best * (1 + tolerance)
-    if now <= limit:
-        return Need(resource, unit, available, available, now, best)
-    factor = least_factor(lambda value: seconds(value) <= limit, available if chosen.is_whole else None)
-    return Need(resource, unit, available, available * factor, now, seconds(factor))
+    limit, factor = best * (1 + tolerance), 1.0
+    if now > limit:
+        factor = least_factor(lambda value: seconds(value) <= limit, available if chosen.is_whole else None)
+    there = outcome(factor)
+    stalls, reached = _stalls(there), there.trace.step_seconds
+    is_hidden = sum(stalls.values()) <= tolerance * reached
+    if factor == 1.0:
+        reached = best
+    return Need(resource, unit, available, available * factor, now, reached, stalls, is_hidden)
+
+
+def _stalls(outcome: Outcome) -> dict[str, float]:
+    """Seconds that the step waits for offloading, by cause; causes that cost nothing are left out."""
+    section = report_of(outcome, 0.0, suggests_gpus=False).offload
+    if section is None:
+        return {}
+    return {cause: seconds for cause, seconds in section.stall_seconds.items() if seconds > 0}
 
 
 def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None) -> list[Need]:
