@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser import check_page, in_browser
+from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
@@ -19,8 +20,14 @@ from zsim.specs.job import resolve
 from zsim.study.knobs import HARDWARE, software_numbers
 from zsim.study.search import least_factor
 from zsim.study.sensitivity import Bar, Sensitivity, Turn, hardware_turns, run_sensitivity
-from zsim.study.sensitivity_page import sensitivity_dict, sensitivity_page, tornado
-from zsim.study.targets import Requirement, memory_to_fit, parse_target, requirements
+from zsim.study.sensitivity_page import (
+    print_requirements,
+    print_sensitivity,
+    sensitivity_dict,
+    sensitivity_page,
+    tornado,
+)
+from zsim.study.targets import Requirement, left_out, memory_to_fit, parse_target, requirements
 
 H100 = load_cluster("dgx-h100")
 CPU_OFFLOAD = {
@@ -52,9 +59,7 @@ def test_every_knob_sets_what_it_scales(name: str, cluster: str) -> None:
     assert changes
     experiment = changed(llama(cluster=cluster), {f"cluster.{key}": value for key, value in changes.items()})
     scaled = knob.scaled(before, 0.8)
-    assert knob.amount(load_cluster(experiment.cluster)) == pytest.approx(
-        knob.amount(scaled) if not knob.is_excess else 1 + 0.8 * ((knob.amount(before) or 0) - 1)
-    )
+    assert knob.amount(load_cluster(experiment.cluster)) == pytest.approx(knob.amount(scaled))
 
 
 def test_fractions_stop_at_one_and_excess_is_what_is_above_one() -> None:
@@ -62,6 +67,13 @@ def test_fractions_stop_at_one_and_excess_is_what_is_above_one() -> None:
     assert HARDWARE["network efficiency"].overrides(H100, 1.2) == {"cluster.nic.efficiency": 1.0}
     excess = HARDWARE["slowdown beside collectives"].overrides(H100, 0.5)
     assert excess == {"cluster.gpu.interference.compute_slowdown": pytest.approx(1.1)}
+
+
+def test_scaled_fractions_stop_at_one_and_scaled_slowdowns_above_it() -> None:
+    """However much more of 0.95 is 1, and of a slowdown by 20 % a thousandth less is 1.0002."""
+    assert HARDWARE["network efficiency"].scaled(H100, 1000.0).nic.efficiency == 1.0
+    least = HARDWARE["slowdown beside collectives"].scaled(H100, 0.001)
+    assert least.gpu.interference.compute_slowdown == pytest.approx(1.0002)
 
 
 def test_kernels_for_narrow_heads_are_scaled_with_the_ones_for_wide_heads() -> None:
@@ -217,6 +229,59 @@ def test_what_is_there_may_be_enough() -> None:
     assert need.sentence() == "HBM bandwidth: 3350 GB/s are enough"
 
 
+def test_a_faster_peak_is_no_way_to_a_higher_mfu() -> None:
+    """MFU is of the peak of the GPU that runs: with twice the peak a step is shorter and its MFU lower, so
+    the peak is left out of a target of MFU, with why, and stays in one of seconds."""
+    experiment = llama()
+    faster = changed(experiment, HARDWARE["peak arithmetic"].overrides(H100, 2.0))
+    before, after = simulate(experiment).report, simulate(faster).report
+    assert before.mfu_fraction is not None
+    assert after.mfu_fraction is not None
+    assert after.step_seconds < before.step_seconds
+    assert after.mfu_fraction < before.mfu_fraction
+    names = [need.name for need in requirements(experiment, f"mfu={before.mfu_fraction / 2}")]
+    assert "peak arithmetic" not in names
+    assert left_out(parse_target("mfu=0.5", resolve(experiment))) == {
+        "peak arithmetic": "an MFU is a fraction of it, so more of it lowers the MFU"
+    }
+    with pytest.raises(InputError, match="--resource peak arithmetic: an MFU is a fraction of it"):
+        requirements(experiment, "mfu=0.5", ["peak arithmetic"])
+    assert left_out(parse_target("step_seconds=1", resolve(experiment))) == {}
+    (need,) = requirements(experiment, "step_seconds=1000", ["peak arithmetic"])
+    assert need.needed == need.available
+
+
+def test_an_mfu_that_is_reached_is_that_of_the_changed_machine() -> None:
+    """Better matrix products raise the MFU by the same peak; a little less of them does not reach it."""
+    experiment = llama(training={"sequence_length": 2048, "micro_batch_size": 4})
+    now = simulate(experiment).report.mfu_fraction
+    assert now is not None
+    target = 1.1 * now
+    (need,) = requirements(experiment, f"mfu={target}", ["matrix products' efficiency"])
+    assert need.needed is not None
+    assert need.available < need.needed < 1
+    for times, is_enough in ((1.0001, True), (0.98, False)):
+        changes = HARDWARE[need.name].overrides(H100, times * need.needed / need.available)
+        mfu = simulate(changed(experiment, changes)).report.mfu_fraction
+        assert mfu is not None
+        assert (mfu >= target) == is_enough
+
+
+def test_efficiencies_are_asked_for_no_more_than_one() -> None:
+    """Not at 1 either: the step then is that of an efficiency of 1, and says so."""
+    experiment = llama()
+    (need,) = requirements(experiment, "step_seconds=1e-6", ["matrix products' efficiency"])
+    assert (need.needed, need.bound) == (None, 1.0)
+    perfect = changed(experiment, HARDWARE[need.name].overrides(H100, 1000.0))
+    assert need.best_seconds == simulate_job(resolve(perfect)).trace.step_seconds
+    assert "not by itself; at 1 a step takes" in need.sentence()
+
+
+def test_every_number_of_the_tornado_is_asked_about() -> None:
+    asked = {need.name for need in requirements(llama(), "step_seconds=1000")}
+    assert asked == {turn.name for turn in hardware_turns(H100, 0.2)}
+
+
 def test_an_unknown_resource_is_named() -> None:
     with pytest.raises(InputError, match=r"--resource nic: expected one of"):
         requirements(llama(), "step_seconds=1", ["nic"])
@@ -259,6 +324,25 @@ def test_the_json_has_the_bars_and_the_needs() -> None:
     assert content["numbers"][0]["low_step_seconds"] == 12.0
     assert content["numbers"][0]["low_settings"] == {"cluster.x": "1 B/s"}
     assert [need["needed"] for need in content["requirements"]] == [4.5, None]
+
+
+def test_what_is_printed_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a long name stands beside a long unit: what it is per gives way."""
+    found = by_hand()
+    name = "stage3_param_persistence_threshold"
+    turn = replace(found.bars[0].turn, name=name, unit="GB/s read per drive", value=12_345.6)
+    refused = Bar(found.bars[2].turn, None, None, "cluster.x: found 1, expected " + "more " * 20)
+    print_sensitivity(replace(found, bars=(Bar(turn, 25.0, 9.0, None), found.bars[1], refused)))
+    needs = [*NEEDS, Requirement("network efficiency", "", 0.95, None, 9.5, 1.0)]
+    print_requirements(needs, "mfu=0.5", {"peak arithmetic": "a reason of many words " * 5})
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"{name}  12,345.6 GB/s read " in text
+    assert "card  " in text
+    assert "drives: cluster.x: found 1, expected more" in text
+    assert "HBM: at least 4.5 GB/s instead of 3 (1.50 times)" in text
+    assert "card (9.900 s), network efficiency at 1 (9.500 s)" in " ".join(text.split())
+    assert "peak arithmetic: left out; a reason of many words" in text
 
 
 @in_browser

@@ -58,14 +58,17 @@ def sensitivity(
         sensitivity_dict,
         sensitivity_page,
     )
-    from zsim.study.targets import memory_to_fit, parse_target, requirements
+    from zsim.study.targets import check_resources, left_out, memory_to_fit, parse_target, requirements
 
     asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
     if target == "fits":
         print(memory_to_fit(asked))
         return
-    if target is not None:
-        parse_target(target, resolve(asked))  # a mistake is told before anything is simulated
+    without: dict[str, str] = {}
+    if target is not None:  # a mistake is told before anything is simulated
+        wanted = parse_target(target, resolve(asked))
+        check_resources(wanted, resource or ())
+        without = left_out(wanted)
     workers = jobs or os.cpu_count() or 1
     found = run_sensitivity(asked, out / "points", spread=spread, jobs=workers)
     print_sensitivity(found)
@@ -73,9 +76,10 @@ def sensitivity(
     if target is not None and not found.is_stopped:
         needs = requirements(asked, target, resource, jobs=workers)
         print()
-        print_requirements(needs, target)
-    content = json.dumps(sensitivity_dict(found, needs, target or ""), indent=1) + "\n"
-    pages = {"sensitivity.html": sensitivity_page(found, needs, target or ""), "sensitivity.json": content}
+        print_requirements(needs, target, without)
+    study = found, needs, target or "", without
+    content = json.dumps(sensitivity_dict(*study), indent=1) + "\n"
+    pages = {"sensitivity.html": sensitivity_page(*study), "sensitivity.json": content}
     print()
     for path in write_files(pages, out):
         print(f"{path.suffix[1:]:<8}{path}")

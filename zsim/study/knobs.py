@@ -38,6 +38,11 @@ class Knob:
     is_excess: bool = False
     is_wanted_less: bool = False
 
+    @property
+    def bound(self) -> float | None:
+        """What no machine can pass: efficiencies, and slowdowns from above, end at 1."""
+        return 1.0 if self.is_fraction or self.is_excess else None
+
     def amount(self, cluster: Cluster) -> float | None:
         """What the cluster has of it, in `shown` units; None (or 0) where it has none."""
         value = next((value for _, value in self._found(cluster, self.keys)), None)
@@ -53,10 +58,10 @@ class Knob:
         return changes
 
     def scaled(self, cluster: Cluster, factor: float) -> Cluster:
-        """The cluster with `factor` times as much, however much that is."""
+        """The cluster with `factor` times as much, however much that is; fractions stop at 1."""
         for keys, by in ((self.keys, factor), (self.inverse, 1 / factor)):
             for key, value in self._found(cluster, keys):
-                number = round(value * by) if self.is_whole else value * by
+                number = round(value * by) if self.is_whole else self._scaled(value, by)
                 cluster = _replaced(cluster, key.split("."), number)
         return cluster
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.figures import layout
@@ -16,6 +16,7 @@ from zsim.units import format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+_WIDTH = 80
 _MOST_BARS = 18
 _WORTH_SAYING = 0.0005  # of the step
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
@@ -23,19 +24,36 @@ _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].co
 
 def print_sensitivity(found: Sensitivity) -> None:
     """The table on a terminal."""
-    print(f"{found.title} | {format_seconds(found.step_seconds)} per step")
-    print(f"{'':<34} {'value':>12} {'':<20} {'turned':>11} {'step':>16}")
+    print(textwrap.fill(f"{found.title} | {format_seconds(found.step_seconds)} per step", _WIDTH))
+    moving = [bar for bar in found.bars if bar.error is None and not _is_idle(bar, found.step_seconds)]
+    for line in _table(moving, found.step_seconds):
+        print(line)
     for bar in found.bars:
         if bar.error is not None:
-            print(f"{bar.turn.name:<34} {bar.error}")
-        elif bar.swing(found.step_seconds) >= _WORTH_SAYING:
-            print(
-                f"{bar.turn.name:<34} {_value(bar):>12} {bar.turn.unit:<20} {_turned(bar):>11} "
-                f"{_changes(bar, found.step_seconds):>16}"
-            )
+            print(textwrap.fill(f"{bar.turn.name}: {bar.error}", _WIDTH, subsequent_indent="  "))
     rest = [bar.turn.name for bar in found.bars if _is_idle(bar, found.step_seconds)]
     if rest:
-        print(textwrap.fill(f"without effect: {', '.join(rest)}", 96))
+        print(textwrap.fill(f"without effect: {', '.join(rest)}", _WIDTH))
+
+
+def _table(bars: Sequence[Bar], step_seconds: float) -> Iterator[str]:
+    """A heading and a line for each bar, of at most 80 columns: units say what they are per where there is
+    room."""
+    cells = [("", "value", "turned, %", "step, %")]
+    for bar in bars:
+        turned, step = _turned(bar).replace(" %", ""), _changes(bar, step_seconds).removesuffix(" %")
+        cells.append((bar.turn.name, f"{_value(bar)} {bar.turn.unit}".strip(), turned, step))
+    if sum(_widths(cells)) + 6 > _WIDTH:
+        cells = [(name, value.split(" per ")[0], turned, step) for name, value, turned, step in cells]
+    name_width, *widths = _widths(cells)
+    for name, *others in cells:
+        yield f"{name:<{name_width}}" + "".join(
+            f"  {cell:>{width}}" for cell, width in zip(others, widths, strict=True)
+        )
+
+
+def _widths(cells: Sequence[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*cells, strict=True)]
 
 
 def _is_idle(bar: Bar, step_seconds: float) -> bool:
@@ -66,8 +84,14 @@ def _changes(bar: Bar, step_seconds: float) -> str:
     return f"{parts[0]}/{parts[1]} %"
 
 
-def sensitivity_page(found: Sensitivity, needs: Sequence[Requirement] = (), target: str = "") -> str:
-    """The page as text; `needs` are what would have to be true for `target`."""
+def sensitivity_page(
+    found: Sensitivity,
+    needs: Sequence[Requirement] = (),
+    target: str = "",
+    left_out: Mapping[str, str] | None = None,
+) -> str:
+    """The page as text; `needs` are what would have to be true for `target`, `left_out` what was not asked
+    about, with why."""
     caption = (
         f"The step's time with each number turned down and up, the others as they are; by {found.spread:.0%} "
         "where the number's own spread is not known."
@@ -91,14 +115,21 @@ def sensitivity_page(found: Sensitivity, needs: Sequence[Requirement] = (), targ
             [
                 f"{need.name}, {need.unit}".rstrip(", "),
                 f"{need.available:,.4g}",
-                "not by itself" if need.needed is None else f"{need.needed:,.4g}",
+                _needed(need),
                 format_seconds(need.best_seconds),
             ]
             for need in needs
         ]
+        table += [[name, "", f"left out: {why}", ""] for name, why in (left_out or {}).items()]
         sections.append(Section(f"What would have to be true for {target}", [], names, table))
     summary = f"{format_seconds(found.step_seconds)} per step; most depends on {_most(found)}."
     return page(found.title, "sensitivity", sections, summary)
+
+
+def _needed(need: Requirement) -> str:
+    if need.needed is not None:
+        return f"{need.needed:,.4g}"
+    return "not by itself" if need.bound is None else f"not by itself, even at {need.bound:g}"
 
 
 def _most(found: Sensitivity) -> str:
@@ -135,22 +166,33 @@ def _hover(bar: Bar, seconds: float | None, *, is_low: bool) -> str:
     return f"{bar.turn.name} times {factor:.2f}: {said} per step"
 
 
-def print_requirements(needs: Sequence[Requirement], target: str) -> None:
-    """What reaches the target, then what does not."""
+def print_requirements(
+    needs: Sequence[Requirement], target: str, left_out: Mapping[str, str] | None = None
+) -> None:
+    """What reaches the target, then what does not, then what was not asked about, with why."""
     print(f"for {target}:")
-    for need in needs:
-        if need.needed is not None:
-            print(f"  {need.sentence()}")
-    others = [f"{need.name} ({format_seconds(need.best_seconds)})" for need in needs if need.needed is None]
+    said = [need.sentence() for need in needs if need.needed is not None]
+    others = [_at_most(need) for need in needs if need.needed is None]
     if others:
-        said = f"not by themselves, however much (the step then): {', '.join(others)}"
-        print(textwrap.indent(textwrap.fill(said, 94), "  "))
+        said.append(f"not by themselves, however much (the step then): {', '.join(others)}")
+    said += [f"{name}: left out; {why}" for name, why in (left_out or {}).items()]
+    for words in said:
+        print(textwrap.indent(textwrap.fill(words, _WIDTH - 2), "  "))
+
+
+def _at_most(need: Requirement) -> str:
+    """E.g. "network efficiency at 1 (666.38 ms)"."""
+    most = "" if need.bound is None else f" at {need.bound:g}"
+    return f"{need.name}{most} ({format_seconds(need.best_seconds)})"
 
 
 def sensitivity_dict(
-    found: Sensitivity, needs: Sequence[Requirement] = (), target: str = ""
+    found: Sensitivity,
+    needs: Sequence[Requirement] = (),
+    target: str = "",
+    left_out: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The study as plain data."""
+    """The study as plain data; `left_out` as for the page."""
     return {
         "title": found.title,
         "step_seconds": found.step_seconds,
@@ -179,7 +221,9 @@ def sensitivity_dict(
                 "available": need.available,
                 "needed": need.needed,
                 "step_seconds_with_plenty": need.best_seconds,
+                "bound": need.bound,
             }
             for need in needs
         ],
+        "left_out": dict(left_out or {}),
     }

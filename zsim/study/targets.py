@@ -11,44 +11,47 @@ from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan
 from zsim.specs.experiment import Experiment
+from zsim.specs.hardware import Cluster
 from zsim.specs.job import Job, resolve
 from zsim.study.knobs import HARDWARE, Knob
 from zsim.study.search import least_factor
 from zsim.units import format_bytes, format_seconds
 
 PLENTY = 1000.0
-# What people can buy or speed up; efficiencies follow from the rest.
-_ASKED = (
-    "peak arithmetic", "HBM bandwidth", "NVLink bandwidth", "network bandwidth", "PCIe bandwidth",
-    "collectives' latency", "host's launches", "frameworks' host code", "host memory bandwidth",
-    "CPU optimizer", "drives", "drive bandwidth",
-)  # fmt: skip
+# Of an MFU, which is a fraction of it: with more of it a step is shorter, and its MFU lower.
+_PEAK = "peak arithmetic"
+_NO_PEAK = "an MFU is a fraction of it, so more of it lowers the MFU"
 TARGETS = ("step_seconds", "mfu", "tokens_per_second_per_gpu", "fits")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A step of at most `step_seconds`; `text` is what was asked for."""
+    """A step of at most `step_seconds`; `text` is what was asked for. `is_of_peak`: as a fraction of the
+    GPU's peak, so that the step holds for GPUs of this peak only."""
 
     text: str
     step_seconds: float
+    is_of_peak: bool = False
 
 
 @dataclass(frozen=True)
 class Requirement:
     """`needed` of a resource alone reaches the target: None where not even a thousand times as much (or a
-    thousandth) does, and the step then takes `best_seconds`."""
+    thousandth), or all that there can be (`bound`, e.g. an efficiency of 1), does, and the step then takes
+    `best_seconds`."""
 
     name: str
     unit: str
     available: float
     needed: float | None
     best_seconds: float
+    bound: float | None = None
 
     def sentence(self) -> str:
         if self.needed is None:
             best = format_seconds(self.best_seconds)
-            return f"{self.name}: not by itself; with any amount a step takes {best}"
+            most = "with any amount" if self.bound is None else f"at {self.bound:g}"
+            return f"{self.name}: not by itself; {most} a step takes {best}"
         if self.needed == self.available:
             return f"{self.name}: {self.available:.4g} {self.unit}".rstrip() + " are enough"
         verb = "at least" if self.needed > self.available else "at most"
@@ -81,7 +84,26 @@ def parse_target(text: str, job: Job) -> Target:
         return Target(text, work.tokens / number)
     if work.peak_flops_per_second is None or number >= 1:
         raise InputError(f"--target {text}: expected a fraction of the GPU's peak below 1")
-    return Target(text, work.model_flops / (number * work.peak_flops_per_second))
+    return Target(text, work.model_flops / (number * work.peak_flops_per_second), is_of_peak=True)
+
+
+def left_out(target: Target) -> dict[str, str]:
+    """Resources that mean nothing for the target, with why."""
+    return {_PEAK: _NO_PEAK} if target.is_of_peak else {}
+
+
+def check_resources(target: Target, names: Sequence[str]) -> None:
+    """Raises InputError for unknown resources, and for those that the target leaves out."""
+    for name in names:
+        if name not in HARDWARE:
+            raise InputError(
+                f"--resource {name}: expected one of {', '.join(HARDWARE)}{did_you_mean(name, HARDWARE)}"
+            )
+        if name in left_out(target):
+            raise InputError(
+                f"--resource {name}: {left_out(target)[name]}; expected another resource, or "
+                "--target step_seconds=..."
+            )
 
 
 def requirements(
@@ -89,17 +111,13 @@ def requirements(
 ) -> list[Requirement]:
     """For each resource alone, the least (or, of latencies, the most) that reaches the target, to 1 %.
 
-    Efficiency stays what it is: an MFU is of the GPU as it is, not of a faster one. Raises InputError for
-    unknown targets and resources.
+    Without `names`, of all that the cluster has; a target of MFU leaves out the peak, since an MFU is of the
+    peak of the GPU that runs. Raises InputError for unknown targets and resources.
     """
     job = resolve(experiment)
     wanted = parse_target(target, job)
-    for name in names or ():
-        if name not in HARDWARE:
-            raise InputError(
-                f"--resource {name}: expected one of {', '.join(HARDWARE)}{did_you_mean(name, HARDWARE)}"
-            )
-    chosen = [HARDWARE[name] for name in names or _ASKED]
+    check_resources(wanted, names or ())
+    chosen = [HARDWARE[name] for name in names or HARDWARE if name not in left_out(wanted)]
     chosen = [knob for knob in chosen if knob.amount(job.cluster)]
     if jobs == 1:
         return [requirement(job, knob, wanted) for knob in chosen]
@@ -113,15 +131,16 @@ def requirement(job: Job, knob: Knob, target: Target) -> Requirement:
     available = knob.amount(job.cluster) or 0.0
     known: dict[float, float] = {}
 
+    def cluster(factor: float) -> Cluster:
+        return knob.scaled(job.cluster, 1 / factor if knob.is_wanted_less else factor)
+
     def seconds(factor: float) -> float:
         if factor not in known:
-            times = 1 / factor if knob.is_wanted_less else factor
-            varied = replace(job, cluster=knob.scaled(job.cluster, times))
-            known[factor] = simulate_job(varied).trace.step_seconds
+            known[factor] = simulate_job(replace(job, cluster=cluster(factor))).trace.step_seconds
         return known[factor]
 
     def made(needed: float | None) -> Requirement:
-        return Requirement(knob.name, knob.shown, available, needed, seconds(PLENTY))
+        return Requirement(knob.name, knob.shown, available, needed, seconds(PLENTY), knob.bound)
 
     is_enough: Callable[[float], bool] = lambda factor: seconds(factor) <= target.step_seconds  # noqa: E731
     if is_enough(1.0):
@@ -129,7 +148,7 @@ def requirement(job: Job, knob: Knob, target: Target) -> Requirement:
     if not is_enough(PLENTY):
         return made(None)
     factor = least_factor(is_enough, available if knob.is_whole else None)
-    return made(available / factor if knob.is_wanted_less else available * factor)
+    return made(knob.amount(cluster(factor)))
 
 
 def memory_to_fit(experiment: Experiment) -> str:
