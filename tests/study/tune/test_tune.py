@@ -9,7 +9,9 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.study.tune.evaluate import memory_of
+from zsim.specs.job import Job, resolve
+from zsim.study.sweep.pool import Task
+from zsim.study.tune.evaluate import FEW, Evaluator, memory_of
 from zsim.study.tune.page import pareto_front, tuned_page
 from zsim.study.tune.render import tuned_lines, tuned_to_dict
 from zsim.study.tune.tune import Tuned, tune
@@ -21,6 +23,22 @@ Tiny = Callable[..., zsim.Experiment]
 def fits(experiment: zsim.Experiment) -> bool:
     memory = memory_of(experiment)
     return not isinstance(memory, str) and memory.fits
+
+
+def run_out_of(
+    monkeypatch: pytest.MonkeyPatch, is_short: Callable[[Job], bool], *, least_micro_batches: int = FEW + 2
+) -> None:
+    """Steps of so many micro-batches or more find no room in torch's allocator where the job `is_short`."""
+    run = Evaluator._run
+
+    def run_short(self: Evaluator, tasks: list[Task]) -> None:
+        run(self, tasks)
+        for task in tasks:
+            job, row = resolve(task.experiment), self._records[task.identity]["row"]
+            if job.training.gradient_accumulation_steps >= least_micro_batches and is_short(job):
+                row["allocator_failures"] = 4
+
+    monkeypatch.setattr(Evaluator, "_run", run_short)
 
 
 @pytest.fixture
@@ -99,6 +117,54 @@ def test_the_smallest_cluster_is_the_smallest(make_tiny: Tiny) -> None:
     smaller = experiment.model_copy(update={"nodes": 1, "gpus": gpus // 2})
     with pytest.raises(InputError, match="nothing fits"):
         tune(smaller, keep=("offload", "no_sync"))
+
+
+def test_what_only_the_whole_step_shows_to_run_out_comes_behind_what_fits(
+    make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of the eight micro-batches of the fastest have room, all eight not: the next best that has room
+    is first, even where only one was asked for, and what may run out is behind it."""
+    experiment = make_tiny({"kind": "fsdp2"}, nodes=1, gradient_accumulation_steps=8)
+    keep = ("micro-batch", "offload", "checkpointing")
+    before = tune(experiment, keep=keep, count=2)
+    fastest = before.best[0].candidate.overrides
+    run_out_of(monkeypatch, lambda job: job.experiment == before.best[0].candidate.experiment())
+    after = tune(experiment, keep=keep, count=9)
+    assert not after.best[0].may_run_out
+    assert after.best[0].candidate.overrides != fastest
+    assert after.best[0].seconds >= before.best[0].seconds
+    assert [m.may_run_out for m in after.best] == sorted(m.may_run_out for m in after.best)
+    alone = tune(experiment, keep=keep, count=1)
+    assert not alone.best[0].may_run_out
+    found = alone.found
+    parts = found.num_too_large, found.num_too_slow, found.num_refused, found.num_simulated
+    assert sum(parts) == found.num_candidates
+
+
+def test_the_smallest_cluster_rests_on_what_torch_has_room_for(
+    make_tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tensors fit on one GPU, and none of the whole steps there: two are the fewest. Where none has room
+    on any number of GPUs, it is said to rest on the tensors alone."""
+    experiment = make_tiny({"kind": "fsdp2"}, nodes=1)
+    keep = ("micro-batch", "offload", "no_sync")
+    assert tune(experiment, "smallest-cluster", keep=keep).settled == "1 GPU (1 node) are the fewest"
+    run_out_of(monkeypatch, lambda job: job.world_size == 1)
+    result = tune(experiment, "smallest-cluster", keep=keep)
+    assert [m.gpus for m in result.best] == [2] * len(result.best)
+    assert not result.best[0].may_run_out
+    assert result.settled == (
+        "2 GPUs (1 node) are the fewest; all tensors fit on 1 GPU too, but torch's allocator may find no "
+        "room for them there"
+    )
+    assert max(map(len, tuned_lines(result))) <= 80
+    run_out_of(monkeypatch, lambda job: True, least_micro_batches=1)
+    nowhere = tune(experiment, "smallest-cluster", keep=keep)
+    assert nowhere.best[0].gpus == 1
+    assert nowhere.best[0].may_run_out
+    assert nowhere.settled == (
+        "1 GPU (1 node) are the fewest, by their tensors alone: torch's allocator may find no room"
+    )
 
 
 def test_the_largest_batch_is_the_largest(make_tiny: Tiny) -> None:

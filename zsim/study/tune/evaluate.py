@@ -158,6 +158,9 @@ class Evaluator:
         self._memory: dict[str, Memory | str] = {}
         self._of_structure: dict[str, Memory] = {}
         self._records: dict[str, Record] = {}
+        self._run_out: dict[
+            str, Mapping[str, Any]
+        ] = {}  # rows of whole steps that torch may have no room for
 
     # -- bounds -----------------------------------------------------------------------------------------
 
@@ -248,14 +251,20 @@ class Evaluator:
         return [self._measured(candidate, points[_key(candidate)]) for candidate in candidates]
 
     def verified(self, measured: Measured, most: int) -> Measured:
-        """The same with every micro-batch simulated, where it has at most so many."""
+        """The same with every micro-batch simulated, where it has at most so many. What then may run out
+        of memory is remembered: `simulate` gives its whole step from then on."""
         job = self._job(measured.candidate)
         if isinstance(job, str) or not FEW + 1 < job.training.gradient_accumulation_steps <= most:
             return measured
         task = Task(self._identities.of(job.experiment), job.experiment)
         self._run([task] if task.identity not in self._records else [])
         record = self._records[task.identity]
-        return replace(measured, row=record["row"]) if record["status"] == "ok" else measured
+        if record["status"] != "ok":
+            return measured
+        whole = replace(measured, row=record["row"])
+        if whole.may_run_out:
+            self._run_out[_key(measured.candidate)] = whole.row
+        return whole
 
     def _points(self, candidate: Candidate) -> list[Task]:
         job = self._job(candidate)
@@ -292,6 +301,7 @@ class Evaluator:
         if len(records) == 2:
             row |= _longer(records[0]["row"], row, steps - FEW)
             row[_KEY] = steps
+        row = dict(self._run_out.get(_key(candidate), row))
         memory = self._memory.get(_key(candidate))
         least = memory.least_seconds if isinstance(memory, Memory) else self._bounds.of(job).seconds
         return Measured(candidate, row, least)

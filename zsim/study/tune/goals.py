@@ -21,11 +21,13 @@ _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates, the objective, and what was settled on the way to them ("" where nothing was)."""
+    """Candidates, the objective, and what was settled on the way to them ("" where nothing was). `otherwise`:
+    the space to look at where torch may have no room for any of these; None where there is none."""
 
     candidates: Sequence[Candidate]
     objective: Objective
     settled: str = ""
+    otherwise: Callable[[], Space | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def _cheapest(question: Question) -> Space:
 
 
 def _smallest_cluster(question: Question) -> Space:
-    """The fewest GPUs on which anything fits."""
+    """The fewest GPUs on which anything fits; otherwise the next more."""
     shapes = _shapes(question.base)
     lightest = _with_micro_batches(question, lambda base: [1])
 
@@ -76,9 +78,21 @@ def _smallest_cluster(question: Question) -> Space:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    nodes, gpus = shapes[high]
-    few = f"{gpus} GPU{'s' if gpus > 1 else ''} ({nodes} node{'s' if nodes > 1 else ''}) are the fewest"
-    return Space(question.candidates(_on(question.base, nodes, gpus)), fastest, few)
+
+    def on(place: int, fewer: str = "") -> Space:
+        nodes, gpus = shapes[place]
+        said = _gpus(gpus)
+        few = f"{said} ({nodes} node{'s' if nodes > 1 else ''}) are the fewest"
+
+        def more() -> Space | None:
+            larger = next((more for more in range(place + 1, len(shapes)) if fits(more)), None)
+            return None if larger is None else on(larger, said)
+
+        if fewer:
+            few += f"; all tensors fit on {fewer} too, but torch's allocator may find no room for them there"
+        return Space(question.candidates(_on(question.base, nodes, gpus)), fastest, few, more)
+
+    return on(high)
 
 
 def _largest_batch(question: Question) -> Space:
@@ -157,6 +171,10 @@ def _shapes(base: Base) -> list[tuple[int, int]]:
     shapes = [(1, count) for count in divisors(per_node)]
     shapes += [(nodes, nodes * per_node) for nodes in range(2, base.job.num_nodes + 1)]
     return [(nodes, gpus) for nodes, gpus in shapes if total % gpus == 0 and gpus <= base.world_size]
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
 
 
 def _on(base: Base, nodes: int, gpus: int) -> Base:

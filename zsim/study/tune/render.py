@@ -18,7 +18,7 @@ def tuned_lines(tuned: Tuned) -> Iterator[str]:
     yield subject(tuned)
     yield verdict(tuned)
     if tuned.settled:
-        yield tuned.settled
+        yield from wrapped(tuned.settled, indent=2, first=0)
     yield ""
     yield from _table(tuned)
     if tuned.steps:

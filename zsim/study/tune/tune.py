@@ -13,10 +13,10 @@ from zsim.study.tune.axes import DETAILS, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, Memory
-from zsim.study.tune.explain import Step, differing_axes, explain
-from zsim.study.tune.goals import GOALS, Question, Space
-from zsim.study.tune.refine import refine
-from zsim.study.tune.search import Found, search
+from zsim.study.tune.explain import Step, explain
+from zsim.study.tune.goals import GOALS, Question
+from zsim.study.tune.look import Look, measured_given
+from zsim.study.tune.search import Found
 
 EVERYTHING = "all"  # as an axis to keep
 
@@ -25,8 +25,6 @@ PARALLELISMS = {
     "pipeline": "pipeline parallelism", "3d": "tensor and pipeline parallelism",
     "megatron": "tensor and pipeline parallelism", "cp": "context parallelism", "ep": "expert parallelism",
 }  # fmt: skip
-_CLOSE = 1.03  # another structure within this of the best is refined too
-_LONGEST = 64  # micro-batches of a step that is simulated whole, to verify it
 
 
 @dataclass(frozen=True)
@@ -77,66 +75,20 @@ def tune(
     more = [QUANTISED] if allows_quantised else []
     question = Question(base, tuple(kinds) or (base.kind,), keep, more, evaluator)
     space = GOALS[goal](question)
-    found = search(evaluator, space.candidates, objective=space.objective, count=count)
     given_candidate = Candidate(base, {}, -1)
-    given, memory = _given(evaluator, given_candidate)
-    if not found.best and given is None:
+    look = Look(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest"))
+    looked = look.at_best(space)
+    given, memory = measured_given(evaluator, given_candidate)
+    found, best = looked.found, looked.best[:count]
+    if not best:
         raise InputError(_nothing_fits(base, found, evaluator))
-    measured = list(found.measured)
-    best = _refined(evaluator, found, space, keep, measured)
-    if given is not None and goal in ("fastest", "cheapest"):
-        measured.append(given)
-        best.append(given)
-    best = _distinct(_ranked(best, space), given_candidate)[:count]
-    best[0] = evaluator.verified(best[0], _LONGEST)
     steps: list[Step] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
         steps = explain(evaluator, given_candidate, given.seconds if given else None, best[0].candidate)
     return Tuned(
-        goal, space.settled, base, given, memory, best, steps, found, measured, dict(evaluator.refused),
-        evaluator.num_simulated, evaluator.num_checked,
+        goal, looked.space.settled, base, given, memory, best, steps, found, looked.measured,
+        dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked,
     )  # fmt: skip
-
-
-def _given(evaluator: Evaluator, candidate: Candidate) -> tuple[Measured | None, Memory | None]:
-    """The experiment as it is: simulated where it fits, whatever the headroom."""
-    memory = evaluator.memory([candidate])[0]
-    if memory is None or not memory.fits:
-        return None, memory
-    return evaluator.simulate([candidate])[0], memory
-
-
-def _refined(
-    evaluator: Evaluator, found: Found, space: Space, keep: Sequence[str], measured: list[Measured]
-) -> list[Measured]:
-    best = list(found.best)
-    worths = [m.worth(space.objective) for m in best]
-    for place, start in enumerate(found.best[:2]):
-        if worths[place] > _CLOSE * worths[0]:
-            continue
-        better, seen = refine(evaluator, start, objective=space.objective, keep=keep)
-        measured += seen[1:]
-        best[place] = better
-    return best
-
-
-def _ranked(best: Sequence[Measured], space: Space) -> list[Measured]:
-    return sorted(best, key=lambda m: (m.worth(space.objective), m.candidate.number))
-
-
-def _distinct(ranked: Sequence[Measured], given: Candidate) -> list[Measured]:
-    """Without those that are the given configuration over again."""
-    found: list[Measured] = []
-    has_given = False
-    for measured in ranked:
-        candidate = measured.candidate
-        is_given = candidate is given or (
-            candidate.base is given.base and not differing_axes(given, candidate)
-        )
-        if not (is_given and has_given):
-            found.append(measured)
-        has_given = has_given or is_given
-    return found
 
 
 def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float) -> None:
