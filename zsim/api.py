@@ -18,7 +18,7 @@ from zsim.engine.capacity import (
     step_peak_bytes,
     usable_bytes,
 )
-from zsim.engine.offload_range import offload_range
+from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
@@ -31,7 +31,7 @@ from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
 from zsim.report.irregular import JobRow, rank_rows, spread_of
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
-from zsim.report.offload import TierRow
+from zsim.report.offload import OffloadSection, TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.specs.experiment import Experiment
@@ -75,9 +75,16 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     wall_seconds = time.perf_counter() - began
     report = report_of(outcome, wall_seconds)
     if report.offload is not None:
-        section = replace(report.offload, range_seconds=offload_range(outcome))
-        report = replace(report, offload=section)
+        report = _with_range(report, report.offload, outcome)
     return Result(job, outcome.plan, outcome.trace, report)
+
+
+def _with_range(report: Report, section: OffloadSection, outcome: Outcome) -> Report:
+    """The report with the error bar of its offloaded step, or with a note why it has none."""
+    note = no_range_note(outcome)
+    if note is not None:
+        return replace(report, notes=(*report.notes, note))
+    return replace(report, offload=replace(section, range_seconds=offload_range(outcome)))
 
 
 def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from typing import Any
+
+from rich.console import Console
 
 import zsim
 from zsim.engine import offload_range as module
-from zsim.engine.offload_range import offload_range
+from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import simulate_job
+from zsim.report.render import print_report
 from zsim.specs.job import resolve
+from zsim.units import format_bytes, format_seconds
 
 CPU = {"device": "cpu"}
 
@@ -37,5 +43,50 @@ def test_a_step_that_offloads_nothing_has_none() -> None:
 
 def test_a_long_plan_is_not_run_again(monkeypatch: Any) -> None:
     outcome = simulate_job(resolve(experiment_of(offload_optimizer=CPU)))
+    assert no_range_note(outcome) is None
     monkeypatch.setattr(module, "MOST_OPS", len(outcome.plan.ops) - 1)
     assert offload_range(outcome) is None
+
+
+def test_a_range_that_is_missing_is_missed_in_a_note(monkeypatch: Any) -> None:
+    """The note says why, and what to do; a report with the range, or without offloading, has no such note."""
+    offloaded = experiment_of(offload_optimizer=CPU)
+    missed = "no range is given for the offloaded step: "
+    assert not any(missed in note for note in zsim.simulate(offloaded).report.notes)
+    monkeypatch.setattr(module, "MOST_OPS", 100)
+    assert not any(missed in note for note in zsim.simulate(experiment_of()).report.notes)
+    report = zsim.simulate(offloaded).report
+    assert report.offload is not None
+    assert report.offload.range_seconds is None
+    count = len(simulate_job(resolve(offloaded)).plan.ops)
+    assert report.notes[-1] == (
+        f"{missed}its plan of {count:,} ops is too long to be run twice more; zsim sensitivity turns PCIe, "
+        "host memory, CPU and drives one at a time"
+    )
+
+
+def test_drawn_and_shared_steps_say_why_they_have_no_range() -> None:
+    outcome: Any = simulate_job(resolve(experiment_of(offload_optimizer=CPU)))
+    drawn, shared = replace(outcome, jittered=object()), replace(outcome, together=(object(),))
+    for other, why in ((drawn, "the step is drawn with jitter"), (shared, "other jobs share the cluster")):
+        assert offload_range(other) is None
+        assert f"offloaded step: {why}; zsim sensitivity" in (no_range_note(other) or "")
+
+
+def test_the_range_has_a_line_of_its_own_and_page_locked_memory_stands_with_the_hosts() -> None:
+    report = zsim.simulate(experiment_of(offload_optimizer={**CPU, "pin_memory": True})).report
+    assert report.offload is not None
+    assert report.offload.range_seconds is not None
+    fast, slow = map(format_seconds, report.offload.range_seconds)
+    stream = io.StringIO()
+    print_report(report, Console(file=stream, width=80, highlight=False))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"The step, with inputs of offloading as they may be: {fast} to {slow}" in text
+    host = text[text.index("Host memory, fullest node") :].split("\n\n")[0]
+    (line,) = [line for line in host.splitlines() if "page-locked" in line]
+    assert line.split() == ["of", "it", "page-locked", *format_bytes(report.offload.pinned_bytes).split()]
+    unpinned = zsim.simulate(experiment_of(offload_optimizer={**CPU, "pin_memory": False})).report
+    stream = io.StringIO()
+    print_report(unpinned, Console(file=stream, width=80, highlight=False))
+    assert "page-locked" not in stream.getvalue()

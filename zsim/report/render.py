@@ -66,6 +66,9 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
         yield _sent(report)
     if report.offload is not None:
         yield _offload(report, report.offload, is_plain)
+        if report.offload.range_seconds is not None:
+            fast, slow = map(format_seconds, report.offload.range_seconds)
+            yield Text(f"The step, with inputs of offloading as they may be: {fast} to {slow}")
     if report.cost is not None:
         yield _cost(report)
     yield _evidence(report)
@@ -137,6 +140,9 @@ def _memory(report: Report, device: str, is_plain: bool) -> Table:
     is_over = capacity is not None and peak.total > capacity
     bar = _bar(peak.total / scale, "red" if is_over else "default", is_plain)
     table.add_row("total", format_bytes(peak.total), format_bytes(peak.total), bar, style="bold")
+    pinned = report.offload.pinned_bytes if report.offload is not None else 0
+    if device == "host" and pinned:
+        table.add_row("of it page-locked", format_bytes(pinned), "", "", style="dim")
     if capacity:
         bar = _bar(capacity / scale, "default", is_plain)
         table.add_row("capacity", "", format_bytes(capacity), bar, style="dim")
@@ -197,9 +203,6 @@ def _offload(report: Report, section: OffloadSection, is_plain: bool) -> Table:
             table.add_row(
                 f"stall: {cause}", format_seconds(seconds), _percent(share), _bar(share, "magenta", is_plain)
             )
-    if section.range_seconds is not None:
-        fast, slow = map(format_seconds, section.range_seconds)
-        table.add_row("step, as inputs may be", fast, slow)
     for row in section.tiers:
         moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
         used = row.utilisation_fraction
