@@ -38,9 +38,8 @@ from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
 from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
-from zsim.specs.importers.deepspeed_zeropp import deepspeed_label
 from zsim.specs.job import Job, resolve
-from zsim.specs.strategy import Reference, Training
+from zsim.specs.job_labels import batch_label, strategy_label, training_label
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes
 from zsim.version import __version__
@@ -215,41 +214,6 @@ def step_work(job: Job) -> StepWork:
     return StepWork(
         tokens, tokens * model_flops_per_token(job.model, length), tokens * hardware, peak, FLOPS_CONVENTION
     )
-
-
-def strategy_label(job: Job) -> str:
-    """The strategy in a few words: "ZeRO-3 + hpZ 8", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
-    strategy = job.strategy
-    if isinstance(strategy, DeepSpeedConfig):
-        return deepspeed_label(strategy)
-    if job.kind == "ddp":
-        return "DDP"
-    if isinstance(strategy, Reference):
-        return f"ZeRO stage {strategy.stage}, the reference engine"
-    replicate = getattr(strategy, "replicate", 1)
-    if job.kind == "fsdp2":
-        return f"HSDP {replicate} x {job.world_size // replicate}" if replicate > 1 else "FSDP2"
-    return f"FSDP1 {getattr(strategy, 'sharding_strategy', '')}"
-
-
-def batch_label(training: Training) -> str:
-    """What a GPU takes: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
-    steps = training.gradient_accumulation_steps
-    of = f" x {steps:,} micro-batches" if steps > 1 else ""
-    return f"{training.micro_batch_size:,} x {training.sequence_length:,} tokens{of}"
-
-
-def training_label(job: Job) -> str:
-    """Type and checkpointing: "bf16, full activation checkpointing", every second block's, or as given."""
-    training = job.training
-    policy, every = training.activation_checkpointing, training.checkpoint_every
-    if training.block_checkpointing:
-        kept = f"{', '.join(sorted(set(training.block_checkpointing)))} by block"
-    else:
-        kept = "no" if policy == "none" else policy
-        kept += f" (1 block of {every})" if every > 1 and policy != "none" else ""
-    precision = job.strategy.precision if isinstance(job.strategy, DeepSpeedConfig) else training.precision
-    return f"{precision}, {kept} activation checkpointing"
 
 
 def resolved_experiment(job: Job) -> dict[str, Any]:

@@ -86,8 +86,8 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 
 def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
     """One experiment's tables; what the JSON says, and whether it fits."""
-    from zsim.api import strategy_label
     from zsim.report.memory_lines import profile_lines
+    from zsim.specs.job_labels import strategy_label
     from zsim.study.memory import profile_memory
 
     found = profile_memory(asked)

@@ -18,11 +18,11 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any, Literal
 
-from zsim.api import strategy_label
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, ZsimError
 from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
 from zsim.specs.job import Job, resolve
+from zsim.specs.job_labels import strategy_label
 from zsim.study.fitting import most_that_fits
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.store import Record, check_folder
