@@ -158,9 +158,7 @@ class Evaluator:
         self._memory: dict[str, Memory | str] = {}
         self._of_structure: dict[str, Memory] = {}
         self._records: dict[str, Record] = {}
-        self._run_out: dict[
-            str, Mapping[str, Any]
-        ] = {}  # rows of whole steps that torch may have no room for
+        self._run_out: dict[str, Mapping[str, Any]] = {}  # whole steps that torch may have no room for
 
     # -- bounds -----------------------------------------------------------------------------------------
 
