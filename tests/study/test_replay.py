@@ -25,10 +25,10 @@ STRATEGIES = {
 }
 
 
-def host_of_16_ranks(self, name, overhead=None, *, module="", events=1, host=PlanBuilder.host):
-    """PlanBuilder.host of a plan for 64 ranks whose loops have the turns of 16."""
+def add_with_16_ranks(self, *arguments, events=1, overhead=None, add=PlanBuilder.add, **more):
+    """PlanBuilder.add of a plan for 64 ranks whose loops over them have the turns of 16."""
     turns = events // 4 if overhead in ("deepspeed_part", "deepspeed_gathered_part") else events
-    return host(self, name, overhead, module=module, events=turns)
+    return add(self, *arguments, events=turns, overhead=overhead, **more)
 
 
 def simulated(strategy, nodes=2, cluster="dgx-h100"):
@@ -72,7 +72,7 @@ def test_four_times_the_ranks_take_what_a_simulation_of_them_takes(recorded, mon
     assert replay.world_size == 64
     if name == "zero3":
         assert replay.step_seconds < 0.9 * simulated(strategy, nodes=8).step_seconds
-        monkeypatch.setattr(PlanBuilder, "host", host_of_16_ranks)
+        monkeypatch.setattr(PlanBuilder, "add", add_with_16_ranks)
     expected = simulated(strategy, nodes=8).step_seconds
     assert replay.step_seconds == pytest.approx(expected, rel=0.02)
 

@@ -105,11 +105,14 @@ class PlanBuilder:
         stream: str = COMPUTE,
         overhead: str | None = None,
         module: str = "",
+        events: int = 1,
     ) -> int:
-        """Kernels that run back to back on one stream."""
+        """Kernels that run back to back on one stream; `overhead` happens `events` times before them."""
         launches = sum(kernel.launches for kernel in kernels)
         work = Kernels(tuple(kernels))
-        return self.add(name, stream, work, launches=launches, overhead=overhead, module=module)
+        return self.add(
+            name, stream, work, launches=launches, overhead=overhead, module=module, events=events
+        )
 
     def collective(
         self,

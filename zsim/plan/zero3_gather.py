@@ -34,10 +34,11 @@ class Gatherer:
         size = self.padded_bytes(part)
         self.builder.allocate("buffers", size)
         if self._is_cut(part):
-            self._slice(part, 1, "deepspeed_part")
-            shard = size // self.builder.groups[part.group].size
-            name = self.parameters(part)[0].name
-            self.builder.kernels(f"join shards of {name}", moves(shard, shard), stream=self.stream)
+            ranks, name = self.builder.groups[part.group].size, self.parameters(part)[0].name
+            self.builder.kernels(
+                f"join shards of {name}", moves(size // ranks, size // ranks), stream=self.stream,
+                overhead="deepspeed_part", events=ranks,
+            )  # fmt: skip
         kind: CollectiveKind = "all_reduce" if self._is_reduced(part) else "all_gather"
         self._collective(part, size, kind, self.config.param_dtype)
 
@@ -48,11 +49,12 @@ class Gatherer:
             return event
         size, count = self.padded_bytes(part), len(part.parameters)
         self.builder.allocate("buffers", size)
-        self._slice(part, count, "deepspeed_gathered_part")
-        launches = count * cat_launches(self.builder.groups[part.group].size)
+        ranks = self.builder.groups[part.group].size
         event = self.builder.kernels(
-            f"cut {self.parameters(part)[0].name}", moves(size, size, launches=launches), stream=self.stream
-        )
+            f"cut {self.parameters(part)[0].name}",
+            moves(size, size, launches=count * cat_launches(ranks)),
+            stream=self.stream, overhead="deepspeed_gathered_part", events=count * ranks,
+        )  # fmt: skip
         self.builder.free_when_done("buffers", size, event)
         return event
 
@@ -76,11 +78,6 @@ class Gatherer:
 
     def padded_bytes(self, part: Fetch) -> int:
         return sum(parameter.padded_numel for parameter in self.parameters(part)) * self.param_bytes
-
-    def _slice(self, part: Fetch, count: int, overhead: str) -> None:
-        """Python slices `count` tensors into every rank's part, one by one."""
-        events = count * self.builder.groups[part.group].size
-        self.builder.host(f"slice {self.parameters(part)[0].name}", overhead=overhead, events=events)
 
     def _collective(
         self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""

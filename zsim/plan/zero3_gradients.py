@@ -120,16 +120,18 @@ class Zero3Gradients(Hooks):
         """reduce_scatter_coalesced: one collective; returns the bytes of the flattened copy. Python cuts each
         gradient into every rank's part."""
         builder, stream = self.builder, self.reduce_stream
-        parts = bucket.num_tensors * self.world_size
-        builder.host("slice bucket", overhead="deepspeed_part", events=parts)
+        parts, overhead = bucket.num_tensors * self.world_size, "deepspeed_part"
         size = made = bucket.shard_elements * self.world_size * self.reduce_bytes
         if bucket.num_tensors == 1 and bucket.elements % self.world_size == 0:
             made = 0  # one tensor that divides evenly is reduced where it lies
+            builder.kernels(
+                "average bucket", moves(size, size), stream=stream, overhead=overhead, events=parts
+            )
         else:
             builder.allocate("buffers", made)
             kernels = moves(size, size, launches=cat_launches(parts))
-            builder.kernels("flatten bucket", kernels, stream=stream)
-        builder.kernels("average bucket", moves(size, size), stream=stream)
+            builder.kernels("flatten bucket", kernels, stream=stream, overhead=overhead, events=parts)
+            builder.kernels("average bucket", moves(size, size), stream=stream)
         dtype = self.config.communication_dtype
         builder.collective("reduce_scatter", size, dtype, self.shard_group, stream=stream)
         return made

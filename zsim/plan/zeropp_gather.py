@@ -174,8 +174,9 @@ class QuantizedGatherer(SecondaryGatherer):
             builder.allocate("buffers", largest)
             builder.free("buffers", largest)
             kernels += copy_kernels(2 * wanted, launches=len(parameters) * cat_launches(ranks))
-            self._slice(part, 1, "deepspeed_part")
-            self._slice(part, len(parameters), "deepspeed_gathered_part")
+            name, count = f"slice {parameters[0].name}", len(parameters)
+            builder.host(name, overhead="deepspeed_part", events=ranks)
+            builder.host(name, overhead="deepspeed_gathered_part", events=count * ranks)
         if self._is_cast:
             kernels += cast_kernels(wanted, "fp16", self.config.param_dtype)
         event = builder.kernels(f"dequantize {parameters[0].name}", kernels, stream=self.stream)
