@@ -38,11 +38,9 @@ class Zero12Schedule(Hooks):
         self.config, self.zero, self.training = config, config.zero, training
         self.workload, self.world_size = workload, world_size
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
-        self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         alignment = _ALIGNMENT * world_size
         self.padded_numel = -(-workload.numel // alignment) * alignment
         self.shard_numel = self.padded_numel // world_size
-        self.num_tensors = sum(len(segment.parameters) for segment in workload.segments)
         self.partitions_gradients = config.stage == 2
         self.reduce_stream = "reduce" if self.zero.overlap_comm else COMPUTE
         self._is_boundary = True
@@ -56,7 +54,6 @@ class Zero12Schedule(Hooks):
         )
         self._reducer = BucketReducer(builder, config, self._flat, world_size, self.reduce_stream)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
-        self._late_free: tuple[int, int] | None = None
 
     # -- sizes ------------------------------------------------------------------------------------------
 

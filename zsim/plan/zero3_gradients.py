@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zsim.cost.update_work import accumulate_kernels, cat_launches
+from zsim.cost.update_work import accumulate_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.step import Hooks
 from zsim.plan.workload import ModuleCall
 from zsim.plan.zero3_fetch import Trace
+from zsim.plan.zero3_scatter import reduce_scatter_coalesced
 from zsim.plan.zeropp_reduce import LOCAL, QuantizedReducer
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.strategy import DTYPE_BYTES
@@ -110,31 +111,19 @@ class Zero3Gradients(Hooks):
         elif self.quantized is not None:
             made = self.quantized.reduce(bucket.parameters)
         elif self.world_size > 1:
-            made = self._scatter(bucket)
+            made = reduce_scatter_coalesced(
+                builder,
+                elements=bucket.elements,
+                shard_elements=bucket.shard_elements,
+                tensors=bucket.num_tensors,
+                dtype=config.communication_dtype,
+                group=self.shard_group,
+                stream=stream,
+            )
         done = self._keep_shards(bucket)
         builder.free_when_done("buffers", made + bucket.loose_bytes, done)
         self._reduce_events.append(done)
         self._bucket = GradientBucket()
-
-    def _scatter(self, bucket: GradientBucket) -> int:
-        """reduce_scatter_coalesced: one collective; returns the bytes of the flattened copy. Python cuts each
-        gradient into every rank's part."""
-        builder, stream = self.builder, self.reduce_stream
-        parts, overhead = bucket.num_tensors * self.world_size, "deepspeed_part"
-        size = made = bucket.shard_elements * self.world_size * self.reduce_bytes
-        if bucket.num_tensors == 1 and bucket.elements % self.world_size == 0:
-            made = 0  # one tensor that divides evenly is reduced where it lies
-            builder.kernels(
-                "average bucket", moves(size, size), stream=stream, overhead=overhead, events=parts
-            )
-        else:
-            builder.allocate("buffers", made)
-            kernels = moves(size, size, launches=cat_launches(parts))
-            builder.kernels("flatten bucket", kernels, stream=stream, overhead=overhead, events=parts)
-            builder.kernels("average bucket", moves(size, size), stream=stream)
-        dtype = self.config.communication_dtype
-        builder.collective("reduce_scatter", size, dtype, self.shard_group, stream=stream)
-        return made
 
     def _keep_shards(self, bucket: GradientBucket) -> int:
         """partition_grads: copy the reduced shards into the rank's gradients, or add them."""

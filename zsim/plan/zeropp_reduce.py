@@ -19,14 +19,13 @@ from zsim.cost.quantization import (
     sum_kernels,
     swizzle_kernels,
 )
-from zsim.cost.update_work import cat_launches
 from zsim.errors import InputError
-from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group, Memory
 from zsim.plan.zero3_fetch import Trace, ZeroParameter
+from zsim.plan.zero3_scatter import reduce_scatter_coalesced
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.importers.deepspeed_versions import parse_release
-from zsim.specs.strategy import DTYPE_BYTES
 
 LOCAL, GLOBAL = "local", "global"  # DeepSpeed's names: the GPUs of a node; the same GPU of every node
 
@@ -42,7 +41,6 @@ class QuantizedReducer:
 
     def __init__(self, builder: PlanBuilder, trace: Trace, config: DeepSpeedConfig, stream: str) -> None:
         self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
-        self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self.world_size, self.local = config.world_size, config.gpus_per_node
         self.num_nodes = self.world_size // self.local
         self._falls_back = parse_release(config.version, config.name).scatters_indivisible_gradients
@@ -101,19 +99,16 @@ class QuantizedReducer:
         return inside, across
 
     def _scatter(self, parameter: ZeroParameter) -> int:
-        """reduce_scatter_coalesced of one tensor; one that divides evenly is reduced where it lies."""
-        builder, size = self.builder, parameter.padded_numel * self.reduce_bytes
-        copied = size if parameter.numel % self.world_size else 0
-        builder.allocate("buffers", copied)
-        builder.host(f"slice {parameter.name}", overhead="deepspeed_part", events=self.world_size)
-        joined = moves(size, size, launches=cat_launches(self.world_size)) if copied else ()
-        kernels = (*joined, *moves(size, size))
-        builder.kernels(f"average {parameter.name}", kernels, stream=self.stream)
-        builder.collective(
-            "reduce_scatter", size, self.config.communication_dtype, "world", stream=self.stream,
-            name=f"reduce_scatter {parameter.name}", module=parameter.name,
-        )  # fmt: skip
-        return copied
+        return reduce_scatter_coalesced(
+            self.builder,
+            elements=parameter.numel,
+            shard_elements=parameter.shard_numel,
+            tensors=1,
+            dtype=self.config.communication_dtype,
+            group="world",
+            stream=self.stream,
+            of=parameter.name,
+        )
 
     def _two_hops(self, parameter: ZeroParameter) -> int:
         """Quantise, exchange inside the node, add up and quantise again, exchange between nodes, add up."""
