@@ -396,16 +396,6 @@ def test_routed_experts_are_refused() -> None:
         backward_kernels(experts, SHAPE, EAGER)
 
 
-def test_a_trainers_metrics_take_the_eager_loss_again_after_backward() -> None:
-    """200 tokens, 100 words: 20,000 logits; each metric goes over 16 bits twice (4) and casts (2 + 4)."""
-    plain, logged = Module("loss", Loss(100)), Module("loss", Loss(100, num_metrics=2))
-    extra = total_bytes(backward_kernels(logged, SHAPE, FUSED)) - total_bytes(
-        backward_kernels(plain, SHAPE, FUSED)
-    )
-    assert extra == 2 * 10 * 20_000
-    assert forward_kernels(logged, SHAPE, FUSED) == forward_kernels(plain, SHAPE, FUSED)
-
-
 def test_a_padding_mask_costs_gathers_and_scatters_around_attention() -> None:
     """4 heads of 8: q, k, v are 96 elements a token, the output 32. Forward 2 x 96 + 3 x 32 = 288, backward
     3 x 96 + 2 x 32 = 352 elements of 2 bytes, 200 tokens; q, k and v go by an index."""

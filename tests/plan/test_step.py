@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.step import Hooks, walk_step
+from zsim.plan.step import RESIDUAL, Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Segment, Workload, make_workload
 
 
@@ -162,12 +162,26 @@ def test_without_checkpointing_every_block_adds_what_it_saves(toys: Any) -> None
         workload = toy(toys, checkpointing, num_blocks)
         builder = walk(workload).builder
         first = next(i for i, op in enumerate(builder.ops) if op.phase == "backward")
-        return sum(c.bytes for c in builder.memory if c.op <= first) - workload.residual_bytes
+        return sum(c.bytes for c in builder.memory if c.op <= first)
 
     saved = sum(call.work.saved_bytes for call in toy(toys).segments[1].calls)
     assert at_end_of_forward(3, "none") - at_end_of_forward(2, "none") == saved
     # with full checkpointing a block keeps its input: 6 tokens x 16 x 2 bytes
     assert at_end_of_forward(3, "full") - at_end_of_forward(2, "full") == 6 * 16 * 2
+
+
+def test_the_residual_streams_gradient_comes_after_the_heads(toys: Any) -> None:
+    """Head and loss go first, without it: what they need for themselves is not beside it."""
+    workload = toy(toys)
+    builder = walk(workload).builder
+    made, freed = [change for change in builder.memory if change.owner == RESIDUAL]
+    assert (made.bytes, freed.bytes) == (workload.residual_bytes, -workload.residual_bytes)
+    assert builder.ops[made.op].name == "model.norm backward"
+    assert builder.ops[made.op - 1].name == "lm_head backward"
+    blocks = make_workload(toys.linear_blocks([(8, 8)]), toys.training())  # no norm before the loss
+    builder = walk(blocks).builder
+    made = next(change for change in builder.memory if change.owner == RESIDUAL)
+    assert builder.ops[made.op].name == "layers.0.linear backward"
 
 
 def test_op_phases_name_where_the_work_belongs(toys: Any) -> None:

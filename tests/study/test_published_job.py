@@ -22,7 +22,10 @@ CELLS = {
     "date": "2024-01",
     "zero_stage": "3", "optimizer": "AdamW",
 }  # fmt: skip
-MOSAIC = {"strategy": "FSDP1 FULL_SHARD (MP mode DEFAULT)", "software": "torch 2.1.0 + composer"}
+MOSAIC = {
+    "strategy": "FSDP1 FULL_SHARD (MP mode DEFAULT)", "software": "torch 2.1.0 + composer",
+    "precision": "amp_bf16",
+}  # fmt: skip
 
 
 def run(**changes: str) -> PublishedRun:
@@ -150,6 +153,19 @@ def test_torch_before_2_is_known_by_its_release(software: str, before_torch_2: b
     strategy = row_job(run(**{**MOSAIC, "software": software})).job.strategy
     assert isinstance(strategy, Fsdp1)
     assert strategy.before_torch_2 == before_torch_2
+
+
+def test_composers_old_name_for_a_precision_tells_of_torch_1_13() -> None:
+    """No composer knows "bf16" and runs on torch 2: parameters gathered as the row says, but FSDP1 of 1.13, its
+    larger CUDA context, and checkpoints that do not stop early."""
+    changes = {**MOSAIC, "strategy": "FSDP1 FULL_SHARD (MP mode PURE)", "act_ckpt": "full-block"}
+    old, new = (row_job(run(**changes | {"precision": name})).job for name in ("bf16", "amp_bf16"))
+    for job, is_old in ((old, True), (new, False)):
+        assert isinstance(job.strategy, Fsdp1)
+        assert (job.strategy.before_torch_2, job.strategy.param_dtype) == (is_old, "bf16")
+        assert job.training.checkpoint_stops_early != is_old
+        assert job.training.cross_entropy == "fused"
+    assert old.cluster.framework_memory.context > new.cluster.framework_memory.context
 
 
 def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_metrics() -> None:

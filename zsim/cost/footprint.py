@@ -240,8 +240,8 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 
 
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
-    """The logits where fused, else the fp32 log-probabilities."""
-    return shape.tokens * work.vocab_size * kept_per_logit(options)
+    """The logits where fused, else the fp32 log-probabilities; no logits that the trainer holds anyway."""
+    return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=work.num_metrics > 0)
 
 
 def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:

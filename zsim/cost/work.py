@@ -13,7 +13,7 @@ from typing import Any
 from zsim.cost.attention_work import attention_backward, attention_forward, rotary_forward
 from zsim.cost.elementwise import activation_cost, norm_cost
 from zsim.cost.kernels import Kernel
-from zsim.cost.losses import loss_kernels, metric_kernels
+from zsim.cost.losses import loss_kernels
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.update_work import (
     accumulate_kernels,
@@ -257,11 +257,8 @@ def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Ke
 
 
 def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The trainer's metrics, each a forward without gradients, follow backward: counted here."""
     assert isinstance(module.work, Loss)
-    tokens, vocab = shape.tokens, module.work.vocab_size
-    metrics = metric_kernels(tokens, vocab, options) * module.work.num_metrics
-    return (*loss_kernels(tokens, vocab, options, is_backward=True), *metrics)
+    return loss_kernels(shape.tokens, module.work.vocab_size, options, is_backward=True)
 
 
 def _experts(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:

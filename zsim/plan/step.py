@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.workload import ModuleCall, Segment, Workload
-from zsim.specs.model import Attention
+from zsim.specs.model import Attention, Linear, Loss
 
 RESIDUAL = "gradient of the residual stream"
 CHECKPOINT = " checkpoint"  # after the name of its block
@@ -42,13 +42,20 @@ def walk_step(schedule: Hooks, workload: Workload, num_micro_batches: int) -> No
     builder.phase = "forward"
     builder.host("begin step", overhead="step")
     schedule.begin_step()
+    logs = workload.logs
+    if logs is not None:
+        logs.begin_step(builder)
     for number in range(num_micro_batches):
         builder.phase = "forward"
         schedule.begin_micro_batch(number, is_last=number == num_micro_batches - 1)
         _forward(schedule, workload)
         _backward(schedule, workload)
+        if logs is not None:
+            logs.end_micro_batch(builder)
     builder.phase = "optimizer"
     schedule.optimizer_step()
+    if logs is not None:
+        logs.end_step(builder)
 
 
 def _forward(schedule: Hooks, workload: Workload) -> None:
@@ -57,6 +64,8 @@ def _forward(schedule: Hooks, workload: Workload) -> None:
         schedule.before_forward(segment)
         builder.allocate("activations", segment.checkpoint_bytes, owner=segment.name + CHECKPOINT)
         for call in segment.calls:
+            if workload.logs is not None and isinstance(call.module.work, Loss):
+                workload.logs.replace_outputs(builder)
             _forward_module(schedule, call, keeps=not segment.is_checkpointed)
         schedule.after_forward(segment)
     schedule.end_forward()
@@ -88,8 +97,8 @@ def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
 def _backward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     builder.phase = "backward"
-    builder.allocate("activations", workload.residual_bytes, owner=RESIDUAL)
     schedule.begin_backward()
+    first = _last_on_the_stream(workload)
     for segment in reversed(workload.segments):
         schedule.before_backward(segment)
         if segment.is_checkpointed:
@@ -102,11 +111,21 @@ def _backward(schedule: Hooks, workload: Workload) -> None:
                 builder.allocate("activations", last.work.saved_bytes, owner=last.name)
             builder.phase = "backward"
         for call in reversed(segment.calls):
+            if call is first:
+                builder.allocate("activations", workload.residual_bytes, owner=RESIDUAL)
             _backward_module(schedule, call)
         builder.free("activations", segment.checkpoint_bytes, owner=segment.name + CHECKPOINT)
         schedule.after_backward(segment)
     builder.free("activations", workload.residual_bytes, owner=RESIDUAL)
     schedule.end_backward()
+
+
+def _last_on_the_stream(workload: Workload) -> ModuleCall:
+    """The module whose backward makes the residual stream's gradient: the last before head and loss, whose
+    gradients are of other tensors and come first."""
+    blocks, after = workload.segments[-2], workload.segments[-1]
+    calls = (call for call in reversed(after.calls) if not isinstance(call.module.work, Loss | Linear))
+    return next(calls, blocks.calls[-1])
 
 
 def _backward_module(schedule: Hooks, call: ModuleCall) -> None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from zsim.cost import footprint, work
 from zsim.cost.fused_head import fused_head, head_place
 from zsim.cost.tensor_sizes import ModuleTensors, module_tensors
+from zsim.plan.metric_log import MetricLog, metric_log
 from zsim.plan.ops import Kernels
 from zsim.specs.model import Attention, Block, Linear, ModelSpec, Module, Parameter
 from zsim.specs.strategy import Checkpointing, Training
@@ -96,7 +97,8 @@ class Segment:
 class Workload:
     """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive during
     the whole backward; `optimizer_state_bytes` per parameter, fp32 master weights not included;
-    `fused_head` names the module whose weight the loss takes without calling it ("" where it is called)."""
+    `fused_head` names the module whose weight the loss takes without calling it ("" where it is called);
+    `logs`: where the trainer takes metrics."""
 
     model: ModelSpec
     training: Training
@@ -104,6 +106,7 @@ class Workload:
     residual_bytes: int
     optimizer_state_bytes: int
     fused_head: str = ""
+    logs: MetricLog | None = None
 
     @cached_property
     def numel(self) -> int:
@@ -123,7 +126,8 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
     segments.append(deriver.segment("after", "after", "", model.after))
     residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
     states = work.optimizer_state_bytes(training.optimizer, training.stored_dtype)
-    return Workload(model, training, tuple(segments), residual, states, head)
+    logs = metric_log(model, shape, options)
+    return Workload(model, training, tuple(segments), residual, states, head, logs)
 
 
 class _Deriver:

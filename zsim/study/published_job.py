@@ -214,7 +214,7 @@ def stops_early(run: PublishedRun) -> bool:
     the other."""
     frameworks = ("torchtitan", "kempnerforge", "fms-fsdp")
     uses_non_reentrant = is_composer(run) or is_stas00(run) or run.source.startswith(frameworks)
-    return uses_non_reentrant and run.text("date") >= "2023-10"
+    return uses_non_reentrant and run.text("date") >= "2023-10" and torch_1_release(run) is None
 
 
 def is_autocast(run: PublishedRun) -> bool:

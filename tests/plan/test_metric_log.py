@@ -1,0 +1,89 @@
+"""composer's metrics and log line: what is held and run after backward, and where the host waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.metric_log import METRICS, OUTPUTS, MetricLog, metric_log
+from zsim.plan.ops import Collective, Group, Kernels
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload import Workload, make_workload
+from zsim.specs.model import Loss
+
+LOGITS = 6 * 100 * 2  # the toy's tokens and words, in bf16
+
+
+def logged(toys: Any, num_metrics: int = 2) -> Workload:
+    """The toy with a loss of 100 words and so many metrics."""
+    model = toys.transformer(1)
+    after = tuple(
+        replace(module, work=Loss(100, num_metrics=num_metrics)) if isinstance(module.work, Loss) else module
+        for module in model.after
+    )
+    return make_workload(replace(model, after=after), toys.training(cross_entropy="fused"))
+
+
+def walked(workload: Workload, num_micro_batches: int = 1, ranks: int = 4) -> PlanBuilder:
+    builder = PlanBuilder([Group("world", ranks)])
+    walk_step(Hooks(builder), workload, num_micro_batches)
+    return builder
+
+
+def test_a_model_without_metrics_has_no_log(toys: Any) -> None:
+    assert logged(toys, 0).logs is None
+    assert metric_log(toys.linear_blocks([(8, 8)]), None, None) is None  # type: ignore[arg-type]
+
+
+def test_every_metric_is_torchs_loss_again_after_each_backward(toys: Any) -> None:
+    """600 logits: log-softmax in 16 bits reads and writes once each (4 bytes), its output is cast (2 + 4)."""
+    builder = walked(logged(toys), 2)
+    names = [op.name for op in builder.ops]
+    assert [names[i - 1] for i, name in enumerate(names) if name == METRICS] == [
+        "model.emb backward", METRICS, "model.emb backward", METRICS,
+    ]  # fmt: skip
+    metrics = [op.work for op in builder.ops if op.name == METRICS]
+    assert all(isinstance(work, Kernels) for work in metrics)
+    assert sum(kernel.hbm_bytes for kernel in metrics[0].kernels) == 600 * 10  # type: ignore[union-attr]
+
+
+def test_the_outputs_stay_until_the_next_ones(toys: Any) -> None:
+    """From the step before on, and never two of them: the loss's own are the trainer's."""
+    builder = walked(logged(toys), 2)
+    levels = list(accumulate(change.bytes for change in builder.memory if change.owner == OUTPUTS))
+    assert levels == [LOGITS, 0, LOGITS, 0, LOGITS, 0]
+    replaced = [builder.ops[change.op].name for change in builder.memory if change.owner == OUTPUTS]
+    assert replaced[1:-1] == ["loss"] * 4
+    passing = [change for change in builder.memory if change.owner == METRICS and change.bytes > 0]
+    assert [change.tensors for change in passing] == [(LOGITS, 2 * LOGITS)] * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 64])
+def test_the_host_waits_for_the_loss_and_in_every_states_barrier(toys: Any, ranks: int) -> None:
+    """Two metrics of two states; two launches and a turn of Python for each rank. One rank asks nobody."""
+    builder = walked(logged(toys), ranks=ranks)
+    end = builder.ops[[op.name for op in builder.ops].index("reduce metric") :]
+    assert end[0].host_waits, "the loss is read first"
+    assert builder.ops[end[0].host_waits[0]].name == METRICS
+    barriers = [op for op in end if isinstance(op.work, Collective)]
+    gathers = [op for op in end if op.name == "gather metric"]
+    assert len(barriers) == len(gathers) == (4 if ranks > 1 else 0)
+    assert all(builder.ops[op.host_waits[0]].name == "barrier of metric" for op in gathers)
+    assert {(op.launches, op.events) for op in gathers} == ({(2 * ranks, ranks)} if ranks > 1 else set())
+    assert all(op.phase == "optimizer" for op in end)
+
+
+def test_a_log_is_of_the_largest_group(toys: Any) -> None:
+    builder = PlanBuilder([Group("shard", 2), Group("replicate", 8, 2)])
+    walk_step(Hooks(builder), logged(toys), 1)
+    assert {op.work.group for op in builder.ops if isinstance(op.work, Collective)} == {"replicate"}
+
+
+def test_the_log_knows_its_shape(toys: Any) -> None:
+    log = logged(toys).logs
+    assert isinstance(log, MetricLog)
+    assert (log.bytes, log.num_metrics) == (LOGITS, 2)
