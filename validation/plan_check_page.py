@@ -30,9 +30,8 @@ activations to the byte or a counter of it. On 8 ranks the groups of `reshard` a
 
 - **Parameters, gradients, buffers**: nothing. **Optimizer states**: AdamW's step counters, 4 bytes per
   parameter tensor, which zsim leaves out.
-- **Activations**, at their own maximum: zsim has one hidden-state tensor too many (8,192 x hidden x 2
-  bytes: 67 MB and 134 MB), and leaves out the rotary tables (4,194,304 bytes), the labels (65,536), the
-  norms' reciprocals (4 bytes per token and norm that is kept) and two scalars of the loss.
+- **Activations**, at their own maximum: zsim leaves out the rotary tables (4,194,304 bytes), the labels
+  (65,536), the norms' reciprocals (4 bytes per token and norm that is kept) and two scalars of the loss.
 - **Total**: zsim has the last block's all-gather output too many (436,224,000 bytes and 1,711,308,800),
   which weighs where little else is there: up to 5.6 % with checkpoints on 1,024 ranks. PyTorch lets go of
   it where the root's forward ends; zsim's maximum lies before that, in the loss, because zsim makes a
