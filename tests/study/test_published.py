@@ -126,7 +126,7 @@ def test_a_smaller_last_micro_batch_counts_as_whole_for_the_peak(tmp_path: Path)
 
 # Mean absolute error of the rows below, as of this commit, and a little more; (time, memory).
 PINNED = {
-    "mosaic-2024-01": (0.05, None),
+    "mosaic-2024-01": (0.04, None),
     "torchtitan-pr135": (0.045, 0.20),
     "torchtitan-2024-12": (0.06, None),
     "torchtitan-2024-a100": (0.05, None),
@@ -138,15 +138,17 @@ PINNED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("source", PINNED)
 def test_the_errors_on_published_runs_have_not_grown(source: str) -> None:
-    """Every row of small sources, every fifth of the large ones."""
+    """Every row of small sources, every fifth of the large ones; without the few whose allocator is predicted
+    to run short, where a hundredth of the memory decides."""
     try:
         runs = [run for run in read_runs(shipped_tables()).runs if run.source == source]
     except Exception:
         pytest.skip("the published runs come with the source checkout only")
     rows = predict_rows(runs[:: 5 if len(runs) > 30 else 1], processes=1)
     time_limit, memory_limit = PINNED[source]
-    times = [abs(row.relative_error) for row in rows if row.relative_error is not None]
-    assert len(times) >= 3
+    timed = [row for row in rows if row.relative_error is not None]
+    times = [abs(row.relative_error or 0.0) for row in timed if not row.predicted_retries]
+    assert len(times) >= max(3, 0.75 * len(timed))
     assert sum(times) / len(times) <= time_limit
     if memory_limit is not None:
         memory = [abs(row.memory_relative_error) for row in rows if row.memory_relative_error is not None]

@@ -156,8 +156,8 @@ def test_torch_before_2_is_known_by_its_release(software: str, before_torch_2: b
 
 
 def test_composers_old_name_for_a_precision_tells_of_torch_1_13() -> None:
-    """No composer knows "bf16" and runs on torch 2: parameters gathered as the row says, but FSDP1 of 1.13, its
-    larger CUDA context, and checkpoints that do not stop early."""
+    """No composer knows "bf16" and runs on torch 2: parameters gathered as the row says, but FSDP1 of 1.13,
+    its larger CUDA context, and checkpoints that do not stop early."""
     changes = {**MOSAIC, "strategy": "FSDP1 FULL_SHARD (MP mode PURE)", "act_ckpt": "full-block"}
     old, new = (row_job(run(**changes | {"precision": name})).job for name in ("bf16", "amp_bf16"))
     for job, is_old in ((old, True), (new, False)):
