@@ -81,6 +81,9 @@ def test_a_log_is_of_the_largest_group(toys: Any) -> None:
     builder = PlanBuilder([Group("shard", 2), Group("replicate", 8, 2)])
     walk_step(Hooks(builder), logged(toys), 1)
     assert {op.work.group for op in builder.ops if isinstance(op.work, Collective)} == {"replicate"}
+    builder = PlanBuilder([])
+    walk_step(Hooks(builder), logged(toys), 1)
+    assert [op.name for op in builder.ops].count("reduce metric") == 2
 
 
 def test_the_log_knows_its_shape(toys: Any) -> None:

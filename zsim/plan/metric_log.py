@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from zsim.cost.losses import metric_kernels, metric_tensors
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.ops import Kernels
+from zsim.plan.ops import Group, Kernels
 from zsim.specs.model import Loss, ModelSpec
 
 OUTPUTS, METRICS = "outputs", "metrics"  # owners of memory
@@ -59,7 +59,7 @@ class MetricLog:
     def end_step(self, builder: PlanBuilder) -> None:
         """See [Note: the log line]."""
         builder.free("activations", self.bytes, owner=OUTPUTS)
-        group = max(builder.groups.values(), key=lambda group: group.size)
+        group = max(builder.groups.values(), key=lambda group: group.size, default=Group("self", 1))
         builder.host_wait(builder.record(COMPUTE))
         for _ in range(self.num_metrics):
             builder.host("reduce metric", overhead="metric_reduction")
