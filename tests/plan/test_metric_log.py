@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.builder import PlanBuilder
+from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.metric_log import METRICS, OUTPUTS, MetricLog, metric_log
 from zsim.plan.ops import Collective, Group, Kernels
 from zsim.plan.step import Hooks, walk_step
@@ -62,28 +62,49 @@ def test_the_outputs_stay_until_the_next_ones(toys: Any) -> None:
     assert [change.tensors for change in passing] == [(LOGITS, 2 * LOGITS)] * 4
 
 
+class Updating(Hooks):
+    """An optimizer of one kernel."""
+
+    def optimizer_step(self) -> None:
+        self.builder.kernels("update", moves(8, 8))
+
+
 @pytest.mark.parametrize("ranks", [1, 4, 64])
 def test_the_host_waits_for_the_loss_and_in_every_states_barrier(toys: Any, ranks: int) -> None:
-    """Two metrics of two states; two launches and a turn of Python for each rank. One rank asks nobody."""
-    builder = walked(logged(toys), ranks=ranks)
-    end = builder.ops[[op.name for op in builder.ops].index("reduce metric") :]
-    assert end[0].host_waits, "the loss is read first"
-    assert builder.ops[end[0].host_waits[0]].name == METRICS
-    barriers = [op for op in end if isinstance(op.work, Collective)]
-    gathers = [op for op in end if op.name == "gather metric"]
-    assert len(barriers) == len(gathers) == (4 if ranks > 1 else 0)
-    assert all(builder.ops[op.host_waits[0]].name == "barrier of metric" for op in gathers)
+    """After the update: loss, samples and time, then two metrics of two states, each with two launches and a
+    turn of Python for every rank. A rank that is alone gathers from nobody."""
+    builder = PlanBuilder([Group("world", ranks)])
+    walk_step(Updating(builder), logged(toys), 1)
+    names = [op.name for op in builder.ops]
+    log = builder.ops[names.index("update") + 1 :]
+    reductions = [op.name for op in log if isinstance(op.work, Collective)]
+    per_state = ["all_reduce barrier", "all_gather"] if ranks > 1 else []
+    first = ["all_reduce loss", "all_reduce samples", "all_reduce batch time"] if ranks > 1 else []
+    assert reductions == first + per_state * 4
+    reads = [op for op in log if op.name.startswith("read ")]
+    assert len(reads) == 3 + (4 if ranks > 1 else 0)
+    for op in reads:
+        awaited = builder.ops[op.host_waits[0]].name
+        assert awaited == (op.name.replace("read", "all_reduce") if ranks > 1 else "update")
+    gathers = [op for op in log if op.name == "gather metric"]
     assert {(op.launches, op.events) for op in gathers} == ({(2 * ranks, ranks)} if ranks > 1 else set())
-    assert all(op.phase == "optimizer" for op in end)
+    assert all(op.phase == "optimizer" for op in log)
+    freed = [change for change in builder.memory if change.owner == OUTPUTS][-1]
+    assert freed.op > names.index("update"), "the outputs live through the update"
 
 
-def test_a_log_is_of_the_largest_group(toys: Any) -> None:
-    builder = PlanBuilder([Group("shard", 2), Group("replicate", 8, 2)])
-    walk_step(Hooks(builder), logged(toys), 1)
-    assert {op.work.group for op in builder.ops if isinstance(op.work, Collective)} == {"replicate"}
-    builder = PlanBuilder([])
-    walk_step(Hooks(builder), logged(toys), 1)
-    assert [op.name for op in builder.ops].count("reduce metric") == 2
+def test_a_log_is_of_all_ranks(toys: Any) -> None:
+    """Groups that cross reach all of them; parts of the world are left alone; without groups there is one."""
+
+    def gathered(*groups: Group) -> tuple[set[str], set[int]]:
+        builder = PlanBuilder(list(groups))
+        walk_step(Hooks(builder), logged(toys), 1)
+        over = {op.work.group for op in builder.ops if isinstance(op.work, Collective)}
+        return over, {op.events for op in builder.ops if op.name == "gather metric"}
+
+    assert gathered(Group("shard", 8), Group("replicate", 4, 8)) == ({"shard", "replicate"}, {32})
+    assert gathered(Group("secondary", 8), Group("world", 32)) == ({"world"}, {32})
+    assert gathered() == (set(), set())
 
 
 def test_the_log_knows_its_shape(toys: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.step import RESIDUAL, Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Segment, Workload, make_workload
+from zsim.specs.importers.huggingface import load_model
 
 
 class Recorder(Hooks):
@@ -177,6 +178,10 @@ def test_the_residual_streams_gradient_comes_after_the_heads(toys: Any) -> None:
     made, freed = [change for change in builder.memory if change.owner == RESIDUAL]
     assert (made.bytes, freed.bytes) == (workload.residual_bytes, -workload.residual_bytes)
     assert builder.ops[made.op].name == "model.norm backward"
+    assert builder.ops[made.op - 1].name == "lm_head backward"
+    gemma = make_workload(load_model("gemma2-9b"), toys.training())  # its logits are capped behind the head
+    builder = walk(gemma).builder
+    made = next(change for change in builder.memory if change.owner == RESIDUAL)
     assert builder.ops[made.op - 1].name == "lm_head backward"
     blocks = make_workload(toys.linear_blocks([(8, 8)]), toys.training())  # no norm before the loss
     builder = walk(blocks).builder

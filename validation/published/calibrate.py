@@ -48,8 +48,6 @@ PARAMETERS = (
     Parameter("flash1-triton", H100, 0.6, 1.8),
     Parameter("flash1-triton.sequence_half", A100 + H100, 0.2, 5.0),
     Parameter("flash1-triton.head_dim_half", A100 + H100, 0.2, 5.0),
-    Parameter("memory_bound.elementwise_fraction", A100 + H100, 1.0, 1.0),  # measured: BabelStream
-    Parameter("interference", A100 + H100, 1.0, 1.0),  # from the SMs that NCCL holds: the rows hardly tell
     Parameter("host", A100 + H100, 0.4, 2.5),
 )
 
@@ -101,24 +99,12 @@ def _runs_triton(gpu: Gpu) -> bool:
     return gpu.attention.forward_fraction < (0.6 if "a100" in gpu.name else 0.36)
 
 
-def _elementwise(gpu: Gpu, factor: float) -> Gpu:
-    update = {"elementwise_fraction": min(1.0, gpu.memory_bound.elementwise_fraction * factor)}
-    return gpu.model_copy(update={"memory_bound": gpu.memory_bound.model_copy(update=update)})
-
-
-def _interference(gpu: Gpu, factor: float) -> Gpu:
-    update = {"compute_slowdown": max(1.0, gpu.interference.compute_slowdown * factor)}
-    return gpu.model_copy(update={"interference": gpu.interference.model_copy(update=update)})
-
-
 SCALERS: dict[str, Callable[[Gpu, float], Gpu]] = {
     "gemm.max_fraction": _gemm("max_fraction"),
     "gemm.k_half": _gemm("k_half"),
     "flash1-triton": _attention("forward_fraction", "backward_fraction"),
     "flash1-triton.sequence_half": _attention("sequence_half"),
     "flash1-triton.head_dim_half": _attention("head_dim_half"),
-    "memory_bound.elementwise_fraction": _elementwise,
-    "interference": _interference,
 }
 
 

@@ -8,10 +8,10 @@ transformers (training_runs fms-acceleration-0025 and -0027 less their checkpoin
 autocast: `F.cross_entropy` of 16-bit logits under torch.autocast. It asks log-softmax for the logits' own
 type, which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h), and only nll_loss is on its list of
 fp32. Forward: log-softmax in 16 bits, its output cast, pick the labels; backward: fp32 zeros, set labels,
-cast, log-softmax backward in 16 bits. Keeps log-probabilities in both types and the logits, which composer
-holds as `state.outputs`; an fp32 gradient passes backward, and its cast takes the place of the fp32
-log-probabilities, which autograd lets go of once nll_loss is through. composer's pull request 2987 counts 6
-bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13, ATen/native/LossNLL.cpp `cross_entropy_loss`.
+cast, log-softmax backward in 16 bits. Keeps log-probabilities in both types; an fp32 gradient passes
+backward, and its cast takes the place of the fp32 log-probabilities, which autograd lets go of once nll_loss
+is through. composer's pull request 2987 counts 6 bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13,
+ATen/native/LossNLL.cpp `cross_entropy_loss`.
 
 megatron: Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`,
 maximum, subtract in place, exp, sum, divide in place; backward: scale in place, cast. Keeps the fp32 softmax
@@ -108,7 +108,7 @@ def kept_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
     """Bytes per logit from forward to backward. `holds_logits`: the trainer holds them, they are its own."""
     e = options.activation_bytes
     if options.cross_entropy == "autocast":
-        return (2 * e + 4 if e < 4 else 4) - (e if holds_logits and e < 4 else 0)
+        return e + 4 if e < 4 else 4
     if options.cross_entropy in ("eager", "megatron", "unsloth"):
         return 4
     return 0 if holds_logits else e

@@ -70,7 +70,7 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         return (one,) * 8, (one,), (one,) * 3
     if isinstance(work, Loss):
         fp32, own = tokens * work.vocab_size * 4, tokens * work.vocab_size * e
-        return (own, fp32, own) if options.cross_entropy == "autocast" else (), (fp32,), (fp32,)
+        return (own, fp32) if options.cross_entropy == "autocast" else (), (fp32,), (fp32,)
     if isinstance(work, Attention):
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e

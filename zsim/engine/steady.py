@@ -2,8 +2,8 @@
 
 A host that never waits for the GPU is ahead of it when a step begins, and the GPU finds work waiting. So the
 plan is run twice on one clock, and the second run is the step; its time is from the end of the first to its
-own end. Frameworks that read a number from the GPU before they update (DeepSpeed's norm, a gradient scaler)
-drain the queue in every step, and one run is enough.
+own end. Where a number is read from the GPU before or after the update (DeepSpeed's norm, a gradient scaler,
+composer's loss) the queue is drained in every step, and one run is enough.
 """
 
 from __future__ import annotations

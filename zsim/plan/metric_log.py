@@ -6,18 +6,22 @@ utilities/distributed.py).
 
 # [Note: the outputs]
 The logits stay in `state.outputs` until those of the next micro-batch take their place. After each backward
-every metric takes torch's cross-entropy of them under autocast, without gradients.
+every metric takes torch's cross-entropy of them under autocast, without gradients. Of the micro-batch's other
+work in Python (a copy of the batch, the modules' eval and train) nothing is counted.
 
 # [Note: the log line]
-After the optimizer the loss is reduced and `.cpu().item()` waits for it, so the host has no lead when the
-next step begins. Then every state of every metric, a sum and a count, is gathered from all ranks
-(`gather_all_tensors`): a barrier, which waits for the device, and a gather into a list of as many tensors
-as there are ranks, each one filled with zeros first and copied to in the end.
+After the optimizer the loss is reduced, and `.cpu().item()` waits for it, so the host has no lead when the
+next step begins; samples and time are summed over the ranks and read as well. Then every state of every
+metric, a sum and a count, is gathered from all ranks (`gather_all_tensors`): a barrier, which waits for the
+device, and a gather into a list of as many tensors as there are ranks, each filled with zeros first and
+copied to in the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from zsim.cost.losses import metric_kernels, metric_tensors
 from zsim.cost.shapes import BatchShape, WorkOptions
@@ -59,19 +63,36 @@ class MetricLog:
     def end_step(self, builder: PlanBuilder) -> None:
         """See [Note: the log line]."""
         builder.free("activations", self.bytes, owner=OUTPUTS)
-        group = max(builder.groups.values(), key=lambda group: group.size, default=Group("self", 1))
-        builder.host_wait(builder.record(COMPUTE))
+        groups = _all_ranks(builder.groups.values())
+        ranks = prod(group.size for group in groups)
+        _read(builder, groups, "loss")
+        _read(builder, groups, "samples")
+        _read(builder, groups, "batch time")
         for _ in range(self.num_metrics):
             builder.host("reduce metric", overhead="metric_reduction")
-            for _ in range(_STATES if group.size > 1 else 0):
-                builder.collective(
-                    "all_reduce", 4, "fp32", group.name, stream=COMPUTE, name="barrier of metric"
-                )
-                builder.host_wait(builder.record(COMPUTE))
+            for _ in range(_STATES if groups else 0):
+                _read(builder, groups, "barrier")
+                launches = _LAUNCHES_PER_RANK * ranks
                 builder.add(
-                    "gather metric", "host", None,
-                    launches=_LAUNCHES_PER_RANK * group.size, overhead="metric_part", events=group.size,
-                )  # fmt: skip
+                    "gather metric", "host", None, launches=launches, overhead="metric_part", events=ranks
+                )
+                for group in groups:
+                    builder.collective("all_gather", 4 * group.size, "fp32", group.name, stream=COMPUTE)
+
+
+def _all_ranks(groups: Iterable[Group]) -> list[Group]:
+    """One group of all ranks, or those that cross to all of them; none where a rank is alone."""
+    wide = [group for group in groups if group.size > 1]
+    span = max((group.size * group.stride for group in wide), default=1)
+    return next(([group] for group in wide if group.size == span), wide)
+
+
+def _read(builder: PlanBuilder, groups: Sequence[Group], name: str) -> None:
+    """A scalar of all ranks, for which the host waits."""
+    for group in groups:
+        builder.collective("all_reduce", 4, "fp32", group.name, stream=COMPUTE, name=f"all_reduce {name}")
+    builder.host_wait(builder.record(COMPUTE))
+    builder.host(f"read {name}")
 
 
 def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> MetricLog | None:

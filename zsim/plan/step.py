@@ -6,9 +6,10 @@ between frameworks happens in the methods of its `Hooks`, which are called where
 
 from __future__ import annotations
 
+from zsim.cost.fused_head import head_place
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.workload import ModuleCall, Segment, Workload
-from zsim.specs.model import Attention, Linear, Loss
+from zsim.specs.model import Attention, Loss
 
 RESIDUAL = "gradient of the residual stream"
 CHECKPOINT = " checkpoint"  # after the name of its block
@@ -98,7 +99,7 @@ def _backward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     builder.phase = "backward"
     schedule.begin_backward()
-    first = _last_on_the_stream(workload)
+    head = _head(workload)
     for segment in reversed(workload.segments):
         schedule.before_backward(segment)
         if segment.is_checkpointed:
@@ -111,21 +112,21 @@ def _backward(schedule: Hooks, workload: Workload) -> None:
                 builder.allocate("activations", last.work.saved_bytes, owner=last.name)
             builder.phase = "backward"
         for call in reversed(segment.calls):
-            if call is first:
-                builder.allocate("activations", workload.residual_bytes, owner=RESIDUAL)
             _backward_module(schedule, call)
+            if call is head:
+                builder.allocate("activations", workload.residual_bytes, owner=RESIDUAL)
         builder.free("activations", segment.checkpoint_bytes, owner=segment.name + CHECKPOINT)
         schedule.after_backward(segment)
     builder.free("activations", workload.residual_bytes, owner=RESIDUAL)
     schedule.end_backward()
 
 
-def _last_on_the_stream(workload: Workload) -> ModuleCall:
-    """The module whose backward makes the residual stream's gradient: the last before head and loss, whose
-    gradients are of other tensors and come first."""
-    blocks, after = workload.segments[-2], workload.segments[-1]
-    calls = (call for call in reversed(after.calls) if not isinstance(call.module.work, Loss | Linear))
-    return next(calls, blocks.calls[-1])
+def _head(workload: Workload) -> ModuleCall:
+    """After its backward there is a gradient of the residual stream; what it and the loss need is their own.
+    The product before the loss, or what comes last where there is none."""
+    calls = workload.segments[-1].calls or workload.segments[-2].calls
+    place = head_place(tuple(call.module for call in calls))
+    return calls[-1 if place is None else place]
 
 
 def _backward_module(schedule: Hooks, call: ModuleCall) -> None:

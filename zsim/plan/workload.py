@@ -95,8 +95,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Workload:
-    """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive during
-    the whole backward; `optimizer_state_bytes` per parameter, fp32 master weights not included;
+    """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive from
+    the head's backward on; `optimizer_state_bytes` per parameter, fp32 master weights not included;
     `fused_head` names the module whose weight the loss takes without calling it ("" where it is called);
     `logs`: where the trainer takes metrics."""
 

@@ -68,9 +68,10 @@ def torch_1_release(run: PublishedRun) -> int | None:
     """12 for "torch 1.12 + composer" and "PyTorch 1.12.1"; None where no torch 1 ran.
 
     MosaicML's rows whose precision is called "bf16" ran torch 1.13 whatever torch the column names:
-    composer knows that name for amp_bf16 up to 0.13.5, all of which want torch below 1.14, and no longer in
-    0.14.0 (composer/trainer/trainer.py and the wheels' requirements). So the table of 40 GB in llm-foundry's
-    README of January 2024 is from before May 2023; the others were measured again.
+    composer knows that name for amp_bf16 from 0.12.0 to 0.13.5, which want torch below 1.14 and for FSDP at
+    least 1.13, and no longer in 0.14.0 (composer/trainer/trainer.py, dist_strategy.py and the wheels'
+    requirements). So the table of 40 GB in llm-foundry's README of January 2024 is from before May 2023; the
+    others were measured again.
     """
     release = re.search(r"torch 1\.(\d+)", run.text("software"), re.IGNORECASE)
     if release:
