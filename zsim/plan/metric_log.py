@@ -5,8 +5,9 @@ Transcribed from composer/trainer/trainer.py, 0.11 to 0.16 (`_train_microbatch`,
 utilities/distributed.py).
 
 # [Note: the outputs]
-The logits stay in `state.outputs` until those of the next micro-batch take their place. After each backward
-every metric takes torch's cross-entropy of them under autocast, without gradients. Of the micro-batch's other
+The logits stay in `state.outputs` until those of the next micro-batch, which the head has made beside them,
+take their place (here: when the loss begins). After each backward every metric takes torch's cross-entropy of
+them under autocast, without gradients. Of the micro-batch's other
 work in Python (a copy of the batch, the modules' eval and train) nothing is counted.
 
 # [Note: the log line]
