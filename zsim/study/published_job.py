@@ -210,8 +210,8 @@ def _is_per_op(run: PublishedRun) -> bool:
 
 def stops_early(run: PublishedRun) -> bool:
     """Whether recomputation stops as soon as it can, as torch's non-reentrant checkpoint does from 2.1
-    (October 2023) on. composer and torchtitan use it; Megatron, DeepSpeed and transformers before 5 use
-    the other."""
+    (October 2023) on, where that is the torch that ran. composer and torchtitan use it; Megatron, DeepSpeed
+    and transformers before 5 use the other."""
     frameworks = ("torchtitan", "kempnerforge", "fms-fsdp")
     uses_non_reentrant = is_composer(run) or is_stas00(run) or run.source.startswith(frameworks)
     return uses_non_reentrant and run.text("date") >= "2023-10" and torch_1_release(run) is None
