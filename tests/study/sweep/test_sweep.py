@@ -304,6 +304,19 @@ def test_ctrl_c_leaves_a_study_that_goes_on(tmp_path: Path) -> None:
     assert again.known >= len(done)
 
 
+def test_interrupts_stay_held_when_pythons_resource_tracker_starts() -> None:
+    """A semaphore starts it, as every pool's queues do, and it unblocks Ctrl-C where it was not running."""
+    code = """
+import multiprocessing, signal
+from zsim.study.sweep.pool import _interrupts_held
+with _interrupts_held():
+    multiprocessing.get_context("spawn").Semaphore()
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
 # -- progress --------------------------------------------------------------------------------------------
 
 

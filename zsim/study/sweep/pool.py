@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,10 +178,11 @@ def _dask_client(jobs: int, scheduler: str | None) -> Iterator[None]:
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Processes that are started meanwhile never hear of Ctrl-C: it is for the process that started them,
-    which hears of it afterwards."""
+    which hears of it afterwards. Python's resource tracker lets it in again when it starts: it goes first."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
