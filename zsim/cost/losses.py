@@ -98,20 +98,20 @@ def metric_kernels(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[
     return loss_kernels(tokens, vocab_size, replace(options, cross_entropy="autocast"), is_backward=False)
 
 
-def metric_tensors(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[int, ...]:
-    """Bytes of the tensors that pass in one metric: log-probabilities, in fp32 too where they are not yet."""
-    logits, e = tokens * vocab_size, options.activation_bytes
+def log_probabilities(logits: int, options: WorkOptions) -> tuple[int, ...]:
+    """Bytes of the tensors that the loss under autocast makes of so many logits: fp32 too where log-softmax's
+    are not."""
+    e = options.activation_bytes
     return (logits * e, logits * 4) if e < 4 else (logits * 4,)
 
 
 def kept_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
     """Bytes per logit from forward to backward. `holds_logits`: the trainer holds them, they are its own."""
-    e = options.activation_bytes
     if options.cross_entropy == "autocast":
-        return e + 4 if e < 4 else 4
+        return sum(log_probabilities(1, options))
     if options.cross_entropy in ("eager", "megatron", "unsloth"):
         return 4
-    return 0 if holds_logits else e
+    return 0 if holds_logits else options.activation_bytes
 
 
 def passing_per_logit(options: WorkOptions, *, is_backward: bool) -> int:

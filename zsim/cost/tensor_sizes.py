@@ -17,6 +17,7 @@ from zsim.cost.attention_work import (
     unpads,
 )
 from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved_bytes
+from zsim.cost.losses import log_probabilities
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.specs.model import Activation, Attention, Linear, Loss, Module, Norm
 
@@ -69,8 +70,9 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         one = tokens * work.width * e
         return (one,) * 8, (one,), (one,) * 3
     if isinstance(work, Loss):
-        fp32, own = tokens * work.vocab_size * 4, tokens * work.vocab_size * e
-        return (own, fp32) if options.cross_entropy == "autocast" else (), (fp32,), (fp32,)
+        logits = tokens * work.vocab_size
+        kept = log_probabilities(logits, options) if options.cross_entropy == "autocast" else ()
+        return kept, (4 * logits,), (4 * logits,)
     if isinstance(work, Attention):
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.update_work import norm_kernels, scale_kernels
-from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.read_scalar import read_scalar
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.strategy import DTYPE_BYTES
 
 
 def check_overflow(
@@ -19,7 +19,7 @@ def check_overflow(
         return
     builder.kernels("look for infinities", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
     is_sharded = config.optimizer_wrapper != "fp16_optimizer"
-    _read_scalar(builder, "overflow", "uint8", group if is_sharded else None)
+    read_scalar(builder, "overflow", "uint8", [group] if is_sharded else [])
 
 
 def norm_and_sync(
@@ -42,15 +42,6 @@ def norm_and_sync(
     builder.kernels("gradient norm", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
     is_reduced = wrapper not in ("bf16_optimizer", "fp16_optimizer")
     dtype = "fp64" if wrapper == "zero3" and config.zero.offload_optimizer is None else "fp32"
-    _read_scalar(builder, "gradient norm", dtype, group if is_reduced else None, num_groups)
+    read_scalar(builder, "gradient norm", dtype, [group] if is_reduced else [], count=num_groups)
     if config.gradient_clipping > 0 or config.precision == "fp16":
         builder.kernels("clip gradients", scale_kernels(sum(shards), config.master_weights_dtype, 1))
-
-
-def _read_scalar(builder: PlanBuilder, name: str, dtype: str, group: str | None, count: int = 1) -> None:
-    if group is not None and builder.groups[group].size > 1:
-        size = DTYPE_BYTES[dtype]
-        for _ in range(count):
-            builder.collective("all_reduce", size, dtype, group, stream=COMPUTE, name=f"all_reduce {name}")
-    builder.host_wait(builder.record(COMPUTE))
-    builder.host(f"read {name}")

@@ -7,8 +7,8 @@ utilities/distributed.py).
 # [Note: the outputs]
 The logits stay in `state.outputs` until those of the next micro-batch, which the head has made beside them,
 take their place (here: when the loss begins). After each backward every metric takes torch's cross-entropy of
-them under autocast, without gradients. Of the micro-batch's other
-work in Python (a copy of the batch, the modules' eval and train) nothing is counted.
+them under autocast, without gradients. Of the micro-batch's other work in Python (a copy of the batch, the
+modules' eval and train) nothing is counted.
 
 # [Note: the log line]
 After the optimizer the loss is reduced, and `.cpu().item()` waits for it, so the host has no lead when the
@@ -20,14 +20,15 @@ copied to in the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from zsim.cost.losses import metric_kernels, metric_tensors
+from zsim.cost.losses import log_probabilities, metric_kernels
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Kernels
+from zsim.plan.read_scalar import read_scalar
 from zsim.specs.model import Loss, ModelSpec
 
 OUTPUTS, METRICS = "outputs", "metrics"  # owners of memory
@@ -66,13 +67,13 @@ class MetricLog:
         builder.free("activations", self.bytes, owner=OUTPUTS)
         groups = _all_ranks(builder.groups.values())
         ranks = prod(group.size for group in groups)
-        _read(builder, groups, "loss")
-        _read(builder, groups, "samples")
-        _read(builder, groups, "batch time")
+        names = [group.name for group in groups]
+        for scalar in ("loss", "samples", "batch time"):
+            read_scalar(builder, scalar, "fp32", names)
         for _ in range(self.num_metrics):
             builder.host("reduce metric", overhead="metric_reduction")
             for _ in range(_STATES if groups else 0):
-                _read(builder, groups, "barrier")
+                read_scalar(builder, "barrier", "fp32", names)
                 launches = _LAUNCHES_PER_RANK * ranks
                 builder.add(
                     "gather metric", "host", None, launches=launches, overhead="metric_part", events=ranks
@@ -88,20 +89,12 @@ def _all_ranks(groups: Iterable[Group]) -> list[Group]:
     return next(([group] for group in wide if group.size == span), wide)
 
 
-def _read(builder: PlanBuilder, groups: Sequence[Group], name: str) -> None:
-    """A scalar of all ranks, for which the host waits."""
-    for group in groups:
-        builder.collective("all_reduce", 4, "fp32", group.name, stream=COMPUTE, name=f"all_reduce {name}")
-    builder.host_wait(builder.record(COMPUTE))
-    builder.host(f"read {name}")
-
-
 def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> MetricLog | None:
     """Of a model whose loss has metrics; shape: of one micro-batch."""
     loss = next((module.work for module in model.after if isinstance(module.work, Loss)), None)
     if loss is None or not loss.num_metrics:
         return None
     kernels = Kernels(metric_kernels(shape.tokens, loss.vocab_size, options))
-    tensors = metric_tensors(shape.tokens, loss.vocab_size, options)
-    logits = shape.tokens * loss.vocab_size * options.activation_bytes
-    return MetricLog(logits, loss.num_metrics, kernels, tensors)
+    logits = shape.tokens * loss.vocab_size
+    tensors = log_probabilities(logits, options)
+    return MetricLog(logits * options.activation_bytes, loss.num_metrics, kernels, tensors)
