@@ -147,6 +147,21 @@ def test_a_restart_keeps_the_segments_and_forgets_what_was_outstanding() -> None
     assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (60 * MIB, 0)
 
 
+def test_what_the_first_run_makes_to_stay_breaks_up_what_it_freed() -> None:
+    """20 MiB that stay come to stand in the 60 that the first run is done with: the next one has to ask for
+    another 60."""
+    program = [take(0, 0, 60), give(1, 0)]
+    gpu = allocator(200, *program)
+    gpu.first_changes = Changes([*program, take(2, -1, 20)])
+    for op in sorted(gpu.current.by_op):
+        gpu.advance(op, 0.0, [nan])
+    gpu.restart()
+    assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (60 * MIB, 20 * MIB)
+    assert sorted(gpu.current.by_op) == [0, 1]
+    gpu.advance(0, 0.0, [nan])
+    assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (120 * MIB, 80 * MIB)
+
+
 def test_what_has_ended_matters_only_before_ops_that_allocate() -> None:
     """Op 1 only frees, op 2 does both."""
     changes = Changes([take(0, 0, 60), give(1, 0), take(2, 1, 10), give(2, 1)])

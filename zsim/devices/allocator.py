@@ -48,8 +48,9 @@ class AllocatorCounts:
 class Allocator:
     """One GPU's allocator on its host's clock.
 
-    `changes`: what its program allocates and frees; `outstanding(op)`: the last op that was issued to each
-    stream before `op`. `malloc_seconds` and `free_seconds`: the host's for one segment, asked of the driver
+    `changes`: what its program allocates and frees; `first_changes`: what its first run does; of that,
+    tensors with numbers below 0 stay for good. `outstanding(op)`: the last op that was issued to each stream
+    before `op`. `malloc_seconds` and `free_seconds`: the host's for one segment, asked of the driver
     and given back; `retry_seconds`: what it takes besides until all ranks have given their caches back.
     `counts` begin with op `counts_from`.
     """
@@ -62,6 +63,7 @@ class Allocator:
     retry_seconds: float = 0.0
     counts_from: int = 0
     counts: AllocatorCounts = field(default_factory=AllocatorCounts)
+    first_changes: Changes | None = None
     owed_seconds: float = 0.0  # the host's, not yet taken
     _blocks: dict[int, Block] = field(default_factory=dict)
     _protected: list[tuple[int, Block]] = field(default_factory=list)
@@ -76,7 +78,7 @@ class Allocator:
 
         A host that then blocks on something else comes by once more: the changes are made once.
         """
-        changes = self.changes.by_op.get(op)
+        changes = self.current.by_op.get(op)
         if changes is None or op == self._last_op:
             return -1
         if not self._is_counting and op >= self.counts_from:
@@ -92,6 +94,11 @@ class Allocator:
         self._position, self._last_op = 0, op
         return -1
 
+    @property
+    def current(self) -> Changes:
+        """Those of the run that it is in."""
+        return self.first_changes or self.changes
+
     def take_seconds(self) -> float:
         """The host's time at the driver since it was last taken."""
         seconds, self.owed_seconds = self.owed_seconds, 0.0
@@ -100,9 +107,10 @@ class Allocator:
     def restart(self) -> None:
         """Begin the program again: nothing is outstanding any more, and peaks begin with what there is."""
         self._free_protected()
-        for block in self._blocks.values():
-            self.memory.free(block)
-        self._blocks = {}
+        for tensor, block in self._blocks.items():
+            if tensor >= 0:
+                self.memory.free(block)
+        self._blocks, self.first_changes = {}, None
         self._position, self._last_op = 0, -1
         self._is_counting = False
         self.memory.peak_reserved_bytes = self.memory.reserved_bytes

@@ -1,7 +1,9 @@
 """What torch's allocator makes of a step: the reserved bytes, and whether it ran short.
 
 The step's tensors are put through the allocator at the times at which the host allocated and the GPU was done
-with them, again and again until it reserves no more. An allocator that has room costs no time, so this comes
+with them, again and again until it reserves no more. The optimizer's states come to stand where the first
+step left room for them, between what later steps want back whole: where torch makes them lazily, that is in
+the first run's update. An allocator that has room costs no time, so this comes
 after the clock. One that runs short holds the host up: then the step is run again with the allocator in it.
 """
 
@@ -17,10 +19,10 @@ from zsim.devices.caching_allocator import CachingAllocator
 from zsim.engine.record import framework_memory
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import OffloadWork, Plan
-from zsim.plan.tensors import tensor_changes
+from zsim.plan.tensors import TensorChange, tensor_changes
 from zsim.specs.job import Job
 
-_MOST_PASSES = 4
+_MOST_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,28 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
     capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in plan.resident:
-        if resident.device == "gpu" and resident.bytes:
+        if resident.device == "gpu" and resident.bytes and not resident.lazy_tensors:
             memory.malloc_anyway(resident.bytes, COMPUTE)
+    changes = tensor_changes(repeated)
     return Allocator(
         memory,
-        Changes(tensor_changes(repeated)),
+        Changes(changes),
         _Outstanding(repeated),
         malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor * job.gpus_per_node,
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
         retry_seconds=retry_seconds(job.world_size, costs),
         counts_from=len(repeated.ops) - len(plan.ops),
+        first_changes=Changes([*_first_update(repeated), *changes]),
     )
+
+
+def _first_update(plan: Plan) -> list[TensorChange]:
+    """What the first update makes before it does anything else: see `Memory.lazy_tensors`."""
+    sizes = [size for memory in plan.resident if memory.device == "gpu" for size in memory.lazy_tensors]
+    if not sizes:
+        return []
+    op = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
+    return [TensorChange(op, -number, size) for number, size in enumerate(sizes, 1)]
 
 
 class _Outstanding:
@@ -86,7 +99,7 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
     """
     memory, end, before, failures = allocator.memory, max(ended), -1, 0
     for _ in range(_MOST_PASSES):
-        for op in sorted(allocator.changes.by_op):
+        for op in sorted(allocator.current.by_op):
             now = issue[op] if op < len(issue) else end
             if allocator.advance(op, now, ended) >= 0:
                 allocator.advance(op, end, ended)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.ops import Collective, Group, Memory, Plan
-from zsim.plan.optimizer import clip_gradients, update
+from zsim.plan.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Workload
 from zsim.specs.model import Linear, Parameter
@@ -98,7 +98,7 @@ class DdpSchedule(Hooks):
         buckets = 0 if self.is_alone else self.stored_bytes * numel
         return [
             Memory("parameters", self.stored_bytes * numel),
-            Memory("optimizer_states", self.workload.optimizer_state_bytes * numel),
+            lazy_states(self.training, self._numels),
             # With `gradient_as_bucket_view` the buckets are where the gradients live.
             Memory("gradients" if self.strategy.gradient_as_bucket_view else "buffers", buckets),
         ]

@@ -20,7 +20,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.fsdp1_limiter import RateLimiter
 from zsim.plan.fsdp1_reduce import UNSHARD, VIEWS, GradientReducer, UnitGradient
 from zsim.plan.ops import Group, Memory, Plan
-from zsim.plan.optimizer import clip_gradients, update
+from zsim.plan.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import ModuleCall, Segment, Workload
 from zsim.plan.wrapping import FlatUnit, make_flat_units
@@ -60,6 +60,8 @@ class Fsdp1Schedule(Hooks):
         self.training = training
         self.is_sharded = shard_size > 1
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        # Up to torch 1.13 a shard is also copied into the type that it has, where `MixedPrecision` names one.
+        self._casts_shards = strategy.before_torch_2 or strategy.param_dtype != training.stored_dtype
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self.units = make_flat_units(workload, strategy.wrapping, shard_size)
         self.handles = {unit.path: _Handle() for unit in self.units}
@@ -82,10 +84,8 @@ class Fsdp1Schedule(Hooks):
     def resident(self) -> list[Memory]:
         """fp32 shards of the flat parameters and the optimizer's states."""
         shard = sum(unit.shard_numel for unit in self.units)
-        resident = [
-            Memory("parameters", self.stored_bytes * shard),
-            Memory("optimizer_states", self.workload.optimizer_state_bytes * shard),
-        ]
+        states = lazy_states(self.training, [unit.shard_numel for unit in self.units])
+        resident = [Memory("parameters", self.stored_bytes * shard), states]
         return [memory for memory in resident if memory.bytes]
 
     # -- unshard and reshard ----------------------------------------------------------------------------
@@ -94,8 +94,7 @@ class Fsdp1Schedule(Hooks):
         """_unshard: cast the shard, pass the rate limiter, all-gather; on two streams."""
         handle, builder = self.handles[unit.path], self.builder
         needs_unshard = self.is_sharded and not handle.is_unsharded
-        has_low_precision = self.strategy.param_dtype != self.training.stored_dtype
-        low_shard = unit.shard_numel * self.param_bytes if has_low_precision else 0
+        low_shard = unit.shard_numel * self.param_bytes if self._casts_shards else 0
         if needs_unshard or not self.is_sharded:
             builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
             if low_shard:
@@ -130,7 +129,7 @@ class Fsdp1Schedule(Hooks):
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
             self.limiter.freed(done)
-        if not self.is_sharded and self.strategy.param_dtype != self.training.stored_dtype:
+        if not self.is_sharded and self._casts_shards:
             low = unit.shard_numel * self.param_bytes
             builder.free_when_done("buffers", low, done, owner=unit.name)
         handle.is_prefetched = False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.fsdp2_reduce import Fsdp2Reducer, UnitGradient
 from zsim.plan.ops import Group, Memory, Plan
-from zsim.plan.optimizer import clip_gradients, update
+from zsim.plan.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.units import Unit, make_units
 from zsim.plan.workload import ModuleCall, Segment, Workload
@@ -65,9 +65,8 @@ class Fsdp2Schedule(Hooks):
 
     def resident(self) -> list[Memory]:
         """fp32 shards of parameters and of both Adam moments on rank 0, which holds the largest."""
-        shard = sum(unit.shard_numel for unit in self.units)
-        states = self.workload.optimizer_state_bytes * shard
-        return [Memory("parameters", 4 * shard), Memory("optimizer_states", states)]
+        shards = [shard for unit in self.units for shard in unit.parameter_shards]
+        return [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, shards)]
 
     # -- all-gather ---------------------------------------------------------------------------------------
 

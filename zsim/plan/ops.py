@@ -94,12 +94,15 @@ class DriveIo:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`bytes` of one category on one device; host memory may be pinned (page-locked)."""
+    """`bytes` of one category on one device; host memory may be pinned (page-locked). `lazy_tensors`: the
+    bytes of each tensor, where they are made by the first update, in what is free by then (torch.optim's
+    states); () where they are there before the first step."""
 
     category: Category
     bytes: int
     device: Device = "gpu"
     is_pinned: bool = False
+    lazy_tensors: tuple[int, ...] = ()
 
 
 class MemoryChange(NamedTuple):

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost import work
+from zsim.cost.update_work import OPTIMIZER_STATES
 from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.ops import Memory
 from zsim.specs.strategy import DTYPE_BYTES, Training
+
+
+def lazy_states(training: Training, numels: Sequence[int]) -> Memory:
+    """torch.optim's states of this rank's elements of each tensor, which its first step makes, tensor by
+    tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise)."""
+    size = DTYPE_BYTES[training.stored_dtype]
+    tensors = tuple(size * numel for numel in numels for _ in range(OPTIMIZER_STATES[training.optimizer]))
+    return Memory("optimizer_states", sum(tensors), lazy_tensors=tensors)
 
 
 def clip_gradients(

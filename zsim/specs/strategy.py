@@ -113,7 +113,8 @@ class Fsdp2:
 class Fsdp1:
     """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be
     `size:N`, N in elements. `before_torch_2`: as torch 1.12 and 1.13, which pad every sharded
-    flat gradient, needed or not, set its shard to zero, and split flat parameters on the compute stream."""
+    flat gradient, needed or not, set its shard to zero, split flat parameters on the compute stream, and copy
+    shards also into the type that they have."""
 
     sharding_strategy: str
     replicate: int
