@@ -53,10 +53,14 @@ def test_the_loss_under_autocast_keeps_two_tensors_and_makes_one_gradient_in_fp3
     assert tensors.backward == (4 * logits,)
 
 
-def test_a_product_makes_two_gradients_in_backward() -> None:
+def test_a_products_backward_finds_the_gradient_of_its_output() -> None:
+    """That is there first; where autocast casts, the weight's is made in the low type, too."""
     modules = {module.name: module for module in load_model("llama-3-8b").blocks[0].modules}
-    tensors = module_tensors(modules["mlp.down_proj"], SHAPE, WorkOptions())
-    assert tensors.backward == (4096 * 14336 * 2, 4096 * 4096 * 2)
+    down, given, made = modules["mlp.down_proj"], 4096 * 14336 * 2, 4096 * 4096 * 2
+    assert module_tensors(down, SHAPE, WorkOptions()).backward == (made, given)
+    weight = 4096 * 14336 * 2
+    cast = module_tensors(down, SHAPE, WorkOptions(autocast=True))
+    assert (cast.saved, cast.backward) == ((given, weight), (made, given, weight))
 
 
 def test_gathered_attention_keeps_q_k_and_v_in_one_tensor() -> None:
@@ -66,4 +70,4 @@ def test_gathered_attention_keeps_q_k_and_v_in_one_tensor() -> None:
     tensors = module_tensors(masked, SHAPE, WorkOptions())
     assert tensors.saved == (192 * 4096, 64 * 4096, 24 * 4096)
     assert tensors.forward == (192 * 4096, 128 * 4096)
-    assert tensors.backward[:2] == (192 * 4096, 64 * 4096)
+    assert tensors.backward[:2] == (64 * 4096, 192 * 4096)

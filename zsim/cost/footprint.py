@@ -137,7 +137,7 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return tokens * work.out_features * e
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
-        return tokens * work.width * (e + (4 if is_upcast else 0))
+        return tokens * work.width * (options.stream_bytes + (4 if is_upcast else 0))
     if isinstance(work, Attention):
         rotary = 2 * query_elements(work) * e if work.rotary and not options.fuses_kernels else 0
         temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
@@ -147,7 +147,9 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return tokens * (output + rotary) + temporaries
     if isinstance(work, Loss):
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
-    return tokens * work.width * e if isinstance(work, Activation | Residual | Embedding) else 0
+    if isinstance(work, Residual | Embedding):
+        return tokens * work.width * options.stream_bytes
+    return tokens * work.width * e if isinstance(work, Activation) else 0
 
 
 def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
@@ -158,11 +160,13 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
-    if isinstance(work, Linear):
-        return tokens * (work.in_features + work.out_features) * e
+    if isinstance(work, Linear):  # under autocast the weight's gradient is made in the low type, then cast
+        weight = work.in_features * work.out_features if options.autocast else 0
+        return (tokens * (work.in_features + work.out_features) + weight) * e
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
-        return tokens * work.width * ((e if options.liger else 2 * e) + (8 if is_upcast else 0))
+        stream = options.stream_bytes
+        return tokens * work.width * ((stream if options.liger else 2 * stream) + (8 if is_upcast else 0))
     if isinstance(work, Attention):
         elements = input_elements(work) + output_elements(work)
         if options.attention == "flash":
@@ -182,6 +186,13 @@ def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
     if isinstance(work, Norm):
         return work.kind == "layer" or options.fuses_kernels
     return isinstance(work, Linear)
+
+
+def keeps_only_the_stream(module: Module, options: WorkOptions) -> bool:
+    """Whether all that it keeps is the block's input, as the first module of a block. (Under autocast a
+    product keeps a cast copy.)"""
+    is_kept_as_it_is = isinstance(module.work, Norm) or not options.autocast
+    return is_kept_as_it_is and _keeps_only_its_input(module, options)
 
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:

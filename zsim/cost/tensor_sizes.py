@@ -60,9 +60,10 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
         given, made = tokens * work.in_features * e, tokens * work.out_features * e
-        return (given,), (made,), (given, made)
+        weight = work.in_features * work.out_features * e if options.autocast else 0
+        return (given, weight), (made,), (made, given, weight)
     if isinstance(work, Norm):
-        low, high = tokens * work.width * e, tokens * work.width * 4
+        low, high = tokens * work.width * options.stream_bytes, tokens * work.width * 4
         if work.kind == "layer" or options.fuses_kernels:
             return (), (), (low, low)
         return (high,), (low,), (low, low, high, high)
@@ -78,6 +79,6 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
         out = tokens * output_elements(work) * e
         if unpads(work, options):
             inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
-            return (inputs, out), (inputs, summed), (inputs, out)
-        return (q, k, k, q, k), (out, q, q), (q, k, k, out)
+            return (inputs, out), (inputs, summed), (out, inputs)
+        return (q, k, k, q, k), (out, q, q), (out, q, k, k)
     return (), (), ()

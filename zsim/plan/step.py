@@ -12,7 +12,7 @@ from zsim.plan.workload import ModuleCall, Segment, Workload
 from zsim.specs.model import Attention, Loss
 
 RESIDUAL = "gradient of the residual stream"
-CHECKPOINT = " checkpoint"  # after the name of its block
+CHECKPOINT, OUTPUT = " checkpoint", " output"  # after the name of their block
 
 
 class Hooks:
@@ -110,11 +110,13 @@ def _backward(schedule: Hooks, workload: Workload) -> None:
                 last = segment.stops_at
                 schedule.before_module(last)
                 builder.allocate("activations", last.work.saved_bytes, owner=last.name)
+            builder.allocate("activations", segment.output_bytes, owner=segment.name + OUTPUT)
             builder.phase = "backward"
         for call in reversed(segment.calls):
             _backward_module(schedule, call)
             if call is head:
                 builder.allocate("activations", workload.residual_bytes, owner=RESIDUAL)
+        builder.free("activations", segment.output_bytes, owner=segment.name + OUTPUT)
         builder.free("activations", segment.checkpoint_bytes, owner=segment.name + CHECKPOINT)
         schedule.after_backward(segment)
     builder.free("activations", workload.residual_bytes, owner=RESIDUAL)

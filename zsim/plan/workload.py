@@ -71,8 +71,10 @@ class ModuleCall:
 class Segment:
     """Modules that run back to back: `kind` is "before", "block" or "after".
 
-    Under full checkpointing `recomputed` run again before backward; recomputation enters `stops_at` (its
-    hooks run) but stops before its kernels, because everything that backward needs exists by then.
+    Under full checkpointing `recomputed` run again before backward; `output_bytes` are those of the block's
+    second output, where a reentrant checkpoint holds it until its backward has ended. Recomputation enters
+    `stops_at` (its hooks run) but stops before its kernels, because everything that backward needs exists by
+    then.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Segment:
     calls: tuple[ModuleCall, ...]
     is_checkpointed: bool
     checkpoint_bytes: int
+    output_bytes: int = 0
     recomputed: tuple[ModuleCall, ...] = ()
     stops_at: ModuleCall | None = None
     registration: tuple[str, ...] | None = None
@@ -140,6 +143,7 @@ class _Deriver:
         self._works: dict[int, ModuleWork] = {}
         self._selective_works: dict[int, ModuleWork] = {}
         self._kept_works: dict[int, ModuleWork] = {}
+        self._first_works: dict[int, ModuleWork] = {}
 
     def fuse_head(self, modules: tuple[Module, ...]) -> str:
         """Let the head do the loss piece by piece, and what stands between and after nothing; the head's
@@ -172,9 +176,10 @@ class _Deriver:
         if policy not in ("full", "selective-op"):
             return Segment(name, "block", calls, False, 0, registration=block.registration)
         kept = footprint.checkpoint_bytes(hidden_size, self._shape, self._options)
-        count = len(
-            footprint.recomputed_modules(block, "full", stops_early=self._training.checkpoint_stops_early)
-        )
+        stops_early = self._training.checkpoint_stops_early
+        output = kept if policy == "full" and not stops_early else 0
+        calls = (self._of_checkpoint(calls[0]), *calls[1:])
+        count = len(footprint.recomputed_modules(block, "full", stops_early=stops_early))
         recomputed, stops_at = calls[:count], None
         if policy == "selective-op":
             kept += sum(
@@ -184,7 +189,18 @@ class _Deriver:
             recomputed = self._without_kept(block, calls)
         elif count < len(calls) and calls[count].numel:
             stops_at = calls[count]
-        return Segment(name, "block", calls, True, kept, recomputed, stops_at, block.registration)
+        return Segment(name, "block", calls, True, kept, output, recomputed, stops_at, block.registration)
+
+    def _of_checkpoint(self, call: ModuleCall) -> ModuleCall:
+        """The block's first module, which keeps nothing where it would only keep the block's input: the
+        checkpoint has that."""
+        if not footprint.keeps_only_the_stream(call.module, self._options):
+            return call
+        key = id(call.module)
+        if key not in self._first_works:
+            tensors = replace(call.work.tensors, saved=())
+            self._first_works[key] = replace(call.work, saved_bytes=0, working_bytes=0, tensors=tensors)
+        return replace(call, work=self._first_works[key])
 
     def _calls(
         self, name: str, prefix: str, modules: tuple[Module, ...], policy: Checkpointing

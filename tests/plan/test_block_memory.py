@@ -1,0 +1,130 @@
+"""What a checkpointed block holds at most while its backward runs, against torch's own autograd."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload import make_workload
+from zsim.specs.importers.huggingface import model_from_config
+from zsim.specs.strategy import Training
+
+SEQUENCES, LENGTH, HIDDEN, HEADS = 4, 128, 128, 4
+HIDDEN_STATE = 2 * SEQUENCES * LENGTH * HIDDEN  # bytes, in bf16
+SHAPES = [
+    (HIDDEN,), (HIDDEN,), (3 * HIDDEN, HIDDEN), (3 * HIDDEN,), (HIDDEN, HIDDEN), (HIDDEN,),
+    (HIDDEN,), (HIDDEN,), (4 * HIDDEN, HIDDEN), (4 * HIDDEN,), (HIDDEN, 4 * HIDDEN), (HIDDEN,),
+]  # fmt: skip
+
+
+class Live(TorchDispatchMode):
+    """Bytes of all tensors that operators make and that are still there, and their maximum."""
+
+    def __init__(self, *before: torch.Tensor) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in before}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._known:
+            return
+        size = storage.nbytes()
+        self._known.add(storage._cdata)
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+        weakref.finalize(storage, self._drop, storage._cdata, size)
+
+    def _drop(self, name: int, size: int) -> None:
+        self._known.discard(name)
+        self.bytes -= size
+
+
+class Gpt2Block(nn.Module):
+    """A block whose parameters are views of one tensor, as FSDP1's are."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.sizes = [torch.Size(shape).numel() for shape in SHAPES]
+        self.flat = nn.Parameter(torch.zeros(sum(self.sizes), dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pieces = torch.split(self.flat, self.sizes)
+        w = [piece.view(shape) for piece, shape in zip(pieces, SHAPES, strict=True)]
+        qkv = functional.linear(functional.layer_norm(x, (HIDDEN,), w[0], w[1]), w[2], w[3])
+        q, k, v = qkv.view(SEQUENCES, LENGTH, 3, HEADS, HIDDEN // HEADS).permute(2, 0, 3, 1, 4)
+        core = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        core = core.transpose(1, 2).reshape(SEQUENCES, LENGTH, HIDDEN)
+        x = x + functional.linear(core, w[4], w[5])
+        inner = functional.linear(functional.layer_norm(x, (HIDDEN,), w[6], w[7]), w[8], w[9])
+        return x + functional.linear(functional.gelu(inner), w[10], w[11])
+
+
+def torch_peak(*, autocast: bool, reentrant: bool) -> float:
+    """Hidden states in bf16 that are there at most, without the parameters, the input and the factors."""
+    dtype = torch.float32 if autocast else torch.bfloat16
+    block = Gpt2Block(dtype)
+    shape = (SEQUENCES, LENGTH, HIDDEN)
+    x, factors = torch.zeros(shape, dtype=dtype, requires_grad=True), torch.zeros(shape, dtype=dtype)
+    with Live(block.flat, x, factors) as live:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = checkpoint(block, x * 1, use_reentrant=reentrant)
+            loss = (y * factors).sum()
+            del y
+        live.peak = 0
+        loss.backward()
+    return live.peak / HIDDEN_STATE
+
+
+def planned_peak(*, autocast: bool, stops_early: bool) -> float:
+    config = {
+        "model_type": "gpt2", "n_embd": HIDDEN, "n_layer": 1, "n_head": HEADS, "vocab_size": 16,
+        "n_positions": LENGTH, "activation_function": "gelu", "attn_pdrop": 0, "resid_pdrop": 0,
+        "embd_pdrop": 0,
+    }  # fmt: skip
+    training = Training(
+        sequence_length=LENGTH, micro_batch_size=SEQUENCES, gradient_accumulation_steps=1, precision="bf16",
+        activation_checkpointing="full", attention="flash", compile=False, optimizer="adamw",
+        gradient_clipping=0.0, autocast=autocast, checkpoint_stops_early=stops_early,
+    )  # fmt: skip
+    builder = PlanBuilder([])
+    walk_step(Hooks(builder), make_workload(model_from_config(config, "tiny", "tiny.json"), training), 1)
+    held = peak = 0
+    for change in builder.memory:
+        held += change.bytes
+        if builder.ops[change.op - 1].name.startswith("transformer.h.0"):
+            peak = max(peak, held)
+    return peak / HIDDEN_STATE
+
+
+def test_a_block_under_autocast_holds_what_torch_holds() -> None:
+    """29.1 hidden states, and with a reentrant checkpoint its second output in fp32, 2 more. (Planned: 0.06
+    of token indices besides.)"""
+    for reentrant in (False, True):
+        planned = planned_peak(autocast=True, stops_early=not reentrant)
+        assert planned == pytest.approx(torch_peak(autocast=True, reentrant=reentrant), abs=0.1)
+
+
+def test_a_block_in_bf16_holds_the_residuals_gradient_once_more_than_torch() -> None:
+    """There the last product finds its output's gradient in the residual stream's. torch's peak has the
+    gradient of that product's weight, one hidden state here, in it, which frameworks plan for themselves."""
+    for reentrant in (False, True):
+        planned = planned_peak(autocast=False, stops_early=not reentrant)
+        found = torch_peak(autocast=False, reentrant=reentrant)
+        assert planned == pytest.approx(found, abs=0.1)
