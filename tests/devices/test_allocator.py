@@ -144,7 +144,7 @@ def test_a_restart_keeps_the_segments_and_forgets_what_was_outstanding() -> None
     gpu = allocator(100, take(1, 0, 60), give(1, 0, until=0))
     gpu.advance(1, 0.0, [nan])
     gpu.restart()
-    assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (60 * MIB, 0)
+    assert (gpu.memory.reserved_bytes, gpu.memory.active_bytes) == (60 * MIB, 0)
 
 
 def test_what_the_first_run_makes_to_stay_breaks_up_what_it_freed() -> None:
@@ -156,10 +156,10 @@ def test_what_the_first_run_makes_to_stay_breaks_up_what_it_freed() -> None:
     for op in sorted(gpu.current.by_op):
         gpu.advance(op, 0.0, [nan])
     gpu.restart()
-    assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (60 * MIB, 20 * MIB)
+    assert (gpu.memory.reserved_bytes, gpu.memory.active_bytes) == (60 * MIB, 20 * MIB)
     assert sorted(gpu.current.by_op) == [0, 1]
     gpu.advance(0, 0.0, [nan])
-    assert (gpu.memory.reserved_bytes, gpu.memory.allocated_bytes) == (120 * MIB, 80 * MIB)
+    assert (gpu.memory.reserved_bytes, gpu.memory.active_bytes) == (120 * MIB, 80 * MIB)
 
 
 def test_what_has_ended_matters_only_before_ops_that_allocate() -> None:

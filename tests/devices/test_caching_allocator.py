@@ -64,7 +64,7 @@ def test_streams_do_not_share() -> None:
     allocator.free(taken(allocator, 30 * MIB, "all_gather"))
     taken(allocator, 30 * MIB, "compute")
     assert allocator.reserved_bytes == 60 * MIB
-    assert allocator.allocated_bytes == 30 * MIB
+    assert allocator.active_bytes == 30 * MIB
 
 
 def test_only_segments_free_from_end_to_end_are_given_back() -> None:
@@ -134,7 +134,7 @@ def test_a_copy_goes_on_as_the_original_would(is_expandable: bool) -> None:
         again = random.Random(5)
         for _ in range(300):
             taken(one, int(2 ** again.uniform(8, 27)))
-        books.append((one.allocated_bytes, one.reserved_bytes, one.num_segments, one.num_released))
+        books.append((one.active_bytes, one.reserved_bytes, one.num_segments, one.num_released))
     assert len(set(books)) == 1
 
 
@@ -153,7 +153,7 @@ def test_books_balance_after_any_sequence(is_expandable: bool) -> None:
             live.append(taken(allocator, size, draw.choice(["compute", "all_gather"])))
         if number % 500 == 499:
             allocator.release_cached()
-        assert allocator.allocated_bytes == sum(block.bytes for block in live) <= allocator.reserved_bytes
+        assert allocator.active_bytes == sum(block.bytes for block in live) <= allocator.reserved_bytes
     for one in live:
         for other in live:
             if one is not other and one.pool is other.pool:
@@ -161,4 +161,4 @@ def test_books_balance_after_any_sequence(is_expandable: bool) -> None:
     for block in live:
         allocator.free(block)
     allocator.release_cached()
-    assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
+    assert (allocator.active_bytes, allocator.reserved_bytes) == (0, 0)

@@ -19,11 +19,14 @@ LOGITS = 6 * 100 * 2  # the toy's tokens and words, in bf16
 
 
 def logged(toys: Any, num_metrics: int = 2) -> Workload:
-    """The toy with a loss of 100 words and so many metrics."""
+    """The toy with a loss of 100 words, logits that are held and so many metrics."""
+    return holding(toys, Loss(100, num_metrics, "as they are"))
+
+
+def holding(toys: Any, loss: Loss) -> Workload:
     model = toys.transformer(1)
     after = tuple(
-        replace(module, work=Loss(100, num_metrics=num_metrics)) if isinstance(module.work, Loss) else module
-        for module in model.after
+        replace(module, work=loss) if isinstance(module.work, Loss) else module for module in model.after
     )
     return make_workload(replace(model, after=after), toys.training(cross_entropy="fused"))
 
@@ -35,8 +38,17 @@ def walked(workload: Workload, num_micro_batches: int = 1, ranks: int = 4) -> Pl
 
 
 def test_a_model_without_metrics_has_no_log(toys: Any) -> None:
-    assert logged(toys, 0).logs is None
+    assert holding(toys, Loss(100)).logs is None
     assert metric_log(toys.linear_blocks([(8, 8)]), None, None) is None  # type: ignore[arg-type]
+
+
+def test_a_trainer_without_metrics_may_hold_its_logits_all_the_same(toys: Any) -> None:
+    """As they are, or cast by the model; and there is no line to log."""
+    for held, element in (("as they are", 2), ("in fp32", 4)):
+        builder = walked(holding(toys, Loss(100, holds_logits=held)), 2)  # type: ignore[arg-type]
+        sizes = {abs(change.bytes) for change in builder.memory if change.owner == OUTPUTS}
+        assert sizes == {6 * 100 * element}
+        assert not [op for op in builder.ops if isinstance(op.work, Collective)]
 
 
 def test_every_metric_is_torchs_loss_again_after_each_backward(toys: Any) -> None:

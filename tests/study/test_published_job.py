@@ -132,7 +132,7 @@ def test_composers_releases_are_known_by_their_date() -> None:
     assert (old.training.checkpoint_stops_early, new.training.checkpoint_stops_early) == (False, True)
     assert new.strategy.backward_prefetch == "BACKWARD_POST"  # type: ignore[union-attr]
     losses = [module.work for module in new.model.after if isinstance(module.work, Loss)]
-    assert losses == [Loss(50368, num_metrics=2)]
+    assert losses == [Loss(50368, 2, "as they are")]
     assert (old.training.cross_entropy, new.training.cross_entropy) == ("autocast", "fused")
     assert (old.training.optimizer_implementation, new.training.optimizer_implementation) == (
         "fused",
@@ -173,7 +173,7 @@ def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_me
     AdamW goes tensor by tensor."""
     early = row_job(run(**MOSAIC, date="2023-02", optimizer="DecoupledAdamW fp32 states")).job
     assert [module.work for module in early.model.after if isinstance(module.work, Loss)] == [
-        Loss(50368, num_metrics=2)
+        Loss(50368, 2, "as they are")
     ]
     assert early.training.cross_entropy == "autocast"
     cores = [m.work for m in early.model.blocks[0].modules if isinstance(m.work, Attention)]

@@ -252,7 +252,11 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
     """The logits where fused, else the fp32 log-probabilities; no logits that the trainer holds anyway."""
-    return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=work.num_metrics > 0)
+    return (
+        shape.tokens
+        * work.vocab_size
+        * kept_per_logit(options, holds_logits=work.holds_logits == "as they are")
+    )
 
 
 def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:

@@ -113,7 +113,7 @@ class Allocator:
         self._blocks, self.first_changes = {}, None
         self._position, self._last_op = 0, -1
         self._is_counting = False
-        self.memory.peak_reserved_bytes = self.memory.reserved_bytes
+        self.memory.restart_peaks()
         self.owed_seconds = 0.0
 
     def copy(self) -> Allocator:

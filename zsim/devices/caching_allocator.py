@@ -61,14 +61,15 @@ class _Pool:
 class CachingAllocator:
     """The memory of one GPU that torch may take: `capacity_bytes`.
 
-    `allocated_bytes` are those of blocks in use, `reserved_bytes` those of all segments. `num_segments`
+    `active_bytes` are those of blocks in use, `reserved_bytes` those of all segments. `num_segments`
     counts what was asked of the driver, `num_released` what was given back to it.
     """
 
     def __init__(self, capacity_bytes: int, *, is_expandable: bool = False) -> None:
         self.capacity_bytes = capacity_bytes
         self.is_expandable = is_expandable
-        self.allocated_bytes = self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.active_bytes = self.reserved_bytes = 0
+        self.peak_active_bytes = self.peak_reserved_bytes = 0
         self.num_segments = self.num_released = 0
         self._pools: dict[tuple[str, bool], _Pool] = {}
         self._heads: dict[int, Block] = {}  # the first block of each segment, by address
@@ -96,7 +97,7 @@ class CachingAllocator:
 
     def free(self, block: Block) -> None:
         """Put a block back, together with free neighbours."""
-        self.allocated_bytes -= block.bytes
+        self.active_bytes -= block.bytes
         block.is_free = True
         after, before = block.next, block.previous
         if after is not None and after.is_free:
@@ -127,8 +128,9 @@ class CachingAllocator:
     def copy(self) -> CachingAllocator:
         """One with the same segments; blocks in use stay in use."""
         other = CachingAllocator(self.capacity_bytes, is_expandable=self.is_expandable)
-        names = ("allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "num_segments", "num_released")
-        for name in (*names, "_next_address"):
+        peaks = ("peak_active_bytes", "peak_reserved_bytes")
+        counts = ("num_segments", "num_released", "_next_address")
+        for name in ("active_bytes", "reserved_bytes", *peaks, *counts):
             setattr(other, name, getattr(self, name))
         of = {id(pool): key for key, pool in self._pools.items()}
         other._pools = {key: _Pool(key[1]) for key in self._pools}
@@ -151,6 +153,10 @@ class CachingAllocator:
             if self.is_expandable:
                 pool.last = last
         return other
+
+    def restart_peaks(self) -> None:
+        """Peaks begin with what there is."""
+        self.peak_active_bytes, self.peak_reserved_bytes = self.active_bytes, self.reserved_bytes
 
     # -- the driver ----------------------------------------------------------------------------------------
 
@@ -236,7 +242,8 @@ class CachingAllocator:
         if rest >= MIN_BLOCK if block.pool.is_small or self.is_expandable else rest > SMALL_SIZE:
             _split(block, size)
         block.is_free = False
-        self.allocated_bytes += block.bytes
+        self.active_bytes += block.bytes
+        self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
         return block
 
     def _remove(self, block: Block) -> None:

@@ -27,9 +27,11 @@ _MOST_PASSES = 5
 
 @dataclass(frozen=True)
 class Allocation:
-    """Of one GPU in a steady step: the bytes that torch has reserved at most, without the CUDA context and
-    NCCL's, of how many, what happened when it ran short, and by how much the step is longer for it."""
+    """Of one GPU in a steady step: the bytes that torch has active at most (its tensors, and what
+    `record_stream` still protects) and reserved, without the CUDA context and NCCL's, of how many, what
+    happened when it ran short, and by how much the step is longer for it."""
 
+    active_bytes: int
     reserved_bytes: int
     limit_bytes: int
     counts: AllocatorCounts
@@ -103,11 +105,11 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
             now = issue[op] if op < len(issue) else end
             if allocator.advance(op, now, ended) >= 0:
                 allocator.advance(op, end, ended)
-        counts, peak = allocator.counts, memory.peak_reserved_bytes
+        counts, peak, active = allocator.counts, memory.peak_reserved_bytes, memory.peak_active_bytes
         failures = max(failures, counts.failures)
         allocator.restart()
         if peak == before or not counts.segments:
             break
         before = peak
     limit = memory.capacity_bytes
-    return Allocation(min(peak, limit), limit, replace(counts, failures=failures))
+    return Allocation(min(active, limit), min(peak, limit), limit, replace(counts, failures=failures))

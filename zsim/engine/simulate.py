@@ -172,9 +172,14 @@ def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prep
     held = run_once(short)
     allocator = held.executor.lanes[0].allocator
     assert allocator is not None
-    reserved = min(allocator.memory.peak_reserved_bytes, allocation.limit_bytes)
-    extra = held.trace.step_seconds - run.trace.step_seconds
-    allocation = replace(allocation, reserved_bytes=reserved, counts=allocator.counts, extra_seconds=extra)
+    memory, limit = allocator.memory, allocation.limit_bytes
+    allocation = replace(
+        allocation,
+        active_bytes=min(memory.peak_active_bytes, limit),
+        reserved_bytes=min(memory.peak_reserved_bytes, limit),
+        counts=allocator.counts,
+        extra_seconds=held.trace.step_seconds - run.trace.step_seconds,
+    )
     return short, held, allocation
 
 

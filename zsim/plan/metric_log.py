@@ -1,4 +1,5 @@
-"""What MosaicML's composer does with a step's outputs: metrics after every micro-batch, and a log line.
+"""What a trainer does with a step's outputs: how long it holds them; in MosaicML's composer also metrics
+after every micro-batch, and a log line.
 
 Transcribed from composer/trainer/trainer.py, 0.11 to 0.16 (`_train_microbatch`, `_eval_train_metrics`,
 `_accumulate_time_across_ranks`, `_compute_and_log_metrics`), and torchmetrics 0.9 to 0.11 (metric.py,
@@ -6,9 +7,10 @@ utilities/distributed.py).
 
 # [Note: the outputs]
 The logits stay in `state.outputs` until those of the next micro-batch, which the head has made beside them,
-take their place (here: when the loss begins). After each backward every metric takes torch's cross-entropy of
-them under autocast, without gradients. Of the micro-batch's other work in Python (a copy of the batch, the
-modules' eval and train) nothing is counted.
+take their place (here: when the loss begins). So they do in every loop that has a variable for them and does
+not delete it (torchtitan's `pred` until its pull request 391, fms-fsdp's `output` until its 152). In composer
+every metric takes torch's cross-entropy of them after each backward, under autocast and without gradients. Of
+the micro-batch's other work in Python (a copy of the batch, the modules' eval and train) nothing is counted.
 
 # [Note: the log line]
 After the optimizer the loss is reduced, and `.cpu().item()` waits for it, so the host has no lead when the
@@ -38,8 +40,8 @@ _LAUNCHES_PER_RANK = 2
 
 @dataclass(frozen=True, slots=True)
 class MetricLog:
-    """`bytes` of logits, of which the trainer takes `num_metrics` metrics one after the other: each runs
-    `kernels`, and `tensors` (bytes) pass in it."""
+    """`bytes` of logits that are held, of which the trainer takes `num_metrics` metrics one after the other:
+    each runs `kernels`, and `tensors` (bytes) pass in it."""
 
     bytes: int
     num_metrics: int
@@ -65,6 +67,8 @@ class MetricLog:
     def end_step(self, builder: PlanBuilder) -> None:
         """See [Note: the log line]."""
         builder.free("activations", self.bytes, owner=OUTPUTS)
+        if not self.num_metrics:
+            return
         groups = _all_ranks(builder.groups.values())
         ranks = prod(group.size for group in groups)
         names = [group.name for group in groups]
@@ -90,11 +94,12 @@ def _all_ranks(groups: Iterable[Group]) -> list[Group]:
 
 
 def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> MetricLog | None:
-    """Of a model whose loss has metrics; shape: of one micro-batch."""
+    """Of a model whose logits are held; shape: of one micro-batch."""
     loss = next((module.work for module in model.after if isinstance(module.work, Loss)), None)
-    if loss is None or not loss.num_metrics:
+    if loss is None or loss.holds_logits == "no":
         return None
     kernels = Kernels(metric_kernels(shape.tokens, loss.vocab_size, options))
     logits = shape.tokens * loss.vocab_size
     tensors = log_probabilities(logits, options)
-    return MetricLog(logits * options.activation_bytes, loss.num_metrics, kernels, tensors)
+    element = 4 if loss.holds_logits == "in fp32" else options.activation_bytes
+    return MetricLog(logits * element, loss.num_metrics, kernels, tensors)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,14 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Cross-entropy over the vocabulary. `num_metrics`: how many more times the trainer takes torch's
-    cross-entropy of the logits after each backward, to log it."""
+    """Cross-entropy over the vocabulary. `holds_logits`: the trainer has a name for the logits, as they are
+    or cast to fp32, until the next micro-batch's take it over; "no": it lets go of them before backward.
+    `num_metrics`: how many more times it takes torch's cross-entropy of those it holds after each backward,
+    to log it."""
 
     vocab_size: int
     num_metrics: int = 0
+    holds_logits: Literal["no", "as they are", "in fp32"] = "no"
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,12 @@ class StepPrediction:
         return self.allocation.counts.retries / self.micro_batches
 
     def memory_bytes(self, kind: str | None) -> int:
-        """Bytes of the measured kind; of the tensors where that is neither reserved nor the device's own."""
-        by_kind = {"reserved": self.reserved_bytes, "device": self.reserved_bytes + self.framework_bytes}
+        """Bytes of the measured kind; of the tensors where that is none of the allocator's."""
+        by_kind = {
+            "active": self.allocation.active_bytes,
+            "reserved": self.reserved_bytes,
+            "device": self.reserved_bytes + self.framework_bytes,
+        }
         return by_kind.get(kind or "", self.peak_bytes - self.framework_bytes)
 
 

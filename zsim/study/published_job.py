@@ -18,6 +18,7 @@ from zsim.study.published_cluster import cluster_preset, row_cluster, torch_1_re
 from zsim.study.published_model import (
     composer_model,
     cross_entropy,
+    holding_model,
     is_composer,
     is_early_composer,
     model_config,
@@ -120,6 +121,7 @@ def _architecture(run: PublishedRun, model: ModelSpec) -> ModelSpec:
     """The model as the row's software runs it."""
     if is_composer(run):
         return composer_model(run, model)
+    model = holding_model(run, model)
     return with_attention(model, host_waits=True) if reads_positions(run) else model
 
 

@@ -97,12 +97,29 @@ def composer_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
       file as the loss's, "So we always provide a tensor"), whose longest sequence the host reads back
       (`unpad_input`); the Triton kernel after takes none.
     """
-    after = tuple(
-        replace(module, work=replace(module.work, num_metrics=2)) if isinstance(module.work, Loss) else module
-        for module in model.after
-    )
-    model = replace(model, after=after)
+    model = with_loss(model, num_metrics=2, holds_logits="as they are")
     return with_attention(model, unpads=True, host_waits=True) if is_early_composer(run) else model
+
+
+def holding_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
+    """The model of a loop that keeps a name for its logits during backward: torchtitan's until its pull
+    request 391 of June 2024 (`pred`, which the model has cast to fp32), fms-fsdp's until its 152 of July 2025
+    (`output`)."""
+    if run.source.startswith("torchtitan") and run.text("date") < "2024-06":
+        return with_loss(model, holds_logits="in fp32")
+    if run.source == "fms-fsdp" and run.text("date") < "2025-07":
+        return with_loss(model, holds_logits="as they are")
+    return model
+
+
+def with_loss(model: ModelSpec, **changes: Any) -> ModelSpec:
+    """The model with its loss changed."""
+    return replace(model, after=tuple(_changed_loss(module, changes) for module in model.after))
+
+
+def _changed_loss(module: Module, changes: dict[str, Any]) -> Module:
+    work = module.work
+    return replace(module, work=replace(work, **changes)) if isinstance(work, Loss) else module
 
 
 def is_early_composer(run: PublishedRun) -> bool:
