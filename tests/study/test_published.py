@@ -68,6 +68,45 @@ def test_the_json_has_the_shape_that_scripts_rely_on(tmp_path: Path) -> None:
     assert {"mean_absolute_error", "median_absolute_error", "worst_absolute_error", "bias"} <= set(summary)
 
 
+def test_every_figure_of_memory_that_a_row_publishes_is_compared(tmp_path: Path) -> None:
+    """Allocated, active and reserved, each at least the one before; the row's own is the first."""
+    path = tmp_path / "runs.csv"
+    header = HEADER + ",mem_active_gb,mem_reserved_gb"
+    path.write_text(f"{header}\n{ROW},1.0,2.0,ok,4.0,8.0\n", encoding="utf-8")
+    result = check_runs([path])
+    (row,) = result.rows
+    predicted = [row.predicted_memory[kind] for kind in ("allocated", "active", "reserved", "device")]
+    assert predicted == sorted(predicted)
+    assert (row.memory_kind, row.predicted_memory_bytes) == ("allocated", predicted[0])
+    assert row.memory_errors == {
+        kind: size / measured - 1
+        for kind, size, measured in zip(
+            ("allocated", "active", "reserved"), predicted, (2e9, 4e9, 8e9), strict=False
+        )
+    }
+    by_kind = result.to_dict()["summary"]["memory_by_kind"]
+    assert by_kind["active"]["bias"] == row.memory_errors["active"]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "expected"),
+    [
+        ("mine", "", "allocated"),
+        ("mine", "max_memory_reserved of the worst rank", "reserved"),
+        ("torchtitan-2030-01", "", "reserved"),
+    ],
+)
+def test_a_row_without_memory_gets_the_figure_that_its_source_reports(
+    source: str, kind: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.csv"
+    row = ROW.replace(",mine,", f",{source},")
+    path.write_text(f"{HEADER},mem_kind\n{row},1.0,,ok,{kind}\n", encoding="utf-8")
+    (result,) = check_runs([path]).rows
+    assert (result.source, result.memory_kind) == (source, expected)
+    assert result.predicted_memory_bytes == result.predicted_memory[expected]
+
+
 def test_the_printed_table_fits_80_columns_and_says_why_rows_are_skipped(tmp_path: Path) -> None:
     path = table(tmp_path, ",1.0,2.0,ok")
     path.write_text(path.read_text() + ROW.replace("none,1", "none,8") + ",1.0,,ok\n")

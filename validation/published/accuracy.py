@@ -90,7 +90,7 @@ def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]]) -> list[st
         "# Accuracy",
         "",
         f"Errors of zsim {__version__} on training runs that others measured and published: predicted over",
-        "measured step time, less one; memory against torch's own peak. Rewrite this page with",
+        "measured step time, less one; memory likewise. Rewrite this page with",
         "`python validation/published/accuracy.py`. What the rows are, and their caveats:",
         "[validation/published/README.md](../validation/published/README.md).",
         "",
@@ -101,7 +101,8 @@ def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]]) -> list[st
         rows = tuple(row for row in result.rows if row.role == role)
         if rows:
             lines += [f"## {title}", "", *markdown_lines(CheckResult(rows, ())), ""]
-    return lines + _by_tier(result) + _by_gpus(by_gpus) + _by_cause(result) + _worst(result)
+    lines += _by_tier(result) + _by_gpus(by_gpus) + _by_memory_figure(result)
+    return lines + _by_cause(result) + _worst(result)
 
 
 def cause_of(row: RowResult) -> str:
@@ -132,6 +133,42 @@ def _by_cause(result: CheckResult) -> list[str]:
     kinds = kinds_of_large_errors(result)
     lines = [f"## Rows off by more than {LARGE:.0%}, by likely cause", "", "| cause | rows |", "|---|---:|"]
     return [*lines, *(f"| {kind} | {kinds[kind]} |" for kind in KINDS if kinds[kind]), ""]
+
+
+def _by_memory_figure(result: CheckResult) -> list[str]:
+    """Every figure of memory that the rows publish; the tables above have one per row, the first of these."""
+    lines = [
+        "## Memory, by which figure was published",
+        "",
+        "What torch has allocated, active (what `record_stream` protects as well) and reserved at most, and",
+        "what nvidia-smi reads. A row may publish several. No number is fitted to rows of role report.",
+        "",
+        "| figure | rows | mean | worst | bias | of role report | mean | bias |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind in ("allocated", "active", "reserved", "device"):
+        errors, unseen = (
+            [
+                row.memory_errors[kind]
+                for row in result.rows
+                if kind in row.memory_errors and row.role in roles
+            ]
+            for roles in (("calibrate", "report"), ("report",))
+        )
+        if errors:
+            figures = error_figures(errors)
+            lines.append(
+                f"| {kind} | {len(errors)} | {figures['mean_absolute_error']:.1%} | "
+                f"{figures['worst_absolute_error']:.1%} | {figures['bias']:+.1%} | {_of_unseen(unseen)} |"
+            )
+    return [*lines, ""]
+
+
+def _of_unseen(errors: Sequence[float]) -> str:
+    if not errors:
+        return "0 | | "
+    figures = error_figures(errors)
+    return f"{len(errors)} | {figures['mean_absolute_error']:.1%} | {figures['bias']:+.1%}"
 
 
 def _by_tier(result: CheckResult) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from math import floor
 from pathlib import Path
@@ -25,15 +25,17 @@ from zsim.study.published_table import PublishedRun, read_runs
 # Beyond so many micro-batches the rest are taken to be like the last two of these.
 _MICRO_BATCHES = 3
 _SHORT_MICRO_BATCHES = 8
+_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}
 
 Tweak = Callable[[Job], Job]
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """One row: measured, predicted, or the reason why not. `memory_kind` says which of torch's figures
-    is compared; errors are predicted over measured, less one. `predicted_retries`: how often torch's
-    allocator is predicted to run short per micro-batch; None where the tensors alone are too large."""
+    """One row: measured, predicted, or the reason why not. `memory_kind` says which figure of memory the
+    row's own fields compare; `measured_memory` and `predicted_memory` have bytes of every kind (allocated,
+    active, reserved, device). Errors are predicted over measured, less one. `predicted_retries`: how often
+    the allocator is predicted to run short per micro-batch; None where the tensors alone are too large."""
 
     row_id: str
     source: str
@@ -52,6 +54,14 @@ class RowResult:
     role: str = ""
     tier: str = ""
     assumptions: tuple[str, ...] = ()
+    measured_memory: Mapping[str, int] = field(default_factory=dict)
+    predicted_memory: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def memory_errors(self) -> dict[str, float]:
+        """By kind, of every figure of memory that the row publishes."""
+        predicted = self.predicted_memory
+        return {kind: predicted[kind] / size - 1 for kind, size in self.measured_memory.items() if predicted}
 
 
 @dataclass(frozen=True)
@@ -112,8 +122,10 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         role=run.role,
         tier=run.text("tier"),
     )
-    measured_bytes, kind = _measured_memory(run)
-    base = replace(base, measured_memory_bytes=measured_bytes, memory_kind=kind)
+    measured = _measured_memory(run)
+    kind = next(iter(measured), _memory_kind(run))
+    measured_bytes = measured.get(kind)
+    base = replace(base, measured_memory_bytes=measured_bytes, memory_kind=kind, measured_memory=measured)
     try:
         row = row_job(run)
         if tweak is not None:
@@ -121,17 +133,18 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         step = _predicted(row)
     except NotSimulatedError as error:
         return replace(base, reason=str(error))
-    cluster, memory = row.job.cluster, step.memory_bytes(kind)
+    cluster, memory = row.job.cluster, step.memory
     return replace(
         base,
         status="ok",
         predicted_seconds=step.seconds,
         relative_error=_relative_error(step.seconds, base.measured_seconds),
-        predicted_memory_bytes=memory,
-        memory_relative_error=_relative_error(memory, measured_bytes),
+        predicted_memory_bytes=memory[kind],
+        memory_relative_error=_relative_error(memory[kind], measured_bytes),
         predicted_fits=step.peak_bytes <= usable_bytes(cluster),
         predicted_retries=step.retries if step.peak_bytes <= cluster.gpu.memory.capacity else None,
         assumptions=row.assumptions,
+        predicted_memory=memory,
     )
 
 
@@ -147,22 +160,20 @@ class StepPrediction:
     micro_batches: int
 
     @property
-    def reserved_bytes(self) -> int:
-        return self.allocation.reserved_bytes
-
-    @property
     def retries(self) -> float:
         """How often the allocator runs short per micro-batch."""
         return self.allocation.counts.retries / self.micro_batches
 
-    def memory_bytes(self, kind: str | None) -> int:
-        """Bytes of the measured kind; of the tensors where that is none of the allocator's."""
-        by_kind = {
-            "active": self.allocation.active_bytes,
-            "reserved": self.reserved_bytes,
-            "device": self.reserved_bytes + self.framework_bytes,
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes at the peak of each kind."""
+        allocation = self.allocation
+        return {
+            "allocated": self.peak_bytes - self.framework_bytes,
+            "active": allocation.active_bytes,
+            "reserved": allocation.reserved_bytes,
+            "device": allocation.reserved_bytes + self.framework_bytes,
         }
-        return by_kind.get(kind or "", self.peak_bytes - self.framework_bytes)
 
 
 def _predicted(row: RowJob) -> StepPrediction:
@@ -247,16 +258,21 @@ def _simulated(job: Job, steps: int) -> StepPrediction:
     return StepPrediction(outcome.trace.step_seconds, peak, framework, allocation, steps)
 
 
-def _measured_memory(run: PublishedRun) -> tuple[int | None, str | None]:
-    """Bytes and which figure they are: torch's peak allocated, active, reserved, or the device's own."""
-    for kind in ("alloc", "active", "reserved"):
-        value = run.number(f"mem_{kind}_gb")
-        if value:
-            return round(value * 1e9), {"alloc": "allocated"}.get(kind, kind)
-    value = run.number("mem_other_gb")
-    if value and run.text("status") != "oom" and "nvidia-smi" in run.text("mem_kind"):
-        return round(value * 1e9), "device"
-    return None, None
+def _measured_memory(run: PublishedRun) -> dict[str, int]:
+    """Bytes by which figure they are: torch's peak allocated, active, reserved, or the device's own."""
+    columns = {"alloc": "allocated", "active": "active", "reserved": "reserved"}
+    if run.text("status") != "oom" and "nvidia-smi" in run.text("mem_kind"):
+        columns["other"] = "device"
+    values = {kind: run.number(f"mem_{column}_gb") for column, kind in columns.items()}
+    return {kind: round(value * 1e9) for kind, value in values.items() if value}
+
+
+def _memory_kind(run: PublishedRun) -> str:
+    """Which figure a row without one would publish: what `mem_kind` says, else what its source's tables and
+    logs have (torchtitan's `memory:` and ml-engineering's are what is reserved)."""
+    named = next((kind for word, kind in _KINDS.items() if word in run.text("mem_kind")), None)
+    reports_reserved = run.source.startswith(("torchtitan", "stas00"))
+    return named or ("reserved" if reports_reserved else "allocated")
 
 
 def _measured_fits(run: PublishedRun) -> bool | None:

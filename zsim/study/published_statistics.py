@@ -19,6 +19,8 @@ class Scored(Protocol):
     @property
     def memory_relative_error(self) -> float | None: ...
     @property
+    def memory_errors(self) -> dict[str, float]: ...
+    @property
     def measured_fits(self) -> bool | None: ...
     @property
     def predicted_fits(self) -> bool | None: ...
@@ -34,6 +36,10 @@ def summarise(rows: Sequence[Scored]) -> dict[str, Any]:
 def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
     times = [row.relative_error for row in rows if row.relative_error is not None]
     memory = [row.memory_relative_error for row in rows if row.memory_relative_error is not None]
+    by_kind: dict[str, list[float]] = {}
+    for row in rows:
+        for kind, error in row.memory_errors.items():
+            by_kind.setdefault(kind, []).append(error)
     outcomes = [row for row in rows if row.predicted_fits is not None and row.measured_fits is not None]
     return {
         "rows": len(times),
@@ -41,6 +47,9 @@ def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
         "skipped": sum(row.status == "skipped" for row in rows),
         **error_figures(times),
         "memory": {"rows": len(memory), **error_figures(memory)},
+        "memory_by_kind": {
+            kind: {"rows": len(errors), **error_figures(errors)} for kind, errors in sorted(by_kind.items())
+        },
         "fits": {
             "rows": len(outcomes),
             "right": sum(row.predicted_fits == row.measured_fits for row in outcomes),
