@@ -30,7 +30,8 @@ class Training:
     `checkpoint_every`: every n-th block is checkpointed, the others keep everything. `block_checkpointing`:
     the policy of each block where they differ, () where `activation_checkpointing` is that of all.
     `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
-    checkpoint from 2.1 on). `autocast`: modules get fp32 weights and torch.autocast casts at every product,
+    checkpoint from 2.1 on); one that does not holds the block's second output until its backward has ended
+    (the reentrant one, DeepSpeed's and Megatron's). `autocast`: modules get fp32 weights and torch.autocast casts at every product,
     so norms and the residual stream are fp32. `stored_dtype`: what DDP and FSDP1 keep weights, gradients and
     optimizer states in (a model loaded in bf16 and trained as it is keeps nothing in fp32). `liger`: norms,
     rotary embedding and gated activations are one kernel each (linkedin/Liger-Kernel).
