@@ -11,6 +11,7 @@ from zsim.cost.footprint import (
     block_saved_bytes,
     checkpoint_bytes,
     forward_extra_bytes,
+    keeps_only_the_stream,
     recomputed_modules,
     saved_bytes,
     saved_bytes_selective,
@@ -18,7 +19,7 @@ from zsim.cost.footprint import (
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.errors import NotSimulatedError
 from zsim.specs.importers.huggingface import load_model, model_from_config
-from zsim.specs.model import Activation, Attention, Block, Module, Norm, Parameter
+from zsim.specs.model import Activation, Attention, Block, Loss, Module, Norm, Parameter
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 TOKENS = 4096
@@ -218,6 +219,32 @@ def test_recomputation_stops_before_a_product_that_nothing_needs() -> None:
     assert recomputed_modules(llama, "full", stops_early=False) == llama.modules
     assert names(recomputed_modules(llama, "selective")) == ["self_attn.core"]
     assert recomputed_modules(llama, "none") == ()
+
+
+def test_autocast_has_norms_residuals_and_embeddings_in_fp32() -> None:
+    """A norm's output, and two gradients in its backward; a product's own are in the low type, with that of
+    its weight. The first norm keeps the block's input as it is; a first product would keep a cast copy."""
+    gpt2, cast = load_model("gpt2"), WorkOptions(autocast=True)
+    modules = {module.name: module for module in (*gpt2.before, *gpt2.blocks[0].modules)}
+    stream = TOKENS * 768 * 4
+    for name in ("ln_1", "mlp.dropout", "transformer.wte"):
+        assert forward_extra_bytes(modules[name], SHAPE, cast) == stream
+    assert backward_extra_bytes(modules["ln_1"], SHAPE, cast) == 2 * stream
+    projection = backward_extra_bytes(modules["attn.c_proj"], SHAPE, cast)
+    assert projection == 2 * (2 * TOKENS * 768 + 768**2)
+    kept = [keeps_only_the_stream(modules[name], cast) for name in ("ln_1", "attn.c_proj")]
+    assert kept == [True, False]
+    assert keeps_only_the_stream(modules["attn.c_proj"], WorkOptions())
+
+
+def test_a_loss_whose_logits_are_held_keeps_them_once() -> None:
+    """The fused one reads the trainer's; a copy in fp32 is another tensor."""
+    fused = WorkOptions(cross_entropy="fused")
+    sizes = [
+        saved_bytes(Module("loss", Loss(100, holds_logits=held)), SHAPE, fused)  # type: ignore[arg-type]
+        for held in ("no", "as they are", "in fp32")
+    ]
+    assert sizes == [200 * TOKENS, 0, 200 * TOKENS]
 
 
 def test_routed_experts_are_refused() -> None:

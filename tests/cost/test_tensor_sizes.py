@@ -63,6 +63,12 @@ def test_a_products_backward_finds_the_gradient_of_its_output() -> None:
     assert (cast.saved, cast.backward) == ((given, weight), (made, given, weight))
 
 
+def test_attentions_backward_finds_the_gradient_of_its_output() -> None:
+    """4 heads of 8, 2 of them for k and v, 4,096 tokens in bf16: 64, 64, 32 and 32 bytes a token."""
+    tensors = module_tensors(Module("core", Attention(4, 2, 8, 8, rotary=False)), SHAPE, WorkOptions())
+    assert tensors.backward[:4] == (64 * 4096, 64 * 4096, 32 * 4096, 32 * 4096)
+
+
 def test_gathered_attention_keeps_q_k_and_v_in_one_tensor() -> None:
     """4 heads of 8, 4,096 tokens: q, k and v 192 bytes a token, the output 64, its fp32 sum 128; 8 bytes of
     index and 16 of log-sum-exp are what is left of what is kept."""

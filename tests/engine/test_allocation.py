@@ -12,6 +12,9 @@ from rich.console import Console
 
 import zsim
 from zsim.engine.allocation import make_allocator, settle
+from zsim.engine.capacity import step_peak_bytes
+from zsim.engine.simulate import simulate_job
+from zsim.plan.held import plan_peaks
 from zsim.plan.make import make_plan
 from zsim.report.html import html_report
 from zsim.report.render import print_report
@@ -67,6 +70,33 @@ def test_states_that_the_first_update_makes_stand_in_the_room_of_activations() -
         times = [float(number) for number in range(len(one.ops))]
         reserved.append(settle(make_allocator(job, one, one), times, times).reserved_bytes)
     assert reserved[0] > 1.02 * reserved[1]
+
+
+def test_states_are_made_after_backward_has_let_go() -> None:
+    """Of what is freed just before the optimizer's first op."""
+    job = resolve(experiment("dgx-h100", {"kind": "fsdp2"}))
+    plan = make_plan(job)
+    changes = make_allocator(job, plan, plan).first_changes
+    assert changes is not None
+    update = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
+    there = changes.by_op[update]
+    first = next(place for place, change in enumerate(there) if change.tensor < 0)
+    assert first > 0
+    assert not any(change.bytes for change in there[:first])
+
+
+def test_active_bytes_lie_between_allocated_and_reserved(tmp_path: Path) -> None:
+    """Also of a step that the allocator holds up, which is run again."""
+    roomy = simulate_job(resolve(experiment("dgx-h100")))
+    own = plan_peaks(roomy.plan)["total"]
+    few = cluster(tmp_path, f"{step_peak_bytes(roomy.job, roomy.plan) + 3_000_000_000} B")
+    tight = simulate_job(resolve(experiment(few)))
+    assert tight.allocation is not None
+    assert roomy.allocation is not None
+    assert tight.allocation.is_short
+    for allocation in (roomy.allocation, tight.allocation):
+        assert own <= allocation.active_bytes <= allocation.reserved_bytes
+    assert tight.allocation.active_bytes < roomy.allocation.active_bytes  # the host is less far ahead
 
 
 def test_expandable_segments_reserve_less() -> None:

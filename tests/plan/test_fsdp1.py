@@ -408,6 +408,14 @@ def test_model_states_are_sharded(plan_for: PlanFor, toys: Any) -> None:
     assert states == [6_738_415_616 // 4, 6_738_415_616 // 4, 6_738_415_616 // 2]
 
 
+def test_torch_1_copies_shards_into_the_type_that_they_have(toys: Any) -> None:
+    """composer names fp32; torch 2 sees that nothing is to be done."""
+    for before_torch_2 in (False, True):
+        plan = toy_plan(toys, 4, param_dtype="fp32", before_torch_2=before_torch_2)
+        copies = [op for op in plan.ops if op.name.startswith("cast shard")]
+        assert bool(copies) == before_torch_2
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])

@@ -168,6 +168,30 @@ def test_composers_old_name_for_a_precision_tells_of_torch_1_13() -> None:
     assert old.cluster.framework_memory.context > new.cluster.framework_memory.context
 
 
+@pytest.mark.parametrize(
+    ("source", "date", "holds"),
+    [
+        ("torchtitan-pr135", "2024-03", "in fp32"),
+        ("torchtitan-2024-12", "2024-12", "no"),
+        ("fms-fsdp", "2024-04", "as they are"),
+        ("fms-fsdp", "2025-08", "no"),
+    ],
+)
+def test_loops_that_hold_their_logits_are_known_by_their_date(source: str, date: str, holds: str) -> None:
+    job = row_job(replace(run(date=date), source=source)).job
+    assert [module.work.holds_logits for module in job.model.after if isinstance(module.work, Loss)] == [
+        holds
+    ]
+
+
+def test_checkpoints_are_reentrant_where_their_trainer_left_them_so() -> None:
+    """composer's until MosaicML's YAML files said otherwise."""
+    changes = {**MOSAIC, "act_ckpt": "full-block"}
+    found = [row_job(run(**changes, date=date)).job.training for date in ("2023-02", "2023-04", "2024-01")]
+    assert [training.checkpoint_is_reentrant for training in found] == [True, False, False]
+    assert [training.checkpoint_stops_early for training in found] == [False, False, True]
+
+
 def test_composers_early_models_run_slower_kernels_and_every_release_logs_its_metrics() -> None:
     """torch's cross-entropy and a padding mask until February 2023; two metrics a micro-batch always; its own
     AdamW goes tensor by tensor."""

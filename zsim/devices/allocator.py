@@ -117,7 +117,8 @@ class Allocator:
         self.owed_seconds = 0.0
 
     def copy(self) -> Allocator:
-        """One that begins with the segments that this one has, before a run or after `restart`."""
+        """One that begins with the segments that this one has, after its first run and `restart`."""
+        assert self.first_changes is None
         return Allocator(
             self.memory.copy(),
             self.changes,

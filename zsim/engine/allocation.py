@@ -1,10 +1,10 @@
 """What torch's allocator makes of a step: the reserved bytes, and whether it ran short.
 
 The step's tensors are put through the allocator at the times at which the host allocated and the GPU was done
-with them, again and again until it reserves no more. The optimizer's states come to stand where the first
-step left room for them, between what later steps want back whole: where torch makes them lazily, that is in
-the first run's update. An allocator that has room costs no time, so this comes
-after the clock. One that runs short holds the host up: then the step is run again with the allocator in it.
+with them, again and again until it reserves no more. What the first update makes (torch.optim's states) takes
+the room that the first step has left, and breaks up blocks which later steps want back whole. An allocator
+that has room costs no time, so this comes after the clock. One that runs short holds the host up: then the
+step is run again with the allocator in it.
 """
 
 from __future__ import annotations
@@ -65,17 +65,20 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
         retry_seconds=retry_seconds(job.world_size, costs),
         counts_from=len(repeated.ops) - len(plan.ops),
-        first_changes=Changes([*_first_update(repeated), *changes]),
+        first_changes=Changes(_with_first_update(changes, repeated)),
     )
 
 
-def _first_update(plan: Plan) -> list[TensorChange]:
-    """What the first update makes before it does anything else: see `Memory.lazy_tensors`."""
+def _with_first_update(changes: Sequence[TensorChange], plan: Plan) -> list[TensorChange]:
+    """Also what the first update makes, once backward has let go of all it needed: `Memory.lazy_tensors`."""
     sizes = [size for memory in plan.resident if memory.device == "gpu" for size in memory.lazy_tensors]
-    if not sizes:
-        return []
-    op = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
-    return [TensorChange(op, -number, size) for number, size in enumerate(sizes, 1)]
+    update = next((number for number, op in enumerate(plan.ops) if op.phase == "optimizer"), len(plan.ops))
+    made = [TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)]
+    before = [
+        change for change in changes if change.op < update or (change.op == update and not change.bytes)
+    ]
+    after = [change for change in changes if change.op > update or (change.op == update and change.bytes)]
+    return [*before, *made, *after]
 
 
 class _Outstanding:
@@ -112,4 +115,4 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
             break
         before = peak
     limit = memory.capacity_bytes
-    return Allocation(min(active, limit), min(peak, limit), limit, replace(counts, failures=failures))
+    return Allocation(active, min(peak, limit), limit, replace(counts, failures=failures))

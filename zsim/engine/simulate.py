@@ -175,7 +175,7 @@ def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prep
     memory, limit = allocator.memory, allocation.limit_bytes
     allocation = replace(
         allocation,
-        active_bytes=min(memory.peak_active_bytes, limit),
+        active_bytes=memory.peak_active_bytes,
         reserved_bytes=min(memory.peak_reserved_bytes, limit),
         counts=allocator.counts,
         extra_seconds=held.trace.step_seconds - run.trace.step_seconds,

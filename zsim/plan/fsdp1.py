@@ -60,8 +60,9 @@ class Fsdp1Schedule(Hooks):
         self.training = training
         self.is_sharded = shard_size > 1
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
-        # Up to torch 1.13 a shard is also copied into the type that it has, where `MixedPrecision` names one.
-        self._casts_shards = strategy.before_torch_2 or strategy.param_dtype != training.stored_dtype
+        # Up to torch 1.13 a shard is also copied into the type that it has where `MixedPrecision` names that,
+        # as composer's always does.
+        self.casts_shards = strategy.before_torch_2 or strategy.param_dtype != training.stored_dtype
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self.units = make_flat_units(workload, strategy.wrapping, shard_size)
         self.handles = {unit.path: _Handle() for unit in self.units}
@@ -94,7 +95,7 @@ class Fsdp1Schedule(Hooks):
         """_unshard: cast the shard, pass the rate limiter, all-gather; on two streams."""
         handle, builder = self.handles[unit.path], self.builder
         needs_unshard = self.is_sharded and not handle.is_unsharded
-        low_shard = unit.shard_numel * self.param_bytes if self._casts_shards else 0
+        low_shard = unit.shard_numel * self.param_bytes if self.casts_shards else 0
         if needs_unshard or not self.is_sharded:
             builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
             if low_shard:
@@ -129,7 +130,7 @@ class Fsdp1Schedule(Hooks):
             handle.is_unsharded = False
         if frees and self.strategy.limit_all_gathers:
             self.limiter.freed(done)
-        if not self.is_sharded and self._casts_shards:
+        if not self.is_sharded and self.casts_shards:
             low = unit.shard_numel * self.param_bytes
             builder.free_when_done("buffers", low, done, owner=unit.name)
         handle.is_prefetched = False

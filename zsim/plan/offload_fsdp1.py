@@ -88,8 +88,7 @@ class OffloadedFsdp1Schedule(Fsdp1Schedule):
         builder.wait_stream(UNSHARD, PRE_UNSHARD)
         super()._unshard(unit)
         last = event
-        is_gathered_as_it_is = self.strategy.param_dtype == self.training.stored_dtype
-        if self.is_sharded and is_gathered_as_it_is and not was_unsharded:
+        if self.is_sharded and not self.casts_shards and not was_unsharded:
             gathered = builder.record(UNSHARD)
             assert gathered is not None
             last = gathered

@@ -13,7 +13,8 @@ from zsim.specs.strategy import DTYPE_BYTES, Training
 
 def lazy_states(training: Training, numels: Sequence[int]) -> Memory:
     """torch.optim's states of this rank's elements of each tensor, which its first step makes, tensor by
-    tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise)."""
+    tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise). Of FSDP1 the
+    tensors are the flat parameters: that with `use_orig_params` they are slices of those is left out."""
     size = DTYPE_BYTES[training.stored_dtype]
     tensors = tuple(size * numel for numel in numels for _ in range(OPTIMIZER_STATES[training.optimizer]))
     return Memory("optimizer_states", sum(tensors), lazy_tensors=tensors)

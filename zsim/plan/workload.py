@@ -177,7 +177,7 @@ class _Deriver:
             return Segment(name, "block", calls, False, 0, registration=block.registration)
         kept = footprint.checkpoint_bytes(hidden_size, self._shape, self._options)
         stops_early = self._training.checkpoint_stops_early
-        output = kept if policy == "full" and not stops_early else 0
+        output = kept if policy == "full" and self._training.checkpoint_is_reentrant else 0
         calls = (self._of_checkpoint(calls[0]), *calls[1:])
         count = len(footprint.recomputed_modules(block, "full", stops_early=stops_early))
         recomputed, stops_at = calls[:count], None

@@ -58,6 +58,9 @@ class TrainingTable(_Table):
     checkpoint_stops_early: bool = Field(
         default=True, description="recompute only until all that backward needs is there"
     )
+    checkpoint_is_reentrant: bool = Field(
+        default=False, description="hold a block's second output during its backward: `use_reentrant=True`"
+    )
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
         default="fused", description="torch's kernels of the optimizer; DeepSpeed brings its own"
     )

@@ -210,6 +210,7 @@ def _training(
         checkpoint_every=table.checkpoint_every,
         block_checkpointing=block_policies(table, len(model.blocks)),
         checkpoint_stops_early=table.checkpoint_stops_early,
+        checkpoint_is_reentrant=table.checkpoint_is_reentrant,
         expandable_segments=table.expandable_segments,
         optimizer_implementation=table.optimizer_implementation,
     )

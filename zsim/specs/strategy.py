@@ -30,11 +30,12 @@ class Training:
     `checkpoint_every`: every n-th block is checkpointed, the others keep everything. `block_checkpointing`:
     the policy of each block where they differ, () where `activation_checkpointing` is that of all.
     `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
-    checkpoint from 2.1 on); one that does not holds the block's second output until its backward has ended
-    (the reentrant one, DeepSpeed's and Megatron's). `autocast`: modules get fp32 weights and torch.autocast casts at every product,
-    so norms and the residual stream are fp32. `stored_dtype`: what DDP and FSDP1 keep weights, gradients and
-    optimizer states in (a model loaded in bf16 and trained as it is keeps nothing in fp32). `liger`: norms,
-    rotary embedding and gated activations are one kernel each (linkedin/Liger-Kernel).
+    checkpoint from 2.1 on). `checkpoint_is_reentrant`: the block's second output is held until its backward
+    has ended, as DeepSpeed, Megatron and transformers before 5 do. `autocast`: modules get fp32 weights and
+    torch.autocast casts at every product, so norms and the residual stream are fp32. `stored_dtype`: what DDP
+    and FSDP1 keep weights, gradients and optimizer states in (a model loaded in bf16 and trained as it is
+    keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
+    (linkedin/Liger-Kernel).
     """
 
     sequence_length: int
@@ -48,6 +49,7 @@ class Training:
     gradient_clipping: float
     checkpoint_every: int = 1
     checkpoint_stops_early: bool = True
+    checkpoint_is_reentrant: bool = False
     autocast: bool = False
     expandable_segments: bool = False
     stored_dtype: str = "fp32"

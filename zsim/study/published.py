@@ -25,7 +25,7 @@ from zsim.study.published_table import PublishedRun, read_runs
 # Beyond so many micro-batches the rest are taken to be like the last two of these.
 _MICRO_BATCHES = 3
 _SHORT_MICRO_BATCHES = 8
-_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}
+_MEMORY_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}  # by column and word
 
 Tweak = Callable[[Job], Job]
 
@@ -260,7 +260,7 @@ def _simulated(job: Job, steps: int) -> StepPrediction:
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:
     """Bytes by which figure they are: torch's peak allocated, active, reserved, or the device's own."""
-    columns = {"alloc": "allocated", "active": "active", "reserved": "reserved"}
+    columns = dict(_MEMORY_KINDS)
     if run.text("status") != "oom" and "nvidia-smi" in run.text("mem_kind"):
         columns["other"] = "device"
     values = {kind: run.number(f"mem_{column}_gb") for column, kind in columns.items()}
@@ -270,7 +270,8 @@ def _measured_memory(run: PublishedRun) -> dict[str, int]:
 def _memory_kind(run: PublishedRun) -> str:
     """Which figure a row without one would publish: what `mem_kind` says, else what its source's tables and
     logs have (torchtitan's `memory:` and ml-engineering's are what is reserved)."""
-    named = next((kind for word, kind in _KINDS.items() if word in run.text("mem_kind")), None)
+    words = {**_MEMORY_KINDS, "nvidia-smi": "device"}
+    named = next((kind for word, kind in words.items() if word in run.text("mem_kind")), None)
     reports_reserved = run.source.startswith(("torchtitan", "stas00"))
     return named or ("reserved" if reports_reserved else "allocated")
 

@@ -100,6 +100,7 @@ def row_job(run: PublishedRun) -> RowJob:
         job.training,
         checkpoint_every=2 if is_every_second_block(run) else 1,
         checkpoint_stops_early=stops_early(run),
+        checkpoint_is_reentrant=is_reentrant(run),
         autocast=is_autocast(run),
         stored_dtype=_stored_dtype(run),
         optimizer_implementation=_optimizer_implementation(run),
@@ -214,9 +215,16 @@ def stops_early(run: PublishedRun) -> bool:
     """Whether recomputation stops as soon as it can, as torch's non-reentrant checkpoint does from 2.1
     (October 2023) on, where that is the torch that ran. composer and torchtitan use it; Megatron, DeepSpeed
     and transformers before 5 use the other."""
+    return not is_reentrant(run) and run.text("date") >= "2023-10" and torch_1_release(run) is None
+
+
+def is_reentrant(run: PublishedRun) -> bool:
+    """Whether the checkpoints are torch's reentrant ones, or of that kind. composer's were (0.11 to 0.13),
+    until MosaicML's YAML files set `activation_checkpointing_reentrant: false` in April 2023."""
     frameworks = ("torchtitan", "kempnerforge", "fms-fsdp")
-    uses_non_reentrant = is_composer(run) or is_stas00(run) or run.source.startswith(frameworks)
-    return uses_non_reentrant and run.text("date") >= "2023-10" and torch_1_release(run) is None
+    if is_composer(run):
+        return run.text("date") < "2023-04"
+    return not (is_stas00(run) or run.source.startswith(frameworks))
 
 
 def is_autocast(run: PublishedRun) -> bool:

@@ -184,13 +184,18 @@ def _imports(job: Job, *lines: str) -> Iterator[str]:
     found = list(lines)
     if kind != "none":
         module = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
-        found.append(f"from {module} import checkpoint_wrapper")
+        names = "CheckpointImpl, checkpoint_wrapper" if _is_reentrant(job) else "checkpoint_wrapper"
+        found.append(f"from {module} import {names}")
     if kind == "selective-op":
         found.append(
             "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts"
         )
     yield "import torch"
     yield from sorted(found, key=lambda line: line.split()[1])
+
+
+def _is_reentrant(job: Job) -> bool:
+    return job.training.activation_checkpointing == "full" and job.training.checkpoint_is_reentrant
 
 
 def _constants(job: Job) -> Iterator[str]:
@@ -245,6 +250,8 @@ def _wrap_blocks(job: Job) -> Iterator[str]:
     yield "    for name, block in list(blocks.named_children()):"
     if kind != "none":
         more = "" if training.checkpoint_stops_early else ", early_stop=False"
+        if _is_reentrant(job):
+            more = ", checkpoint_impl=CheckpointImpl.REENTRANT"
         context = ", context_fn=keep_every_second_product" if kind == "selective-op" else ""
         call = f"checkpoint_wrapper(block{context}{more})"
         if training.checkpoint_every > 1:
