@@ -86,6 +86,40 @@ def kept_output_bytes(module: Module, shape: BatchShape, options: WorkOptions) -
     return shape.tokens * work.out_features * e
 
 
+def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:
+    """Bytes by module that "selective-op" has in the outputs it keeps, so that recomputation does not make
+    them again: what fused attention, the product after it and activations read, and attention's own
+    log-sum-exp. With rotary embeddings attention keeps new q and k, and of what it reads only v (all of a
+    fused projection whose slice v is)."""
+    modules, shared = block.modules, dict.fromkeys((module.name for module in block.modules), 0)
+    places = {module.name: place for place, module in enumerate(modules)}
+    core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
+    last = max(place for place in range(core) if isinstance(modules[place].work, Linear))
+    for module in kept_modules(block):
+        place, size = places[module.name], kept_output_bytes(module, shape, options)
+        if isinstance(module.work, Attention):
+            statistics = shape.tokens * module.work.num_heads * LOGSUMEXP_BYTES
+            shared[module.name] += statistics
+            reader, size = _next(modules, place, Linear), size - statistics
+        elif place < core:
+            reader, attention = modules[core], modules[core].work
+            assert isinstance(attention, Attention)
+            if attention.rotary and not (attention.splits_fused_qkv and not options.fuses_kernels):
+                values = (
+                    shape.tokens * attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
+                )
+                size = values if place == last else 0
+        else:
+            reader = _next(modules, place, Activation)
+        if reader is not None:
+            shared[reader.name] += size
+    return {name: size for name, size in shared.items() if size}
+
+
+def _next(modules: tuple[Module, ...], place: int, kind: type[Any]) -> Module | None:
+    return next((module for module in modules[place + 1 :] if isinstance(module.work, kind)), None)
+
+
 def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) -> int:
     """What a block keeps under full recomputation: its input, 2sbh bytes in bf16."""
     return shape.tokens * hidden_size * options.stream_bytes

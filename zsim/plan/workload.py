@@ -143,7 +143,7 @@ class _Deriver:
         self._works: dict[int, ModuleWork] = {}
         self._selective_works: dict[int, ModuleWork] = {}
         self._kept_works: dict[int, ModuleWork] = {}
-        self._first_works: dict[int, ModuleWork] = {}
+        self._sharing_works: dict[tuple[int, int], ModuleWork] = {}
 
     def fuse_head(self, modules: tuple[Module, ...]) -> str:
         """Let the head do the loss piece by piece, and what stands between and after nothing; the head's
@@ -178,7 +178,7 @@ class _Deriver:
         kept = footprint.checkpoint_bytes(hidden_size, self._shape, self._options)
         stops_early = self._training.checkpoint_stops_early
         output = kept if policy == "full" and self._training.checkpoint_is_reentrant else 0
-        calls = (self._of_checkpoint(calls[0]), *calls[1:])
+        calls = self._without_shared(block, calls, policy)
         count = len(footprint.recomputed_modules(block, "full", stops_early=stops_early))
         recomputed, stops_at = calls[:count], None
         if policy == "selective-op":
@@ -191,16 +191,30 @@ class _Deriver:
             stops_at = calls[count]
         return Segment(name, "block", calls, True, kept, output, recomputed, stops_at, block.registration)
 
-    def _of_checkpoint(self, call: ModuleCall) -> ModuleCall:
-        """The block's first module, which keeps nothing where it would only keep the block's input: the
-        checkpoint has that."""
-        if not footprint.keeps_only_the_stream(call.module, self._options):
+    def _without_shared(
+        self, block: Block, calls: tuple[ModuleCall, ...], policy: Checkpointing
+    ) -> tuple[ModuleCall, ...]:
+        """The calls without what the checkpoint keeps for them: the block's input at a first module that
+        would only keep that, and with "selective-op" the outputs that are not made again."""
+        is_selective = policy == "selective-op" and self._options.attention == "flash"
+        shared = footprint.kept_for_readers(block, self._shape, self._options) if is_selective else {}
+        first = calls[0]
+        if footprint.keeps_only_the_stream(first.module, self._options):
+            shared[first.module.name] = first.work.saved_bytes
+        return tuple(self._sharing(call, shared.get(call.module.name, 0)) for call in calls)
+
+    def _sharing(self, call: ModuleCall, count: int) -> ModuleCall:
+        key, saved = (id(call.module), count), call.work.saved_bytes
+        if not min(count, saved):
             return call
-        key = id(call.module)
-        if key not in self._first_works:
-            tensors = replace(call.work.tensors, saved=())
-            self._first_works[key] = replace(call.work, saved_bytes=0, working_bytes=0, tensors=tensors)
-        return replace(call, work=self._first_works[key])
+        if key not in self._sharing_works:
+            sizes = list(call.work.tensors.saved)
+            if count in sizes:
+                sizes.remove(count)
+            tensors = replace(call.work.tensors, saved=tuple(sizes) if count < saved else ())
+            left = max(0, saved - count)
+            self._sharing_works[key] = replace(call.work, saved_bytes=left, tensors=tensors)
+        return replace(call, work=self._sharing_works[key])
 
     def _calls(
         self, name: str, prefix: str, modules: tuple[Module, ...], policy: Checkpointing
