@@ -16,7 +16,7 @@ from zsim.study.check import run_check
 from zsim.study.published import CheckResult, RowResult, shipped_tables
 from zsim.study.published_bars import bar_of_all, bars, table_lines
 from zsim.study.published_print import markdown_lines
-from zsim.study.published_statistics import error_figures
+from zsim.study.published_statistics import error_figures, summarise
 from zsim.study.published_table import read_runs
 from zsim.version import __version__
 
@@ -146,29 +146,20 @@ def _by_memory_figure(result: CheckResult) -> list[str]:
         "| figure | rows | mean | worst | bias | of role report | mean | bias |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    unseen = [row for row in result.rows if row.role == "report"]
+    every, reported = (summarise(rows)["memory_by_kind"] for rows in (result.rows, unseen))
     for kind in ("allocated", "active", "reserved", "device"):
-        errors, unseen = (
-            [
-                row.memory_errors[kind]
-                for row in result.rows
-                if kind in row.memory_errors and row.role in roles
-            ]
-            for roles in (("calibrate", "report"), ("report",))
+        if kind not in every:
+            continue
+        figures, more = every[kind], "0 | | "
+        if kind in reported:
+            own = reported[kind]
+            more = f"{own['rows']} | {own['mean_absolute_error']:.1%} | {own['bias']:+.1%}"
+        lines.append(
+            f"| {kind} | {figures['rows']} | {figures['mean_absolute_error']:.1%} | "
+            f"{figures['worst_absolute_error']:.1%} | {figures['bias']:+.1%} | {more} |"
         )
-        if errors:
-            figures = error_figures(errors)
-            lines.append(
-                f"| {kind} | {len(errors)} | {figures['mean_absolute_error']:.1%} | "
-                f"{figures['worst_absolute_error']:.1%} | {figures['bias']:+.1%} | {_of_unseen(unseen)} |"
-            )
     return [*lines, ""]
-
-
-def _of_unseen(errors: Sequence[float]) -> str:
-    if not errors:
-        return "0 | | "
-    figures = error_figures(errors)
-    return f"{len(errors)} | {figures['mean_absolute_error']:.1%} | {figures['bias']:+.1%}"
 
 
 def _by_tier(result: CheckResult) -> list[str]:

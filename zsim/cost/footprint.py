@@ -104,11 +104,9 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
         elif place < core:
             reader, attention = modules[core], modules[core].work
             assert isinstance(attention, Attention)
-            if attention.rotary and not (attention.splits_fused_qkv and not options.fuses_kernels):
-                values = (
-                    shape.tokens * attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
-                )
-                size = values if place == last else 0
+            if attention.rotary and not _keeps_fused_projection(attention, options):
+                values = attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
+                size = shape.tokens * values if place == last else 0
         else:
             reader = _next(modules, place, Activation)
         if reader is not None:
@@ -248,14 +246,18 @@ def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
     return shape.tokens * work.width * cost.saved_bytes
 
 
+def _keeps_fused_projection(work: Attention, options: WorkOptions) -> bool:
+    """Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive."""
+    return work.rotary and work.splits_fused_qkv and not options.fuses_kernels
+
+
 def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
     """Flash: q, k, v, log-sum-exp; where it unpads also its output, which is scattered into the next layer's
     input, and the indices. Math: q, and k and v of all heads, the softmax's output, with dropout its mask and
     what it let through; eager with an fp32 softmax also the probabilities cast back."""
     e, inputs = options.activation_bytes, input_elements(work)
     if options.attention == "flash":
-        # Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive.
-        is_doubled = work.rotary and work.splits_fused_qkv and not options.fuses_kernels
+        is_doubled = _keeps_fused_projection(work, options)
         rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
         unpadded = output_elements(work) * e + INDEX_BYTES if unpads(work, options) else 0
         return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded)
@@ -286,11 +288,8 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
     """The logits where fused, else the fp32 log-probabilities; no logits that the trainer holds anyway."""
-    return (
-        shape.tokens
-        * work.vocab_size
-        * kept_per_logit(options, holds_logits=work.holds_logits == "as they are")
-    )
+    holds_logits = work.holds_logits == "as they are"
+    return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=holds_logits)
 
 
 def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:

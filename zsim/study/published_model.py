@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.model import Attention, Block, Loss, ModelSpec, Module
+from zsim.specs.model import Attention, Loss, ModelSpec, Module
 from zsim.study.published_table import PublishedRun
 
 _DECODERS = ("", "decoder")
@@ -114,12 +114,7 @@ def holding_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
 
 def with_loss(model: ModelSpec, **changes: Any) -> ModelSpec:
     """The model with its loss changed."""
-    return replace(model, after=tuple(_changed_loss(module, changes) for module in model.after))
-
-
-def _changed_loss(module: Module, changes: dict[str, Any]) -> Module:
-    work = module.work
-    return replace(module, work=replace(work, **changes)) if isinstance(work, Loss) else module
+    return replace(model, after=_changed(model.after, Loss, changes))
 
 
 def is_early_composer(run: PublishedRun) -> bool:
@@ -129,15 +124,15 @@ def is_early_composer(run: PublishedRun) -> bool:
 
 def with_attention(model: ModelSpec, **changes: Any) -> ModelSpec:
     """The model with its blocks' attention changed."""
-    return replace(model, blocks=tuple(_changed(block, changes) for block in model.blocks))
+    blocks = (replace(block, modules=_changed(block.modules, Attention, changes)) for block in model.blocks)
+    return replace(model, blocks=tuple(blocks))
 
 
-def _changed(block: Block, changes: dict[str, Any]) -> Block:
-    def change(module: Module) -> Module:
-        work = module.work
-        return replace(module, work=replace(work, **changes)) if isinstance(work, Attention) else module
-
-    return replace(block, modules=tuple(map(change, block.modules)))
+def _changed(modules: tuple[Module, ...], kind: type[Any], changes: dict[str, Any]) -> tuple[Module, ...]:
+    return tuple(
+        replace(module, work=replace(module.work, **changes)) if isinstance(module.work, kind) else module
+        for module in modules
+    )
 
 
 def cross_entropy(run: PublishedRun) -> str | None:
