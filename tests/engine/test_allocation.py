@@ -85,6 +85,24 @@ def test_states_are_made_after_backward_has_let_go() -> None:
     assert not any(change.bytes for change in there[:first])
 
 
+def test_segments_of_what_the_parameters_were_made_from_stay_where_there_was_room(tmp_path: Path) -> None:
+    """DeepSpeed puts 13.5 GB of parameters together on the GPU since 0.18.7: pieces of a weight each."""
+    table = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    reserved = {}
+    for version in ("0.18.6", "0.18.7"):
+        job = resolve(experiment("dgx-h100", {"config": table, "version": version}))
+        plan = make_plan(job)
+        allocator = make_allocator(job, plan, plan)
+        held = sum(memory.bytes for memory in plan.resident if not memory.lazy_tensors)
+        assert allocator.memory.active_bytes == pytest.approx(held, abs=2**20)
+        reserved[version] = allocator.memory.reserved_bytes
+    parameters = plan.resident[0]
+    assert sum(parameters.made_from) == pytest.approx(parameters.bytes, rel=1e-6)
+    assert reserved["0.18.7"] - reserved["0.18.6"] == pytest.approx(parameters.bytes, rel=0.02)
+    tight = resolve(experiment(cluster(tmp_path, "24 GB"), {"config": table, "version": "0.18.7"}))
+    assert make_allocator(tight, plan, plan).memory.reserved_bytes < 24e9
+
+
 def test_active_bytes_lie_between_allocated_and_reserved(tmp_path: Path) -> None:
     """Also of a step that the allocator holds up, which is run again."""
     roomy = simulate_job(resolve(experiment("dgx-h100")))

@@ -11,7 +11,9 @@ from zsim.cost.efficiency import gemm_fraction
 from zsim.cost.footprint import kept_modules
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.work import backward_kernels, forward_kernels
+from zsim.plan.builder import PlanBuilder
 from zsim.plan.ddp import ddp_plan
+from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload import make_workload
 from zsim.specs.cluster_files import load_gpu
 from zsim.specs.importers.huggingface import load_model
@@ -44,7 +46,8 @@ def test_selective_op_keeps_every_second_product_and_attention() -> None:
     """torchtitan: q, v, gate and down of the seven products stay; k, o and up run again. Kept per token: the
     block's input h, q h, v h, gate f, down h, attention h in bf16 and 4 bytes for each of 32 heads:
     2 (5 x 4096 + 11008) + 128 = 63,104 bytes."""
-    names = [module.name.rpartition(".")[2] for module in kept_modules(LLAMA.blocks[0])]
+    kept = kept_modules(LLAMA.blocks[0], WorkOptions("bf16"))
+    names = [module.name.rpartition(".")[2] for module in kept]
     assert names == ["q_proj", "v_proj", "gate_proj", "down_proj", "core"]
     segment = make_workload(LLAMA, replace(TRAINING, activation_checkpointing="selective-op")).segments[1]
     assert segment.checkpoint_bytes == 128 * 63_104
@@ -54,6 +57,42 @@ def test_selective_op_keeps_every_second_product_and_attention() -> None:
         "o_proj",
         "up_proj",
     ]
+
+
+def test_selective_op_makes_each_kept_output_where_its_module_runs() -> None:
+    """q, v, attention and its log-sum-exp, gate, down; the block's input comes first."""
+    builder = PlanBuilder([])
+    training = replace(TRAINING, activation_checkpointing="selective-op")
+    walk_step(Hooks(builder), make_workload(LLAMA, training), 1)
+    changes = [change for change in builder.memory if change.owner == "model.layers.0 checkpoint"]
+    made = [
+        (builder.ops[change.op].name.rpartition(".")[2], change.bytes // 128 // 2, len(change.tensors))
+        for change in changes
+        if change.bytes > 0
+    ]
+    assert made == [
+        ("input_layernorm", 4096, 0),
+        ("q_proj", 4096, 1),
+        ("v_proj", 4096, 1),
+        ("core", 4096 + 64, 2),
+        ("gate_proj", 11008, 1),
+        ("down_proj", 4096, 1),
+    ]
+    assert sum(change.bytes for change in changes) == 0
+
+
+@pytest.mark.parametrize(("policy", "reuses"), [("none", False), ("full", True), ("selective-op", True)])
+def test_a_compiled_activation_writes_over_what_it_need_not_keep(policy: Any, *, reuses: bool) -> None:
+    """In the first forward; in recomputation backward waits for all of them."""
+    training = replace(TRAINING, activation_checkpointing=policy, compile=True)
+    segment = make_workload(LLAMA, training).segments[1]
+    passing = [
+        call.work.forward_extra_bytes
+        for calls in (segment.calls, segment.recomputed)
+        for call in calls
+        if call.module.name == "mlp.act_fn"
+    ]
+    assert passing == ([0, 128 * 11008 * 2] if reuses else [128 * 11008 * 2])
 
 
 def test_autocast_keeps_the_residual_stream_in_fp32() -> None:

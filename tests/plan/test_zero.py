@@ -55,6 +55,33 @@ def test_bucket_buffers_cost_what_was_measured(change: dict[str, Any], expected:
     assert peak(**change) - peak() == pytest.approx(expected, abs=4)
 
 
+@pytest.mark.parametrize(
+    ("version", "lazy", "flattened"),
+    [("0.13.1", 0, 0), ("0.13.2", 2, 0), ("0.18.6", 2, 0), ("0.18.7", 2, 580), ("0.19.8", 2, 580)],
+)
+def test_states_and_flat_parameters_are_made_as_the_release_makes_them(
+    version: str, lazy: int, flattened: int
+) -> None:
+    """Adam's two states before the first step or in it; 580 parameters of GPT-2 XL, put together on the CPU
+    or on the GPU."""
+    table = {"sequence_length": 1024, "micro_batch_size": 4}
+    config = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}}
+    job = resolve(
+        zsim.Experiment(
+            model="gpt2-xl",
+            cluster="dgx-2",
+            gpus=4,
+            training=table,
+            strategy={"config": config, "version": version},
+        )
+    )
+    resident = make_plan(job).resident
+    assert sum(len(memory.lazy_tensors) for memory in resident) == lazy
+    assert len(resident[0].made_from) == flattened
+    states = sum(memory.bytes for memory in resident if memory.category == "optimizer_states")
+    assert states == 12 * -(-1_557_611_200 // 8) * 8 // 4
+
+
 def test_a_bucket_is_reduced_before_the_gradient_that_would_overflow_it() -> None:
     """GPT-2 XL has 1,557,611,200 elements; the embedding of 80,411,200 comes last. Every bucket of 5e8 is
     filled as far as whole gradients go, and all of them together are the model."""

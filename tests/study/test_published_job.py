@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import NotSimulatedError
+from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.model import Attention, Loss
 from zsim.specs.strategy import Fsdp1
 from zsim.study.published_job import row_job
@@ -277,3 +278,16 @@ def test_parameters_leave_the_gpu_where_the_row_says_so() -> None:
     likely = row_job(run(strategy="ZeRO-3", offload="optimizer->CPU (likely)"))
     assert "offload" in likely.assumptions
     assert likely.job.strategy.zero.offload_param is None  # type: ignore[union-attr]
+
+
+def test_ml_engineerings_runs_have_the_configuration_of_their_script() -> None:
+    """insights/when-to-upgrade-gpus: stage 2 overlaps there too, against DeepSpeed's default."""
+    cells = {**CELLS, "strategy": "ZeRO-2", "zero_stage": "2", "software": "DeepSpeed 0.19.2"}
+    ours, default = (
+        row_job(PublishedRun("r-1", source, "", cells, "runs.csv: line 2")).job.strategy
+        for source in ("stas00-h200-b200", "somewhere")
+    )
+    assert isinstance(ours, DeepSpeedConfig)
+    assert isinstance(default, DeepSpeedConfig)
+    assert (ours.zero.overlap_comm, ours.gradient_clipping) == (True, 1.0)
+    assert (default.zero.overlap_comm, default.gradient_clipping) == (False, 0.0)

@@ -68,22 +68,26 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
     return shape.tokens * input_elements(module.work) * options.activation_bytes
 
 
-def kept_modules(block: Block) -> tuple[Module, ...]:
-    """What "selective-op" keeps: fused attention, and the first, third, fifth ... product of a block.
+def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
+    """What "selective-op" keeps: fused attention, and the first, third, fifth ... product of a block. The
+    last one's output nothing in backward reads; torch.compile, which sees that, does not keep it.
 
-    Source: torchtitan's `_apply_ac_to_transformer_block` (2024), which runs every second `aten.mm` again.
+    Source: torchtitan's `_apply_ac_to_transformer_block` (2024), which runs every second `aten.mm` again;
+    torch 2.13's `solve_min_cut` (_functorch/partitioners.py), which cuts ways to backward alone.
     """
     products = [module for module in block.modules if isinstance(module.work, Linear)]
-    return (*products[::2], *(module for module in block.modules if isinstance(module.work, Attention)))
+    kept = (products[:-1] if options.compile else products)[::2]
+    return (*kept, *(module for module in block.modules if isinstance(module.work, Attention)))
 
 
-def kept_output_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """The output of a product, or of fused attention with its log-sum-exp, that is kept and not run again."""
+def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[int, ...]:
+    """Bytes of the output of a product, or of fused attention and its log-sum-exp, that are kept and not made
+    again."""
     work, e = module.work, options.activation_bytes
     if isinstance(work, Attention):
-        return shape.tokens * (output_elements(work) * e + work.num_heads * LOGSUMEXP_BYTES)
+        return shape.tokens * output_elements(work) * e, shape.tokens * work.num_heads * LOGSUMEXP_BYTES
     assert isinstance(work, Linear)
-    return shape.tokens * work.out_features * e
+    return (shape.tokens * work.out_features * e,)
 
 
 def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:
@@ -95,12 +99,11 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
     places = {module.name: place for place, module in enumerate(modules)}
     core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
     last = max(place for place in range(core) if isinstance(modules[place].work, Linear))
-    for module in kept_modules(block):
-        place, size = places[module.name], kept_output_bytes(module, shape, options)
+    for module in kept_modules(block, options):
+        place, (size, *statistics) = places[module.name], kept_outputs(module, shape, options)
         if isinstance(module.work, Attention):
-            statistics = shape.tokens * module.work.num_heads * LOGSUMEXP_BYTES
-            shared[module.name] += statistics
-            reader, size = _next(modules, place, Linear), size - statistics
+            shared[module.name] += sum(statistics)
+            reader = _next(modules, place, Linear)
         elif place < core:
             reader, attention = modules[core], modules[core].work
             assert isinstance(attention, Attention)
@@ -130,8 +133,8 @@ def block_saved_bytes(
     if checkpointing == "full":
         return checkpoint_bytes(hidden_size, shape, options)
     if checkpointing == "selective-op":
-        kept = sum(kept_output_bytes(module, shape, options) for module in kept_modules(block))
-        return checkpoint_bytes(hidden_size, shape, options) + kept
+        kept = (kept_outputs(module, shape, options) for module in kept_modules(block, options))
+        return checkpoint_bytes(hidden_size, shape, options) + sum(map(sum, kept))
     rule = saved_bytes_selective if checkpointing == "selective" else saved_bytes
     return sum(rule(module, shape, options) for module in block.modules)
 

@@ -40,13 +40,23 @@ def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> M
     """
     saved, forward, backward = _rules(module, shape, options)
     return ModuleTensors(
-        _cut(saved_bytes(module, shape, options), saved),
-        _cut(forward_extra_bytes(module, shape, options), forward),
-        _cut(backward_extra_bytes(module, shape, options), backward),
+        cut(saved_bytes(module, shape, options), saved),
+        cut(forward_extra_bytes(module, shape, options), forward),
+        cut(backward_extra_bytes(module, shape, options), backward),
     )
 
 
-def _cut(count: int, sizes: Iterable[int]) -> Sizes:
+def without(sizes: Sizes, count: int) -> Sizes:
+    """The tensors that are left of `sizes` without `count` bytes of them: whole ones go where they can."""
+    left = list(sizes)
+    for size in sorted(sizes, reverse=True):
+        if size <= count:
+            left.remove(size)
+            count -= size
+    return cut(max(0, sum(left) - count), left)
+
+
+def cut(count: int, sizes: Iterable[int]) -> Sizes:
     """`count` bytes in tensors of `sizes`, as far as they go; the rest is one more."""
     cut = []
     for size in sizes:

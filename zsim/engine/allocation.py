@@ -18,7 +18,7 @@ from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator
 from zsim.engine.record import framework_memory
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import OffloadWork, Plan
+from zsim.plan.ops import Memory, OffloadWork, Plan
 from zsim.plan.tensors import TensorChange, tensor_changes
 from zsim.specs.job import Job
 
@@ -55,7 +55,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in plan.resident:
         if resident.device == "gpu" and resident.bytes and not resident.lazy_tensors:
-            memory.malloc_anyway(resident.bytes, COMPUTE)
+            _make(memory, resident)
     changes = tensor_changes(repeated)
     return Allocator(
         memory,
@@ -67,6 +67,16 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
         counts_from=len(repeated.ops) - len(plan.ops),
         first_changes=Changes(_with_first_update(changes, repeated)),
     )
+
+
+def _make(memory: CachingAllocator, resident: Memory) -> None:
+    """The resident tensor, and the segments of what it was made from."""
+    has_room = memory.reserved_bytes + sum(resident.made_from) + resident.bytes <= memory.capacity_bytes
+    parts = [memory.malloc(size, COMPUTE) for size in resident.made_from] if has_room else []
+    memory.malloc_anyway(resident.bytes, COMPUTE)
+    for part in parts:
+        if part is not None:
+            memory.free(part)
 
 
 def _with_first_update(changes: Sequence[TensorChange], plan: Plan) -> list[TensorChange]:

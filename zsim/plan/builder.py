@@ -162,6 +162,7 @@ class PlanBuilder:
     ) -> None:
         """Take `count` bytes now (before the next op is issued), for `owner`, in so many `tensors`, made on
         `stream` or, where none is given, on that of the next work."""
+        assert not tensors or sum(tensors) == count, f"{owner}: {tensors} are not {count} bytes"
         if count:
             self.memory.append(
                 MemoryChange(len(self.ops), category, count, device, -1, is_pinned, owner, tensors, stream)

@@ -76,7 +76,7 @@ class OffloadedZero12Schedule(Zero12Schedule):
         compact = self.shard_numel * 4 if self.is_compact else 0
         gradients = self.shard_numel * (8 if self.delays else 4)
         return [
-            Memory("parameters", self.padded_numel * self.param_bytes),
+            self._flat_parameters(),
             Memory("gradients", compact),
             Memory("buffers", largest * self.param_bytes),
             Memory("optimizer_states", 4 * self.shard_numel, "host", pinned),

@@ -63,7 +63,7 @@ def _forward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     for segment in workload.segments:
         schedule.before_forward(segment)
-        builder.allocate("activations", segment.checkpoint_bytes, owner=segment.name + CHECKPOINT)
+        builder.allocate("activations", segment.kept_input_bytes, owner=segment.name + CHECKPOINT)
         for call in segment.calls:
             if workload.logs is not None and isinstance(call.module.work, Loss):
                 workload.logs.replace_outputs(builder)
@@ -76,9 +76,10 @@ def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
     """One module forward; what it saves for backward stays allocated when `keeps`."""
     builder, work = schedule.builder, call.work
     schedule.before_module(call)
-    kept, tensors = work.saved_bytes if keeps else work.working_bytes, work.tensors
-    builder.allocate("activations", kept, owner=call.name, tensors=tensors.saved)
+    tensors, outputs = work.tensors, work.kept_outputs
+    builder.allocate("activations", work.saved_bytes, owner=call.name, tensors=tensors.saved)
     builder.allocate("activations", work.forward_extra_bytes, owner=call.name, tensors=tensors.forward)
+    builder.allocate("activations", sum(outputs), owner=call.segment + CHECKPOINT, tensors=outputs)
     if isinstance(call.module.work, Attention) and call.module.work.host_waits:
         builder.host_wait(builder.record(COMPUTE))
     builder.add(
@@ -91,7 +92,7 @@ def _forward_module(schedule: Hooks, call: ModuleCall, *, keeps: bool) -> None:
     )
     builder.free("activations", work.forward_extra_bytes, owner=call.name)
     if not keeps:
-        builder.free("activations", work.working_bytes, owner=call.name)
+        builder.free("activations", work.saved_bytes, owner=call.name)
     schedule.after_module(call)
 
 

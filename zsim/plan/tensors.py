@@ -46,7 +46,7 @@ def tensor_changes(plan: Plan) -> list[TensorChange]:
     for place, change in enumerate(changes):
         tensors = live.setdefault((change.category, change.owner), [])
         if change.bytes > 0:
-            sizes = change.tensors if sum(change.tensors) == change.bytes else (change.bytes,)
+            sizes = change.tensors or (change.bytes,)
             moved.append([_Tensor(place, size) for size in sizes])
             tensors += moved[place]
         else:

@@ -17,6 +17,7 @@ from zsim.plan.workload import ModuleCall, Workload
 from zsim.plan.zero12_owners import FlatGroup
 from zsim.plan.zero12_reduce import BucketReducer
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.importers.deepspeed_versions import parse_release
 from zsim.specs.model import Parameter
 from zsim.specs.strategy import DTYPE_BYTES, Training
 
@@ -52,6 +53,7 @@ class Zero12Schedule(Hooks):
         self._flat = FlatGroup(
             self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
         )
+        self._release = parse_release(config.version, config.name)
         self._reducer = BucketReducer(builder, config, self._flat, world_size, self.reduce_stream)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
 
@@ -60,13 +62,23 @@ class Zero12Schedule(Hooks):
     def resident(self) -> list[Memory]:
         """Whole parameters; masters (of fp32 weights too) and both moments of the own partition."""
         config = self.config
-        master = DTYPE_BYTES[config.master_weights_dtype]
-        moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
-        states = self.shard_numel * (master + moments)
+        master = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype]
+        moment = self.shard_numel * DTYPE_BYTES[config.optimizer_states_dtype]
+        moments = (moment,) * (self.workload.optimizer_state_bytes // 4)
+        if not self._release.makes_states_in_first_step:
+            return [self._flat_parameters(), Memory("optimizer_states", master + sum(moments))]
+        is_cast = config.param_dtype != config.master_weights_dtype
+        copies = (self.shard_numel * self.param_bytes,) if is_cast else ()
         return [
-            Memory("parameters", self.padded_numel * self.param_bytes),
-            Memory("optimizer_states", states),
+            self._flat_parameters(),
+            Memory("optimizer_states", master, made_from=(*copies, master)),  # what is cast, and zeros
+            Memory("optimizer_states", sum(moments), lazy_tensors=moments),
         ]
+
+    def _flat_parameters(self) -> Memory:
+        parts = self._numels.values() if self._release.flattens_on_gpu else ()
+        made_from = tuple(numel * self.param_bytes for numel in parts)
+        return Memory("parameters", self.padded_numel * self.param_bytes, made_from=made_from)
 
     @property
     def _num_buffers(self) -> int:

@@ -180,7 +180,7 @@ class Zero3Schedule(Zero3Gradients):
         if unit is None or (builder.phase == "recompute" and unit == call.segment):
             return
         builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
-        holds = not self.zero.memory_efficient_linear and not is_backward and call.work.working_bytes > 0
+        holds = not self.zero.memory_efficient_linear and not is_backward
         released = self.coordinator.release()
         self._released(released)
         if self.secondary is not None:

@@ -331,7 +331,10 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
 def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[str, Any]:
     table: dict[str, Any] = {"kind": "deepspeed", "version": _deepspeed_version(run)}
     blocks = offload_blocks(run, assumptions)
-    if blocks:
+    if is_stas00(run):  # `ds_config` of its benchmark.py and bench_decompose.py
+        zero = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **blocks}
+        table["config"] = {"gradient_clipping": 1.0, "zero_optimization": zero}
+    elif blocks:
         table["config"] = {"zero_optimization": {"stage": stage, **blocks}}
     else:
         table["stage"] = stage

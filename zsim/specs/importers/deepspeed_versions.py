@@ -104,6 +104,17 @@ class Release:
         return self.number < (0, 12, 4)
 
     @property
+    def flattens_on_gpu(self) -> bool:
+        """Since 0.18.7 stages 1 and 2 put the flat parameters together on the GPU, where there is room for
+        both; before, on the CPU, and with the GPU's cache emptied."""
+        return self.number >= (0, 18, 7)
+
+    @property
+    def makes_states_in_first_step(self) -> bool:
+        """Before 0.13.2 stages 1 and 2 made the optimizer's states before the first step."""
+        return self.number >= (0, 13, 2)
+
+    @property
     def checks_overflow_of_every_dtype(self) -> bool:
         """Before #4512, ZeRO looked for overflow in bf16 and fp32 gradients too."""
         return self.number < (0, 12, 0)

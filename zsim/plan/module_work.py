@@ -1,0 +1,164 @@
+"""What a module runs and holds: by itself, and as it stands in a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from zsim.cost import footprint, work
+from zsim.cost.kernels import Kernel
+from zsim.cost.tensor_sizes import ModuleTensors, cut, module_tensors, without
+from zsim.plan.ops import Kernels
+from zsim.specs.model import Activation, Block, Linear, Module, Residual
+from zsim.specs.strategy import Checkpointing
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleWork:
+    """One module's kernels and activation bytes.
+
+    `saved_bytes` stay from forward to backward, under full checkpointing only from recomputation on; the
+    extras live only during one op. `tensors` are what they are sums of. `kept_outputs`: the tensors that it
+    leaves to the segment's checkpoint.
+    """
+
+    forward: Kernels
+    backward: Kernels
+    forward_launches: int
+    backward_launches: int
+    saved_bytes: int
+    forward_extra_bytes: int
+    backward_extra_bytes: int
+    recompute: Kernels | None = None
+    recompute_launches: int = 0
+    recomputed_bytes: int = 0
+    tensors: ModuleTensors = field(default_factory=ModuleTensors)
+    kept_outputs: tuple[int, ...] = ()
+
+
+NO_WORK = ModuleWork(Kernels(()), Kernels(()), 0, 0, 0, 0, 0)
+
+Works = tuple[ModuleWork, ...]
+
+
+def module_work(
+    module: Module, shape: work.BatchShape, options: work.WorkOptions, *, is_selective: bool = False
+) -> ModuleWork:
+    """The module by itself; `is_selective`: attention that is run again in backward (policy "selective")."""
+    forward = work.forward_kernels(module, shape, options)
+    backward = work.backward_kernels(module, shape, options)
+    saved = footprint.saved_bytes(module, shape, options)
+    kept = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved
+    tensors = module_tensors(module, shape, options)
+    return ModuleWork(
+        forward=Kernels(forward),
+        backward=Kernels(backward),
+        forward_launches=_launches(forward),
+        backward_launches=_launches(backward),
+        saved_bytes=kept,
+        forward_extra_bytes=footprint.forward_extra_bytes(module, shape, options),
+        backward_extra_bytes=footprint.backward_extra_bytes(module, shape, options),
+        recompute=Kernels(forward) if is_selective else None,
+        recompute_launches=_launches(forward) if is_selective else 0,
+        recomputed_bytes=saved - kept if is_selective else 0,
+        tensors=replace(tensors, saved=cut(kept, tensors.saved)),
+    )
+
+
+def on_residual_stream(
+    modules: Sequence[Module], works: Works, shape: work.BatchShape, options: work.WorkOptions
+) -> Works:
+    """A block's works. What a product adds to the residual stream, as it is, has the stream's gradient for
+    its output's."""
+    if options.autocast or options.stream_bytes != options.activation_bytes:
+        return works  # autograd casts it
+    result = list(works)
+    for number, after in enumerate(modules[1:]):
+        product = modules[number].work
+        if isinstance(product, Linear) and isinstance(after.work, Residual) and not after.work.dropout:
+            given = shape.tokens * product.out_features * options.activation_bytes
+            backward = without(works[number].tensors.backward, given)
+            tensors = replace(works[number].tensors, backward=backward)
+            result[number] = replace(works[number], backward_extra_bytes=sum(backward), tensors=tensors)
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointedWorks:
+    """Of a block under full checkpointing or "selective-op": its modules in the first forward and in
+    backward, and the first so many of them in recomputation."""
+
+    works: Works
+    recomputed: Works
+
+
+def checkpointed_works(
+    block: Block,
+    works: Works,
+    policy: Checkpointing,
+    shape: work.BatchShape,
+    options: work.WorkOptions,
+    *,
+    stops_early: bool,
+) -> CheckpointedWorks:
+    """The block's works, without what the checkpoint holds for them: the block's input at a first module that
+    would only keep that, and with "selective-op" the outputs that are not made again."""
+    keeps_outputs = policy == "selective-op"
+    is_shared = keeps_outputs and options.attention == "flash"
+    shared = footprint.kept_for_readers(block, shape, options) if is_shared else {}
+    first = block.modules[0]
+    if footprint.keeps_only_the_stream(first, options):
+        shared[first.name] = works[0].saved_bytes
+    kept = {module.name for module in footprint.kept_modules(block, options)} if keeps_outputs else set()
+    count = len(footprint.recomputed_modules(block, "full", stops_early=stops_early))
+    forward, again = [], []
+    for module, alone in zip(block.modules, works, strict=True):
+        one = _without_saved(alone, shared.get(module.name, 0))
+        if module.name in kept:
+            again.append(_without_kernels(one, module, shape, options))
+            forward.append(_keeping(one, module, shape, options))
+        else:
+            again.append(one)
+            forward.append(_in_place(one) if options.compile and isinstance(module.work, Activation) else one)
+    return CheckpointedWorks(tuple(forward), tuple(again[:count]))
+
+
+def _without_saved(one: ModuleWork, count: int) -> ModuleWork:
+    """Without `count` bytes of what it saves, which are held for it."""
+    saved = without(one.tensors.saved, count)
+    return replace(one, saved_bytes=sum(saved), tensors=replace(one.tensors, saved=saved))
+
+
+def _keeping(
+    one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+) -> ModuleWork:
+    """With its output left to the checkpoint."""
+    outputs = footprint.kept_outputs(module, shape, options)
+    return replace(_without_output(one, outputs[0]), kept_outputs=outputs)
+
+
+def _without_kernels(
+    one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
+) -> ModuleWork:
+    """When its output is there: of fused attention the rotary embedding is left, of a product nothing."""
+    forward = work.unkept_kernels(module, shape, options)
+    output = footprint.kept_outputs(module, shape, options)[0]
+    return replace(
+        _without_output(one, output), forward=Kernels(forward), forward_launches=_launches(forward)
+    )
+
+
+def _in_place(one: ModuleWork) -> ModuleWork:
+    """An activation that torch.compile has made writes over an input that nothing keeps (torch 2.13's
+    `inplace_buffers`, _inductor/config.py)."""
+    output = one.forward_extra_bytes
+    return _without_output(one, output) if one.saved_bytes >= output else one
+
+
+def _without_output(one: ModuleWork, count: int) -> ModuleWork:
+    forward = without(one.tensors.forward, count)
+    return replace(one, forward_extra_bytes=sum(forward), tensors=replace(one.tensors, forward=forward))
+
+
+def _launches(kernels: Sequence[Kernel]) -> int:
+    return sum(kernel.launches for kernel in kernels)
