@@ -8,7 +8,6 @@ import pytest
 
 from zsim.cost.footprint import (
     backward_extra_bytes,
-    block_saved_bytes,
     checkpoint_bytes,
     forward_extra_bytes,
     keeps_only_the_stream,
@@ -26,7 +25,10 @@ TOKENS = 4096
 
 
 def kept(block: Block, options: WorkOptions, checkpointing: Any = "none", hidden: int = 12288) -> int:
-    return block_saved_bytes(block, SHAPE, options, checkpointing, hidden)
+    if checkpointing == "full":
+        return checkpoint_bytes(hidden, SHAPE, options)
+    rule = saved_bytes_selective if checkpointing == "selective" else saved_bytes
+    return sum(rule(module, SHAPE, options) for module in block.modules)
 
 
 def test_a_gpt3_block_keeps_what_korthikanti_says() -> None:
@@ -214,11 +216,9 @@ def test_recomputation_stops_before_a_product_that_nothing_needs() -> None:
     """torch's non-reentrant checkpoint: Llama's down_proj keeps its input, so its output is not computed
     again; GPT-2's dropout needs c_proj's output for its mask."""
     llama, gpt2 = load_model("llama-3-8b").blocks[0], load_model("gpt2").blocks[0]
-    assert names(recomputed_modules(llama, "full"))[-1] == "mlp.act_fn"
-    assert names(recomputed_modules(gpt2, "full"))[-2:] == ["mlp.c_proj", "mlp.dropout"]
-    assert recomputed_modules(llama, "full", stops_early=False) == llama.modules
-    assert names(recomputed_modules(llama, "selective")) == ["self_attn.core"]
-    assert recomputed_modules(llama, "none") == ()
+    assert names(recomputed_modules(llama))[-1] == "mlp.act_fn"
+    assert names(recomputed_modules(gpt2))[-2:] == ["mlp.c_proj", "mlp.dropout"]
+    assert recomputed_modules(llama, stops_early=False) == llama.modules
 
 
 def test_autocast_has_norms_residuals_and_embeddings_in_fp32() -> None:

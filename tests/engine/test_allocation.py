@@ -72,17 +72,21 @@ def test_states_that_the_first_update_makes_stand_in_the_room_of_activations() -
     assert reserved[0] > 1.02 * reserved[1]
 
 
-def test_states_are_made_after_backward_has_let_go() -> None:
-    """Of what is freed just before the optimizer's first op."""
-    job = resolve(experiment("dgx-h100", {"kind": "fsdp2"}))
+@pytest.mark.parametrize(
+    ("strategy", "frees"), [({"kind": "fsdp2"}, False), ({"kind": "deepspeed", "stage": 2}, True)]
+)
+def test_states_are_made_when_the_host_comes_to_the_update(strategy: dict[str, Any], *, frees: bool) -> None:
+    """After backward, and after DeepSpeed has cast its gradients and let go of them."""
+    job = resolve(experiment("dgx-h100", strategy, optimizer_implementation="foreach"))
     plan = make_plan(job)
     changes = make_allocator(job, plan, plan).first_changes
     assert changes is not None
-    update = next(number for number, op in enumerate(plan.ops) if op.phase == "optimizer")
+    update = next(number for number, op in enumerate(plan.ops) if op.name == "optimizer step")
     there = changes.by_op[update]
     first = next(place for place, change in enumerate(there) if change.tensor < 0)
-    assert first > 0
+    assert (first > 0) == frees
     assert not any(change.bytes for change in there[:first])
+    assert any(change.bytes for change in there[first:] if change.tensor >= 0)  # its square roots
 
 
 def test_segments_of_what_the_parameters_were_made_from_stay_where_there_was_room(tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_segments_of_what_the_parameters_were_made_from_stay_where_there_was_roo
         assert allocator.memory.active_bytes == pytest.approx(held, abs=2**20)
         reserved[version] = allocator.memory.reserved_bytes
     parameters = plan.resident[0]
-    assert sum(parameters.made_from) == pytest.approx(parameters.bytes, rel=1e-6)
+    assert sum(parameters.leftovers) == pytest.approx(parameters.bytes, rel=1e-6)
     assert reserved["0.18.7"] - reserved["0.18.6"] == pytest.approx(parameters.bytes, rel=0.02)
     tight = resolve(experiment(cluster(tmp_path, "24 GB"), {"config": table, "version": "0.18.7"}))
     assert make_allocator(tight, plan, plan).memory.reserved_bytes < 24e9

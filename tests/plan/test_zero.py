@@ -55,17 +55,11 @@ def test_bucket_buffers_cost_what_was_measured(change: dict[str, Any], expected:
     assert peak(**change) - peak() == pytest.approx(expected, abs=4)
 
 
-@pytest.mark.parametrize(
-    ("version", "lazy", "flattened"),
-    [("0.13.1", 0, 0), ("0.13.2", 2, 0), ("0.18.6", 2, 0), ("0.18.7", 2, 580), ("0.19.8", 2, 580)],
-)
-def test_states_and_flat_parameters_are_made_as_the_release_makes_them(
-    version: str, lazy: int, flattened: int
-) -> None:
-    """Adam's two states before the first step or in it; 580 parameters of GPT-2 XL, put together on the CPU
-    or on the GPU."""
+def of_release(version: str, offload: dict[str, str] | None = None) -> Plan:
+    """GPT-2 XL on 4 GPUs with stage 2."""
     table = {"sequence_length": 1024, "micro_batch_size": 4}
-    config = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}}
+    zero = {"stage": 2} | ({"offload_optimizer": offload} if offload else {})
+    config = {"zero_optimization": zero, "fp16": {"enabled": True}}
     job = resolve(
         zsim.Experiment(
             model="gpt2-xl",
@@ -75,11 +69,31 @@ def test_states_and_flat_parameters_are_made_as_the_release_makes_them(
             strategy={"config": config, "version": version},
         )
     )
-    resident = make_plan(job).resident
+    return make_plan(job)
+
+
+@pytest.mark.parametrize(
+    ("version", "lazy", "flattened"),
+    [("0.13.1", 0, 0), ("0.13.2", 2, 0), ("0.18.6", 2, 0), ("0.18.7", 2, 580), ("0.19.8", 2, 580)],
+)
+def test_states_and_flat_parameters_are_made_as_the_release_makes_them(
+    version: str, lazy: int, flattened: int
+) -> None:
+    """Adam's two states before the first step or in it; 580 parameters of GPT-2 XL, put together on the CPU
+    or on the GPU. Masters are cast from a copy, and get a gradient of zeros that nothing keeps."""
+    resident, shard = of_release(version).resident, 1_557_611_200 // 4
     assert sum(len(memory.lazy_tensors) for memory in resident) == lazy
-    assert len(resident[0].made_from) == flattened
+    assert len(resident[0].leftovers) == flattened
+    assert [size for memory in resident[1:] for size in memory.leftovers] == [2 * shard, 4 * shard]
     states = sum(memory.bytes for memory in resident if memory.category == "optimizer_states")
-    assert states == 12 * -(-1_557_611_200 // 8) * 8 // 4
+    assert states == 12 * shard
+
+
+@pytest.mark.parametrize(("version", "copies"), [("0.18.2", 0), ("0.18.3", 1)])
+def test_masters_that_leave_the_gpu_are_cast_there_since_0_18_3(version: str, copies: int) -> None:
+    plan = of_release(version, {"device": "cpu"})
+    left = [size for memory in plan.resident[1:] for size in memory.leftovers]
+    assert left == [2 * 1_557_611_200 // 4] * copies
 
 
 def test_a_bucket_is_reduced_before_the_gradient_that_would_overflow_it() -> None:
@@ -211,15 +225,23 @@ def test_sanity_checks_broadcast_before_every_reduction() -> None:
     assert not collectives(plan_of({"stage": 3}), "broadcast")
 
 
-def test_without_memory_efficient_linear_weights_stay_until_their_backward() -> None:
-    """Autograd then holds every gathered weight of a linear layer, 2 bytes per element: the blocks' (1600 x
-    1600 x 12 each; biases are persistent and norms no linear layers) and the tied head's (50257 x 1600)."""
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        ("gpt2-xl", 48 * 12 * 1600 * 1600 + 50257 * 1600),
+        ("llama-3.2-1b", 16 * (2 * 2048 * (2048 + 512) + 3 * 2048 * 8192) + 128256 * 2048),
+    ],
+)
+def test_without_memory_efficient_linear_weights_stay_until_their_backward(model: str, weights: int) -> None:
+    """Autograd then holds every gathered weight of a linear layer, 2 bytes per element: the blocks' (biases
+    are persistent and norms no linear layers), also those of k, v and up, which share an input, and the tied
+    head's."""
     zero = {"stage": 3, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
     held, lean = (
-        job_of({**zero, "memory_efficient_linear": flag}, micro_batch_size=8) for flag in (False, True)
+        job_of({**zero, "memory_efficient_linear": flag}, model, micro_batch_size=8) for flag in (False, True)
     )
     more = peak_bytes(held, make_plan(held)) - peak_bytes(lean, make_plan(lean))
-    assert more == 2 * (48 * 12 * 1600 * 1600 + 50257 * 1600)
+    assert more == 2 * weights
 
 
 def test_fetching_by_all_reduce_sends_the_same_tensors_where_they_are_several() -> None:

@@ -45,7 +45,6 @@ from zsim.specs.model import (
     Norm,
     Residual,
 )
-from zsim.specs.strategy import Checkpointing
 
 INDEX_BYTES = 8
 
@@ -70,13 +69,15 @@ def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOption
 
 def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
     """What "selective-op" keeps: fused attention, and the first, third, fifth ... product of a block. The
-    last one's output nothing in backward reads; torch.compile, which sees that, does not keep it.
+    last one's output backward reads only where a norm follows it (Gemma 2); otherwise torch.compile, which
+    sees that, does not keep it.
 
     Source: torchtitan's `_apply_ac_to_transformer_block` (2024), which runs every second `aten.mm` again;
     torch 2.13's `solve_min_cut` (_functorch/partitioners.py), which cuts ways to backward alone.
     """
     products = [module for module in block.modules if isinstance(module.work, Linear)]
-    kept = (products[:-1] if options.compile else products)[::2]
+    is_read = _reader(block.modules, block.modules.index(products[-1]), Norm) is not None
+    kept = (products[:-1] if options.compile and not is_read else products)[::2]
     return (*kept, *(module for module in block.modules if isinstance(module.work, Attention)))
 
 
@@ -92,9 +93,9 @@ def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tup
 
 def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:
     """Bytes by module that "selective-op" has in the outputs it keeps, so that recomputation does not make
-    them again: what fused attention, the product after it and activations read, and attention's own
-    log-sum-exp. With rotary embeddings attention keeps new q and k, and of what it reads only v (all of a
-    fused projection whose slice v is)."""
+    them again: what fused attention, the product after it, activations and a norm after the last product
+    read, and attention's own log-sum-exp. With rotary embeddings attention keeps new q and k, and of what it
+    reads only v (all of a fused projection whose slice v is)."""
     modules, shared = block.modules, dict.fromkeys((module.name for module in block.modules), 0)
     places = {module.name: place for place, module in enumerate(modules)}
     core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
@@ -103,7 +104,7 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
         place, (size, *statistics) = places[module.name], kept_outputs(module, shape, options)
         if isinstance(module.work, Attention):
             shared[module.name] += sum(statistics)
-            reader = _next(modules, place, Linear)
+            reader = _reader(modules, place, Linear)
         elif place < core:
             reader, attention = modules[core], modules[core].work
             assert isinstance(attention, Attention)
@@ -111,13 +112,16 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
                 values = attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
                 size = shape.tokens * values if place == last else 0
         else:
-            reader = _next(modules, place, Activation)
+            reader = _reader(modules, place, Activation)
+            if reader is None and options.fuses_kernels:  # or keeps a copy in fp32
+                reader = _reader(modules, place, Norm)
         if reader is not None:
             shared[reader.name] += size
     return {name: size for name, size in shared.items() if size}
 
 
-def _next(modules: tuple[Module, ...], place: int, kind: type[Any]) -> Module | None:
+def _reader(modules: tuple[Module, ...], place: int, kind: type[Any]) -> Module | None:
+    """The next module of that kind after a place."""
     return next((module for module in modules[place + 1 :] if isinstance(module.work, kind)), None)
 
 
@@ -126,32 +130,13 @@ def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) 
     return shape.tokens * hidden_size * options.stream_bytes
 
 
-def block_saved_bytes(
-    block: Block, shape: BatchShape, options: WorkOptions, checkpointing: Checkpointing, hidden_size: int
-) -> int:
-    """Bytes that one block keeps from forward to backward."""
-    if checkpointing == "full":
-        return checkpoint_bytes(hidden_size, shape, options)
-    if checkpointing == "selective-op":
-        kept = (kept_outputs(module, shape, options) for module in kept_modules(block, options))
-        return checkpoint_bytes(hidden_size, shape, options) + sum(map(sum, kept))
-    rule = saved_bytes_selective if checkpointing == "selective" else saved_bytes
-    return sum(rule(module, shape, options) for module in block.modules)
-
-
-def recomputed_modules(
-    block: Block, checkpointing: Checkpointing, *, stops_early: bool = True
-) -> tuple[Module, ...]:
-    """The modules that run a second time before the block's backward.
+def recomputed_modules(block: Block, *, stops_early: bool = True) -> tuple[Module, ...]:
+    """The modules that run a second time before the block's backward under full recomputation.
 
     `stops_early`: torch's non-reentrant checkpoint (the default of transformers 5 and torchtitan) stops once
     the last tensor that backward needs exists again. A Linear keeps its input, not its output, so a block
     that ends in one does not repeat that product, nor the add after it.
     """
-    if checkpointing == "none":
-        return ()
-    if checkpointing == "selective":
-        return tuple(module for module in block.modules if isinstance(module.work, Attention))
     modules = list(block.modules)
     if stops_early:
         while modules and _keeps_nothing_of_its_own(modules[-1]):

@@ -58,12 +58,12 @@ def without(sizes: Sizes, count: int) -> Sizes:
 
 def cut(count: int, sizes: Iterable[int]) -> Sizes:
     """`count` bytes in tensors of `sizes`, as far as they go; the rest is one more."""
-    cut = []
+    pieces = []
     for size in sizes:
         if 0 < size <= count:
-            cut.append(size)
+            pieces.append(size)
             count -= size
-    return (*cut, count) if count else tuple(cut)
+    return (*pieces, count) if count else tuple(pieces)
 
 
 def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Sizes, Sizes, Sizes]:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from zsim.cost.host import load_host_costs, retry_seconds
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
-from zsim.devices.caching_allocator import CachingAllocator
+from zsim.devices.caching_allocator import Block, CachingAllocator
 from zsim.engine.record import framework_memory
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Memory, OffloadWork, Plan
+from zsim.plan.optimizer import UPDATE
 from zsim.plan.tensors import TensorChange, tensor_changes
 from zsim.specs.job import Job
 
@@ -54,7 +55,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
     capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in plan.resident:
-        if resident.device == "gpu" and resident.bytes and not resident.lazy_tensors:
+        if resident.device == "gpu" and not resident.lazy_tensors:
             _make(memory, resident)
     changes = tensor_changes(repeated)
     return Allocator(
@@ -70,19 +71,28 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
 
 
 def _make(memory: CachingAllocator, resident: Memory) -> None:
-    """The resident tensor, and the segments of what it was made from."""
-    has_room = memory.reserved_bytes + sum(resident.made_from) + resident.bytes <= memory.capacity_bytes
-    parts = [memory.malloc(size, COMPUTE) for size in resident.made_from] if has_room else []
-    memory.malloc_anyway(resident.bytes, COMPUTE)
-    for part in parts:
-        if part is not None:
-            memory.free(part)
+    """The resident tensor, and the segments of its leftovers where there was room for both."""
+    has_room = memory.active_bytes + sum(resident.leftovers) + resident.bytes <= memory.capacity_bytes
+    passing = [_malloc(memory, size) for size in resident.leftovers] if has_room else []
+    if resident.bytes:
+        _malloc(memory, resident.bytes)
+    for block in passing:
+        memory.free(block)
+
+
+def _malloc(memory: CachingAllocator, count: int) -> Block:
+    """As torch does, but never in vain."""
+    block = memory.malloc(count, COMPUTE)
+    if block is None:
+        memory.release_cached()
+        block = memory.malloc(count, COMPUTE)
+    return block or memory.malloc_anyway(count, COMPUTE)
 
 
 def _with_first_update(changes: Sequence[TensorChange], plan: Plan) -> list[TensorChange]:
-    """Also what the first update makes, once backward has let go of all it needed: `Memory.lazy_tensors`."""
+    """Also what the first update makes (`Memory.lazy_tensors`), in what is free when the host comes to it."""
     sizes = [size for memory in plan.resident if memory.device == "gpu" for size in memory.lazy_tensors]
-    update = next((number for number, op in enumerate(plan.ops) if op.phase == "optimizer"), len(plan.ops))
+    update = next((number for number, op in enumerate(plan.ops) if op.name == UPDATE), len(plan.ops))
     made = [TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)]
     before = [
         change for change in changes if change.op < update or (change.op == update and not change.bytes)

@@ -84,9 +84,9 @@ def on_residual_stream(
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointedWorks:
-    """Of a block under full checkpointing or "selective-op": its modules in the first forward and in
-    backward, and the first so many of them in recomputation."""
+class BlockWorks:
+    """A block's modules in the first forward and in backward, and the first so many of them in
+    recomputation, where it is checkpointed."""
 
     works: Works
     recomputed: Works
@@ -100,7 +100,7 @@ def checkpointed_works(
     options: work.WorkOptions,
     *,
     stops_early: bool,
-) -> CheckpointedWorks:
+) -> BlockWorks:
     """The block's works, without what the checkpoint holds for them: the block's input at a first module that
     would only keep that, and with "selective-op" the outputs that are not made again."""
     keeps_outputs = policy == "selective-op"
@@ -110,7 +110,7 @@ def checkpointed_works(
     if footprint.keeps_only_the_stream(first, options):
         shared[first.name] = works[0].saved_bytes
     kept = {module.name for module in footprint.kept_modules(block, options)} if keeps_outputs else set()
-    count = len(footprint.recomputed_modules(block, "full", stops_early=stops_early))
+    count = len(footprint.recomputed_modules(block, stops_early=stops_early))
     forward, again = [], []
     for module, alone in zip(block.modules, works, strict=True):
         one = _without_saved(alone, shared.get(module.name, 0))
@@ -119,8 +119,8 @@ def checkpointed_works(
             forward.append(_keeping(one, module, shape, options))
         else:
             again.append(one)
-            forward.append(_in_place(one) if options.compile and isinstance(module.work, Activation) else one)
-    return CheckpointedWorks(tuple(forward), tuple(again[:count]))
+            forward.append(_in_place(one) if _is_compiled(module, options) else one)
+    return BlockWorks(tuple(forward), tuple(again[:count]))
 
 
 def _without_saved(one: ModuleWork, count: int) -> ModuleWork:
@@ -146,6 +146,13 @@ def _without_kernels(
     return replace(
         _without_output(one, output), forward=Kernels(forward), forward_launches=_launches(forward)
     )
+
+
+def _is_compiled(module: Module, options: work.WorkOptions) -> bool:
+    """Whether it is an activation in a kernel that torch.compile has made: Liger brings its own."""
+    if not isinstance(module.work, Activation):
+        return False
+    return options.compile and not (options.liger and module.work.gated)
 
 
 def _in_place(one: ModuleWork) -> ModuleWork:

@@ -77,6 +77,7 @@ class OffloadedZero12Schedule(Zero12Schedule):
         gradients = self.shard_numel * (8 if self.delays else 4)
         return [
             self._flat_parameters(),
+            Memory("buffers", 0, leftovers=self._casts() if self._release.clones_shards_on_gpu else ()),
             Memory("gradients", compact),
             Memory("buffers", largest * self.param_bytes),
             Memory("optimizer_states", 4 * self.shard_numel, "host", pinned),

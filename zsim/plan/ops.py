@@ -96,15 +96,15 @@ class DriveIo:
 class Memory:
     """`bytes` of one category on one device; host memory may be pinned (page-locked). `lazy_tensors`: the
     bytes of each tensor, where they are made by the first update, in what is free by then (torch.optim's
-    states); () where they are there before the first step. `made_from`: those of tensors that were there
-    when it was made, where there was room for both, and are freed since."""
+    states); () where they are there before the first step. `leftovers`: those of tensors that were there
+    while it was made, and are freed since."""
 
     category: Category
     bytes: int
     device: Device = "gpu"
     is_pinned: bool = False
     lazy_tensors: tuple[int, ...] = ()
-    made_from: tuple[int, ...] = ()
+    leftovers: tuple[int, ...] = ()
 
 
 class MemoryChange(NamedTuple):

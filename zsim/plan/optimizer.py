@@ -10,6 +10,8 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Memory
 from zsim.specs.strategy import DTYPE_BYTES, Training
 
+UPDATE = "optimizer step"
+
 
 def lazy_states(training: Training, numels: Sequence[int]) -> Memory:
     """torch.optim's states of this rank's elements of each tensor, which its first step makes, tensor by
@@ -50,7 +52,7 @@ def update(
     gradient_dtype: str | None = None,
     state_dtype: str | None = None,
     low_precision_copy: bool = False,
-    name: str = "optimizer step",
+    name: str = UPDATE,
     overhead: str | None = "optimizer_step",
 ) -> None:
     """The update of this rank's elements of each tensor; types that are not given are `stored_dtype`.

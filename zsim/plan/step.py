@@ -63,7 +63,7 @@ def _forward(schedule: Hooks, workload: Workload) -> None:
     builder = schedule.builder
     for segment in workload.segments:
         schedule.before_forward(segment)
-        builder.allocate("activations", segment.kept_input_bytes, owner=segment.name + CHECKPOINT)
+        builder.allocate("activations", segment.input_bytes, owner=segment.name + CHECKPOINT)
         for call in segment.calls:
             if workload.logs is not None and isinstance(call.module.work, Loss):
                 workload.logs.replace_outputs(builder)

@@ -17,7 +17,7 @@ from zsim.cost.update_work import optimizer_state_bytes
 from zsim.plan.metric_log import MetricLog, metric_log
 from zsim.plan.module_work import (
     NO_WORK,
-    CheckpointedWorks,
+    BlockWorks,
     ModuleWork,
     Works,
     checkpointed_works,
@@ -59,18 +59,17 @@ class ModuleCall:
 class Segment:
     """Modules that run back to back: `kind` is "before", "block" or "after".
 
-    Under full checkpointing `recomputed` run again before backward. `checkpoint_bytes`: its input and what
-    its calls keep of their outputs; `output_bytes`: of the block's second output, where a reentrant
-    checkpoint holds it until its backward has ended. Recomputation enters
-    `stops_at` (its hooks run) but stops before its kernels, because everything that backward needs exists by
-    then.
+    Under full checkpointing `recomputed` run again before backward. `input_bytes`: of the input that the
+    checkpoint holds; `output_bytes`: of the block's second output, where a reentrant checkpoint holds it
+    until its backward has ended. Recomputation enters `stops_at` (its hooks run) but stops before its
+    kernels, because everything that backward needs exists by then.
     """
 
     name: str
     kind: str
     calls: tuple[ModuleCall, ...]
     is_checkpointed: bool
-    checkpoint_bytes: int
+    input_bytes: int
     output_bytes: int = 0
     recomputed: tuple[ModuleCall, ...] = ()
     stops_at: ModuleCall | None = None
@@ -85,8 +84,9 @@ class Segment:
         return sum(call.numel for call in self.calls)
 
     @cached_property
-    def kept_input_bytes(self) -> int:
-        return self.checkpoint_bytes - sum(sum(call.work.kept_outputs) for call in self.calls)
+    def checkpoint_bytes(self) -> int:
+        """Its input and what its calls keep of their outputs."""
+        return self.input_bytes + sum(sum(call.work.kept_outputs) for call in self.calls)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Deriver:
         self._options = options
         self._training = training
         self._works: dict[tuple[int, bool], ModuleWork] = {}
-        self._blocks: dict[tuple[Checkpointing, tuple[int, ...]], CheckpointedWorks] = {}
+        self._blocks: dict[tuple[Checkpointing, tuple[int, ...]], BlockWorks] = {}
 
     def fuse_head(self, modules: tuple[Module, ...]) -> str:
         """Let the head do the loss piece by piece, and what stands between and after nothing; the head's
@@ -174,14 +174,14 @@ class _Deriver:
             "block",
             calls,
             True,
-            held + sum(sum(call.work.kept_outputs) for call in calls),
+            held,
             output_bytes=held if policy == "full" and self._training.checkpoint_is_reentrant else 0,
             recomputed=recomputed,
             stops_at=rest[0] if rest and rest[0].numel else None,
             registration=block.registration,
         )
 
-    def _block(self, block: Block, policy: Checkpointing) -> CheckpointedWorks:
+    def _block(self, block: Block, policy: Checkpointing) -> BlockWorks:
         key = policy, tuple(id(module) for module in block.modules)
         if key not in self._blocks:
             selects = policy == "selective"
@@ -196,7 +196,7 @@ class _Deriver:
                     block, works, policy, self._shape, self._options, stops_early=stops_early
                 )
             else:
-                self._blocks[key] = CheckpointedWorks(works, ())
+                self._blocks[key] = BlockWorks(works, ())
         return self._blocks[key]
 
     def _work(self, module: Module, *, is_selective: bool = False) -> ModuleWork:

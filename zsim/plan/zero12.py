@@ -65,20 +65,28 @@ class Zero12Schedule(Hooks):
         master = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype]
         moment = self.shard_numel * DTYPE_BYTES[config.optimizer_states_dtype]
         moments = (moment,) * (self.workload.optimizer_state_bytes // 4)
-        if not self._release.makes_states_in_first_step:
-            return [self._flat_parameters(), Memory("optimizer_states", master + sum(moments))]
-        is_cast = config.param_dtype != config.master_weights_dtype
-        copies = (self.shard_numel * self.param_bytes,) if is_cast else ()
+        is_lazy = self._release.makes_states_in_first_step
         return [
             self._flat_parameters(),
-            Memory("optimizer_states", master, made_from=(*copies, master)),  # what is cast, and zeros
-            Memory("optimizer_states", sum(moments), lazy_tensors=moments),
+            Memory("optimizer_states", master, leftovers=self._casts()),
+            Memory(
+                "optimizer_states",
+                sum(moments),
+                lazy_tensors=moments if is_lazy else (),
+                leftovers=() if is_lazy else (master,),
+            ),
+            Memory("gradients", 0, leftovers=(master,) if is_lazy else ()),
         ]
+
+    def _casts(self) -> tuple[int, ...]:
+        """The copy of the own partition that masters are cast from."""
+        is_cast = self.config.param_dtype != self.config.master_weights_dtype
+        return (self.shard_numel * self.param_bytes,) if is_cast else ()
 
     def _flat_parameters(self) -> Memory:
         parts = self._numels.values() if self._release.flattens_on_gpu else ()
-        made_from = tuple(numel * self.param_bytes for numel in parts)
-        return Memory("parameters", self.padded_numel * self.param_bytes, made_from=made_from)
+        leftovers = tuple(numel * self.param_bytes for numel in parts)
+        return Memory("parameters", self.padded_numel * self.param_bytes, leftovers=leftovers)
 
     @property
     def _num_buffers(self) -> int:

@@ -110,6 +110,11 @@ class Release:
         return self.number >= (0, 18, 7)
 
     @property
+    def clones_shards_on_gpu(self) -> bool:
+        """Since 0.18.3 also offloaded masters are cast from a clone that is made on the GPU."""
+        return self.number >= (0, 18, 3)
+
+    @property
     def makes_states_in_first_step(self) -> bool:
         """Before 0.13.2 stages 1 and 2 made the optimizer's states before the first step."""
         return self.number >= (0, 13, 2)
