@@ -52,7 +52,8 @@ def make_plan(job: Job) -> Plan:
     """What every rank does in one steady step; no hardware but what kind of device it is, no seconds."""
     plan = _plan(job)
     if job.cluster.gpu.vendor == "cpu":
-        plan = in_one_thread(plan, job.strategy)
+        copies = job.cluster.collectives.reduce_scatter == "all_reduce"
+        plan = in_one_thread(plan, job.strategy, copies_scatters=copies)
     return replace(plan, startup_bytes=startup_bytes(job))
 
 
