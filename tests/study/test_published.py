@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from zsim.cli import app
+from zsim.devices.allocator import AllocatorCounts
+from zsim.engine.allocation import Allocation
 from zsim.engine.simulate import simulate_job
 from zsim.study.published import (
+    StepPrediction,
     check_runs,
     measured_seconds,
     predict_rows,
@@ -192,3 +195,11 @@ def test_the_errors_on_published_runs_have_not_grown(source: str) -> None:
     if memory_limit is not None:
         memory = [abs(row.memory_relative_error) for row in rows if row.memory_relative_error is not None]
         assert sum(memory) / len(memory) <= memory_limit
+
+
+def test_what_the_start_takes_was_reserved_too() -> None:
+    """ml-engineering's at 8k tokens: the whole model on each GPU before ZeRO-3 shards it."""
+    allocation = Allocation(30, 40, 100, AllocatorCounts(retries=0, failures=0, released=0, segments=0))
+    usual, start = (StepPrediction(1.0, peak, 5, allocation, 1).memory for peak in (33, 70))
+    assert usual == {"allocated": 28, "active": 30, "reserved": 40, "device": 45}
+    assert start == {"allocated": 65, "active": 65, "reserved": 65, "device": 70}

@@ -166,13 +166,14 @@ class StepPrediction:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes at the peak of each kind."""
-        allocation = self.allocation
+        """Bytes at the peak of each kind, since the process began."""
+        allocated = self.peak_bytes - self.framework_bytes
+        reserved = max(allocated, self.allocation.reserved_bytes)
         return {
-            "allocated": self.peak_bytes - self.framework_bytes,
-            "active": allocation.active_bytes,
-            "reserved": allocation.reserved_bytes,
-            "device": allocation.reserved_bytes + self.framework_bytes,
+            "allocated": allocated,
+            "active": max(allocated, self.allocation.active_bytes),
+            "reserved": reserved,
+            "device": reserved + self.framework_bytes,
         }
 
 
