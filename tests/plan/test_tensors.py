@@ -108,3 +108,57 @@ def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
     assert sum(change.bytes for change in plan.memory if change.device == "gpu") == 0
     taken = sum(change.bytes for change in plan.memory if change.device == "gpu" and change.bytes > 0)
     assert sum(change.bytes for change in tensor_changes(plan)) == taken
+
+
+def test_parts_of_one_owner_are_freed_apart() -> None:
+    builder = PlanBuilder([])
+    for part in ("gradients", "input"):
+        builder.allocate("buffers", 10, owner="a", part=part)
+    builder.free("buffers", 10, owner="a", part="gradients")
+    assert sizes(builder)[-1] == (0, 0)
+
+
+def test_fsdp2_gathers_into_one_tensor_and_copies_out_into_one_for_each_parameter() -> None:
+    """Of a block of Llama-2 7B in bf16, on 8 GPUs: casts of 9 shards, the whole, 9 parameters; later 9
+    gradients, and in fp32 the reduce-scatter's input. What one frees the others keep."""
+    job = resolve(
+        zsim.Experiment(
+            model="llama-2-7b",
+            cluster="dgx-h100",
+            gpus=8,
+            training={"sequence_length": 512, "micro_batch_size": 1},
+            strategy={"kind": "fsdp2"},
+        )
+    )
+    plan = make_plan(job)
+    block = 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096)
+    weights = sorted([2 * 4096**2] * 4 + [2 * 4096 * 11008] * 3 + [2 * 4096] * 2)
+    made: dict[str, list[int]] = {}
+    for change in plan.memory:
+        if change.owner == "model.layers.7" and change.bytes > 0:
+            made.setdefault(change.part, []).extend(change.tensors or (change.bytes,))
+    assert made["gathered"] == [block, block]  # forward and backward
+    assert sorted(made["parameters"]) == sorted(weights * 2)
+    assert sorted(made["casts"]) == sorted([size // 8 for size in weights] * 2)
+    assert sorted(made["gradients"]) == weights
+    assert made["reduce-scatter's input"] == [2 * block]
+
+
+def test_foreach_makes_its_square_roots_tensor_by_tensor() -> None:
+    job = resolve(
+        zsim.Experiment(
+            model="gpt2",
+            cluster="dgx-h100",
+            gpus=1,
+            training={
+                "sequence_length": 128,
+                "micro_batch_size": 1,
+                "optimizer_implementation": "foreach",
+            },
+            strategy={"kind": "ddp"},
+        )
+    )
+    plan = make_plan(job)
+    roots = next(change for change in plan.memory if change.owner == "optimizer step" and change.bytes > 0)
+    states = next(memory for memory in plan.resident if memory.lazy_tensors)
+    assert sorted(roots.tensors) == sorted(states.lazy_tensors[::2])

@@ -159,13 +159,16 @@ class PlanBuilder:
         owner: str = "",
         tensors: tuple[int, ...] = (),
         stream: str = "",
+        part: str = "",
     ) -> None:
-        """Take `count` bytes now (before the next op is issued), for `owner`, in so many `tensors`, made on
-        `stream` or, where none is given, on that of the next work."""
+        """Take `count` bytes now (before the next op is issued), for this `part` of what `owner` has, in so
+        many `tensors`, made on `stream` or, where none is given, on that of the next work."""
         assert not tensors or sum(tensors) == count, f"{owner}: {tensors} are not {count} bytes"
         if count:
             self.memory.append(
-                MemoryChange(len(self.ops), category, count, device, -1, is_pinned, owner, tensors, stream)
+                MemoryChange(
+                    len(self.ops), category, count, device, -1, is_pinned, owner, tensors, stream, part
+                )
             )
 
     def free(
@@ -176,14 +179,19 @@ class PlanBuilder:
         *,
         is_pinned: bool = False,
         owner: str = "",
+        part: str = "",
     ) -> None:
         """Give back `count` bytes of `owner` now."""
-        self.allocate(category, -count, device, is_pinned=is_pinned, owner=owner)
+        self.allocate(category, -count, device, is_pinned=is_pinned, owner=owner, part=part)
 
-    def free_when_done(self, category: Category, count: int, op: int, *, owner: str = "") -> None:
+    def free_when_done(
+        self, category: Category, count: int, op: int, *, owner: str = "", part: str = ""
+    ) -> None:
         """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""
         if count:
-            self.memory.append(MemoryChange(len(self.ops), category, -count, "gpu", op, owner=owner))
+            self.memory.append(
+                MemoryChange(len(self.ops), category, -count, "gpu", op, owner=owner, part=part)
+            )
 
     def finish(
         self,

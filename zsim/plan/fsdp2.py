@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.fsdp2_reduce import Fsdp2Reducer, UnitGradient
+from zsim.plan.fsdp2_reduce import GRADIENTS, Fsdp2Reducer, UnitGradient
 from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.step import Hooks, walk_step
@@ -21,6 +21,7 @@ from zsim.specs.strategy import DTYPE_BYTES, Fsdp2, Training
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"
+_CASTS, _GATHERED, _PARAMETERS, _POST_FORWARD = "casts", "gathered", "parameters", "post-forward shard"
 
 
 @dataclass
@@ -90,7 +91,9 @@ class Fsdp2Schedule(Hooks):
         cast = (
             full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
         )
-        builder.allocate("buffers", cast + full, owner=unit.name)
+        casts = self._parts(unit, ranks) if cast else ()
+        builder.allocate("buffers", cast, owner=unit.name, part=_CASTS, tensors=casts)
+        builder.allocate("buffers", full, owner=unit.name, part=_GATHERED)
         shard = full // ranks
         cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a flat tensor of its own
         kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
@@ -101,7 +104,7 @@ class Fsdp2Schedule(Hooks):
             overhead="fsdp2_unshard",
             module=unit.name,
         )
-        builder.free("buffers", cast, owner=unit.name)
+        builder.free("buffers", cast, owner=unit.name, part=_CASTS)
         builder.wait_stream(ALL_GATHER, COPY_IN)
         state.all_gather = builder.collective(
             "all_gather", full, self.strategy.param_dtype, group, stream=ALL_GATHER,
@@ -117,7 +120,7 @@ class Fsdp2Schedule(Hooks):
         if self._in_forward:
             self._release_previous_gather()
         size = unit.unsharded_numel * self.param_bytes
-        builder.allocate("buffers", size, owner=unit.name)
+        builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
         copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name)
@@ -125,11 +128,18 @@ class Fsdp2Schedule(Hooks):
             self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
         else:
             self._gather_streams_wait(copy_out)
-            builder.free("buffers", state.all_gather_bytes, owner=unit.name)
+            builder.free("buffers", state.all_gather_bytes, owner=unit.name, part=_GATHERED)
         if state.is_sharded_post_forward:
-            builder.free("buffers", self._post_forward_shard_bytes(unit), owner=unit.name)
+            size = self._post_forward_shard_bytes(unit)
+            builder.free("buffers", size, owner=unit.name, part=_POST_FORWARD)
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
+
+    def _parts(self, unit: Unit, ranks: int) -> tuple[int, ...]:
+        """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
+        return tuple(
+            numel * self.param_bytes // ranks for numel in unit.padded_numels(self.shard_size) if numel
+        )
 
     def _post_forward_shard_bytes(self, unit: Unit) -> int:
         return unit.unsharded_numel // unit.post_forward_size * self.param_bytes
@@ -138,7 +148,7 @@ class Fsdp2Schedule(Hooks):
         if self._pending_copy_out is not None:
             unit, size, event = self._pending_copy_out
             self._gather_streams_wait(event)
-            self.builder.free("buffers", size, owner=unit.name)
+            self.builder.free("buffers", size, owner=unit.name, part=_GATHERED)
             self._pending_copy_out = None
 
     def _gather_streams_wait(self, event: int | None) -> None:
@@ -154,12 +164,13 @@ class Fsdp2Schedule(Hooks):
         if after_forward and unit.post_forward_size > 1:
             # keep a shard of the smaller group, copied out of the whole parameter
             shard = self._post_forward_shard_bytes(unit)
-            builder.allocate("buffers", shard, owner=unit.name)
+            builder.allocate("buffers", shard, owner=unit.name, part=_POST_FORWARD)
             state.is_sharded_post_forward = True
             state.reshard_event = builder.kernels(
                 f"reshard {unit.name}", moves(shard, shard), module=unit.name
             )
-        builder.free("buffers", unit.unsharded_numel * self.param_bytes, owner=unit.name)
+        size = unit.unsharded_numel * self.param_bytes
+        builder.free("buffers", size, owner=unit.name, part=_PARAMETERS)
         state.is_unsharded = False
 
     # -- hooks ------------------------------------------------------------------------------------------
@@ -233,7 +244,7 @@ class Fsdp2Schedule(Hooks):
         if call.numel:
             size = call.numel * self.param_bytes
             unit = self._by_segment[call.segment]
-            builder.allocate("buffers", size, owner=unit.name)
+            builder.allocate("buffers", size, owner=unit.name, part=GRADIENTS)
             self.gradients[unit.name].unsharded_bytes += size
             if size == self._tied_bytes:
                 builder.free("activations", size, owner=TIED)

@@ -14,6 +14,7 @@ from zsim.plan.units import Unit
 from zsim.specs.strategy import DTYPE_BYTES, Fsdp2
 
 REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"
+GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"
 
 
 @dataclass
@@ -49,14 +50,14 @@ class Fsdp2Reducer:
             return
         size = unit.numel * self.reduce_bytes
         if not gradient.accumulated_bytes:
-            self.builder.allocate("buffers", size, owner=unit.name)
+            self.builder.allocate("buffers", size, owner=unit.name, part=GRADIENTS)
         read = gradient.unsharded_bytes + gradient.accumulated_bytes
         self.builder.kernels(
             f"accumulate gradients {unit.name}",
             moves(read, size, launches=len(unit.parameters)),
             module=unit.name,
         )
-        self.builder.free("buffers", gradient.unsharded_bytes, owner=unit.name)
+        self.builder.free("buffers", gradient.unsharded_bytes, owner=unit.name, part=GRADIENTS)
         gradient.accumulated_bytes, gradient.unsharded_bytes = size, 0
 
     def reduce(self, unit: Unit, gradient: UnitGradient) -> None:
@@ -66,14 +67,14 @@ class Fsdp2Reducer:
         full = unit.unsharded_numel * self.reduce_bytes
         shard = full // self.shard_size
         made = gradient.unsharded_bytes + gradient.accumulated_bytes
-        builder.allocate("buffers", full, owner=unit.name)
+        builder.allocate("buffers", full, owner=unit.name, part=_INPUT)
         builder.kernels(
             f"reduce_scatter_copy_in {unit.name}",
             moves(made, full),
             overhead="fsdp2_reduce",
             module=unit.name,
         )
-        builder.free("buffers", made, owner=unit.name)
+        builder.free("buffers", made, owner=unit.name, part=GRADIENTS)
         gradient.unsharded_bytes = gradient.accumulated_bytes = 0
         builder.wait_stream(REDUCE_SCATTER, COMPUTE)
         # The reduced shard is the rank's gradient itself when it is fp32 and the first, else a buffer.
@@ -103,7 +104,7 @@ class Fsdp2Reducer:
             gradient.post_reduce_event = None
             self._free_all_reduce_buffer(name, gradient)
         for name, size, _event in self._inputs:
-            self.builder.free("buffers", size, owner=name)
+            self.builder.free("buffers", size, owner=name, part=_INPUT)
         self._inputs = []
 
     def _wait_for_earlier(self, unit: Unit, gradient: UnitGradient) -> None:
@@ -111,7 +112,7 @@ class Fsdp2Reducer:
         while len(self._inputs) >= self.strategy.reduce_scatter_max_input_buffers:
             name, size, event = self._inputs.pop(0)
             self.builder.stream_wait(COMPUTE, event)
-            self.builder.free("buffers", size, owner=name)
+            self.builder.free("buffers", size, owner=name, part=_INPUT)
         self.builder.stream_wait(COMPUTE, gradient.post_reduce_event)
         self._free_all_reduce_buffer(unit.name, gradient)
 

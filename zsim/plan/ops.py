@@ -113,7 +113,8 @@ class MemoryChange(NamedTuple):
     `owner`: the module, block or FSDP unit that it is for; "" where a framework's pool serves them all. A
     free takes what its owner holds, so what is freed apart has names apart (FSDP1's gradients before and
     after they are flattened). `tensors`: the bytes of each of several tensors that are allocated at once.
-    `stream`: on which they are made, where that is not the stream of the next work."""
+    `stream`: on which they are made, where that is not the stream of the next work. `part`: which of its
+    owner's it is, where a free means one kind of several (FSDP2's gathered input, parameters, gradients)."""
 
     op: int
     category: Category
@@ -124,6 +125,7 @@ class MemoryChange(NamedTuple):
     owner: str = ""
     tensors: tuple[int, ...] = ()
     stream: str = ""
+    part: str = ""
 
 
 OffloadWork = Copy | HostWork | DriveIo

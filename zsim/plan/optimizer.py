@@ -71,7 +71,7 @@ def update(
         low_precision_copy=low_precision_copy,
     )
     makes_roots = implementation == "foreach" and training.optimizer in ("adam", "adamw")
-    temporary = sum(numels) * DTYPE_BYTES[state_dtype] if makes_roots else 0
-    builder.allocate("buffers", temporary)
+    roots = tuple(numel * DTYPE_BYTES[state_dtype] for numel in numels) if makes_roots else ()
+    builder.allocate("buffers", sum(roots), owner=name, tensors=roots)
     builder.kernels(name, kernels, overhead=overhead)
-    builder.free("buffers", temporary)
+    builder.free("buffers", sum(roots), owner=name)

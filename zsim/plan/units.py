@@ -42,7 +42,7 @@ class Unit:
     @cached_property
     def unsharded_numel(self) -> int:
         """Elements of the gathered parameters, padding included: that is how they are allocated."""
-        return self.padded_numel(self.shard_size)
+        return sum(self.padded_numels(self.shard_size))
 
     @cached_property
     def parameter_shards(self) -> tuple[int, ...]:
@@ -53,9 +53,9 @@ class Unit:
     def shard_numel(self) -> int:
         return sum(self.parameter_shards)
 
-    def padded_numel(self, num_ranks: int) -> int:
-        """Elements that an all-gather over `num_ranks` produces."""
-        return sum(_padded(parameter, num_ranks) for parameter in self.parameters)
+    def padded_numels(self, num_ranks: int) -> tuple[int, ...]:
+        """Elements of each parameter that an all-gather over `num_ranks` produces."""
+        return tuple(_padded(parameter, num_ranks) for parameter in self.parameters)
 
 
 def _padded(parameter: Parameter, num_ranks: int) -> int:
