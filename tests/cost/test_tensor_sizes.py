@@ -77,3 +77,22 @@ def test_gathered_attention_keeps_q_k_and_v_in_one_tensor() -> None:
     assert tensors.saved == (192 * 4096, 64 * 4096, 24 * 4096)
     assert tensors.forward == (192 * 4096, 128 * 4096)
     assert tensors.backward[:2] == (64 * 4096, 192 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("rotary", "dropout", "kept", "passing"),
+    [(True, 0.0, (4, 2), (128, 128)), (False, 0.1, (2, 1, 2), ())],
+)
+def test_written_out_attention_has_scores_in_tensors_of_their_own(
+    *, rotary: bool, dropout: float, kept: tuple[int, ...], passing: tuple[int, ...]
+) -> None:
+    """Llama's softmax in fp32, cast back; GPT-2's in 16 bits, with a mask of a byte each. Two passing in
+    forward and two gradients."""
+    core = Attention(4, 4, 8, 8, rotary=rotary, dropout=dropout, upcasts_softmax=rotary)
+    shape, options = BatchShape(sequences=1, sequence_length=2), WorkOptions("bf16", "math")
+    tensors = module_tensors(Module("core", core), shape, options)
+    hidden, scores = 2 * 4 * 8 * 2, 4 * 2 * 2
+    assert tensors.saved == (*[hidden] * 3, *(scores * each for each in kept))
+    assert tensors.forward == (hidden, *passing, scores * 2, scores * 2)
+    gradient = scores * (4 if rotary else 2)
+    assert tensors.backward == (*[hidden] * 4, gradient, gradient)

@@ -160,7 +160,7 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return tokens * work.width * (options.stream_bytes + (4 if is_upcast else 0))
     if isinstance(work, Attention):
         rotary = 2 * query_elements(work) * e if work.rotary and not options.fuses_kernels else 0
-        temporaries = 2 * _score_bytes(work, shape, e) if options.attention == "math" else 0
+        temporaries = 2 * score_bytes(work, shape, e) if options.attention == "math" else 0
         output = output_elements(work) * e
         if unpads(work, options):  # q, k and v before the gather; the sum in fp32 is gone before the scatter
             output = input_elements(work) * e + output_elements(work) * max(e, 4)
@@ -192,7 +192,7 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         if options.attention == "flash":
             return tokens * (elements * e + query_elements(work) * 4)
         upcast = 4 if work.upcasts_softmax and not options.compile else e
-        return tokens * elements * e + 2 * _score_bytes(work, shape, upcast)
+        return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
     if isinstance(work, Activation):
         in_place = options.liger and work.gated
         return tokens * work.width * e * (1 if in_place else 3 if work.gated else 2)
@@ -217,10 +217,6 @@ def keeps_only_the_stream(module: Module, options: WorkOptions) -> bool:
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:
     return isinstance(module.work, Residual) and not module.work.dropout
-
-
-def _score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
-    return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
 
 
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
@@ -250,13 +246,23 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
         unpadded = output_elements(work) * e + INDEX_BYTES if unpads(work, options) else 0
         return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded)
     repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
+    return shape.tokens * repeated * e + score_bytes(work, shape, sum(kept_per_score(work, options)))
+
+
+def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
+    """Bytes of all scores of written-out attention, `bytes_each`."""
+    return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
+
+
+def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
+    """Bytes of each tensor of scores that written-out attention keeps: the softmax's output, with dropout its
+    mask and what it let through, else an fp32 softmax's output cast back."""
+    e = options.activation_bytes
     upcasts = work.upcasts_softmax and not options.compile and e < 4
     softmax = 4 if upcasts else e
     if work.dropout:
-        softmax += 1 + e
-    elif upcasts:
-        softmax += e
-    return shape.tokens * repeated * e + _score_bytes(work, shape, softmax)
+        return softmax, 1, e
+    return (softmax, e) if upcasts else (softmax,)
 
 
 def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:

@@ -16,7 +16,13 @@ from zsim.cost.attention_work import (
     query_elements,
     unpads,
 )
-from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved_bytes
+from zsim.cost.footprint import (
+    backward_extra_bytes,
+    forward_extra_bytes,
+    kept_per_score,
+    saved_bytes,
+    score_bytes,
+)
 from zsim.cost.losses import log_probabilities
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.specs.model import Activation, Attention, Linear, Loss, Module, Norm
@@ -87,6 +93,14 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
     if isinstance(work, Attention):
         q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
         out = tokens * output_elements(work) * e
+        if options.attention == "math":
+            repeated = (q, q, tokens * work.num_heads * work.v_head_dim * e)
+            scores = tuple(score_bytes(work, shape, each) for each in kept_per_score(work, options))
+            gradients = (out, q, k, k)
+            half = (backward_extra_bytes(module, shape, options) - sum(gradients)) // 2
+            rotated = (q, q) if work.rotary and not options.fuses_kernels else ()
+            passing = (score_bytes(work, shape, e),) * 2
+            return (*repeated, *scores), (out, *rotated, *passing), (*gradients, half, half)
         if unpads(work, options):
             inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
             return (inputs, out), (inputs, summed), (out, inputs)

@@ -110,7 +110,8 @@ def _backward(schedule: Hooks, workload: Workload) -> None:
             if segment.stops_at is not None:
                 last = segment.stops_at
                 schedule.before_module(last)
-                builder.allocate("activations", last.work.saved_bytes, owner=last.name)
+                saved = last.work.tensors.saved
+                builder.allocate("activations", sum(saved), owner=last.name, tensors=saved)
             builder.allocate("activations", segment.output_bytes, owner=segment.name + OUTPUT)
             builder.phase = "backward"
         for call in reversed(segment.calls):
