@@ -58,6 +58,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
         if resident.device == "gpu" and not resident.lazy_tensors:
             _make(memory, resident)
     changes = tensor_changes(repeated)
+    made = [size for resident in plan.resident if resident.device == "gpu" for size in resident.lazy_tensors]
     return Allocator(
         memory,
         Changes(changes),
@@ -66,7 +67,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
         retry_seconds=retry_seconds(job.world_size, costs),
         counts_from=len(repeated.ops) - len(plan.ops),
-        first_changes=Changes(_with_first_update(changes, repeated)),
+        first_changes=Changes(_with_first_update(changes, repeated, made)) if made else None,
     )
 
 
@@ -89,9 +90,10 @@ def _malloc(memory: CachingAllocator, count: int) -> Block:
     return block or memory.malloc_anyway(count, COMPUTE)
 
 
-def _with_first_update(changes: Sequence[TensorChange], plan: Plan) -> list[TensorChange]:
+def _with_first_update(
+    changes: Sequence[TensorChange], plan: Plan, sizes: Sequence[int]
+) -> list[TensorChange]:
     """Also what the first update makes (`Memory.lazy_tensors`), in what is free when the host comes to it."""
-    sizes = [size for memory in plan.resident if memory.device == "gpu" for size in memory.lazy_tensors]
     update = next((number for number, op in enumerate(plan.ops) if op.name == UPDATE), len(plan.ops))
     made = [TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)]
     before = [
