@@ -15,28 +15,36 @@ from zsim.specs.strategy import Checkpointing
 
 @dataclass(frozen=True, slots=True)
 class ModuleWork:
-    """One module's kernels and activation bytes.
+    """One module's kernels and the tensors of its activations.
 
     `saved_bytes` stay from forward to backward, under full checkpointing only from recomputation on; the
-    extras live only during one op. `tensors` are what they are sums of. `kept_outputs`: the tensors that it
-    leaves to the segment's checkpoint.
+    extras live only during one op. `kept_outputs`: the tensors that it leaves to the segment's checkpoint.
     """
 
     forward: Kernels
     backward: Kernels
     forward_launches: int
     backward_launches: int
-    saved_bytes: int
-    forward_extra_bytes: int
-    backward_extra_bytes: int
     recompute: Kernels | None = None
     recompute_launches: int = 0
     recomputed_bytes: int = 0
     tensors: ModuleTensors = field(default_factory=ModuleTensors)
     kept_outputs: tuple[int, ...] = ()
 
+    @property
+    def saved_bytes(self) -> int:
+        return sum(self.tensors.saved)
 
-NO_WORK = ModuleWork(Kernels(()), Kernels(()), 0, 0, 0, 0, 0)
+    @property
+    def forward_extra_bytes(self) -> int:
+        return sum(self.tensors.forward)
+
+    @property
+    def backward_extra_bytes(self) -> int:
+        return sum(self.tensors.backward)
+
+
+NO_WORK = ModuleWork(Kernels(()), Kernels(()), 0, 0)
 
 Works = tuple[ModuleWork, ...]
 
@@ -55,9 +63,6 @@ def module_work(
         backward=Kernels(backward),
         forward_launches=_launches(forward),
         backward_launches=_launches(backward),
-        saved_bytes=kept,
-        forward_extra_bytes=footprint.forward_extra_bytes(module, shape, options),
-        backward_extra_bytes=footprint.backward_extra_bytes(module, shape, options),
         recompute=Kernels(forward) if is_selective else None,
         recompute_launches=_launches(forward) if is_selective else 0,
         recomputed_bytes=saved - kept if is_selective else 0,
@@ -79,7 +84,7 @@ def on_residual_stream(
             given = shape.tokens * product.out_features * options.activation_bytes
             backward = without(works[number].tensors.backward, given)
             tensors = replace(works[number].tensors, backward=backward)
-            result[number] = replace(works[number], backward_extra_bytes=sum(backward), tensors=tensors)
+            result[number] = replace(works[number], tensors=tensors)
     return tuple(result)
 
 
@@ -126,7 +131,7 @@ def checkpointed_works(
 def _without_saved(one: ModuleWork, count: int) -> ModuleWork:
     """Without `count` bytes of what it saves, which are held for it."""
     saved = without(one.tensors.saved, count)
-    return replace(one, saved_bytes=sum(saved), tensors=replace(one.tensors, saved=saved))
+    return replace(one, tensors=replace(one.tensors, saved=saved))
 
 
 def _keeping(
@@ -164,7 +169,7 @@ def _in_place(one: ModuleWork) -> ModuleWork:
 
 def _without_output(one: ModuleWork, count: int) -> ModuleWork:
     forward = without(one.tensors.forward, count)
-    return replace(one, forward_extra_bytes=sum(forward), tensors=replace(one.tensors, forward=forward))
+    return replace(one, tensors=replace(one.tensors, forward=forward))
 
 
 def _launches(kernels: Sequence[Kernel]) -> int:

@@ -148,9 +148,6 @@ class _Deriver:
             backward=Kernels(fused.backward),
             forward_launches=sum(kernel.launches for kernel in fused.forward),
             backward_launches=sum(kernel.launches for kernel in fused.backward),
-            saved_bytes=sum(fused.tensors.saved),
-            forward_extra_bytes=sum(fused.tensors.forward),
-            backward_extra_bytes=sum(fused.tensors.backward),
             tensors=fused.tensors,
         )
         self._works |= {(id(module), False): NO_WORK for module in modules[place + 1 :]}
