@@ -18,6 +18,7 @@ import torch.distributed as dist
 from validation.calls import Call
 from validation.examples import blocks_of, make_model, vocab_of
 from validation.network import received_bytes
+from validation.record.run import minor_faults
 from validation.training import TrainCase, micro_batches
 from validation.zero import checkpoint
 from validation.zero.closed_forms import FlatSize
@@ -257,3 +258,10 @@ def data_bytes() -> int:
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
     raise OSError("no VmData in /proc/self/status")
+
+
+def pages_found_new(rank: int, world_size: int) -> int:
+    """First touches while 32 MiB are written."""
+    before = minor_faults()
+    torch.ones(2**23)
+    return minor_faults() - before

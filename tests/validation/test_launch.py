@@ -49,6 +49,14 @@ def test_fifty_runs_end_without_abort() -> None:
     assert run("tests.validation.ranks:add_up", 2, rounds=50, timeout=180) == [1.0, 1.0]
 
 
+def test_what_a_rank_touched_before_it_began_is_not_new_to_it() -> None:
+    """32 MiB are 8,192 pages."""
+    (new,) = run("tests.validation.ranks:pages_found_new", 1)
+    (known,) = run("tests.validation.ranks:pages_found_new", 1, touched_bytes=2**26)
+    assert new > 7_000
+    assert known < 100
+
+
 def test_trainings_end_with_0_and_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m validation.ends --runs 50` in small; its figures are in validation/README.md."""
     assert ends.main(["--runs", "1"]) == 0

@@ -134,12 +134,12 @@ def test_cross_entropy_of_bf16_logits_casts_them_twice() -> None:
 def test_collectives_and_interference_of_a_group_are_measured_in_one_start_of_its_ranks(
     tmp_path: Path,
 ) -> None:
-    results = bench.ResultFile(tmp_path / "out.json", "test", "cpu")
+    results = bench.ResultFile(tmp_path / "machine" / "out.json", "test", "cpu")
     every = list(ranks.collective_benchmarks(2, "gloo", True))
     keep = [b for b in every if b.parameters.get("bytes", 0) <= 4096 and not b.parameters.get("beside")]
     assert {b.family for b in keep} == {"collective", "interference"}
     microbench.measure_collectives(microbench.Progress(results, len(keep)), keep)
-    rows = json.loads((tmp_path / "out.json").read_text())["measurements"]
+    rows = json.loads(results.path.read_text())["measurements"]
     assert len(rows) == len(keep) == 6 + 2
     for benchmark, row in zip(keep, rows, strict=True):
         assert row["parameters"] == benchmark.parameters

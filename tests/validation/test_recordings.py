@@ -60,7 +60,8 @@ def test_everything_is_made_again_by_commands_that_exist(
     codes = {"validation.gpu": 3}
     assert record_everything(tmp_path) == 0
     assert {path.partition("/")[0] for path in checksums(TRACES)} == {
-        "cpu-2core-epyc", "cpu-2core-epyc-25-1", "deepspeed", "gloo", "oracle", "shaped"
+        "cpu-2core-epyc", "cpu-2core-epyc-25-1", "cpu-2core-epyc-26-2",
+        "deepspeed", "gloo", "oracle", "shaped",
     }  # fmt: skip
     assert started == [
         "validation.oracle", "validation.record", "validation.deepspeed_calls",

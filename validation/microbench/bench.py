@@ -124,6 +124,7 @@ class ResultFile:
 
     def __init__(self, path: Path, command: str, device: str) -> None:
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.rows: dict[str, dict[str, Any]] = {}
         if path.exists():
             rows = json.loads(path.read_text())["measurements"]

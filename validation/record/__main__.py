@@ -33,6 +33,7 @@ from validation.record.cases import (
 
 FORMAT = 1
 QUIET = 0.1  # of the machine, used by others
+TOUCHED_BYTES = 2**31  # per rank of the larger models: more than any of their steps holds
 WITH_KINETO = {"ddp", "fsdp2-reshard", "zero3"}
 
 
@@ -66,7 +67,11 @@ def record_case(strategy: Recording, model: str, ranks: int, options: argparse.N
             folder.mkdir()
             order = Order(str(folder), options.timed_steps, options.kineto)
             results = run(
-                "validation.record.run:record", ranks, (strategy, model, order, header), timeout=300
+                "validation.record.run:record",
+                ranks,
+                (strategy, model, order, header),
+                timeout=300,
+                touched_bytes=TOUCHED_BYTES if model in LARGER_MODELS else 0,
             )
             attempts.append((foreign_cpu(results), folder, results))
         _, folder, results = min(attempts, key=lambda attempt: attempt[0])
@@ -139,6 +144,9 @@ def summarize(results: list[Any], strategy: Recording, model: str) -> dict[str, 
             **spread_of_slowest([result.step_cpu_seconds for result in results]),
             "mean_by_rank": [round(statistics.fmean(r.step_cpu_seconds), 6) for r in results],
         },
+        "step_minor_faults": [
+            max(each) for each in zip(*(r.step_minor_faults for r in results), strict=True)
+        ],
         "probe_seconds": dict(zip(("product", "addition"), probe_means(results), strict=True)),
         "phase_seconds": {
             name: statistics.median(results[0].phase_seconds[name]) for name in results[0].phase_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from validation.record import flight_recorder, kineto
 from validation.record.cases import SHAPES, Recording
 from validation.tracing import Tracer, now
 
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 5
 TRACED_STEPS = 2
 
 
@@ -46,6 +47,7 @@ class Recorded:
     flight_recorder: list[Any] | None
     step_seconds: list[float]
     step_cpu_seconds: list[float]
+    step_minor_faults: list[int]
     probe_seconds: list[tuple[float, float]]
     phase_seconds: dict[str, list[float]]
     held_before_update: dict[str, dict[str, int]]
@@ -96,7 +98,8 @@ def record(
     load, probe = CpuLoad(), Probe(order.device)
     timed, probed = [], []
     for _ in range(order.timed_steps):
-        timed.append(steps.run())
+        faults = minor_faults()
+        timed.append((*steps.run(), minor_faults() - faults))
         dist.barrier()
         probed.append(probe())
     cpu_ticks = load.since()
@@ -117,8 +120,9 @@ def record(
     return Recorded(
         calls=fold(calls),
         flight_recorder=backend_rows,
-        step_seconds=[wall for wall, _ in timed],
-        step_cpu_seconds=[cpu for _, cpu in timed],
+        step_seconds=[wall for wall, _, _ in timed],
+        step_cpu_seconds=[cpu for _, cpu, _ in timed],
+        step_minor_faults=[faults for _, _, faults in timed],
         probe_seconds=probed,
         phase_seconds=phase_seconds,
         held_before_update=steps.held_before_update,
@@ -180,6 +184,11 @@ class Steps:
         raw = path.with_suffix(".raw")
         profiler.export_chrome_trace(str(raw))
         kineto.write_trimmed(raw, path, header["provenance"])
+
+
+def minor_faults() -> int:
+    """Pages that this process has touched for the first time so far. [Note: first touch]"""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _nothing() -> None:
