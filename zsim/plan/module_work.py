@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from zsim.cost import footprint, work
 from zsim.cost.kernels import Kernel
@@ -13,7 +14,7 @@ from zsim.specs.model import Activation, Block, Linear, Module, Residual
 from zsim.specs.strategy import Checkpointing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModuleWork:
     """One module's kernels and the tensors of its activations.
 
@@ -31,15 +32,15 @@ class ModuleWork:
     tensors: ModuleTensors = field(default_factory=ModuleTensors)
     kept_outputs: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def saved_bytes(self) -> int:
         return sum(self.tensors.saved)
 
-    @property
+    @cached_property
     def forward_extra_bytes(self) -> int:
         return sum(self.tensors.forward)
 
-    @property
+    @cached_property
     def backward_extra_bytes(self) -> int:
         return sum(self.tensors.backward)
 
