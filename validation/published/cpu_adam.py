@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from zsim.cost.host_optimizer import optimizer_bytes, optimizer_bytes_per_second
-from zsim.cost.update_work import optimizer_kernels
+from zsim.cost.host_optimizer import optimizer_bytes_per_second
+from zsim.cost.update_work import update_bytes
 from zsim.specs.cluster_files import load_cluster
 
 TABLE = Path(__file__).resolve().parents[1] / "curves" / "cpu_adam.csv"
@@ -44,11 +44,9 @@ class Prediction:
         return self.predicted_seconds / self.measured_seconds - 1
 
 
-def moved_bytes(implementation: str, parameters: int) -> float:
+def moved_bytes(implementation: str, parameters: int) -> int:
     """What one update reads and writes."""
-    if implementation == "torch":
-        return sum(kernel.hbm_bytes for kernel in optimizer_kernels(parameters, "adamw", "foreach"))
-    return optimizer_bytes(parameters)
+    return update_bytes(parameters, "adamw", "foreach" if implementation == "torch" else "fused")
 
 
 def predictions(path: Path = TABLE) -> list[Prediction]:

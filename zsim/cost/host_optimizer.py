@@ -1,24 +1,14 @@
 """What an optimizer step on the CPU moves through host memory, and how fast that can be.
 
 DeepSpeed's CPU-Adam and torch's fused AdamW for CPUs are vectorised over all threads and read and write every
-state once, so they are bound by memory, not by arithmetic.
+state once, so they are bound by memory, not by arithmetic; torch's others make a pass over memory per
+operation (`zsim.cost.update_work.update_bytes`).
 """
 
 from __future__ import annotations
 
-from zsim.cost.update_work import optimizer_state_bytes
 from zsim.specs.hardware import HostDevice, OffloadRates
 from zsim.specs.strategy import DTYPE_BYTES
-
-
-def optimizer_bytes(numel: int, optimizer: str = "adamw", gradient_dtype: str = "fp32") -> int:
-    """Bytes read plus written by the update of `numel` fp32 weights and their states.
-
-    Adam: reads weight, gradient and both moments, writes weight and moments: 4 x 4 + 3 x 4 = 28 bytes per
-    element (DeepSpeed csrc/adam/cpu_adam_impl.cpp, `Step_1`). Raises NotSimulatedError for an optimizer
-    whose states are not known.
-    """
-    return numel * (2 * 4 + 2 * optimizer_state_bytes(optimizer) + DTYPE_BYTES[gradient_dtype])
 
 
 def cast_bytes(numel: int, from_dtype: str, to_dtype: str) -> int:

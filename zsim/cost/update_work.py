@@ -43,6 +43,28 @@ def optimizer_state_bytes(optimizer: str, state_dtype: str = "fp32") -> int:
     return OPTIMIZER_STATES[optimizer] * DTYPE_BYTES[state_dtype]
 
 
+def update_bytes(
+    numel: int,
+    optimizer: str = "adamw",
+    implementation: OptimizerImplementation = "fused",
+    gradient_dtype: str = "fp32",
+    state_dtype: str = "fp32",
+) -> int:
+    """Bytes read plus written by the update of `numel` parameters; masters and states are in `state_dtype`.
+
+    Fused AdamW reads and writes the parameter and both moments and reads the gradient once:
+    2 * 4 + 4 * 4 + 4 = 28 bytes per parameter in fp32; on a CPU as well (DeepSpeed's `Step_1` in
+    csrc/adam/cpu_adam_impl.cpp). The others make a pass per operation: 84. Raises NotSimulatedError for an
+    optimizer whose states are not known.
+    """
+    moments = optimizer_state_bytes(optimizer, state_dtype)
+    master, gradient = DTYPE_BYTES[state_dtype], DTYPE_BYTES[gradient_dtype]
+    if implementation == "fused":
+        return numel * (2 * master + 2 * moments + gradient)
+    passes, readings, _ = _FOREACH[optimizer]
+    return numel * (passes * master + readings * gradient)
+
+
 def optimizer_kernels(
     numel: int,
     optimizer: str = "adamw",
@@ -55,23 +77,18 @@ def optimizer_kernels(
 ) -> tuple[Kernel, ...]:
     """The update of `numel` parameters, master weights and states in `state_dtype`.
 
-    Fused AdamW reads and writes the parameter and both moments and reads the gradient once:
-    2 * 4 + 4 * 4 + 4 = 28 bytes per parameter in fp32. `foreach` makes a pass per operation, `for_loop` the
-    same passes tensor by tensor. `low_precision_copy`: a cast writes the model's own 2-byte copy afterwards.
-    Raises NotSimulatedError for an optimizer whose work is not known.
+    It moves `update_bytes`; `for_loop` makes `foreach`'s passes tensor by tensor. `low_precision_copy`: a
+    cast writes the model's own 2-byte copy afterwards. Raises NotSimulatedError for an optimizer whose work
+    is not known.
     """
-    moments = optimizer_state_bytes(optimizer, state_dtype)
+    optimizer_state_bytes(optimizer, state_dtype)
     if numel == 0:
         return ()
-    master, gradient = DTYPE_BYTES[state_dtype], DTYPE_BYTES[gradient_dtype]
     rounds = ceil(numel / _ELEMENTS_PER_LAUNCH)
-    if implementation == "fused":
-        per_element, launches = 2 * master + 2 * moments + gradient, rounds
-    else:
-        passes, readings, operations = _FOREACH[optimizer]
-        per_element = passes * master + readings * gradient
-        launches = operations * (rounds if implementation == "foreach" else num_tensors)
-    update = Kernel("optimizer", 0.0, float(numel * per_element), "fp32", (), launches)
+    operations = 1 if implementation == "fused" else _FOREACH[optimizer][2]
+    launches = operations * (num_tensors if implementation == "for_loop" else rounds)
+    moved = update_bytes(numel, optimizer, implementation, gradient_dtype, state_dtype)
+    update = Kernel("optimizer", 0.0, float(moved), "fp32", (), launches)
     return (update, *cast_kernels(numel, state_dtype, "bf16")) if low_precision_copy else (update,)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from zsim.cost.host_optimizer import cast_bytes, optimizer_bytes, scale_bytes
+from zsim.cost.host_optimizer import cast_bytes, scale_bytes
+from zsim.cost.update_work import OptimizerImplementation, update_bytes
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Copy, DriveIo, HostWork
 from zsim.specs.importers.deepspeed_values import AioConfig
@@ -77,9 +78,12 @@ class HostSide:
         """Copy from one type to another."""
         return self._work(name, HostWork("copy", cast_bytes(numel, from_dtype, to_dtype), numel))
 
-    def optimizer(self, name: str, numel: int, optimizer: str) -> int | None:
-        """The update of fp32 weights on the CPU."""
-        return self._work(name, HostWork("optimizer", optimizer_bytes(numel, optimizer), numel))
+    def optimizer(
+        self, name: str, numel: int, optimizer: str, implementation: OptimizerImplementation = "fused"
+    ) -> int | None:
+        """The update of fp32 weights on the CPU; DeepSpeed's CPU-Adam is as fused as torch's."""
+        size = update_bytes(numel, optimizer, implementation)
+        return self._work(name, HostWork("optimizer", size, numel))
 
     def read(self, name: str, size: int, *, module: str = "", is_direct: bool = False) -> int | None:
         """Start reading; returns the event to wait for."""

@@ -107,7 +107,8 @@ class OffloadedFsdp1Schedule(Fsdp1Schedule):
             norm = HostWork("copy", self.stored_bytes * numel, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
             self.host.scale("clip gradients", numel)
-        self.host.optimizer("optimizer step", numel, self.training.optimizer)
+        training = self.training
+        self.host.optimizer("optimizer step", numel, training.optimizer, training.optimizer_implementation)
         self.builder.host("end of step")
         self.limiter.apply(self.builder.ops)
 

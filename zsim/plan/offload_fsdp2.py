@@ -105,14 +105,15 @@ class OffloadedFsdp2Schedule(Fsdp2Schedule):
             self.reducer.wait_for_copies()
 
     def optimizer_step(self) -> None:
-        """torch's fused AdamW on the CPU; clipping reads the gradients and scales them there too. What taking
+        """torch's AdamW on the CPU; clipping reads the gradients and scales them there too. What taking
         DTensors apart costs is not in it: milliseconds, beside seconds."""
         numel = sum(shard for unit in self.units for shard in unit.parameter_shards)
         if self.training.gradient_clipping > 0:
             norm = HostWork("copy", 4 * numel, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
             self.host.scale("clip gradients", numel)
-        self.host.optimizer("optimizer step", numel, self.training.optimizer)
+        training = self.training
+        self.host.optimizer("optimizer step", numel, training.optimizer, training.optimizer_implementation)
         self.builder.host("end of step")
         size = 4 * sum(unit.shard_numel for unit in self.units)
         self.builder.free("gradients", size, "host", is_pinned=True)
