@@ -93,11 +93,13 @@ def test_quantities_are_set_with_their_units() -> None:
     assert knob.amount(H100) == 400.0
 
 
-def test_host_memory_alone_leaves_the_cpu_as_fast_as_it_is() -> None:
-    """The CPU's rates are fractions of the memory's, so they are divided."""
-    faster = HARDWARE["host memory bandwidth"].scaled(H100, 2.0)
+def test_faster_host_memory_is_what_the_same_key_of_a_run_is() -> None:
+    """The CPU's rates are fractions of the memory's, and stay so."""
+    knob = HARDWARE["host memory bandwidth"]
+    faster = knob.scaled(H100, 2.0)
     assert faster.host.memory_bandwidth == 2 * H100.host.memory_bandwidth
-    assert faster.offload.optimizer_fraction == pytest.approx(H100.offload.optimizer_fraction / 2)
+    assert faster.offload == H100.offload
+    assert set(knob.overrides(H100, 2.0)) == {"cluster.host.memory_bandwidth"}
 
 
 def test_the_sizes_of_a_stage_are_its_own() -> None:

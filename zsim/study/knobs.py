@@ -22,8 +22,8 @@ Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 
 @dataclass(frozen=True)
 class Knob:
-    """`keys` of the cluster that are multiplied together, `inverse` ones that are divided; "*" stands for
-    every key of a table. `shown` and `per_unit`: the unit that people read, and how much of SI it is.
+    """`keys` of the cluster that are multiplied together; "*" stands for every key of a table. `shown` and
+    `per_unit`: the unit that people read, and how much of SI it is.
     `is_fraction`: never above 1. `is_excess`: what is scaled is the part above 1. `is_wanted_less`: less is
     faster."""
 
@@ -32,7 +32,6 @@ class Knob:
     unit: Unit = ""
     shown: str = ""
     per_unit: float = 1.0
-    inverse: tuple[str, ...] = ()
     is_whole: bool = False
     is_fraction: bool = False
     is_excess: bool = False
@@ -45,24 +44,21 @@ class Knob:
 
     def amount(self, cluster: Cluster) -> float | None:
         """What the cluster has of it, in `shown` units; None (or 0) where it has none."""
-        value = next((value for _, value in self._found(cluster, self.keys)), None)
+        value = next((value for _, value in self._found(cluster)), None)
         return None if value is None else value / self.per_unit
 
     def overrides(self, cluster: Cluster, factor: float) -> dict[str, Any]:
         """What to set for `factor` times as much; numbers that the cluster lacks stay so."""
-        changes: dict[str, Any] = {}
-        for keys, by in ((self.keys, factor), (self.inverse, 1 / factor)):
-            for key, value in self._found(cluster, keys):
-                scaled = self._scaled(value, by)
-                changes[f"cluster.{key}"] = self._written(scaled) if keys is self.keys else scaled
-        return changes
+        return {
+            f"cluster.{key}": self._written(self._scaled(value, factor))
+            for key, value in self._found(cluster)
+        }
 
     def scaled(self, cluster: Cluster, factor: float) -> Cluster:
         """The cluster with `factor` times as much, however much that is; fractions stop at 1."""
-        for keys, by in ((self.keys, factor), (self.inverse, 1 / factor)):
-            for key, value in self._found(cluster, keys):
-                number = round(value * by) if self.is_whole else self._scaled(value, by)
-                cluster = _replaced(cluster, key.split("."), number)
+        for key, value in self._found(cluster):
+            number = round(value * factor) if self.is_whole else self._scaled(value, factor)
+            cluster = _replaced(cluster, key.split("."), number)
         return cluster
 
     def _scaled(self, value: float, by: float) -> float:
@@ -76,8 +72,8 @@ class Knob:
             return f"{max(round(value), 1)} B"
         return f"{value!r} {self.unit}" if self.unit else value
 
-    def _found(self, cluster: Cluster, keys: tuple[str, ...]) -> Iterator[tuple[str, float]]:
-        for key in keys:
+    def _found(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
+        for key in self.keys:
             for path, value in _values(cluster, key.split("."), ()):
                 if value and not (self.is_excess and value <= 1):
                     yield ".".join(path), float(value)
@@ -119,7 +115,6 @@ def _times(prefix: str) -> tuple[str, ...]:
 
 
 _PROTOCOLS = ("collectives.protocols.*", "collectives.algorithms.*.*")
-_RATES = ("offload.optimizer_fraction", "offload.copy_fraction")
 
 HARDWARE: dict[str, Knob] = {
     knob.name: knob
@@ -151,8 +146,8 @@ HARDWARE: dict[str, Knob] = {
         Knob("PCIe bandwidth", ("pcie.bandwidth",), "B/s", "GB/s per GPU", 1e9),
         Knob("host's launches", ("host.seconds_per_launch",), "s", "us", 1e-6, is_wanted_less=True),
         Knob("frameworks' host code", ("host.overhead_factor",), is_wanted_less=True),
-        Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9, _RATES),
-        Knob("CPU optimizer", _RATES),
+        Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9),
+        Knob("CPU optimizer", ("offload.optimizer_fraction", "offload.copy_fraction")),
         Knob("drives", ("nvme.drives",), shown="drives", is_whole=True),
         Knob("drive bandwidth", ("nvme.read_bandwidth", "nvme.write_bandwidth"), "B/s", "GB/s read per drive",
              1e9),
