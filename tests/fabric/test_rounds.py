@@ -29,6 +29,7 @@ FABRICS: dict[str, tuple[str, dict[str, Any]]] = {
     "dragonfly": ("dgx-h100", {"kind": "dragonfly", "nodes_per_router": 1, "routers_per_group": 2}),
     "torus": ("dgx-h100", {"kind": "torus", "shape": (2, 2, 2)}),
     "NVL72": ("gb200-nvl72", {}),
+    "longer links": ("roce-h100", {}),
     "mesh": ("mi300x-x8", {}),
     "PCIe": ("rtx-4090-x8", {}),
 }

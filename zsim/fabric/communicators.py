@@ -14,7 +14,7 @@ import numpy as np
 
 from zsim.cost.collectives import Rounds
 from zsim.fabric.methods import Method
-from zsim.fabric.rings import Floats, Ints
+from zsim.fabric.rings import Floats, Ints, Longer
 from zsim.fluid.sharing import Profile
 from zsim.specs.hardware import ProtocolCosts
 
@@ -67,7 +67,7 @@ class Instance:
     usage: dict[str, Floats]
     own_usage: dict[str, Floats]
     num_domains: int
-    extra_hops: float
+    longer: Longer
     delays: list[tuple[Floats, Floats]]
     choices: dict[str, list[Choice]] = field(default_factory=dict)
     used: dict[str, tuple[Ints, Floats]] = field(default_factory=dict)
@@ -98,8 +98,10 @@ class Instance:
         )
 
 
-def ring_latency(rounds: Rounds, costs: ProtocolCosts, extra_hops: float) -> float:
+def ring_latency(rounds: Rounds, costs: ProtocolCosts, longer: Longer) -> float:
     """NCCL's ring latency: base + rounds inside nodes + rounds between nodes; once a group spans nodes, every
     round waits at least for the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
-    intra_round = max(costs.intra_round, costs.network_overhead) if rounds.inter else costs.intra_round
-    return costs.base + rounds.intra * intra_round + rounds.inter * (costs.inter_round + extra_hops)
+    intra_round = costs.intra_round + longer.inside
+    if rounds.inter:
+        intra_round = max(intra_round, costs.network_overhead)
+    return costs.base + rounds.intra * intra_round + rounds.inter * (costs.inter_round + longer.across)

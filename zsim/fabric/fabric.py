@@ -22,7 +22,7 @@ from zsim.fabric.communicators import Choice, Instance, Limits, Transfer, ring_l
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES, sent_by_gpu
 from zsim.fabric.pooling import NO_EXTRA, Extra, lump
-from zsim.fabric.rings import Floats, Ints, domains_of, fault_delays, hop_seconds
+from zsim.fabric.rings import Floats, Ints, domains_of, fault_delays, longer_rounds
 from zsim.fabric.symmetry import by_pattern, groups_of
 from zsim.fluid.sharing import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
@@ -109,8 +109,8 @@ class Fabric:
                 usage[shape] += SHAPES[shape](topology, alike)
             if len(ranks) > 1 and group.size > 1:
                 own[shape] = SHAPES[shape](topology, ranks[:1])
-        hops = max(hop_seconds(topology, alike[0]) for alike in patterns)
-        return Instance(kinds, usage, own, count, hops, fault_delays(topology, ranks))
+        longer = max(longer_rounds(topology, alike[0]) for alike in patterns)
+        return Instance(kinds, usage, own, count, longer, fault_delays(topology, ranks))
 
     def _add_choices(self, pool: FluidPool, links: Ints) -> None:
         """Every (algorithm, protocol) of every communicator, for each kind of collective it runs. A protocol
@@ -202,7 +202,7 @@ class Fabric:
             latency = 0.0
             if group.size > 1:
                 rounds = choice.method.rounds
-                latency = ring_latency(rounds, choice.costs, own.extra_hops) + own.fault_seconds(kind, rounds)
+                latency = ring_latency(rounds, choice.costs, own.longer) + own.fault_seconds(kind, rounds)
                 latency += choice.costs.ramp * (work.bytes / _MIB) ** 0.5
             limits = choice.limits, choice.own_limits
             latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in limits]

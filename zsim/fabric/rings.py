@@ -23,6 +23,7 @@ shares another card of the node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -197,7 +198,20 @@ def domains_of(topology: Topology, group: range) -> tuple[int, int]:
     return len(counts), int(counts.max())
 
 
-def hop_seconds(topology: Topology, group: range) -> float:
+class Longer(NamedTuple):
+    """Seconds that a group's rounds take longer than the cluster's costs say, inside domains and between."""
+
+    inside: float
+    across: float
+
+
+def longer_rounds(topology: Topology, group: range) -> Longer:
+    """For links longer than those of the measured rounds, and for switches after the first."""
+    inside, across = topology.cluster.longer_links
+    return Longer(inside, across + _hop_seconds(topology, group))
+
+
+def _hop_seconds(topology: Topology, group: range) -> float:
     """What the switches after the first add to a round between domains: `hop_latency` for each on the
     longest of the group's (up to 64) crossings from domain to next domain, rail by rail."""
     latency = topology.cluster.network.hop_latency

@@ -25,7 +25,7 @@ import simpy
 from zsim.cost.collectives import ROUNDS_SIDE_BY_SIDE, edge_bytes
 from zsim.errors import InputError
 from zsim.fabric.patterns import tree_parents
-from zsim.fabric.rings import Floats, Ints, add_crossings, hop_seconds, local_ranks, members_of, rotate
+from zsim.fabric.rings import Floats, Ints, add_crossings, local_ranks, longer_rounds, members_of, rotate
 from zsim.fluid.sharing import FluidPool, Profile
 from zsim.specs.hardware import ProtocolCosts
 from zsim.specs.topology import Topology
@@ -55,7 +55,7 @@ class Rounds:
         self.size = self.members.shape[1]
         self.local = local_ranks(topology, self.members)
         self.spans = self.local < self.size
-        self.hop_seconds = hop_seconds(topology, group)
+        self.longer = longer_rounds(topology, group)
         self.last = 0.0
         self.num_messages = 0
 
@@ -208,8 +208,10 @@ class Rounds:
         costs = self.costs
         leaves = self.topology.leaves_node()
         weights = usage / np.where(leaves, costs.inter_fraction, costs.intra_fraction)
-        inside = max(costs.intra_round, costs.network_overhead) if self.spans else costs.intra_round
-        latency = costs.inter_round + self.hop_seconds if crosses else inside
+        inside = costs.intra_round + self.longer.inside
+        if self.spans:
+            inside = max(inside, costs.network_overhead)
+        latency = costs.inter_round + self.longer.across if crosses else inside
         return _Edge(weights, crosses, latency, self._profile(weights))
 
     def _profile(self, weights: Floats) -> Profile:

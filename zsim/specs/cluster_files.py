@@ -117,7 +117,27 @@ def _with_parents(
                 value = _merged_table(file, key, value, before, parent_path.stem)
         if key != "extends":
             merged[key] = value
+    if isinstance(merged.get("collectives"), Mapping):
+        merged["collectives"] = _with_links(merged["collectives"], data, parent)
     return merged
+
+
+def _with_links(
+    collectives: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """`measured_on`, where the child keeps the parent's rounds and changes how long links take."""
+    stated = child.get("collectives", {})
+    if isinstance(stated, Mapping) and {"protocols", "algorithms", "measured_on"} & set(stated):
+        return {key: value for key, value in collectives.items() if key != "measured_on" or key in stated}
+    tables = {name: parent.get(name) for name in ("node_link", "nic", "network")}
+    if "measured_on" in collectives or not any("latency" in child.get(name, {}) for name in tables):
+        return collectives
+    known = {
+        name: table["latency"]
+        for name, table in tables.items()
+        if isinstance(table, Mapping) and "latency" in table
+    }
+    return {**collectives, "measured_on": known}
 
 
 def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:

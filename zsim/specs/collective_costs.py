@@ -33,6 +33,16 @@ class ProtocolCosts(BaseModel):
     ramp: Seconds = 0.0
 
 
+class LinkLatencies(BaseModel):
+    """Of the links that rounds were measured on: NVLink, and card and network between nodes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    node_link: Seconds = 0.0
+    nic: Seconds = 0.0
+    network: Seconds = 0.0
+
+
 AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"]
 
 
@@ -45,6 +55,8 @@ class CollectiveCosts(Table):
     domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
     only where their costs are given.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
+    `measured_on`: what the links of these rounds took; where links take longer, so do the rounds. It is what
+    the file says that states the rounds, so a file that extends it, and its links alone, need not.
     `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
     """
 
@@ -58,6 +70,7 @@ class CollectiveCosts(Table):
     choice: Literal["fastest", "tuning-model"] = "fastest"
     generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = None
     channels: int = Field(default=16, gt=0, description="NCCL's channels, for its tuning model")
+    measured_on: LinkLatencies | None = None
 
     @model_validator(mode="after")
     def _known_names(self) -> Self:

@@ -299,3 +299,12 @@ class Cluster(BaseModel):
     nvme: Nvme | None = None
     offload: OffloadRates = Field(default_factory=default_offload_rates)
     framework_memory: FrameworkMemory
+
+    @property
+    def longer_links(self) -> tuple[float, float]:
+        """Seconds that links take longer than those of the measured rounds, inside nodes and between them."""
+        known = self.collectives.measured_on
+        if known is None:
+            return 0.0, 0.0
+        across = self.nic.latency + self.network.latency - known.nic - known.network
+        return max(0.0, self.node_link.latency - known.node_link), max(0.0, across)

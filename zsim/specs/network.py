@@ -56,11 +56,13 @@ class Network(Table):
     within a group, one trunk between every two groups. `torus`: a router per node in a ring along every
     dimension of `shape`. `links`: an explicit list.
 
-    `latency` end to end as the data sheet has it; `hop_latency` what every switch after the first adds to a
-    round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over its uplinks;
-    `spine_oversubscription` the same one level up. `routing`: `even-split` spreads every flow over all
-    shortest paths (adaptive routing, packet spraying), `hash` puts each of `flows_per_pair` flows of a pair
-    of cards on one path that a hash chooses (ECMP). `switch_ports`: refuse a fabric that needs larger ones.
+    `latency` from card to card (a card's own is the `[nic]` table's): what is more than on the network that
+    `[collectives]` was measured on (`measured_on`) is added to every round; `hop_latency` what every switch
+    after the first adds to a round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over its
+    uplinks; `spine_oversubscription` the same one level up. `routing`: `even-split` spreads every flow over
+    all shortest paths (adaptive routing, packet spraying), `hash` puts each of `flows_per_pair` flows of a
+    pair of cards on one path that a hash chooses (ECMP). `switch_ports`: refuse a fabric that needs larger
+    ones.
     """
 
     kind: NetworkKind
