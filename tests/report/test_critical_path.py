@@ -208,6 +208,25 @@ def test_the_chain_of_a_simulated_step_covers_it_without_gaps(strategy: dict[str
     assert "others" not in chained
 
 
+def test_the_chain_covers_no_more_than_the_step_of_ranks_that_do_not_begin_together() -> None:
+    """Rank 0 begins its next step while rank 1 is at the last: that is not part of the step."""
+    experiment = Experiment(
+        model="llama-3.2-1b",
+        cluster="dgx-h100",
+        nodes=1,
+        training={"sequence_length": 512},
+        strategy={"kind": "fsdp2"},
+        faults={"slow_gpus": {"1": 3.0}},
+    )
+    outcome = simulate_job(resolve(experiment))
+    (late,) = set(outcome.trace.begins.values())
+    assert late > 0.03 * outcome.trace.step_seconds
+    chained = report_of(outcome, 1.0).critical_path_seconds
+    assert chained is not None
+    assert sum(chained.values()) == pytest.approx(outcome.trace.step_seconds)
+    assert "host" not in chained
+
+
 def test_folded_and_unfolded_steps_have_the_same_causes() -> None:
     job = resolve(Experiment(model="gpt2", cluster="dgx-h100", nodes=2, strategy={"stage": 3}))
     folded, unfolded = (

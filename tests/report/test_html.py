@@ -58,7 +58,7 @@ def test_a_job_that_does_not_fit_says_so_on_top(make_step_report, make_sharded_s
     report = make_step_report(capacity_bytes={"gpu": 12 * 10**9}, least_gpus=64)
     text = text_of(Page(html_report(report, make_sharded_step())))
     assert "Does not fit GPU memory: 'blocks.2 forward', issued at 7.10 ms, is the first that" in text
-    assert "64 GPUs would do. The times below assume it did." in text
+    assert "64 GPUs would hold all tensors. The times below assume it did." in text
 
 
 def test_a_single_gpu_without_memory_events_has_a_page_too(make_step_report, make_trace):

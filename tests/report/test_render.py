@@ -39,7 +39,7 @@ def test_it_names_the_op_that_does_not_fit_and_what_would_do(report):
     with block 2's activations. At the peak it is 17.75."""
     text = " ".join(printed(report(capacity_bytes={"gpu": 12 * 10**9}, least_gpus=64)).split())
     assert "DOES NOT FIT GPU memory: 'blocks.2 forward'" in text
-    assert "is the first that exceeds 12.00 GB, by 2.75 GB; by 5.75 GB at the peak. 64 GPUs would do." in text
+    assert "is the first that exceeds 12.00 GB, by 2.75 GB; by 5.75 GB at the peak. 64 GPUs would hold all" in text
 
 
 def test_no_line_is_wider_than_the_terminal(report):
@@ -119,7 +119,7 @@ def test_states_that_never_fit_are_called_so():
     finding = OutOfMemory("start", "gpu", 0, 0.0, 750_000_000, 14_750_000_000, 3 * 10**9)
     assert missing_memory(finding) == (
         "GPU memory: what is held from the start exceeds 3.00 GB by 750.00 MB; by 14.75 GB at the peak. "
-        "No number of GPUs up to 65,536 would do."
+        "No number of GPUs up to 65,536 would hold all tensors."
     )
 
 

@@ -94,6 +94,7 @@ class _Walk:
     def __init__(self, plan: Plan, trace: Trace, meetings: Mapping[tuple[str, int], int]) -> None:
         self.plan, self.trace, self.meetings = plan, trace, meetings
         self.tolerance = _SAME_INSTANT * trace.step_seconds
+        self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
         self.numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
         self.before = _Predecessors(plan, self.numbers)
         self.times = _Times(trace)
@@ -101,7 +102,7 @@ class _Walk:
         self.found: list[Link] = []
 
     def links(self) -> list[Link]:
-        end = self.trace.step_seconds
+        end = self.begin + self.trace.step_seconds
         rank, place = self.times.last()
         at: tuple[int, int] | None = (rank, place)
         last = self.times.of(rank).end[place]
@@ -119,7 +120,7 @@ class _Walk:
         lane = self.times.of(rank)
         start = lane.start[place]
         self._add(rank, self.numbers[place], start, end)
-        if start <= self.tolerance:
+        if start <= self.begin + self.tolerance:
             return None
         previous = max(self.before.of(place), key=lambda p: (lane.end[p], p), default=-1)
         waited = lane.end[previous] if previous >= 0 else 0.0
@@ -140,7 +141,7 @@ class _Walk:
         while number >= 0 and blocks[number][2] >= before:
             number -= 1
         if number < 0:
-            self._add(rank, HOST, 0.0, until)
+            self._add(rank, HOST, self.begin, until)
             return None
         ended, _, place = blocks[number]
         self._add(rank, HOST, min(ended, until), until)
@@ -173,7 +174,7 @@ class _Walk:
         return self.plan.groups[group].ranks_of(rank).start if found is None else found
 
     def _add(self, rank: int, op: int, start: float, end: float) -> None:
-        start = max(start, 0.0)
+        start = max(start, self.begin)
         if end > start:
             self.found.append(Link(rank, op, start, end))
 

@@ -22,7 +22,7 @@ def headline(report: Report) -> str:
 
 
 def missing_memory(finding: OutOfMemory) -> str:
-    """Which op is the first that does not fit, when, by how much, and what would do."""
+    """Which op is the first that does not fit, when, by how much, and what would hold it."""
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool = _POOLS.get(finding.pool, finding.pool)
     # A host that runs ahead has issued some of a step's ops before the step begins.
@@ -44,7 +44,8 @@ def missing_memory(finding: OutOfMemory) -> str:
             f"{at_peak} at the peak"
         )
     if finding.least_gpus is not None:
-        return f"{text}. {finding.least_gpus:,} GPU{'s' if finding.least_gpus > 1 else ''} would do."
+        count = f"{finding.least_gpus:,} GPU{'s' if finding.least_gpus > 1 else ''}"
+        return f"{text}. {count} would hold all tensors."
     if finding.pool == "gpu":
-        return f"{text}. No number of GPUs up to 65,536 would do."
+        return f"{text}. No number of GPUs up to 65,536 would hold all tensors."
     return text + "."

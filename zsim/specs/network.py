@@ -58,10 +58,10 @@ class Network(Table):
 
     `latency` from card to card (a card's own is the `[nic]` table's): what is more than on the network that
     `[collectives]` was measured on (`measured_on`) is added to every round; `hop_latency` what every switch
-    after the first adds to a round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over its
-    uplinks; `spine_oversubscription` the same one level up. `routing`: `even-split` spreads every flow over
-    all shortest paths (adaptive routing, packet spraying), `hash` puts each of `flows_per_pair` flows of a
-    pair of cards on one path that a hash chooses (ECMP). `switch_ports`: refuse a fabric that needs larger
+    after the first adds to a round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over
+    its uplinks; `spine_oversubscription` the same one level up. `routing`: `even-split` spreads every flow
+    over all shortest paths (adaptive routing, packet spraying), `hash` puts each of `flows_per_pair` flows of
+    a pair of cards on one path that a hash chooses (ECMP). `switch_ports`: refuse a fabric that needs larger
     ones.
     """
 
