@@ -39,7 +39,10 @@ def test_it_names_the_op_that_does_not_fit_and_what_would_do(report):
     with block 2's activations. At the peak it is 17.75."""
     text = " ".join(printed(report(capacity_bytes={"gpu": 12 * 10**9}, least_gpus=64)).split())
     assert "DOES NOT FIT GPU memory: 'blocks.2 forward'" in text
-    assert "is the first that exceeds 12.00 GB, by 2.75 GB; by 5.75 GB at the peak. 64 GPUs would hold all" in text
+    assert (
+        "is the first that exceeds 12.00 GB, by 2.75 GB; by 5.75 GB at the peak. 64 GPUs would hold all"
+        in text
+    )
 
 
 def test_no_line_is_wider_than_the_terminal(report):

@@ -45,7 +45,10 @@ def print_scaling(scaling: Scaling) -> None:
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
-    """Where it bends, and why, or that it does not; where more fits than is taken, and why not."""
+    """That nothing fits; where it bends, and why, or that it does not; where more fits than is taken, and why
+    not."""
+    if scaling.runs and not any(scale.fits for scale in scaling.runs):
+        yield "It fits on none of these; the steps are as if it did."
     bends = sorted([*scaling.knees(), *scaling.gains()], key=lambda bend: (bend.start, bend.end))
     for bend in bends:
         verb = "falls" if bend.after < bend.before else "rises"

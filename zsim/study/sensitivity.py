@@ -11,6 +11,7 @@ from zsim.errors import InputError, ZsimError
 from zsim.specs.experiment import Experiment, changed
 from zsim.specs.hardware import Cluster
 from zsim.specs.job import Job, resolve
+from zsim.specs.job_labels import strategy_label
 from zsim.specs.table import Table
 from zsim.study.knobs import HARDWARE, Knob, software_numbers
 from zsim.study.sweep.points import Point
@@ -97,7 +98,7 @@ def run_sensitivity(
     ]
     bars.sort(key=lambda bar: -bar.swing(base))
     gpus = f"{job.world_size:,} GPU{'s' if job.world_size != 1 else ''}"
-    title = f"{job.model.name} | {job.kind} | {job.cluster.name} | {gpus}"
+    title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus}"
     return Sensitivity(title, base, spread, tuple(bars), run.is_stopped)
 
 
@@ -110,7 +111,10 @@ def hardware_turns(cluster: Cluster, spread: float) -> list[Turn]:
             continue
         low, high, is_known = _factors(knob, cluster, spread)
         changes = knob.overrides(cluster, low), knob.overrides(cluster, high)
-        turns.append(Turn(knob.name, "hardware", amount, knob.shown, low, high, changes, is_known))
+        unit = knob.shown
+        if knob.is_excess:  # what is turned
+            amount, unit = amount - 1, "above 1"
+        turns.append(Turn(knob.name, "hardware", amount, unit, low, high, changes, is_known))
     return turns
 
 

@@ -28,6 +28,8 @@ def print_sensitivity(found: Sensitivity) -> None:
     moving = [bar for bar in found.bars if bar.error is None and not _is_idle(bar, found.step_seconds)]
     for line in _table(moving, found.step_seconds):
         print(line)
+    if any(bar.turn.is_known for bar in moving):
+        print("* over the spread that is stated of it")
     for bar in found.bars:
         if bar.error is not None:
             print(textwrap.fill(f"{bar.turn.name}: {bar.error}", _WIDTH, subsequent_indent="  "))
