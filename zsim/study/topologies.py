@@ -201,16 +201,16 @@ def print_comparison(rows: Sequence[Comparison]) -> None:
     """`compare_topologies` for a terminal."""
     labels = rows[0].report.labels
     print(f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs")
-    head = f"{'cluster':<22} {'step':>10} {'exposed':>10} {'MFU':>6} {'switches':>9} {'cables':>8}"
-    print(f"{head} {'bisection':>12}  fullest links")
+    width = max(len("cluster"), *(len(row.cluster) for row in rows))
+    print(f"{'cluster':<{width}}       step   exposed    MFU  switches  cables   bisection  fullest")
     for row in rows:
         mfu = f"{row.report.mfu_fraction * 100:.1f}%" if row.report.mfu_fraction is not None else "-"
         cut = row.facts["bisection_bytes_per_second"]
         fullest = max(row.tiers, key=lambda tier: tier.utilisation_fraction, default=None)
         shown = f"{fullest.tier} {fullest.utilisation_fraction * 100:.0f}%" if fullest else "none"
         print(
-            f"{row.cluster:<22} {format_seconds(row.report.step_seconds):>10} "
-            f"{format_seconds(row.exposed_seconds):>10} {mfu:>6} {row.facts['num_switches']:>9,} "
-            f"{row.facts['num_cables']:>8,} {format_rate(cut) if cut is not None else '-':>12}  {shown}"
-            + ("" if row.report.fits else "  (does not fit)")
+            f"{row.cluster:<{width}} {format_seconds(row.report.step_seconds):>10} "
+            f"{format_seconds(row.exposed_seconds):>9} {mfu:>6} {row.facts['num_switches']:>9,} "
+            f"{row.facts['num_cables']:>7,} {format_rate(cut) if cut is not None else '-':>11}  {shown}"
+            + ("" if row.report.fits else " (does not fit)")
         )
