@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment import Experiment, experiment_from
+from zsim.specs.experiment import Experiment, experiment_from, load_experiment
 from zsim.specs.importers.torchtitan import read_torchtitan
 
 NEW = """
@@ -106,6 +106,15 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     )
     training = imported(config).training
     assert (training.sequence_length, training.micro_batch_size, training.compile) == (4096, 1, True)
+
+
+def test_a_command_line_may_be_longer_than_a_path(tmp_path: Path) -> None:
+    """File systems take names of 255 bytes; the line below has more, and stands in an experiment file."""
+    config = f"{written(tmp_path, NEW)} {'--training.steps=10 ' * 20}--training.seq_len=4096"
+    assert imported(config).training.sequence_length == 4096
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text(f'cluster = "dgx-h100"\n[strategy]\nconfig = "{config}"\n')
+    assert load_experiment(experiment).training.sequence_length == 4096
 
 
 def test_a_whole_torchrun_line_gives_the_number_of_gpus(tmp_path: Path) -> None:

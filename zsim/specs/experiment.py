@@ -6,6 +6,7 @@ fills every default in.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -304,5 +305,5 @@ def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) ->
         table = table.get(key) if isinstance(table, dict) else None
     if isinstance(table, dict) and isinstance(table.get(keys[-1]), str):
         candidate = folder / table[keys[-1]]
-        if candidate.exists():
+        if os.path.exists(candidate):  # False, too, for a command line too long to be a path
             table[keys[-1]] = str(candidate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ _CONFIG_FILE = "job.config_file"
 
 def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     """(the name for messages, dotted settings in today's spelling, whether they are 0.3.0's)."""
-    words = [config] if Path(config).is_file() else shlex.split(config)
+    words = [config] if os.path.isfile(config) else shlex.split(config)
     shape, options = _split_launcher(words)
     given = dict(_parse_options(options))
     file = given.pop(_CONFIG_FILE, None)

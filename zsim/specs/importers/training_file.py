@@ -9,6 +9,7 @@ The file fills what the experiment leaves open. Two different explicit values ar
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ def _reader(config: str) -> Reader | None:
 
 
 def _words(config: str) -> list[str]:
-    if Path(config).is_file():
+    if os.path.isfile(config):  # False, too, for a command line too long to be a path
         return [config]
     try:
         return shlex.split(config)

@@ -21,6 +21,7 @@ where = ["nodes * 8 >= 16"]              # which points to keep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,7 +228,7 @@ def _located(key: str, values: list[Any], folder: Path) -> list[Any]:
     if key not in ("model", "cluster", "strategy.config"):
         return values
     return [
-        str(folder / value) if isinstance(value, str) and (folder / value).is_file() else value
+        str(folder / value) if isinstance(value, str) and os.path.isfile(folder / value) else value
         for value in values
     ]
 
