@@ -63,6 +63,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "gradient_accumulation_steps": 2,
         },
     ),
+    "replicas that shard nothing": (
+        {"kind": "fsdp2", "replicate": 16, "cpu_offload": True},
+        {"gradient_clipping": 1.0},
+    ),
     "every second block": (
         {"kind": "fsdp2"},
         {
@@ -187,6 +191,8 @@ def test_what_a_file_cannot_say_is_said() -> None:
     assert "reduces in fp32" in missing["accelerate.yaml"]
     missing = export_files(resolve(experiment_of("reduced in bf16"))).missing
     assert "reduces in fp32, not in bf16" in missing["torchtitan.toml"]
+    missing = export_files(resolve(experiment_of("replicas that shard nothing"))).missing
+    assert missing["torchtitan.toml"] == "it takes shards of 1 and 16 replicas for DDP"
     assert "full" in export_files(resolve(experiment_of("own buckets"))).notes[0]
 
 

@@ -178,6 +178,32 @@ def test_shards_of_one_are_ddp_before_0_3(tmp_path: Path) -> None:
     assert (strategy.kind, strategy.bucket_cap_mb) == ("ddp", 100.0)
 
 
+def test_what_ddp_does_not_do_is_said(tmp_path: Path) -> None:
+    """`replicate` has neither FSDP's types nor its resharding; autocast takes the type of parameters."""
+    degrees = "--parallelism.data_parallel_replicate_degree=16 --parallelism.data_parallel_shard_degree=1"
+    keys = (
+        "--training.mixed_precision_param=bfloat16 --training.mixed_precision_reduce=float32 "
+        "--parallelism.fsdp_reshard_after_forward=always --training.enable_cpu_offload=false"
+    )
+    path = written(tmp_path, NEW.replace("data_parallel_shard_degree = -1", ""))
+    experiment = imported(f"{path} {degrees} {keys}")
+    assert (experiment.strategy.kind, experiment.training.precision) == ("ddp", "bf16")
+    notes = " ".join(experiment.notes)
+    assert "mixed_precision_param: DDP's parameters are fp32, torch.autocast computes in it" in notes
+    assert (
+        "no effect with DDP (replicas of 1 shard): training.mixed_precision_reduce, "
+        "training.enable_cpu_offload, parallelism.fsdp_reshard_after_forward" in notes
+    )
+    assert "DDP" not in " ".join(imported(f"{path} {keys}").notes)
+
+
+def test_ddp_that_offloads_is_refused(tmp_path: Path) -> None:
+    """torchtitan hands `enable_cpu_offload` to `fully_shard` only, and makes the model on the CPU."""
+    text = NEW.replace("shard_degree = -1", "shard_degree = 1\ndata_parallel_replicate_degree = 16")
+    with pytest.raises(InputError, match=r"enable_cpu_offload: found true with 16 replicas of 1 shard.*DDP"):
+        imported(f"{written(tmp_path, text)} --training.enable_cpu_offload")
+
+
 def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
     text = NEW.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["float8"]')
     experiment = imported(written(tmp_path, text + "\n[float8]\nenable_fsdp_float8_all_gather = true\n"))

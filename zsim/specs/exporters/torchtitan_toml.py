@@ -20,6 +20,8 @@ def why_not_torchtitan(job: Job) -> str | None:
     strategy, training = job.strategy, job.training
     if not isinstance(strategy, Fsdp2):
         return "it shards with FSDP2 only"
+    if strategy.replicate > 1 and strategy.replicate == job.world_size:
+        return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"
     reshard = strategy.reshard_after_forward
     if reshard is not None and not isinstance(reshard, bool):
         return "it reshards after forward to all ranks or not at all"

@@ -18,6 +18,11 @@ from zsim.specs.importers.torchtitan_text import read_settings
 from zsim.specs.importers.training_file import TrainingFile
 
 _FLOAT8 = ("float8", "quantize.linear.float8")
+_NO_EFFECT_IN_DDP = (
+    "training.mixed_precision_reduce", "training.enable_cpu_offload",
+    "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_defer_gradient_reduction",
+    "float8.enable_fsdp_float8_all_gather",
+)  # fmt: skip
 
 
 def read_torchtitan(config: str) -> TrainingFile:
@@ -190,8 +195,22 @@ def _read_sharding(read: _Settings, is_new: bool) -> None:
 
 
 def _read_ddp(read: _Settings, replicate: int) -> None:
-    """Before 0.3, replicas that shard nothing are `replicate(bucket_cap_mb=100)`."""
+    """Before 0.3, replicas that shard nothing are `replicate(bucket_cap_mb=100)` under torch.autocast.
+
+    `replicate` moves nothing: with `enable_cpu_offload` the model stays on the CPU, its tokens on the GPU.
+    """
     file = read.file
+    if read.get("training.enable_cpu_offload", False):
+        raise InputError(
+            f"{file.name}: training.enable_cpu_offload: found true with {replicate} replicas of 1 shard, "
+            "which torchtitan runs as DDP: it leaves the model on the CPU, and the step fails; expected "
+            "false, or a data_parallel_shard_degree above 1"
+        )
+    if "training.mixed_precision_param" in read.values:
+        file.note("training.mixed_precision_param: DDP's parameters are fp32, torch.autocast computes in it")
+    idle = [key for key in _NO_EFFECT_IN_DDP if key in read.values]
+    if idle:
+        file.note(f"no effect with DDP (replicas of 1 shard): {', '.join(idle)}")
     file.says["strategy.kind"] = "ddp"
     file.says["strategy.bucket_cap_mb"] = 100.0
     file.shard_degree = None
