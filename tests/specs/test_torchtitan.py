@@ -176,6 +176,7 @@ def test_shards_of_one_are_ddp_before_0_3(tmp_path: Path) -> None:
     text = NEW.replace("shard_degree = -1", "shard_degree = 1\ndata_parallel_replicate_degree = 16")
     strategy = imported(written(tmp_path, text)).strategy
     assert (strategy.kind, strategy.bucket_cap_mb) == ("ddp", 100.0)
+    assert strategy.no_sync is False
 
 
 def test_what_ddp_does_not_do_is_said(tmp_path: Path) -> None:

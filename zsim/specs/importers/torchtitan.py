@@ -213,6 +213,7 @@ def _read_ddp(read: _Settings, replicate: int) -> None:
         file.note(f"no effect with DDP (replicas of 1 shard): {', '.join(idle)}")
     file.says["strategy.kind"] = "ddp"
     file.says["strategy.bucket_cap_mb"] = 100.0
+    file.assumes["strategy.no_sync"] = False  # train.py reduces after every micro-batch
     file.shard_degree = None
     file.says.setdefault("gpus", replicate)
     for table in (file.says, file.assumes):
