@@ -70,6 +70,8 @@ def test_parallelism_config_makes_replicas(tmp_path: Path) -> None:
         imported(tmp_path, text + "parallelism_config:\n  parallelism_config_tp_size: 2\n")
     with pytest.raises(InputError, match="2 replicas of 4 shards are 8 GPUs, but the experiment has 16"):
         imported(tmp_path, text + sizes.replace("shard_size: 8", "shard_size: 4"))
+    with pytest.raises(InputError, match="dp_shard_size: found 1 with 2 replicas, which Accelerate refuses"):
+        imported(tmp_path, text + sizes.replace("shard_size: 8", "shard_size: 1"))
 
 
 def test_fsdp1_has_no_backward_prefetch_unless_asked(tmp_path: Path) -> None:

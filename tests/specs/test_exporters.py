@@ -95,8 +95,26 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kind": "fsdp1", "sharding_strategy": "_HYBRID_SHARD_ZERO2", "reduce_dtype": "bf16"},
         {"micro_batch_size": 2},
     ),
+    "offloaded fsdp1": (
+        {"kind": "fsdp1", "reduce_dtype": "bf16", "no_sync": True, "cpu_offload": True},
+        {"micro_batch_size": 2, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0},
+    ),
     "ddp": ({"kind": "ddp"}, {"micro_batch_size": 2}),
+    "own ddp": (
+        {"kind": "ddp", "bucket_cap_mb": 50.0, "gradient_as_bucket_view": True},
+        {
+            "micro_batch_size": 2,
+            "gradient_accumulation_steps": 4,
+            "gradient_clipping": 0.5,
+            "activation_checkpointing": "full",
+        },
+    ),
+    "ddp that reduces every micro-batch": (
+        {"kind": "ddp", "no_sync": False},
+        {"gradient_accumulation_steps": 4},
+    ),
 }
+DDP_OPTIONS = ("bucket_cap_mb", "gradient_as_bucket_view")  # the script's, under Accelerate
 READABLE = ("accelerate.yaml", "torchtitan.toml", "experiment.toml")
 
 
@@ -120,10 +138,12 @@ def read_back(name: str, file: Path) -> Experiment:
     """What is not in the file is said beside it."""
     if file.name == "experiment.toml":
         return load_experiment(file)
-    training = CASES[name][1]
+    strategy, training = CASES[name]
     said = {"sequence_length": 2048}
     if file.name == "accelerate.yaml":
         keys = ("micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
+        if strategy.get("kind") == "ddp":
+            keys += ("activation_checkpointing",)
         said |= {key: training[key] for key in keys if key in training}
     if "ds_config.json" in file.read_text():
         said = {
@@ -132,12 +152,10 @@ def read_back(name: str, file: Path) -> Experiment:
             if key in ("sequence_length", "activation_checkpointing")
         }
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, "training": said}
-    strategy = {"config": str(file)}
-    if "version" in CASES[name][0]:
-        strategy["version"] = CASES[name][0]["version"]
+    beside = {key: strategy[key] for key in ("version", *DDP_OPTIONS) if key in strategy}
     from zsim.specs.experiment import experiment_from
 
-    return experiment_from({**data, "strategy": strategy}, {}, origin="test")
+    return experiment_from({**data, "strategy": {"config": str(file), **beside}}, {}, origin="test")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -194,6 +212,54 @@ def test_what_a_file_cannot_say_is_said() -> None:
     missing = export_files(resolve(experiment_of("replicas that shard nothing"))).missing
     assert missing["torchtitan.toml"] == "it takes shards of 1 and 16 replicas for DDP"
     assert "full" in export_files(resolve(experiment_of("own buckets"))).notes[0]
+
+
+def test_what_accelerate_takes_from_the_script_is_said() -> None:
+    def note(name: str) -> str:
+        notes = export_files(resolve(experiment_of(name))).notes
+        return next(note for note in notes if note.startswith("accelerate.yaml"))
+
+    assert note("ddp") == "accelerate.yaml: the script's: DataLoader(batch_size=2)"
+    assert note("own ddp") == (
+        "accelerate.yaml: the script's: DataLoader(batch_size=2), "
+        "Accelerator(gradient_accumulation_steps=4), accelerator.clip_grad_norm_(model.parameters(), 0.5), "
+        "kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=50, gradient_as_bucket_view=True)], "
+        "model.gradient_checkpointing_enable()"
+    )
+    assert note("offloaded fsdp1") == (
+        "accelerate.yaml: the script's: DataLoader(batch_size=2), "
+        "Accelerator(gradient_accumulation_steps=4), accelerator.clip_grad_norm_(model.parameters(), 1)"
+    )
+
+
+def test_accelerate_does_not_reduce_every_micro_batch() -> None:
+    missing = export_files(resolve(experiment_of("ddp that reduces every micro-batch"))).missing
+    assert missing["accelerate.yaml"] == "it reduces gradients after the last micro-batch only (no_sync)"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ({"kind": "fsdp2", "replicate": 16}, "its FSDP2 refuses shards of 1, here with 16 replicas"),
+        (
+            {"kind": "fsdp1", "limit_all_gathers": False},
+            "it limits FSDP1's all-gathers whatever its file says (limit_all_gathers)",
+        ),
+    ],
+)
+def test_accelerate_refuses_or_reads_past(strategy: dict[str, Any], reason: str) -> None:
+    """Accelerate 1.15.0: `_validate_accelerator` refuses `dp_shard_size` 1 with fsdp_version 2; nothing reads
+    `fsdp_limit_all_gathers`, the plugin's own is true."""
+    data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2}
+    files = export_files(resolve(zsim.Experiment(**data, strategy={**strategy, "reduce_dtype": "bf16"})))
+    assert files.missing["accelerate.yaml"] == reason
+
+
+def test_every_python_offloads_what_its_job_does() -> None:
+    assert (
+        "CPUOffload(offload_params=True)"
+        in export_files(resolve(experiment_of("offloaded fsdp1"))).files["fsdp1.py"]
+    )
 
 
 def test_expandable_segments_are_the_environments() -> None:

@@ -33,8 +33,10 @@ def written(folder: Path, strategy: dict[str, Any], **training: Any) -> str:
         {"kind": "fsdp1", "reduce_dtype": "bf16", "sharding_strategy": "SHARD_GRAD_OP"},
         {"kind": "deepspeed", "stage": 3},
         {"kind": "ddp"},
+        {"kind": "ddp", "bucket_cap_mb": 50.0, "gradient_as_bucket_view": True},
+        {"kind": "fsdp1", "reduce_dtype": "bf16", "wrapping": "size:100000000", "cpu_offload": True},
     ],
-    ids=lambda strategy: str(strategy["kind"]),
+    ids=lambda strategy: "-".join([strategy["kind"], *list(strategy)[1:]]),
 )
 def test_the_config_class_knows_every_key(tmp_path: Path, strategy: dict[str, Any]) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
@@ -54,6 +56,7 @@ def test_the_fsdp_plugin_reads_the_same_values(
     strategy: dict[str, Any] = {"kind": f"fsdp{version}", "reduce_dtype": "bf16"}
     if version == 1:
         strategy |= {"sharding_strategy": "SHARD_GRAD_OP", "backward_prefetch": "BACKWARD_POST"}
+        strategy |= {"forward_prefetch": True, "cpu_offload": True}
     else:
         strategy["reshard_after_forward"] = False
     config = ClusterConfig.from_yaml_file(written(tmp_path, strategy, activation_checkpointing="full"))
@@ -68,3 +71,22 @@ def test_the_fsdp_plugin_reads_the_same_values(
     else:
         assert plugin.sharding_strategy.name == "SHARD_GRAD_OP"
         assert plugin.backward_prefetch.name == "BACKWARD_POST"
+        assert plugin.forward_prefetch
+        assert plugin.cpu_offload.offload_params
+        assert plugin.limit_all_gathers
+
+
+def test_what_the_notes_give_to_the_script_is_what_accelerate_takes() -> None:
+    """The handler that the note spells out makes DDP's own arguments."""
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    job = resolve(
+        zsim.Experiment(
+            model="llama-3-8b", cluster="dgx-h100",
+            strategy={"kind": "ddp", "bucket_cap_mb": 50.0, "gradient_as_bucket_view": True},
+        )
+    )  # fmt: skip
+    note = next(note for note in export_files(job).notes if "kwargs_handlers" in note)
+    call = note.partition("kwargs_handlers=[")[2].partition("]")[0]
+    handler = eval(call, {"DistributedDataParallelKwargs": DistributedDataParallelKwargs})
+    assert handler.to_kwargs() == {"bucket_cap_mb": 50, "gradient_as_bucket_view": True}

@@ -18,17 +18,19 @@ def why_not_accelerate(job: Job) -> str | None:
     strategy, training = job.strategy, job.training
     if training.precision == "fp8":
         return "float8 needs a recipe of its own (fp8_config)"
-    if isinstance(strategy, DeepSpeedConfig | Ddp):
+    if isinstance(strategy, DeepSpeedConfig):
         return None
     if isinstance(strategy, Reference):
         return "it has no engine but DeepSpeed's and PyTorch's own"
+    if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
+        return "it reduces gradients after the last micro-batch only (no_sync)"
+    if isinstance(strategy, Ddp):
+        return None
     if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
         return (
             f"it gathers and reduces in mixed_precision; this gathers in {strategy.param_dtype} and reduces "
             f"in {strategy.reduce_dtype}"
         )
-    if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
-        return "it reduces gradients after the last micro-batch only (no_sync)"
     if training.block_checkpointing:
         return "it checkpoints every block or none, not each block in its own way"
     if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
@@ -39,6 +41,10 @@ def why_not_accelerate(job: Job) -> str | None:
             return "it reshards after forward to all ranks or not at all"
         if strategy.wrapping != "torchtitan":
             return f"it wraps embedding and head apart, not as '{strategy.wrapping}'"
+        if strategy.replicate > 1 and strategy.replicate == job.world_size:
+            return f"its FSDP2 refuses shards of 1, here with {strategy.replicate} replicas"
+    elif not strategy.limit_all_gathers:
+        return "it limits FSDP1's all-gathers whatever its file says (limit_all_gathers)"
     elif strategy.replicate not in (1, job.num_nodes):
         return "torch's own hybrid groups are nodes"
     elif strategy.wrapping not in ("huggingface", "none") and not strategy.wrapping.startswith("size:"):
@@ -92,7 +98,7 @@ def _fsdp1(job: Job, strategy: Fsdp1) -> dict[str, Any]:
         "fsdp_sharding_strategy": strategy.sharding_strategy.removeprefix("_"),
         "fsdp_backward_prefetch": strategy.backward_prefetch.replace("none", "NO_PREFETCH"),
         "fsdp_forward_prefetch": strategy.forward_prefetch,
-        "fsdp_limit_all_gathers": strategy.limit_all_gathers,
+        "fsdp_offload_params": strategy.cpu_offload,
         "fsdp_use_orig_params": True,
         "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
     }

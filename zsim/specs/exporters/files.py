@@ -14,6 +14,7 @@ from zsim.specs.exporters.fsdp_python import python_file, why_not_python
 from zsim.specs.exporters.torchtitan_toml import torchtitan_toml, why_not_torchtitan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
+from zsim.specs.strategy import Ddp
 
 
 def export_files(job: Job) -> Exported:
@@ -42,6 +43,8 @@ def export_files(job: Job) -> Exported:
         missing["accelerate.yaml"] = reason
     files["experiment.toml"] = experiment_toml(_portable(job.experiment, DEEPSPEED_FILE in files))
     notes = _script_notes(job)
+    if "accelerate.yaml" in files and not isinstance(job.strategy, DeepSpeedConfig):
+        notes.append(f"accelerate.yaml: the script's: {', '.join(_accelerate_calls(job))}")
     if "torchtitan.toml" in files and not job.training.gradient_clipping:
         notes.append(
             "torchtitan.toml: torchtitan always takes the gradients' norm, the simulated step does not; "
@@ -67,17 +70,12 @@ def _portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
 def _script_notes(job: Job) -> list[str]:
     """What no file says and the script must do."""
     training, notes = job.training, []
-    kind = training.activation_checkpointing
     if isinstance(job.strategy, DeepSpeedConfig):
-        calls = {
-            "full": "model.gradient_checkpointing_enable()",
-            "selective": "recompute the core of attention",
-            "selective-op": "keep fused attention and every second product, run the rest again",
-        }
+        kind, call = training.activation_checkpointing, _checkpointing_call(job)
         if training.block_checkpointing:
             notes.append("activation checkpointing, which differs by block, is the script's")
-        elif kind != "none":
-            notes.append(f"activation checkpointing '{kind}' is the script's: {calls[kind]}")
+        elif call:
+            notes.append(f"activation checkpointing '{kind}' is the script's: {call}")
         if job.strategy.optimizer.name is None:
             offloaded = job.strategy.zero.offload_optimizer is not None
             optimizer = "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
@@ -92,3 +90,40 @@ def _script_notes(job: Job) -> list[str]:
         notes.append("in the run's environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     notes.append(f"sequences of {training.sequence_length:,} tokens are the data's")
     return notes
+
+
+def _checkpointing_call(job: Job) -> str:
+    """How a script checkpoints all blocks; "" where nothing is."""
+    training = job.training
+    if training.activation_checkpointing == "full" and training.checkpoint_every > 1:
+        return f"torch.utils.checkpoint around one block of {training.checkpoint_every}"
+    return {
+        "none": "",
+        "full": "model.gradient_checkpointing_enable()",
+        "selective": "recompute the core of attention",
+        "selective-op": "keep fused attention and every second product, run the rest again",
+    }[training.activation_checkpointing]
+
+
+def _accelerate_calls(job: Job) -> list[str]:
+    """What Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
+    training, strategy = job.training, job.strategy
+    calls = [f"DataLoader(batch_size={training.micro_batch_size})"]
+    if training.gradient_accumulation_steps > 1:
+        calls.append(f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})")
+    if training.gradient_clipping:
+        calls.append(f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})")
+    if not isinstance(strategy, Ddp):
+        return calls
+    options = []
+    if strategy.bucket_cap_bytes != Ddp().bucket_cap_bytes:
+        options.append(f"bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g}")
+    if strategy.gradient_as_bucket_view:
+        options.append("gradient_as_bucket_view=True")
+    if options:
+        calls.append(f"kwargs_handlers=[DistributedDataParallelKwargs({', '.join(options)})]")
+    if training.block_checkpointing:
+        calls.append("activation checkpointing, which differs by block")
+    elif training.activation_checkpointing != "none":
+        calls.append(_checkpointing_call(job))
+    return calls

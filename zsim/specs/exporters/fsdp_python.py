@@ -106,6 +106,7 @@ def _fsdp1(job: Job, strategy: Fsdp1) -> Iterator[str]:
         job,
         *([_MESH] if is_hybrid else []),
         f"from torch.distributed.fsdp import {names}",
+        *(["from torch.distributed.fsdp import CPUOffload"] if strategy.cpu_offload else []),
         *([] if strategy.wrapping == "none" else [f"from torch.distributed.fsdp.wrap import {policy}"]),
     )
     yield from _constants(job)
@@ -134,6 +135,8 @@ def _fsdp1(job: Job, strategy: Fsdp1) -> Iterator[str]:
     yield "        use_orig_params=True,"
     if is_hybrid:
         yield "        device_mesh=mesh,"
+    if strategy.cpu_offload:
+        yield "        cpu_offload=CPUOffload(offload_params=True),"
     yield "    )"
     yield from _step(job, is_fsdp2=False, no_sync=strategy.no_sync)
 

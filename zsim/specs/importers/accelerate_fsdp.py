@@ -142,6 +142,11 @@ def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> Non
     for key in sizes:
         if not key.startswith(("tp_", "cp_", "sp_")):
             raise InputError(f"{file.name}: parallelism_config: unknown key '{_PARALLELISM}{key}'")
+    if replicate > 1 and (shard or 1) == 1:
+        raise InputError(
+            f"{file.name}: {_PARALLELISM}dp_shard_size: found {shard or 1} with {replicate} replicas, which "
+            "Accelerate refuses with fsdp_version 2; expected at least 2"
+        )
     if parallelism:
         file.says["strategy.replicate"] = replicate
         file.shard_degree = shard or 1
