@@ -262,6 +262,25 @@ def test_every_python_offloads_what_its_job_does() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("precision", "said"),
+    [
+        ("bf16", '; run it under torch.autocast("cuda", torch.bfloat16)."""'),
+        ("fp16", '; run it under torch.autocast("cuda", torch.float16)."""'),
+        ("fp32", 'before its optimizer is made."""'),
+    ],
+)
+def test_ddps_python_names_autocasts_type_where_there_is_one(precision: str, said: str) -> None:
+    strategy = {"kind": "ddp"}
+    training = {"precision": precision}
+    job = resolve(
+        zsim.Experiment(model="llama-3-8b", cluster="dgx-h100", strategy=strategy, training=training)
+    )
+    text = export_files(job).files["ddp.py"]
+    assert said in text
+    assert ("autocast" in text) == (precision != "fp32")
+
+
 def test_expandable_segments_are_the_environments() -> None:
     experiment = experiment_of("own buckets")
     training = experiment.training.model_copy(update={"expandable_segments": True})

@@ -162,7 +162,9 @@ def _ddp(job: Job, strategy: Ddp) -> Iterator[str]:
     yield from _constants(job)
     yield from _checkpointing(job)
     yield 'def apply(model, device_type="cuda"):'
-    yield '    """`model` wrapped, before its optimizer is made; run it under torch.autocast."""'
+    precision = job.training.precision
+    under = "" if precision == "fp32" else f'; run it under torch.autocast("cuda", {_DTYPES[precision]})'
+    yield f'    """`model` wrapped, before its optimizer is made{under}."""'
     yield "    blocks = model.get_submodule(BLOCKS)"
     yield from _wrap_blocks(job)
     yield "    return DistributedDataParallel("
