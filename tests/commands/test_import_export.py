@@ -46,6 +46,17 @@ def test_an_imported_file_is_an_experiment_that_runs(train: str, tmp_path: Path)
     assert "FITS" in zsim("run", str(experiment))
 
 
+def test_a_file_that_is_an_experiment_is_for_run(train: str, tmp_path: Path) -> None:
+    """What was imported, imported once more; a model alone is one too."""
+    experiment = tmp_path / "experiment.toml"
+    zsim("import", train, "--cluster", "dgx-h100", "-o", str(experiment))
+    with pytest.raises(InputError, match=r"already is an experiment.*zsim run .*experiment.toml"):
+        zsim("import", str(experiment))
+    experiment.write_text('model = "llama-3-8b"\n')
+    with pytest.raises(InputError, match="already is an experiment"):
+        zsim("import", str(experiment), "--cluster", "dgx-h100")
+
+
 def test_a_training_file_may_stand_in_an_experiments_place(train: str) -> None:
     assert "llama-3-8b | FSDP2 | dgx-h100 | 8 GPUs" in zsim("run", train, "--cluster", "dgx-h100")
     with pytest.raises(InputError, match="names no cluster: give it"):

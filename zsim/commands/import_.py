@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, write_text
+from zsim.errors import InputError
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -30,8 +31,14 @@ def import_file(
     What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
     """
     from zsim.specs.exporters.experiment_toml import experiment_toml
+    from zsim.specs.importers.training_file import names_experiment
     from zsim.specs.job import resolve
 
+    if names_experiment(file):
+        raise InputError(
+            f"{file}: already is an experiment; expected another program's file ('zsim run {file}' simulates "
+            "an experiment)"
+        )
     if Path(file).suffix.lower() == ".json" and not context.args:
         experiment = experiment_from(Path(file), model, cluster, nodes, gpus, set_)
     else:

@@ -58,6 +58,15 @@ def names_training_file(path: str | Path) -> bool:
     return "cluster" not in data and (isinstance(data.get("model"), Mapping) or "parallelism" in data)
 
 
+def names_experiment(path: str | Path) -> bool:
+    """Whether a TOML is zsim's own: another program's `model` is a table, and none has `cluster`."""
+    path = Path(path)
+    if path.suffix.lower() != ".toml" or not os.path.isfile(path):
+        return False
+    data = read_toml(path)
+    return "cluster" in data or "strategy" in data or isinstance(data.get("model"), str)
+
+
 def read_training_file(config: str) -> TrainingFile:
     """Raises InputError for what is not such a file, or has keys that its program would refuse."""
     reader = _reader(config)
