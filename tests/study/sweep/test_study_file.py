@@ -151,6 +151,13 @@ def test_base_changes_the_experiment_and_overrides_change_both(tmp_path: Path) -
     ("words", "text"),
     [
         (r"unknown key 'axis'; did you mean 'axes'", BASE + "[axis]\nnodes = [1]\n"),
+        (
+            r"unknown key 'model': it belongs to the experiment; expected experiment = \"FILE\", or the "
+            r"experiment's keys in the table \[base\]",
+            'model = "gpt2"\ncluster = "dgx-h100"\n[axes]\nnodes = [1]\n',
+        ),
+        (r"unknown key 'strategy': it belongs", BASE + "[strategy]\nstage = 3\n[axes]\nnodes = [1]\n"),
+        (r"path of an experiment file, or the table \[base\]", '[experiment]\nmodel = "gpt2"\n'),
         (r"nothing varies; expected \[axes\] or \[\[zip\]\]", BASE),
         (r"what to vary\? expected 'experiment' \(a file\), or \[base\]", "[axes]\nnodes = [1]\n"),
         (r"axes: nodes: found 3, expected a list of values", BASE + "[axes]\nnodes = 3\n"),

@@ -29,7 +29,7 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
-from zsim.specs.experiment import located
+from zsim.specs.experiment import Experiment, located
 from zsim.study.sweep.expressions import Expression, parse_expression
 
 LABEL = "label"
@@ -101,6 +101,11 @@ def study_from(
             "(zsim run simulates one experiment)"
         )
     for key in data:
+        if key in Experiment.model_fields:
+            raise InputError(
+                f"{file}: unknown key '{key}': it belongs to the experiment; expected experiment = \"FILE\", "
+                f"or the experiment's keys in the table [base], or '{key}' in [axes] where it varies"
+            )
         if key not in _KEYS:
             raise InputError(f"{file}: unknown key '{key}'{did_you_mean(key, _KEYS)}")
     base = _base(data, folder, file)
@@ -129,7 +134,9 @@ def _base(data: Mapping[str, Any], folder: Path, file: str) -> dict[str, Any]:
     base: dict[str, Any] = {}
     if "experiment" in data:
         if not isinstance(data["experiment"], str):
-            raise InputError(f"{file}: experiment: expected the path of an experiment file")
+            raise InputError(
+                f"{file}: experiment: expected the path of an experiment file, or the table [base]"
+            )
         path = folder / data["experiment"]
         base = located(read_toml(path), path.parent)
     changes = _table(data.get("base", {}), f"{file}: base")
