@@ -20,6 +20,7 @@ from zsim.specs.faults import FaultsTable
 from zsim.specs.importers.training_file import with_training_file
 from zsim.specs.jitter import JitterTable
 from zsim.specs.overrides import with_overrides
+from zsim.specs.parallelisms import refuse_parallelisms
 from zsim.specs.placement import PlacementTable
 from zsim.specs.strategy import Checkpointing, CrossEntropy, Precision
 from zsim.specs.validation import raise_input_error
@@ -194,6 +195,10 @@ class Experiment(_ExperimentFile):
     """
 
     def __init__(self, *, origin: str = "experiment", **data: Any) -> None:
+        refuse_parallelisms(f"{origin}: ", data)
+        for name in ("training", "strategy", "parallelism"):
+            table = data.get(name)
+            refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
         data = _with_strategy_kind(data, origin)
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(

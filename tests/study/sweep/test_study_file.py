@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.record import point_record
 from zsim.study.sweep.study_file import load_study, study_from
@@ -28,6 +28,12 @@ def values(text: str, *keys: str) -> list[tuple[Any, ...]]:
 def refused(words: str, text: str, **overrides: Any) -> None:
     with pytest.raises(InputError, match=words):
         points(text, **overrides)
+
+
+def test_parallelisms_that_are_not_simulated_are_named() -> None:
+    text = BASE + "[axes]\nstrategy.tensor_parallel = [1, 8]\n"
+    with pytest.raises(NotSimulatedError, match=r"strategy\.tensor_parallel: zsim does not simulate tensor"):
+        points(text)
 
 
 # -- axes ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.cost import CostTable
 from zsim.specs.experiment import STRATEGIES, Experiment, TrainingTable, experiment_from
+from zsim.specs.parallelisms import refuse_parallelisms
 from zsim.study.sweep.expressions import Expression, nested_value
 from zsim.study.sweep.study_file import LABEL, Rule, Study
 
@@ -121,6 +122,8 @@ def _check_names(study: Study) -> None:
         first, _, rest = key.partition(".")
         short = f"{first}.{rest.partition('.')[0]}" if rest and first not in _OPEN_TABLES else first
         if short not in settable:
+            table, dot, last = key.rpartition(".")
+            refuse_parallelisms(f"{study.name}: {table}{dot}", [last])
             raise InputError(f"{study.name}: unknown key '{key}'{did_you_mean(short, settable)}")
     expressions = [*study.where]
     for rule in study.rules:

@@ -1,0 +1,36 @@
+"""Parallelisms that zsim does not simulate, by the names that people give them in an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zsim.errors import NotSimulatedError
+
+_KINDS = {
+    "tp": "tensor",
+    "pp": "pipeline",
+    "cp": "context",
+    "ep": "expert",
+    "sp": "sequence",
+    "etp": "expert tensor",
+}
+
+
+def refuse_parallelisms(where: str, keys: Iterable[str]) -> None:
+    """Raises NotSimulatedError for the first key that asks for one; `where` names the file (and table)."""
+    for key in keys:
+        kind = _kind(key)
+        if kind is not None:
+            raise NotSimulatedError(f"{where}{key}: zsim does not simulate {kind} parallelism yet")
+
+
+def _kind(key: str) -> str | None:
+    """`tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and their kin; None for any other key."""
+    word = key.lower().removesuffix("_size").removesuffix("_degree")
+    if word in _KINDS:
+        return _KINDS[word]
+    for ending in ("_model_parallel", "_model_parallelism", "_parallel", "_parallelism"):
+        kind = word.removesuffix(ending).replace("_", " ")
+        if word.endswith(ending) and kind in _KINDS.values():
+            return kind
+    return None
