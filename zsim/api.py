@@ -346,7 +346,7 @@ def _beyond(job: Job, plan: Plan) -> list[OutOfMemory]:
 
 def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
     job = outcome.job
-    notes = [*job.notes, *outcome.notes]
+    notes = [*job.notes, *outcome.plan.notes, *outcome.notes]
     for rows in extrapolations(outcome.plan, job.cluster).values():
         notes += [extrapolation_sentence(row) for row in rows]
     is_expandable = job.training.expandable_segments

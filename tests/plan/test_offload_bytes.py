@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zsim import Experiment
+from zsim import Experiment, simulate
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Kernels, Plan
 from zsim.report.plan import plan_to_dict
@@ -100,6 +100,31 @@ def test_a_ratio_keeps_the_first_sub_groups_on_the_gpu() -> None:
     assert copied(plan, "d2h") == 2 * SHARD + 4 * updated
     assert copied(plan, "h2d") == 2 * SHARD + 2 * updated
     assert cpu_bytes(plan, "optimizer") == 28 * updated
+
+
+@pytest.mark.parametrize(("ratio", "is_idle"), [(1, False), (0.5, True), (0.2, True), (0, False)])
+def test_a_ratio_of_one_sub_group_is_said_to_do_nothing(ratio: float, is_idle: bool) -> None:
+    """One sub-group of 10^9: int(0.5) and int(0.8) are 0, so the CPU steps all; int(1 - 0) is 1."""
+    plan = plan_of({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": ratio}})
+    updated = cpu_bytes(plan, "optimizer")
+    assert updated == (0 if ratio == 0 else 28 * SHARD)
+    assert any("offload_optimizer.ratio: no effect" in note for note in plan.notes) == is_idle
+
+
+def test_a_ratio_that_moves_sub_groups_has_no_note() -> None:
+    offload = {"device": "cpu", "ratio": 0.5}
+    assert plan_of({"stage": 3, "offload_optimizer": offload, "sub_group_size": 1}).notes == ()
+
+
+def test_the_report_says_what_the_plan_notes() -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    strategy = {"config": {"bf16": {"enabled": True}, "zero_optimization": zero}}
+    data = {"model": MODEL, "cluster": "dgx-h100", "gpus": 4, "training": {"micro_batch_size": 1}}
+    notes = simulate(Experiment(**data, strategy=strategy)).report.notes
+    said = (
+        "0.5 of 1 sub-group, rounded down, is none that the GPU steps; a smaller sub_group_size than 1,000,"
+    )
+    assert any(said in note for note in notes)
 
 
 def test_the_gpus_part_of_a_ratio_is_updated_by_torchs_adamw() -> None:

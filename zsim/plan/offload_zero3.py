@@ -67,9 +67,21 @@ class OffloadedZero3Schedule(Zero3Schedule):
         self._first_on_cpu = len(self.groups)
         if self.offload is not None:
             self._first_on_cpu = int((1 - self.offload.ratio) * len(self.groups))
+            self._note_idle_ratio(self.offload.ratio)
         self._states = self._make_state_swapper()
         self._is_boundary = True
         self._accum_bytes = DTYPE_BYTES[config.grad_accum_dtype]
+
+    def _note_idle_ratio(self, ratio: float) -> None:
+        """The ratio is of whole sub-groups, and what is left to the GPU is rounded down."""
+        if ratio == 1 or self._first_on_cpu > 0:
+            return
+        count = len(self.groups)
+        self.builder.notes.append(
+            f"{self.config.name}: zero_optimization.offload_optimizer.ratio: no effect: {1 - ratio:g} of "
+            f"{count} sub-group{'s' if count > 1 else ''}, rounded down, is none that the GPU steps; a "
+            f"smaller sub_group_size than {self.zero.sub_group_size:,} makes more of them"
+        )
 
     def _make_state_swapper(self) -> StateSwapper | None:
         if self.offload is None or self.offload.device != "nvme":
