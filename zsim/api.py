@@ -38,6 +38,7 @@ from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
 from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
+from zsim.specs.jitter import slowest_gpu
 from zsim.specs.job import Job, resolve
 from zsim.specs.job_labels import batch_label, strategy_label, training_label
 from zsim.trace.spans import Trace
@@ -368,6 +369,12 @@ def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         notes.append(
             f"capacity is {usable}, the GPU's {total} / {1 + margin:g}: the allocator is taken to reserve "
             f"{margin * 100:g}% more than tensors have"
+        )
+    slowest = slowest_gpu(job.world_size)
+    if slowest > 1 and job.experiment.jitter.seed is None:
+        notes.append(
+            f"kernels run {slowest:.3f} times slower on the slowest of {job.world_size:,} GPUs than on that "
+            "of a node (assumed)"
         )
     beside = job.cluster.gpu.interference
     if beside.compute_slowdown > 1:

@@ -10,7 +10,10 @@ rank_sigma = 0.015          # one GPU against another, all through the run
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from math import exp
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -21,6 +24,7 @@ from zsim.specs.validation import validated
 
 _FILE = Path(__file__).parents[1] / "presets" / "jitter.toml"
 _MOST_STEPS = 1000
+_CALIBRATED_ON = 8  # GPUs
 Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -66,11 +70,33 @@ class Jitter:
     evidence: Evidence
 
 
+@cache
+def _published() -> _Spreads:
+    return validated(read_toml(_FILE), _FILE.name, _Spreads)
+
+
+def slowest_gpu(num_gpus: int) -> float:
+    """How many times as long kernels take on the slowest of `num_gpus` equal GPUs as on the slowest of a node
+    of eight, for which GPUs are calibrated; 1 up to there.
+
+    Ranks wait for each other, so a step is its slowest GPU's. The largest of n standard normal numbers is
+    expected at the quantile (n - 3/8) / (n + 1/4) (G. Blom, Statistical Estimates and Transformed
+    Beta-Variables, 1958), and the spread of GPUs is lognormal.
+    """
+    if num_gpus <= _CALIBRATED_ON:
+        return 1.0
+    return exp(_published().rank.sigma * (_largest(num_gpus) - _largest(_CALIBRATED_ON)))
+
+
+def _largest(count: int) -> float:
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
 def resolve_jitter(table: JitterTable) -> Jitter | None:
     """The table with defaults filled in; None without a seed."""
     if table.seed is None:
         return None
-    published = validated(read_toml(_FILE), _FILE.name, _Spreads)
+    published = _published()
     given = {"kernel": table.kernel_sigma, "rank": table.rank_sigma}
     defaults = {"kernel": published.kernel, "rank": published.rank}
     sigmas = {name: defaults[name].sigma if sigma is None else sigma for name, sigma in given.items()}

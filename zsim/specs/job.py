@@ -29,6 +29,7 @@ from zsim.specs.importers.deepspeed import (
 )
 from zsim.specs.importers.deepspeed_zeropp import check_even_nodes
 from zsim.specs.importers.huggingface import load_model, model_from_config
+from zsim.specs.jitter import slowest_gpu
 from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
 from zsim.specs.model import Embedding, ModelSpec
 from zsim.specs.neighbours import neighbours, place_together
@@ -152,12 +153,16 @@ def topology_beside(topology: Topology, other: Job) -> Topology:
 
 
 def slowdowns_of(job: Job, topology: Topology) -> Floats:
-    """Per rank of the job, how many times as long its kernels take; `topology` is the job's own.
+    """Per rank of the job, how many times as long its kernels take; `topology` is the job's own. Of many GPUs
+    that are not drawn one by one (`[jitter]`), all take as long as the slowest.
 
     Raises InputError for ranks and nodes that no job is on.
     """
     beside = [topology_beside(topology, other) for other in job.others.values()]
-    return kernel_slowdowns(topology, job.experiment.faults, beside=beside)
+    slowdowns = kernel_slowdowns(topology, job.experiment.faults, beside=beside)
+    if job.experiment.jitter.seed is None:
+        slowdowns = slowdowns * slowest_gpu(job.world_size)
+    return slowdowns
 
 
 def _model(model: str | dict[str, Any]) -> ModelSpec:
