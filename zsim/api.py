@@ -38,8 +38,7 @@ from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
 from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
-from zsim.specs.jitter import slowest_gpu
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job, resolve, slowest_of
 from zsim.specs.job_labels import batch_label, strategy_label, training_label
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes
@@ -370,8 +369,8 @@ def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
             f"capacity is {usable}, the GPU's {total} / {1 + margin:g}: the allocator is taken to reserve "
             f"{margin * 100:g}% more than tensors have"
         )
-    slowest = slowest_gpu(job.world_size)
-    if slowest > 1 and job.experiment.jitter.seed is None:
+    slowest = slowest_of(job)
+    if slowest > 1:
         notes.append(
             f"kernels run {slowest:.3f} times slower on the slowest of {job.world_size:,} GPUs than on that "
             "of a node (assumed)"

@@ -28,8 +28,8 @@ from zsim.fabric.rings import Floats
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.faults import kernel_slowdowns
-from zsim.specs.jitter import resolve_jitter, slowest_gpu
-from zsim.specs.job import Job, job_topology, slowdowns_of, topology_beside
+from zsim.specs.jitter import resolve_jitter
+from zsim.specs.job import Job, job_topology, slowdowns_of, slowest_of, topology_beside
 from zsim.specs.topology import Topology
 from zsim.trace.spans import Trace
 
@@ -193,7 +193,7 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
     parties = {OWN_NAME: Party(job, topology, slowdowns, make_plan(job))}
     for name, other in job.others.items():
         place = topology_beside(topology, other)
-        slow = kernel_slowdowns(place, job.experiment.faults, is_beside=True) * slowest_gpu(other.world_size)
+        slow = kernel_slowdowns(place, job.experiment.faults, is_beside=True) * slowest_of(other)
         parties[name] = Party(other, place, slow, make_plan(other))
     alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold) for one in parties.values()]
     loops, notes = run_together(list(parties.values()), unfold=unfold)

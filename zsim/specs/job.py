@@ -153,16 +153,18 @@ def topology_beside(topology: Topology, other: Job) -> Topology:
 
 
 def slowdowns_of(job: Job, topology: Topology) -> Floats:
-    """Per rank of the job, how many times as long its kernels take; `topology` is the job's own. Of many GPUs
-    that are not drawn one by one (`[jitter]`), all take as long as the slowest.
+    """Per rank of the job, how many times as long its kernels take; `topology` is the job's own.
 
     Raises InputError for ranks and nodes that no job is on.
     """
     beside = [topology_beside(topology, other) for other in job.others.values()]
-    slowdowns = kernel_slowdowns(topology, job.experiment.faults, beside=beside)
-    if job.experiment.jitter.seed is None:
-        slowdowns = slowdowns * slowest_gpu(job.world_size)
-    return slowdowns
+    return kernel_slowdowns(topology, job.experiment.faults, beside=beside) * slowest_of(job)
+
+
+def slowest_of(job: Job) -> float:
+    """How many times as long kernels take on the slowest of the job's GPUs, where they are not drawn one by
+    one: see `slowest_gpu`."""
+    return 1.0 if job.experiment.jitter.seed is not None else slowest_gpu(job.world_size)
 
 
 def _model(model: str | dict[str, Any]) -> ModelSpec:

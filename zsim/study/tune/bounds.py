@@ -1,8 +1,9 @@
 """What no schedule can beat: bounds that cost no simulation.
 
 `Bounds`: from the batch and the checkpointing alone, so that one serves many candidates. Time: the kernels of
-a step run on one stream, in order, whatever is sharded where; a step is never shorter than their sum on an
-idle GPU, and communication only slows them. Memory: what forward keeps for backward, beside the CUDA context.
+a step run on one stream, in order, whatever is sharded where; a step is never shorter than their sum on the
+job's slowest GPU, idle, and communication only slows them. Memory: what forward keeps for backward, beside
+the CUDA context.
 
 `plan_seconds`: from the plan, how long each resource is busy at the least. No step is shorter than any of
 them.
@@ -19,7 +20,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
 from zsim.plan.workload import Workload, make_workload
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job
+from zsim.specs.job import Job, slowest_of
 from zsim.specs.strategy import Training
 
 
@@ -46,7 +47,7 @@ class Bounds:
             self._of_one[key] = self._micro_batch(job, one)
         bound = self._of_one[key]
         kept = 0 if _leaves_checkpoints_on_host(job) else bound.gpu_bytes
-        seconds = bound.seconds * job.training.gradient_accumulation_steps
+        seconds = bound.seconds * job.training.gradient_accumulation_steps * slowest_of(job)
         return Bound(seconds, kept + job.cluster.framework_memory.context)
 
     def _micro_batch(self, job: Job, training: Training) -> Bound:
@@ -92,7 +93,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
     sheet's rates.
     """
     cluster, per_node = job.cluster, job.gpus_per_node
-    pricer, costs = KernelPricer(cluster.gpu), load_host_costs()
+    pricer, costs, slowest = KernelPricer(cluster.gpu), load_host_costs(), slowest_of(job)
     bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
     compute = host = 0.0
     for op in plan.ops:
@@ -100,7 +101,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
         work = op.work
         if isinstance(work, Kernels):
             if op.stream == COMPUTE:
-                compute += sum(pricer.seconds(kernel) for kernel in work.kernels)
+                compute += sum(pricer.seconds(kernel) for kernel in work.kernels) * slowest
         elif isinstance(work, Collective):
             bytes_of["nic"] += work.bytes * _share_from_outside(job, plan, work)
         elif isinstance(work, Copy):
