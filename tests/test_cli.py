@@ -269,3 +269,46 @@ def test_a_typo_in_an_option_is_a_usage_error() -> None:
     done = zsim("run", "--nodez", "2")
     assert done.returncode == 2
     assert "--nodes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", *SMALL, "--out"],
+        ["export", *SMALL, "--out"],
+        ["replay", "absent.json", "--out"],
+        ["tune", *SMALL, "--out"],
+        ["sweep", "absent.toml", "--out"],
+        ["scaling", *SMALL[:2], "--out"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_file_where_a_folder_goes_is_refused_alike_before_the_work(
+    words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file.txt").write_text("kept")
+    error = refused(*words, "file.txt", cwd=tmp_path)
+    assert "file.txt: cannot be made: file.txt is a file, expected a folder" in error
+    assert (tmp_path / "file.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compare", "absent.json", "absent.json", "--json"],
+        ["compare", "absent.json", "absent.json", "--out"],
+        ["replay", "absent.json", "--json"],
+        ["tune", *SMALL, "--json"],
+        ["calibrate", "absent.json", "--base", "dgx-h100", "--page"],
+        ["check", "absent.toml", "--junit"],
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(words: list[str], tmp_path: Path) -> None:
+    assert "no/r.x: cannot be written: there is no folder" in refused(*words, "no/r.x", cwd=tmp_path)
+
+
+def test_the_json_may_be_written_to_standard_output_by_its_name() -> None:
+    done = zsim("plan", *SMALL, "--limit", "1", "--json", "/dev/stdout")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout[: done.stdout.rindex("\n}") + 2])

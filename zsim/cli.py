@@ -23,6 +23,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    file_to_write,
+    folder_to_write,
     is_output,
     print_json,
     write_json,
@@ -34,7 +36,8 @@ from zsim.commands.sweep import sweep
 from zsim.commands.topology import app as topology_app
 from zsim.commands.tune import tune
 from zsim.commands.ui import ui
-from zsim.errors import InputError, ZsimError
+from zsim.errors import ZsimError
+from zsim.files import make_folder
 from zsim.version import __version__
 
 app = typer.Typer(
@@ -83,11 +86,20 @@ def run(
     unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
     json_: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the report as JSON ('-': standard output)."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_to_write,
+            help="Write the report as JSON ('-': standard output).",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write report.html, report.json and trace.json.gz there."),
+        typer.Option(
+            metavar="DIR",
+            callback=folder_to_write,
+            help="Write report.html, report.json and trace.json.gz there.",
+        ),
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
@@ -118,7 +130,12 @@ def plan(
     set_: Set = None,
     json_: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the plan as JSON ('-': standard output)."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_to_write,
+            help="Write the plan as JSON ('-': standard output).",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
 ) -> None:
@@ -153,12 +170,9 @@ def _write_all(result: Any, folder: Path) -> dict[str, Path]:
     from zsim.report.html import write_html_report
     from zsim.trace.chrome import write_chrome_trace
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_html_report(result.report, result.trace, folder / "report.html")
-        write_chrome_trace(result.trace, folder / "trace.json.gz")
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+    make_folder(folder)
+    write_html_report(result.report, result.trace, folder / "report.html")
+    write_chrome_trace(result.trace, folder / "trace.json.gz")
     write_json(result.report.to_dict(), folder / "report.json")
     return {
         "report": folder / "report.html",

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import is_output, print_json, write_json, write_text
+from zsim.commands.options import file_to_write, is_output, print_json, write_json
 from zsim.errors import InputError
+from zsim.files import write_whole
 
 if TYPE_CHECKING:
     from zsim.calibrate.fitting import Fit
@@ -30,14 +31,21 @@ def calibrate(
         str | None, typer.Option(help="Name of the new cluster; without it, of the file.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Write the cluster file there.")
+        Path | None,
+        typer.Option(metavar="FILE.toml", callback=file_to_write, help="Write the cluster file there."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Draw every fit beside its points.")
+        Path | None,
+        typer.Option(metavar="FILE.html", callback=file_to_write, help="Draw every fit beside its points."),
     ] = None,
     json_: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the fits as JSON ('-': standard output)."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_to_write,
+            help="Write the fits as JSON ('-': standard output).",
+        ),
     ] = None,
     ranks: Annotated[int | None, typer.Option(min=2, help="Ranks of a log that does not say.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a log that does not say.")] = None,
@@ -60,12 +68,12 @@ def calibrate(
         if json_ is not None:
             print(f"json    {write_json(found.to_dict(), json_)}")
     if out is not None:
-        print(f"cluster {write_text(found.toml(), out)}")
+        print(f"cluster {write_whole(out, found.toml())}")
         load_cluster(out)
     if page is not None:
         from zsim.study.calibration_page import calibration_page
 
-        print(f"page    {write_text(calibration_page(found), page)}")
+        print(f"page    {write_whole(page, calibration_page(found))}")
 
 
 def _lines(found: Calibration) -> Iterator[str]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import is_output, print_json, write_json, write_text
+from zsim.commands.options import file_to_write, is_output, print_json, write_json
 from zsim.errors import InputError
+from zsim.files import check_file, write_whole
 
 if TYPE_CHECKING:
     from zsim.study.baseline import Baseline
@@ -40,10 +41,16 @@ def check(
     fast: Annotated[bool, typer.Option("--fast", help="Some rows of each published source only.")] = False,
     json_: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write every row as JSON ('-': standard output)."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_to_write,
+            help="Write every row as JSON ('-': standard output).",
+        ),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, as CI systems read it.")
+        Path | None,
+        typer.Option(metavar="FILE", callback=file_to_write, help="Write JUnit XML, as CI systems read it."),
     ] = None,
     markdown: Annotated[
         bool,
@@ -89,7 +96,7 @@ def check(
     if json_ is not None and not is_output(json_):
         print(f"json      {write_json(report.to_dict(), json_)}")
     if junit is not None:
-        write_text(junit_xml(report.rows), junit)
+        write_whole(junit, junit_xml(report.rows))
         if not is_output(json_):
             print(f"junit     {junit}")
     if update_baseline and pins is not None:
@@ -106,6 +113,8 @@ def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Basel
     from zsim.study.check_targets import checkout
 
     if path is not None:
+        if update:
+            check_file(path)
         if update and not path.exists():
             return Baseline(path), path.parent
         return read_baseline(path), path.parent

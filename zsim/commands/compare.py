@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Set, is_output, print_json, write_json
-from zsim.errors import InputError
+from zsim.commands.options import Set, file_to_write, is_output, print_json, write_json
 from zsim.specs.setting import setting
 
 
@@ -31,10 +30,16 @@ def compare(
     ] = None,
     json_: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write everything as JSON ('-': standard output)."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_to_write,
+            help="Write everything as JSON ('-': standard output).",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one HTML page with both timelines.")
+        Path | None,
+        typer.Option(metavar="FILE", callback=file_to_write, help="Write one HTML page with both timelines."),
     ] = None,
 ) -> None:
     """Two traces: are the calls the same, are times and bytes near, and what differs most.
@@ -61,10 +66,7 @@ def compare(
     if json_ is not None and not is_output(json_):
         print(f"json  {write_json(comparison.to_dict(), json_)}")
     if out is not None:
-        try:
-            comparison.write_html(out)
-        except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}") from None
+        comparison.write_html(out)
         if not is_output(json_):
             print(f"page  {out}")
     if comparison.verdict == "fail":

@@ -15,12 +15,15 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    folder_to_write,
     write_files,
 )
 
 
 def export(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the files there.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", callback=folder_to_write, help="Write the files there.")
+    ],
     experiment: ExperimentFile = None,
     model: Model = None,
     cluster: Cluster = None,

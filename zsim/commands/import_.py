@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, write_text
+from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, file_to_write
 from zsim.errors import InputError
+from zsim.files import write_whole
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -23,7 +24,10 @@ def import_file(
     gpus: Gpus = None,
     set_: Set = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the experiment there.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", callback=file_to_write, help="Write the experiment there."
+        ),
     ] = None,
 ) -> None:
     """A training file as an experiment; torchtitan's own options may follow it.
@@ -50,6 +54,6 @@ def import_file(
     if output is None:
         print(text, end="")
         return
-    print(write_text(text, output))
+    print(write_whole(output, text))
     for note in experiment.notes:
         print(f"note: {note}")

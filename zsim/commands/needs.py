@@ -16,6 +16,7 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    file_to_write,
     is_output,
     print_json,
     write_json,
@@ -35,7 +36,12 @@ def needs(
     ] = None,
     json_: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the needs as JSON ('-': standard output)."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_to_write,
+            help="Write the needs as JSON ('-': standard output).",
+        ),
     ] = None,
 ) -> None:
     """How much more of what would hide the offloading, found by simulation."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zsim.errors import InputError
+from zsim.files import check_file, check_folder, make_folder, write_whole
 from zsim.specs.setting import setting
 
 if TYPE_CHECKING:
@@ -86,6 +87,20 @@ def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
     return overrides
 
 
+def file_to_write(path: Path | None) -> Path | None:
+    """An option's file, refused before the work where it cannot be written."""
+    if path is not None and not is_output(path):
+        check_file(path)
+    return path
+
+
+def folder_to_write(path: Path | None) -> Path | None:
+    """An option's folder, refused before the work where it cannot be made or written."""
+    if path is not None:
+        check_folder(path)
+    return path
+
+
 def is_output(path: Path | None) -> bool:
     """`--json -`: the JSON is printed, and nothing beside it."""
     return str(path) == "-"
@@ -96,22 +111,11 @@ def print_json(content: Any) -> None:
 
 
 def write_json(content: Any, path: Path) -> Path:
-    return write_text(json.dumps(content, indent=1) + "\n", path)
-
-
-def write_text(content: str, path: Path) -> Path:
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
+    return write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def write_files(files: dict[str, str], folder: Path) -> list[Path]:
     """{path below `folder`: text}; folders are made."""
     for parent in {(folder / name).parent for name in files}:
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{parent}: cannot be made: {error.strerror}") from None
-    return [write_text(text, folder / name) for name, text in files.items()]
+        make_folder(parent)
+    return [write_whole(folder / name, text) for name, text in files.items()]

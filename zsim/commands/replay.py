@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import is_output, print_json, write_json
-from zsim.errors import InputError
+from zsim.commands.options import file_to_write, folder_to_write, is_output, print_json, write_json
 
 
 def replay(
@@ -31,10 +30,18 @@ def replay(
     ] = False,
     json_: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the result as JSON ('-': standard output)."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_to_write,
+            help="Write the result as JSON ('-': standard output).",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the replayed ranks there, as Kineto traces.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", callback=folder_to_write, help="Write the replayed ranks there, as Kineto traces."
+        ),
     ] = None,
 ) -> None:
     """Run a recorded step again: kernels as long as recorded, collectives together.
@@ -68,9 +75,6 @@ def replay(
         if json_ is not None:
             print(f"json   {write_json(result.to_dict(), json_)}")
     if out is not None:
-        try:
-            files = write_chrome_traces(result.written, out)
-        except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}") from None
+        files = write_chrome_traces(result.written, out)
         if not is_output(json_):
             print(f"trace  {files[0].parent} ({len(files)} rank{'s' * (len(files) > 1)})")

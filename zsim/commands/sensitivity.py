@@ -17,6 +17,7 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    folder_to_write,
     write_files,
 )
 
@@ -40,7 +41,10 @@ def sensitivity(
         list[str] | None, typer.Option(help="For --target: only these, e.g. 'network bandwidth'.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where sensitivity.html, .json and the points go.")
+        Path,
+        typer.Option(
+            metavar="DIR", callback=folder_to_write, help="Where sensitivity.html, .json and the points go."
+        ),
     ] = Path("sensitivity"),
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zsim.commands.options import is_output, print_json, write_json, write_text
+from zsim.commands.options import file_to_write, folder_to_write, is_output, print_json, write_json
 from zsim.errors import InputError
+from zsim.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from zsim.study.collective_bench import BenchRow, CurvePoint
@@ -23,7 +24,8 @@ app = typer.Typer(
 ClusterName = Annotated[str, typer.Argument(help="Cluster preset, or path to a topology TOML.")]
 Nodes = Annotated[int, typer.Option(help="Number of nodes.", min=1, max=100_000)]
 Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write JSON ('-': standard output).")
+    Path | None,
+    typer.Option("--json", metavar="FILE", callback=file_to_write, help="Write JSON ('-': standard output)."),
 ]
 
 
@@ -31,7 +33,9 @@ Json = Annotated[
 def show(
     cluster: ClusterName,
     nodes: Nodes = 4,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this HTML page.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=file_to_write, help="Draw it into this HTML page.")
+    ] = None,
     json_: Json = None,
 ) -> None:
     """What a cluster's fabric is built of, its bandwidths, and a drawing of it."""
@@ -47,7 +51,7 @@ def show(
     if out is not None:
         from zsim.study.topology_page import topology_page
 
-        write_text(topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"), out)
+        write_whole(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
         print(f"page      {out}")
 
 
@@ -72,7 +76,8 @@ def bench(
         Path | None, typer.Option(metavar="FILE.csv", help="Compare with measured curves instead.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --curves: plot them into this page.")
+        Path | None,
+        typer.Option(metavar="FILE", callback=file_to_write, help="With --curves: plot them into this page."),
     ] = None,
     json_: Json = None,
 ) -> None:
@@ -86,7 +91,7 @@ def bench(
         if out is not None:
             from zsim.study.topology_page import curves_page
 
-            write_text(curves_page(points), out)
+            write_whole(out, curves_page(points))
             print(f"page      {out}")
         if json_ is not None:
             from dataclasses import asdict
@@ -116,7 +121,10 @@ def compare(
     model: Annotated[str | None, typer.Option(help="Another model than the experiment's.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs, the same on every cluster.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write compare.html and compare.json there.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", callback=folder_to_write, help="Write compare.html and compare.json there."
+        ),
     ] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
@@ -127,11 +135,8 @@ def compare(
     if out is not None:
         from zsim.study.topology_page import comparison_page
 
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{out}: cannot be written: {error.strerror}") from None
-        write_text(comparison_page(found), out / "compare.html")
+        make_folder(out)
+        write_whole(out / "compare.html", comparison_page(found))
         write_json([row.to_dict() for row in found], out / "compare.json")
         print(f"page      {out / 'compare.html'}")
 
@@ -141,7 +146,9 @@ def import_(
     file: Annotated[
         Path, typer.Argument(help="NCCL topology XML, `nvidia-smi topo -m`, Slurm topology, ...")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The topology TOML to write.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", callback=file_to_write, help="The topology TOML to write.")
+    ],
     format_: Annotated[
         str | None,
         typer.Option("--format", help="nccl, nvidia-smi, slurm or astra-sim; without it, by the content."),
@@ -158,7 +165,7 @@ def import_(
     from zsim.specs.importers.topology_import import import_topology
 
     imported = import_topology(file, format_=format_, base=base, network=network, name=output.stem)
-    write_text(imported.toml, output)
+    write_whole(output, imported.toml)
     from zsim.specs.cluster_files import load_cluster
 
     load_cluster(output)
@@ -170,14 +177,17 @@ def import_(
 @app.command("export")
 def export(
     cluster: ClusterName,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The ASTRA-sim network yml to write.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", callback=file_to_write, help="The ASTRA-sim network yml to write."),
+    ],
     nodes: Nodes = 4,
 ) -> None:
     """A cluster as ASTRA-sim's network yml: one dimension inside the node, one between nodes."""
     from zsim.specs.cluster_files import load_cluster
     from zsim.specs.importers.astra_sim_network import astra_sim_yaml
 
-    write_text(astra_sim_yaml(load_cluster(cluster), nodes), output)
+    write_whole(output, astra_sim_yaml(load_cluster(cluster), nodes))
     print(f"written: {output}")
 
 
@@ -214,4 +224,4 @@ def _write_json(content: Any, path: Path) -> None:
     if str(path) == "-":
         print(text)
     else:
-        write_text(text + "\n", path)
+        write_whole(path, text + "\n")

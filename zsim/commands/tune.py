@@ -16,6 +16,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
+    file_to_write,
+    folder_to_write,
     is_output,
     print_json,
     write_files,
@@ -56,10 +58,16 @@ def tune(
         Path | None, typer.Option(metavar="DIR", help="Simulated points, shared with `zsim sweep --cache`.")
     ] = None,
     json_: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON ('-': print it).")
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", callback=file_to_write, help="Write the result as JSON ('-': print it)."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the best few's files and tune.html there.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", callback=folder_to_write, help="Write the best few's files and tune.html there."
+        ),
     ] = None,
 ) -> None:
     """Find the best configuration that fits; say what to change in the one given, each change simulated.
@@ -67,13 +75,10 @@ def tune(
     The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML; without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
     """
-    from zsim.study.sweep.store import check_folder
     from zsim.study.tune.progress import TuneProgress
     from zsim.study.tune.render import tuned_lines, tuned_to_dict
     from zsim.study.tune.tune import tune as find_best
 
-    if out is not None:
-        check_folder(out)
     asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
     is_open = experiment is None and not any(text.startswith("strategy.") for text in set_ or [])
     kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])

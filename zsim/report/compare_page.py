@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zsim.files import write_whole
 from zsim.report.compare_figures import memory_bars, op_scatter, twin_timeline
 from zsim.report.compare_print import show, show_error
 from zsim.report.figures import time_scale
@@ -38,9 +39,7 @@ class _Plot:
 
 def write_compare_page(comparison: Comparison, path: str | Path) -> Path:
     """Write the page to `path`; the same comparison gives the same bytes."""
-    path = Path(path)
-    path.write_text(compare_page(comparison), encoding="utf-8")
-    return path
+    return write_whole(Path(path), compare_page(comparison))
 
 
 def compare_page(comparison: Comparison) -> str:

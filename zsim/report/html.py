@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zsim.files import write_whole
 from zsim.report import figures, offload_page
 from zsim.report.cost_words import HEADINGS, cost_rows
 from zsim.report.irregular_words import irregular_tables
@@ -42,9 +43,7 @@ class _Plot:
 
 def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
     """Write the page to `path`; the same report and trace give the same bytes."""
-    path = Path(path)
-    path.write_text(html_report(report, trace), encoding="utf-8")
-    return path
+    return write_whole(Path(path), html_report(report, trace))
 
 
 def html_report(report: Report, trace: Trace) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.files import write_whole
 from zsim.report.verdict import PREDICTIONS, Tolerances
 from zsim.version import __version__
 
@@ -74,11 +75,7 @@ class Baseline:
                 {"case": known.case, "check": known.check, "reason": known.reason} for known in self.known
             ],
         }
-        try:
-            self.path.write_text(_readable(content) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be written: {error.strerror}") from None
-        return self.path
+        return write_whole(self.path, _readable(content) + "\n")
 
 
 def read_baseline(path: Path) -> Baseline:

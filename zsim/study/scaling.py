@@ -20,12 +20,13 @@ from typing import Any, Literal
 
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, ZsimError
+from zsim.files import check_folder
 from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
 from zsim.specs.job import Job, resolve
 from zsim.specs.job_labels import strategy_label
 from zsim.study.fitting import most_that_fits
 from zsim.study.sweep.points import Point
-from zsim.study.sweep.store import Record, check_folder
+from zsim.study.sweep.store import Record
 from zsim.study.sweep.sweep import run_points
 
 Mode = Literal["weak", "strong", "fill"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from zsim.files import make_folder, write_whole
 from zsim.trace.chrome_events import Event, RankEvents, is_on_gpu
 from zsim.trace.drives import drive_rates
 from zsim.trace.spans import Trace
@@ -34,14 +35,12 @@ def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None, 
     text = _as_text(chrome_trace(trace, rank, step)).encode()
     if path.suffix == ".gz":
         text = gzip.compress(text, compresslevel=6, mtime=0)
-    path.write_bytes(text)
-    return path
+    return write_whole(path, text)
 
 
 def write_chrome_traces(trace: Trace, directory: str | Path, step: int = 1) -> list[Path]:
     """One `rank<N>.json.gz` for each rank in the trace."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory = make_folder(Path(directory))
     ranks = np.unique(trace.ranks).tolist()
     return [write_chrome_trace(trace, directory / f"rank{rank}.json.gz", rank, step) for rank in ranks]
 

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.files import make_folder, write_whole
 
 Record = dict[str, Any]
-
-
-def check_folder(folder: Path) -> None:
-    """Raises InputError where a folder is not there and cannot be made, or cannot be written; makes none."""
-    existing = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), folder)
-    if not os.path.isdir(existing):
-        raise InputError(f"{folder}: cannot be made: {existing} is a file, expected a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"{folder}: cannot be written: {existing} gives no permission to")
 
 
 class Store:
@@ -38,13 +29,8 @@ class Store:
     def save(self, record: Record) -> None:
         """Raises InputError where the folder cannot be written."""
         path = self._path(record["identity"])
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(record), encoding="utf-8")
-            os.replace(partial, path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+        make_folder(path.parent)
+        write_whole(path, json.dumps(record))
 
     def mark(self, identity: str) -> None:
         """Say that this process is at a point. Raises InputError where the folder cannot be written."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, ZsimError
+from zsim.errors import ZsimError
+from zsim.files import check_folder, write_whole
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.progress import Progress
 from zsim.study.sweep.record import failed_record
-from zsim.study.sweep.store import Record, Store, check_folder
+from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import Study
 from zsim.study.sweep.tables import Row, result_rows, write_tables
 from zsim.version import __version__
@@ -155,7 +156,4 @@ def _write_summary(study: Study, rows: Sequence[Row], path: Path) -> None:
         "where": [condition.text for condition in study.where],
         "points": {state: states.count(state) for state in ("ok", "error", "not run")},
     }  # fmt: skip
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    write_whole(path, json.dumps(content, indent=1) + "\n")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.files import make_folder, write_whole
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.store import Record
 
@@ -58,11 +58,8 @@ def _cell(value: Any) -> Any:
 def write_tables(rows: Sequence[Row], folder: Path) -> dict[str, Path]:
     """Write results.csv, and results.parquet where pyarrow is installed; the paths by kind."""
     paths = {"csv": folder / "results.csv"}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        paths["csv"].write_text(csv_text(rows), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
+    make_folder(folder)
+    write_whole(paths["csv"], csv_text(rows))
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -86,4 +83,6 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
         elif len(kinds) > 1 or kinds & {dict, list}:
             values = [None if value is None else str(_cell(value)) for value in values]
         columns[name] = values
-    parquet.write_table(pyarrow.table(columns), path)
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), content)
+    write_whole(path, content.getvalue())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.files import check_folder
 from zsim.specs.experiment import STRATEGIES, Experiment
-from zsim.study.sweep.store import check_folder
 from zsim.study.tune.axes import DETAILS, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate

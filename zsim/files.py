@@ -1,0 +1,78 @@
+"""Files that zsim writes: whole or not at all, and asked for before the work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from zsim.errors import InputError
+
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may lead to a regular file that others write to as well
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a partial file beside it and give that its name; `path` again.
+
+    What is no regular file (a pipe, /dev/stdout) is written as it is, and so is a file in a folder that takes
+    no other. Raises InputError where it cannot be written; what was there before then still is.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    target = Path(os.path.realpath(path))  # a link stays one
+    is_there = os.path.exists(path)
+    is_stream = str(path.absolute()).startswith(_STREAMS) or (is_there and not os.path.isfile(path))
+    try:
+        if is_stream or (is_there and not os.access(target.parent, os.W_OK)):
+            path.write_bytes(data)
+        else:
+            if is_there:
+                path.open("ab").close()  # a file that is not to be written is not to be replaced
+            _replace(target, data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def _replace(target: Path, data: bytes) -> None:
+    partial = target.with_name(f".zsim-{os.urandom(8).hex()}.partial")
+    try:
+        partial.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, partial)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder, and those above it. Raises InputError where that cannot be."""
+    check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+    return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Raises InputError where a folder is not there and cannot be made, or cannot be written; makes none."""
+    existing = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), folder)
+    if not os.path.isdir(existing):
+        raise InputError(f"{folder}: cannot be made: {existing} is a file, expected a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be written: {existing} gives no permission to")
+
+
+def check_file(path: Path) -> None:
+    """Raises InputError where a file cannot be written; writes nothing."""
+    if os.path.isdir(path):
+        raise InputError(f"{path}: cannot be written: is a folder, expected a file")
+    if os.path.exists(path):
+        if not os.access(path, os.W_OK):
+            raise InputError(f"{path}: cannot be written: it gives no permission to")
+        return
+    parent = Path(os.path.realpath(path)).parent
+    if not os.path.isdir(parent):
+        raise InputError(f"{path}: cannot be written: there is no folder {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: cannot be written: {parent} gives no permission to")
