@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.importers.huggingface import FAMILIES, load_model, model_from_config
+from zsim.specs.importers.huggingface import FAMILIES, load_model, model_from_config, read_model_config
 from zsim.specs.model import Block, Embedding, Linear
+from zsim.specs.presets import model_preset_names
 
 # name: (total, layers, distinct block sizes, outside the blocks, tied, entries of named_parameters()).
 # Counted by transformers 5.23 on the meta device.
@@ -275,6 +276,28 @@ def test_what_cannot_be_is_refused_with_one_sentence(
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith("tiny.json: ")
+
+
+def test_too_many_layers_are_refused_by_their_key_before_a_list_of_them_is_made() -> None:
+    """One preset of each family; a list of 10^15 would be more than any memory."""
+    families = {}
+    for name in model_preset_names():
+        config, _, _ = read_model_config(name)
+        families[config["model_type"]] = config
+    assert set(families) == set(FAMILIES)
+    for config in families.values():
+        key = next(key for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") if key in config)
+        with pytest.raises(InputError) as refused:
+            build({**config, key: 10**15})
+        assert str(refused.value) == (
+            f"tiny.json: '{key}' is 1,000,000,000,000,000; expected at most 50,000 layers"
+        )
+
+
+def test_attention_types_of_too_many_layers_are_refused_before_a_list_of_them_is_made() -> None:
+    config, _, _ = read_model_config("gpt-neo-2.7b")
+    with pytest.raises(InputError, match="gives 1000000000000000 layers; expected 32"):
+        build({**config, "attention_types": [[["global"], 10**15]]})
 
 
 def test_a_missing_key_names_a_misspelled_one() -> None:

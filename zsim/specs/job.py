@@ -29,6 +29,7 @@ from zsim.specs.importers.deepspeed import (
 )
 from zsim.specs.importers.deepspeed_zeropp import check_even_nodes
 from zsim.specs.importers.huggingface import load_model, model_from_config
+from zsim.specs.importers.huggingface_config import MOST_BLOCKS
 from zsim.specs.jitter import slowest_gpu
 from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
 from zsim.specs.model import Embedding, ModelSpec
@@ -41,7 +42,6 @@ from zsim.specs.topology import Topology
 
 Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Reference
 _DEFAULT_SEQUENCE = 4096
-_MOST_BLOCKS = 50_000  # in one step, over all micro-batches
 _MOST_TOKENS = 2**27
 _MOST_PARAMETERS = 10**16
 
@@ -227,10 +227,10 @@ def _check_size(model: ModelSpec, training: Training) -> None:
     """A step that no machine could run would only exhaust this one."""
     micro_batches = training.gradient_accumulation_steps
     blocks = len(model.blocks) * micro_batches
-    if blocks > _MOST_BLOCKS:
+    if blocks > MOST_BLOCKS:
         raise InputError(
             f"training.gradient_accumulation_steps: {micro_batches:,} micro-batches of {len(model.blocks):,} "
-            f"blocks are more than zsim simulates; expected at most {_MOST_BLOCKS:,} blocks in a step"
+            f"blocks are more than zsim simulates; expected at most {MOST_BLOCKS:,} blocks in a step"
         )
     if training.micro_batch_tokens > _MOST_TOKENS:
         raise InputError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 
+MOST_BLOCKS = 50_000  # that zsim simulates in one step
 _MISSING = object()
 
 
@@ -56,6 +57,13 @@ class ConfigReader:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(f"'{spelling}' is {value!r}; expected a whole number of at least {minimum}")
         return value
+
+    def num_blocks(self, key: str) -> int:
+        """How many blocks there are; refused here, before a list of them would fill the memory."""
+        found = self.integer(key)
+        if found > MOST_BLOCKS:
+            raise self.error(f"'{self.find(key)[0]}' is {found:,}; expected at most {MOST_BLOCKS:,} layers")
+        return found
 
     def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
         """A whole number, or None when absent or null."""

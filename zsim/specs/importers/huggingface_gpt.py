@@ -81,7 +81,7 @@ def _gpt2(config: ConfigReader, product: Product, kv_heads: int, default_activat
             embedding("transformer.wpe", positions, hidden),
             residual("transformer.drop", hidden, config.fraction("embd_pdrop", 0.1)),
         ),
-        blocks=(block,) * config.integer("n_layer"),
+        blocks=(block,) * config.num_blocks("n_layer"),
         after=Head(layer_norm("transformer.ln_f", hidden), hidden, vocab, is_tied).modules(),
         block_prefix="transformer.h",
         is_tied=is_tied,
@@ -147,18 +147,19 @@ def gpt_neo(config: ConfigReader) -> ModelSpec:
 
 def _gpt_neo_windows(config: ConfigReader) -> list[int | None]:
     """`[[["global", "local"], 12]]` -> 24 layers, every second one with `window_size`."""
-    layers, window = config.integer("num_layers"), config.integer("window_size", 256)
+    layers, window = config.num_blocks("num_layers"), config.integer("window_size", 256)
     groups = config.values.get("attention_types") or [[["global", "local"], max(layers // 2, 1)]]
     try:
-        kinds = [kind for names, count in groups for _ in range(count) for kind in names]
+        count = sum(len(names) * times for names, times in groups)
+        if count != layers:
+            raise config.error(
+                f"'attention_types' gives {count} layers; expected {layers}, the number of layers"
+            )
+        kinds = [kind for names, times in groups for _ in range(times) for kind in names]
     except (TypeError, ValueError):
         raise config.error(
             f"'attention_types' is {groups!r}; expected a list such as [[['global', 'local'], 12]]"
         ) from None
-    if len(kinds) != layers:
-        raise config.error(
-            f"'attention_types' gives {len(kinds)} layers; expected {layers}, the number of layers"
-        )
     return [window if kind == "local" else None for kind in kinds]
 
 
@@ -192,7 +193,7 @@ def gptj(config: ConfigReader) -> ModelSpec:
         vocab_size=vocab,
         max_positions=config.integer("n_positions", 2048),
         before=(embedding("transformer.wte", vocab, hidden),),
-        blocks=(register(Block("GPTJBlock", modules), *order),) * config.integer("n_layer"),
+        blocks=(register(Block("GPTJBlock", modules), *order),) * config.num_blocks("n_layer"),
         after=head.modules(),
         block_prefix="transformer.h",
         is_tied=is_tied,
@@ -242,7 +243,7 @@ def gpt_neox(config: ConfigReader) -> ModelSpec:
         vocab_size=vocab,
         max_positions=config.integer("max_position_embeddings", 2048),
         before=tuple(embeddings),
-        blocks=(register(Block("GPTNeoXLayer", modules), *order),) * config.integer("num_hidden_layers"),
+        blocks=(register(Block("GPTNeoXLayer", modules), *order),) * config.num_blocks("num_hidden_layers"),
         after=Head(layer_norm("gpt_neox.final_layer_norm", hidden), hidden, vocab, is_tied).modules(),
         block_prefix="gpt_neox.layers",
         is_tied=is_tied,

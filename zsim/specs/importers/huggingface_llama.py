@@ -64,7 +64,7 @@ class Shape:
         return cls(
             hidden=hidden,
             ffn=config.integer("intermediate_size"),
-            layers=config.integer("num_hidden_layers"),
+            layers=config.num_blocks("num_hidden_layers"),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=explicit or config.head_dim(hidden, heads),

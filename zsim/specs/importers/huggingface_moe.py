@@ -79,7 +79,7 @@ def deepseek_v3(config: ConfigReader) -> ModelSpec:
     shape = Shape(
         hidden=hidden,
         ffn=config.integer("intermediate_size"),
-        layers=config.integer("num_hidden_layers"),
+        layers=config.num_blocks("num_hidden_layers"),
         heads=heads,
         kv_heads=heads,
         head_dim=config.integer("v_head_dim", 128),
