@@ -42,6 +42,12 @@ def refused(words: str, **changes: Any) -> None:
             {"training": {"sequence_lenght": 1}},
             r"unknown key 'sequence_lenght'; did you mean 'sequence_l",
         ),
+        ({"strategy": {"kind": {"a": 1}}}, r"strategy\.kind: found \{'a': 1\}, expected one of ddp, deepspe"),
+        (
+            {"strategy": {"kind": ["fsdp2"]}},
+            r"strategy\.kind: found \['fsdp2'\], expected one of ddp, deepspe",
+        ),
+        ({"strategy": {5: 1, "x": 2}}, r"strategy: unknown key '5'"),
         (
             {"strategy": {"kind": "fsdp3"}},
             r"strategy\.kind: found 'fsdp3', expected one of ddp, deepspe",
@@ -259,6 +265,14 @@ def test_overrides_win_over_the_file(file: Path) -> None:
     changed = load_experiment(file, {"training.sequence_length": 4096, "model": "llama-2-7b"})
     assert (changed.training.sequence_length, changed.model) == (4096, "llama-2-7b")
     assert changed.training.activation_checkpointing == "full"
+
+
+@pytest.mark.parametrize("kind", [{"a": 1}, ["fsdp2"], 5])
+def test_a_kind_of_another_type_on_the_command_line_is_refused(kind: object) -> None:
+    with pytest.raises(InputError, match=r"command line: strategy\.kind: found .*, expected one of ddp"):
+        experiment_from(
+            {**BASE, "strategy": {"kind": "fsdp1"}}, {"strategy.kind": kind}, origin="command line"
+        )
 
 
 def test_overriding_the_kind_drops_the_keys_of_the_old_one(file: Path) -> None:

@@ -171,6 +171,11 @@ STRATEGIES: dict[str, type[_Table]] = {
 StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table | ReferenceTable
 
 
+def is_strategy(kind: object) -> bool:
+    """Whether a `kind`, which may be anything in a file, is one that there is."""
+    return isinstance(kind, str) and kind in STRATEGIES
+
+
 class _ExperimentFile(_Table):
     """An experiment as its file has it."""
 
@@ -219,12 +224,12 @@ def _with_strategy_kind(data: dict[str, Any], origin: str) -> dict[str, Any]:
     table = data.get("strategy")
     if not isinstance(table, Mapping):
         return data
-    keys = set(table) - {"kind"}
+    keys = {str(key) for key in table} - {"kind"}
     fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
     kind = table.get("kind")
     if kind is None:
         kind = "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None
-    if kind is not None and kind not in STRATEGIES:
+    if kind is not None and not is_strategy(kind):
         raise InputError(
             f"{origin}: strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
             f"{did_you_mean(str(kind), STRATEGIES)}"
@@ -281,7 +286,7 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
     data, overrides = with_training_file(data, overrides, origin=origin)
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     new_kind = overrides.get("strategy.kind")
-    if new_kind in STRATEGIES and isinstance(data.get("strategy"), dict):
+    if is_strategy(new_kind) and isinstance(data.get("strategy"), dict):
         allowed = STRATEGIES[str(new_kind)].model_fields
         data["strategy"] = {key: value for key, value in data["strategy"].items() if key in allowed}
     if "strategy.config" in overrides and isinstance(data.get("strategy"), dict):
