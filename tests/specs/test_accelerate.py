@@ -188,3 +188,26 @@ def test_a_model_and_a_cluster_must_be_named(tmp_path: Path) -> None:
     path.write_text(FSDP.format(version=2, more=""))
     with pytest.raises(InputError, match="names no model: give it"):
         experiment_from({}, {"strategy.config": str(path)}, origin="test")
+
+
+@pytest.mark.parametrize("found", ["full_shard", "[1]", "5"])
+@pytest.mark.parametrize(
+    ("kind", "section"),
+    [
+        ("FSDP", "fsdp_config"),
+        ("FSDP", "parallelism_config"),
+        ("FSDP", "dynamo_config"),
+        ("DEEPSPEED", "deepspeed_config"),
+        ("DEEPSPEED", "dynamo_config"),
+    ],
+)
+def test_a_section_that_has_no_keys_is_refused(tmp_path: Path, kind: str, section: str, found: str) -> None:
+    words = rf"accelerate\.yaml: {section}: found .*, expected keys and values below it"
+    with pytest.raises(InputError, match=words):
+        imported(tmp_path, f"distributed_type: {kind}\n{section}: {found}\n")
+
+
+def test_a_size_of_a_mesh_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    text = FSDP.format(version=2, more="parallelism_config:\n  parallelism_config_tp_size: two")
+    with pytest.raises(InputError, match=r"parallelism_config_tp_size: found 'two', expected a whole number"):
+        imported(tmp_path, text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError, NotSimulatedError, ZsimError
 from zsim.specs.experiment import Experiment, experiment_from
 from zsim.specs.job import resolve
 
@@ -78,3 +78,15 @@ def test_what_is_not_simulated_or_cannot_be_is_refused(tmp_path: Path) -> None:
         imported(tmp_path, 'fsdp: "fullshard"\n')
     with pytest.raises(InputError, match=r"'hybrid_shard' needs fsdp_config\.version 1"):
         imported(tmp_path, 'fsdp: "hybrid_shard"\n')
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ddp_bucket_cap_mb: large", "ddp_bucket_cap_mb: found 'large', expected a number"),
+        ("optim: [adamw]", r"optim: zsim does not simulate '\['adamw'\]' yet"),
+    ],
+)
+def test_values_of_another_type_are_refused(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(ZsimError, match=words):
+        imported(tmp_path, line)

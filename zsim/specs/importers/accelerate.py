@@ -59,9 +59,9 @@ def read_accelerate(path: str) -> TrainingFile:
     _read_compiler(file, data)
     kind = str(data.get("distributed_type", "")).upper()
     if kind == "DEEPSPEED":
-        _read_deepspeed(file, data.get("deepspeed_config") or {}, Path(path).parent)
+        _read_deepspeed(file, _section(file, data, "deepspeed_config"), Path(path).parent)
     elif kind == "FSDP":
-        read_fsdp(file, data.get("fsdp_config") or {}, data.get("parallelism_config") or {})
+        read_fsdp(file, _section(file, data, "fsdp_config"), _section(file, data, "parallelism_config"))
     elif kind in ("MULTI_GPU", "NO", "FALSE"):
         file.says["strategy.kind"] = "ddp"
     elif not kind:
@@ -72,6 +72,14 @@ def read_accelerate(path: str) -> TrainingFile:
             "MULTI_GPU or NO"
         )
     return file
+
+
+def _section(file: TrainingFile, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The keys below `key`, none where it is empty."""
+    found = data.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise InputError(f"{file.name}: {key}: found {found!r}, expected keys and values below it")
+    return found
 
 
 def _read_machines(file: TrainingFile, data: Mapping[str, Any]) -> None:
@@ -89,18 +97,18 @@ def _read_precision(file: TrainingFile, data: Mapping[str, Any]) -> None:
     word = "no" if word == "false" else word  # YAML 1.1 reads no as false
     if word not in ("no", "fp16", "bf16", "fp8"):
         raise InputError(f"{file.name}: mixed_precision: found {given!r}, expected no, fp16, bf16 or fp8")
-    named = (data.get("deepspeed_config") or {}).get("deepspeed_config_file")
+    named = _section(file, data, "deepspeed_config").get("deepspeed_config_file")
     if word != "no":
         file.says["training.precision"] = word
     elif str(data.get("distributed_type")).upper() != "DEEPSPEED" or not named:  # else the JSON says it
         file.says["training.precision"] = "fp32"
-    fp8 = data.get("fp8_config") or {}
+    fp8 = _section(file, data, "fp8_config")
     if word == "fp8" and str(fp8.get("backend", "")).upper() == "MSAMP":
         raise NotSimulatedError(f"{file.name}: fp8_config.backend: zsim does not simulate MS-AMP yet")
 
 
 def _read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:
-    config = data.get("dynamo_config") or {}
+    config = _section(file, data, "dynamo_config")
     backend = str(data.get("dynamo_backend", config.get("dynamo_backend", "no"))).upper()
     if backend == "INDUCTOR":
         file.says["training.compile"] = True
@@ -108,7 +116,7 @@ def _read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:
         raise NotSimulatedError(
             f"{file.name}: dynamo_backend: zsim does not simulate {backend}, only INDUCTOR"
         )
-    idle = [key for key in config if key != "dynamo_backend"]
+    idle = [str(key) for key in config if key != "dynamo_backend"]
     if idle and backend == "INDUCTOR":
         file.note(f"dynamo_config: taken as torch.compile with its defaults: {', '.join(idle)}")
 

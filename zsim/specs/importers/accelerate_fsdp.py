@@ -133,6 +133,10 @@ def _read_fsdp2(file: TrainingFile, given: Mapping[str, Any], parallelism: Mappi
 
 def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> None:
     sizes = {str(key).removeprefix(_PARALLELISM): value for key, value in parallelism.items()}
+    for key, value in sizes.items():
+        if key.endswith("_size") and not isinstance(value, int | None):
+            name = f"parallelism_config: {_PARALLELISM}{key}"
+            raise InputError(f"{file.name}: {name}: found {value!r}, expected a whole number")
     for key, what in (("tp_size", "tensor"), ("cp_size", "context"), ("sp_size", "sequence")):
         if (sizes.pop(key, 1) or 1) > 1:
             raise NotSimulatedError(

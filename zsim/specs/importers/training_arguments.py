@@ -85,19 +85,22 @@ def _read_batch(file: TrainingFile, data: Mapping[str, Any]) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number of at least 1")
         (file.says if key in data else file.assumes)[target] = value
-    clipping = data.get("max_grad_norm", 1.0)
-    if not isinstance(clipping, int | float) or isinstance(clipping, bool):
-        raise InputError(f"{file.name}: max_grad_norm: found {clipping!r}, expected a number")
     table = file.says if "max_grad_norm" in data else file.assumes
-    table["training.gradient_clipping"] = float(clipping)
+    table["training.gradient_clipping"] = _number(file, "max_grad_norm", data.get("max_grad_norm", 1.0))
     length = next((data[key] for key in _LENGTHS if isinstance(data.get(key), int)), None)
     if length is not None:
         file.says["training.sequence_length"] = length
 
 
+def _number(file: TrainingFile, key: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InputError(f"{file.name}: {key}: found {value!r}, expected a number")
+    return float(value)
+
+
 def _read_optimizer(file: TrainingFile, data: Mapping[str, Any]) -> None:
     name = data.get("optim", "adamw_torch_fused")
-    if name not in _OPTIMIZERS:
+    if str(name) not in _OPTIMIZERS:
         raise NotSimulatedError(
             f"{file.name}: optim: zsim does not simulate '{name}' yet; expected {', '.join(_OPTIMIZERS)}"
         )
@@ -122,7 +125,9 @@ def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) ->
     if not asked:
         file.says["strategy.kind"] = "ddp"
         if data.get("ddp_bucket_cap_mb"):
-            file.says["strategy.bucket_cap_mb"] = float(data["ddp_bucket_cap_mb"])
+            file.says["strategy.bucket_cap_mb"] = _number(
+                file, "ddp_bucket_cap_mb", data["ddp_bucket_cap_mb"]
+            )
         return
     config = data.get("fsdp_config") or {}
     if isinstance(config, str):
