@@ -88,6 +88,47 @@ def test_fio_gives_rates_by_block_and_depth(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"jobs": "none"}, r"fio\.json: jobs: found 'none', expected a list of jobs"),
+        ({"jobs": 3.7}, r"jobs: found 3\.7, expected a list of jobs"),
+        ({"jobs": ["one"]}, "job 0: found 'one', expected a table"),
+        ({"global options": "x"}, "global options: found 'x', expected a table"),
+        ({"jobs": [{"read": 5}]}, "job 0: read: found 5, expected a table"),
+        ({"jobs": [{"read": {"bw_bytes": "a"}}]}, "job 0: read: bw_bytes: found 'a', expected a number"),
+        ({"global options": {"iodepth": "x"}}, "job 0: options: iodepth: found 'x', expected a whole number"),
+        (
+            {"global options": {"numjobs": []}},
+            r"job 0: options: numjobs: found \[\], expected a whole number",
+        ),
+        ({"global options": {"bs": "big"}}, "job 0: options: bs: found 'big', expected a block size"),
+    ],
+)
+def test_fio_of_another_shape_is_refused_where_it_differs(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    data = {"fio version": "fio-3.36", "jobs": [{"read": {"bw_bytes": 6.5e9}}], **changes}
+    with pytest.raises(InputError, match=reason):
+        read_measurements(write(tmp_path, "fio.json", json.dumps(data)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.txt", NCCL_TESTS.replace("  50.00", "  fifty")),
+        ("ds.log", COMMS_LOGGER.replace("2.00", "2.0.0")),
+        ("ds.log", COMMS_LOGGER.replace("8.0 MB", f"{'9' * 400} MB")),
+        ("t.txt", "E2E Read Speed = 3.0.1 GB/sec\n"),
+    ],
+)
+def test_a_log_with_something_else_in_a_numbers_place_is_refused(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    with pytest.raises(InputError, match=rf"{name}: found '.*', expected a number below 1e\+24"):
+        read_measurements(write(tmp_path, name, text), ranks=8)
+
+
 def test_ds_nvme_tune_is_a_folder_of_logs_named_by_their_settings(tmp_path: Path) -> None:
     """Speeds are in GiB (DeepSpeed 0.19.8, nvme/test_ds_aio_utils.py: BYTES_PER_GB = 1024**3)."""
     text = "Task Read Speed = 3.1 GB/sec\nE2E Read Speed = 3.0 GB/sec\n"
@@ -143,6 +184,8 @@ def test_a_row_of_the_microbenchmarks_is_a_measurement(tmp_path: Path) -> None:
     ("bad", "reason"),
     [
         (row(parameters_m=0), "measurement 1: parameters: m: found 0, expected a number above 0"),
+        (row(parameters_n=1e308), r"parameters: n: found 1e\+308, expected a number above 0, below 1e\+24"),
+        (row(parameters_n=10**400), "parameters: n: found 1000000.*, expected a number above 0"),
         (row(parameters_n="128"), "parameters: n: found '128', expected a number above 0"),
         (row(parameters_k=None), "parameters: 'k' is missing"),
         (row(parameters_dtype="bf61"), "dtype: found 'bf61', expected one of .*did you mean 'bf16'"),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.calibrate.measurements import Measurement, Measurements
+from zsim.calibrate.part import COUNT, FLAG, TEXT, Part, shown
 from zsim.errors import InputError, did_you_mean
 
 _FORMAT = 1
-COUNT, FLAG, TEXT = "a number above 0", "true or false", "a text"
 _BOTH = ("forward", "both")
 _DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _MODULE: Mapping[str, Any] = {"tokens": COUNT, "width": COUNT, "dtype": _DTYPES, "direction": _BOTH}
@@ -70,16 +69,16 @@ def microbench_measurements(path: Path, data: Mapping[str, Any]) -> Measurements
         raise InputError(f"{path.name}: format {data.get('format')!r}, expected {_FORMAT}")
     found = data["measurements"]
     if not isinstance(found, list):
-        raise InputError(f"{path.name}: measurements: found {_shown(found)}, expected a list of rows")
-    rows = [_row(path, _Part(row, f"{path.name}: measurement {n}")) for n, row in enumerate(found)]
-    about = _Part(data.get("provenance") or {}, f"{path.name}: provenance").content
-    versions = _Part(about.get("versions") or {}, f"{path.name}: provenance: versions").content
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    machine = f"{about.get('machine', 'unknown machine')} ({shown}, {about.get('date', 'no date')})"
+        raise InputError(f"{path.name}: measurements: found {shown(found)}, expected a list of rows")
+    rows = [_row(path, Part(row, f"{path.name}: measurement {n}")) for n, row in enumerate(found)]
+    about = Part(data.get("provenance") or {}, f"{path.name}: provenance").content
+    versions = Part(about.get("versions") or {}, f"{path.name}: provenance: versions").content
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    machine = f"{about.get('machine', 'unknown machine')} ({named}, {about.get('date', 'no date')})"
     return Measurements(tuple(rows), (machine,), (), (path.name,))
 
 
-def _row(path: Path, row: _Part) -> Measurement:
+def _row(path: Path, row: Part) -> Measurement:
     name = row.required("family", TEXT)
     family = FAMILIES.get(name)
     if family is None:
@@ -105,57 +104,3 @@ def _row(path: Path, row: _Part) -> Measurement:
         spread=max(abs(high - middle), abs(middle - low)) / middle,
         foreign_cpu_fraction=row.number("foreign_cpu_fraction", 0.0),
     )
-
-
-class _Part:
-    """A table of the file, and `where` it stands."""
-
-    def __init__(self, content: Any, where: str) -> None:
-        if not isinstance(content, dict):
-            raise InputError(f"{where}: found {_shown(content)}, expected a table")
-        self.content: dict[str, Any] = content
-        self.where = where
-
-    def part(self, key: str) -> _Part:
-        return _Part(self._value(key), f"{self.where}: {key}")
-
-    def _value(self, key: str) -> Any:
-        if key not in self.content:
-            raise InputError(f"{self.where}: '{key}' is missing{did_you_mean(key, self.content)}")
-        return self.content[key]
-
-    def required(self, key: str, kind: str | tuple[str, ...]) -> Any:
-        """The value of a key that must be there; `kind` is what it must be, or the words to choose from."""
-        value = self._value(key)
-        if isinstance(kind, tuple):
-            if value not in kind:
-                nearest = did_you_mean(value, kind) if isinstance(value, str) else ""
-                expected = f"one of {', '.join(kind)}{nearest}"
-                raise InputError(f"{self.where}: {key}: found {_shown(value)}, expected {expected}")
-            return value
-        is_right = {
-            COUNT: _is_number(value) and value > 0,
-            FLAG: isinstance(value, bool),
-            TEXT: isinstance(value, str),
-        }
-        if not is_right[kind]:
-            raise InputError(f"{self.where}: {key}: found {_shown(value)}, expected {kind}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        """A number that is not negative, or `default` where the file has none."""
-        value = self.content.get(key)
-        if value is None:
-            return default
-        if not _is_number(value) or value < 0:
-            raise InputError(f"{self.where}: {key}: found {_shown(value)}, expected a number, 0 or more")
-        return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

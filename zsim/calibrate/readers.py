@@ -20,6 +20,7 @@ from typing import Any
 
 from zsim.calibrate.measurements import GIB, Measurement, Measurements
 from zsim.calibrate.microbench import microbench_measurements
+from zsim.calibrate.part import MOST, Part, shown
 from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
 from zsim.errors import InputError
 
@@ -114,7 +115,7 @@ def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> 
         cells = line.split()
         if len(cells) < 8 or not cells[0].isdigit() or not cells[1].isdigit():
             continue
-        size, microseconds = int(cells[0]), float(cells[5])
+        size, microseconds = int(_number(path, cells[0])), _number(path, cells[5])
         if size > 0 and microseconds > 0:
             rows.append(_collective(path, kind, size, microseconds * 1e-6, found_ranks, found_nodes))
     if not rows:
@@ -137,12 +138,12 @@ def _comms_logger(path: Path, text: str, ranks: int | None, nodes: int | None) -
     for name, milliseconds, number, unit in _COMM.findall(text):
         word = re.sub(r"_(into_tensor|tensor|base|coalesced|single|fn)$", "", name.strip("_"))
         kind = _KINDS.get(word) or _KINDS.get(word.removesuffix("_into_tensor"))
-        size = round(float(number) * _UNITS.get(unit, 0))
-        if kind is None or not size or float(milliseconds) <= 0:
+        size, seconds = round(_number(path, number) * _UNITS.get(unit, 0)), _number(path, milliseconds) * 1e-3
+        if kind is None or not size or seconds <= 0:
             unknown += 1
             continue
         full = size * ranks if kind == "all_gather" else size  # the shard goes in, the full tensor comes out
-        rows.append(_collective(path, kind, full, float(milliseconds) * 1e-3, ranks, nodes or 1))
+        rows.append(_collective(path, kind, full, seconds, ranks, nodes or 1))
     if not rows:
         raise InputError(f"{path.name}: no collective that zsim knows in {unknown} lines of comms_logger")
     notes = (f"{path.name}: {unknown} lines of other operations or empty times left out",) if unknown else ()
@@ -161,14 +162,18 @@ _DS_IO = re.compile(r"E2E (Read|Write) Speed\s*[=:]\s*([\d.]+)")
 
 def _fio(path: Path, data: dict[str, Any]) -> Measurements:
     rows = []
-    common = data.get("global options") or {}
-    for job in data.get("jobs") or []:
-        options = common | (job.get("job options") or {})
+    common = Part(data.get("global options") or {}, f"{path.name}: global options").content
+    jobs = data.get("jobs") or []
+    if not isinstance(jobs, list):
+        raise InputError(f"{path.name}: jobs: found {shown(jobs)}, expected a list of jobs")
+    for number, found in enumerate(jobs):
+        job = Part(found, f"{path.name}: job {number}")
+        options = Part(common | job.part_or_empty("job options").content, f"{job.where}: options")
         for op in ("read", "write"):
-            rate = float((job.get(op) or {}).get("bw_bytes") or 0.0)
+            rate = job.part_or_empty(op).number("bw_bytes", 0.0)
             if rate > 0:
-                block = _size(str(options.get("bs", "4k")))
-                depth = int(options.get("iodepth", 1)) * int(options.get("numjobs", 1))
+                block = _size(str(options.content.get("bs", "4k")), f"{options.where}: bs")
+                depth = _count(options, "iodepth") * _count(options, "numjobs")
                 rows.append(_rate(path, op, block, depth, rate))
     if not rows:
         raise InputError(f"{path.name}: no job of fio that moved bytes")
@@ -190,9 +195,11 @@ def _ds_io_rows(files: list[Path]) -> Iterator[Measurement]:
     for file in files:
         text = _text(file)
         name = re.search(r"_t(\d+)_p(\d+)_d(\d+)_bs(\w+?)(?:_|\.|$)", file.name)
-        threads, depth, block = (int(name[1]), int(name[3]), _size(name[4])) if name else (1, 32, 2**20)
+        threads, depth, block = (
+            (int(name[1]), int(name[3]), _size(name[4], file.name)) if name else (1, 32, 2**20)
+        )
         for way, gigabytes in _DS_IO.findall(text):
-            yield _rate(file, way.lower(), block, depth * threads, float(gigabytes) * GIB)
+            yield _rate(file, way.lower(), block, depth * threads, _number(file, gigabytes) * GIB)
 
 
 def _rate(path: Path, op: str, block: int, depth: int, rate: float) -> Measurement:
@@ -200,8 +207,27 @@ def _rate(path: Path, op: str, block: int, depth: int, rate: float) -> Measureme
     return Measurement("file", parameters, 0.0, path.name, rate_bytes_per_second=rate)
 
 
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*([kKmMgG]?)(?:i?[bB])?", text.split(",")[0].strip())
+def _count(options: Part, key: str) -> int:
+    """A whole number, which fio writes as text; 1 where it is left out."""
+    found = options.content.get(key, 1)
+    if not re.fullmatch(r"[1-9]\d{0,8}", str(found)):
+        raise InputError(f"{options.where}: {key}: found {shown(found)}, expected a whole number above 0")
+    return int(found)
+
+
+def _number(path: Path, text: str) -> float:
+    """A number out of a log, where something else may stand in its place."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = MOST
+    if not found < MOST:
+        raise InputError(f"{path.name}: found {text[:40]!r}, expected a number below {MOST:g}")
+    return found
+
+
+def _size(text: str, where: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})\s*([kKmMgG]?)(?:i?[bB])?", text.split(",")[0].strip())
     if match is None:
-        raise InputError(f"block size '{text}': expected a number with k, m or g")
+        raise InputError(f"{where}: found {shown(text)}, expected a block size, a number with k, m or g")
     return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match[2].lower()]

@@ -1,0 +1,69 @@
+"""A table of a file of measurements, whose values are checked when they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean
+
+MOST = 1e24  # nothing that is measured is more; products of a few such numbers are still numbers
+COUNT, FLAG, TEXT = f"a number above 0, below {MOST:g}", "true or false", "a text"
+
+
+class Part:
+    """A table of the file, and `where` it stands."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, dict):
+            raise InputError(f"{where}: found {shown(content)}, expected a table")
+        self.content: dict[str, Any] = content
+        self.where = where
+
+    def part(self, key: str) -> Part:
+        return Part(self._value(key), f"{self.where}: {key}")
+
+    def part_or_empty(self, key: str) -> Part:
+        return Part(self.content.get(key) or {}, f"{self.where}: {key}")
+
+    def _value(self, key: str) -> Any:
+        if key not in self.content:
+            raise InputError(f"{self.where}: '{key}' is missing{did_you_mean(key, self.content)}")
+        return self.content[key]
+
+    def required(self, key: str, kind: str | tuple[str, ...]) -> Any:
+        """The value of a key that must be there; `kind` is what it must be, or the words to choose from."""
+        value = self._value(key)
+        if isinstance(kind, tuple):
+            if value not in kind:
+                nearest = did_you_mean(value, kind) if isinstance(value, str) else ""
+                expected = f"one of {', '.join(kind)}{nearest}"
+                raise InputError(f"{self.where}: {key}: found {shown(value)}, expected {expected}")
+            return value
+        is_right = {
+            COUNT: _is_number(value) and value > 0,
+            FLAG: isinstance(value, bool),
+            TEXT: isinstance(value, str),
+        }
+        if not is_right[kind]:
+            raise InputError(f"{self.where}: {key}: found {shown(value)}, expected {kind}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number that is not negative, or `default` where the file has none."""
+        value = self.content.get(key)
+        if value is None:
+            return default
+        if not _is_number(value) or value < 0:
+            raise InputError(
+                f"{self.where}: {key}: found {shown(value)}, expected a number, 0 or more, below {MOST:g}"
+            )
+        return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
