@@ -77,3 +77,32 @@ def test_dumps_of_other_formats_are_refused(tmp_path):
         zsim.read_trace(write_dump(tmp_path / "a.json", two_steps(), version="1.5"))
     with pytest.raises(zsim.InputError, match="has no entries"):
         zsim.read_trace(write_dump(tmp_path / "b.json", []))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"duration_ms": "x"}, r"entry \{.*: a value is not as expected \(ValueError: could not convert"),
+        ({"duration_ms": 1e300}, r"entry \{.* \(OverflowError"),
+        ({"process_group": -1}, r"entry \{.* \(TypeError: 'int' object is not iterable"),
+        ({"input_dtypes": 5}, r"entry \{.* \(TypeError"),
+    ],
+)
+def test_an_entry_with_a_field_of_another_type_is_named(tmp_path, changes, words):
+    path = write_dump(tmp_path / "trace_rank_0.json", two_steps(**changes))
+    with pytest.raises(zsim.InputError, match=words) as refused:
+        zsim.read_trace(path)
+    assert str(refused.value).startswith(f'{path}: entry {{"record_id": 0, ')
+
+
+def test_a_rank_that_is_not_in_the_group_of_its_collectives_is_refused(tmp_path):
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[1, 2]"}}
+    path = write_dump(tmp_path / "trace_rank_0.json", two_steps(), pg_config=groups)
+    with pytest.raises(zsim.InputError, match=r"is of rank 0 and does 'nccl:.*', which has the ranks 1, 2"):
+        zsim.read_trace(path)
+
+
+def test_more_ranks_than_there_can_be_are_refused_before_they_are_listed(tmp_path):
+    path = write_dump(tmp_path / "trace_rank_0.json", two_steps(), rank=10**9)
+    with pytest.raises(zsim.InputError, match="says it is rank 1000000000 of 2; expected ranks from 0"):
+        zsim.read_trace(path)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import zsim
@@ -196,3 +198,51 @@ def test_gloo_ranges_get_kind_and_size_from_the_call(kineto, tmp_path):
     found = {i.name: (i.stream, i.phase, i.module) for _, i, _, _ in trace.rows()}
     assert found["gloo:all_reduce"] == ("", "backward", "layers.2")
     assert found["aten::mm"][0] == "compute"
+
+
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "ts": 1.0, "dur": 2.0}
+STEP = {**EVENT, "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0.0, "dur": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tid": [1]}, r"event 2: \{.*\}?: a value is not as expected \(TypeError: unhashable type: 'list'"),
+        ({"pid": {}}, r"event 2: .* \(TypeError: unhashable type: 'dict'"),
+        ({"cat": "kernel", "args": {"stream": [7]}}, r"event 2: .* \(TypeError: unhashable type: 'list'"),
+        ({"dur": 1e30}, r"event 'aten::mm': dur is 1e\+30; expected microseconds"),
+        ({"ts": 1e308}, r"event 'aten::mm': ts is 1e\+308; expected microseconds"),
+    ],
+)
+def test_an_event_with_a_field_of_another_type_is_named(tmp_path, changes, words):
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [STEP, {**EVENT, **changes}]}))
+    with pytest.raises(zsim.InputError, match=words) as refused:
+        zsim.read_trace(path)
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (
+            {"distributedInfo": {"pg_config": 5}},
+            "distributedInfo: pg_config is '5'; expected a list of groups",
+        ),
+        ({"distributedInfo": {"world_size": 10**12}}, "says it is rank 0 of 1000000000000"),
+        ({"baseTimeNanoseconds": 10**30}, r"is damaged, or no kineto trace .* \(OverflowError"),
+    ],
+)
+def test_a_head_with_a_field_of_another_type_is_refused(tmp_path, head, words):
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({**head, "traceEvents": [STEP, EVENT]}))
+    with pytest.raises(zsim.InputError, match=words):
+        zsim.read_trace(path)
+
+
+def test_what_the_allocator_cannot_hold_is_refused_by_the_file(tmp_path):
+    memory = {"ph": "i", "name": "[memory]", "ts": 1.0, "args": {"Bytes": 10**30, "Total Allocated": 0}}
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [STEP, EVENT, memory]}))
+    with pytest.raises(zsim.InputError, match=r"rank0\.json: holds a number of more than 64 bits"):
+        zsim.read_trace(path)

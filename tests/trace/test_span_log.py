@@ -56,6 +56,29 @@ def test_a_unit_computes_while_it_does_not_wait_and_no_unit_inside_does(tmp_path
     assert [block[:3] for block in trace.host_blocks] == [(0, pytest.approx(30e-6), pytest.approx(35e-6))]
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"step": "x"}, "step is 'x'; expected a whole number"),
+        ({"step": None}, "step is None; expected a whole number"),
+        ({"step": [1]}, r"step is \[1\]; expected a whole number"),
+        ({"done_ns": ""}, "done_ns is ''; expected a whole number"),
+        ({"issue_ns": 3.7}, "issue_ns is 3.7; expected a whole number"),
+        ({"issue_ns": 10**30}, "issue_ns is 10+; expected a whole number of 64 bits"),
+        ({"op": []}, r"op is \[\]; expected a text"),
+        ({"group": 2**62, "stride": 1}, "group is 4611686018427387904; expected a whole number of 64 bits"),
+        ({"group": 10**9, "stride": 1}, "group is 1000000000; expected 1 to the 2 ranks"),
+        ({"wait1_ns": 5}, r"is damaged, or no span log .* \(KeyError: 'wait0_ns'\)"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_its_event(tmp_path, changes, words):
+    event = {"kind": "coll", "op": "all_gather", "issue_ns": 10, "done_ns": 20, "bytes": 8, "group": 2}
+    path = write_log(tmp_path / "rank0.jsonl", {**event, **changes})
+    with pytest.raises(zsim.InputError, match=words) as refused:
+        zsim.read_trace(path)
+    assert str(refused.value).startswith(str(path))
+
+
 def test_ranks_on_one_machines_clock_are_not_shifted(tmp_path):
     """Their collectives do not even overlap: on clocks of two machines that would be a shift of 100 us."""
     for rank in (0, 1):

@@ -191,12 +191,13 @@ def _one_step(trace: Trace, number: int | None) -> Trace:
             "replay: the trace says which collectives ran, not how long anything took; expected one of "
             "torch.profiler"
         )
-    if number is None:
-        return trace.typical_step()
     try:
-        return trace.of_step(number)
+        found = trace.typical_step() if number is None else trace.of_step(number)
     except KeyError as error:
         raise InputError(f"replay: no {error.args[0]}") from None
+    if found.step_seconds <= 0:
+        raise InputError("replay: the recorded step took no time; is the trace of a run?")
+    return found
 
 
 def _busy(plan: ReplayPlan) -> float:

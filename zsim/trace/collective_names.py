@@ -107,5 +107,5 @@ def as_int(value: Any, default: int = 0) -> int:
     """An integer out of a trace's args, where numbers are sometimes text."""
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return default

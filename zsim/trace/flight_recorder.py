@@ -6,6 +6,7 @@ Without `TORCH_NCCL_ENABLE_TIMING=1` it does not say how long they took; the spa
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from zsim.trace.collective_names import (
     full_tensor_bytes,
     parse_ranks,
 )
-from zsim.trace.json_stream import JsonStream
+from zsim.trace.json_stream import WRONG_VALUE, JsonStream, wrong_value
 from zsim.trace.recording import UNKNOWN, Recording
 from zsim.trace.spans import SpanInfo
 
@@ -46,8 +47,11 @@ def read_flight_recorder(path: Path, stream: JsonStream) -> Recording:
     recording.is_timed = any(entry.get("duration_ms") for entry in entries)
     recording.metadata = {"flight_recorder_version": version}
     entries.sort(key=lambda entry: as_int(entry.get("record_id")))
-    for entry in entries:
-        _add(recording, entry, groups)
+    try:
+        for entry in entries:
+            _add(recording, entry, groups)
+    except WRONG_VALUE as error:
+        raise wrong_value(path, f"entry {json.dumps(entry)[:80]}", error) from error
     _find_steps(recording)
     return recording
 

@@ -27,6 +27,13 @@ EXPECTED = (
     "a span log of validation.record, or an export of `nsys export --type sqlite`"
 )
 
+WRONG_VALUE = (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError)
+
+
+def wrong_value(path: Path, where: str, error: Exception) -> InputError:
+    """What to say where a reader came upon a value of another type or size than its program writes."""
+    return InputError(f"{path}: {where}: a value is not as expected ({type(error).__name__}: {error})")
+
 
 class JsonStream:
     """One file. Iterate over `items("traceEvents")`; `head` holds the other top-level entries read so far,

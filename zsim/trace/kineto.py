@@ -12,6 +12,7 @@ collectives and annotations, and of the CPU ops four numbers each.
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.trace.collective_names import as_int, is_collective_kernel
-from zsim.trace.json_stream import EXPECTED, JsonStream
+from zsim.trace.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value
 from zsim.trace.recording import Ranges
 
 Event = dict[str, Any]
@@ -36,6 +37,7 @@ _CATEGORIES = {
 _SYNCHRONIZE = re.compile(r"^(cuda|hip)\w*Synchronize$")
 _STEP = re.compile(r"^ProfilerStep#(\d+)")
 _OPTIMIZER_STEP = "Optimizer.step#"
+_LONGEST = 2**61  # 73 years in nanoseconds; columns hold 64 bits
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -104,27 +106,14 @@ def load(path: Path, stream: JsonStream) -> KinetoFile:
     Raises InputError where it is damaged, or holds no traceEvents.
     """
     file = KinetoFile(path, stream.head)
-    handlers: dict[str, Callable[[KinetoFile, Event, int, int], None]] = {
-        "kernel": _take_device_event, "memcpy": _take_device_event, "memset": _take_device_event,
-        "runtime": _take_runtime, "op": _take_op, "annotation": _take_annotation,
-    }  # fmt: skip
+    event: Event = {}
     found_any = False
-    for event in stream.items("traceEvents"):
-        found_any = True
-        phase = event.get("ph")
-        if phase == "X":
-            category = _CATEGORIES.get(str(event.get("cat", "")).lower())
-            if category is None:
-                continue
-            start = _nanoseconds(path, event, "ts")
-            handlers[category](file, event, start, start + _nanoseconds(path, event, "dur"))
-            file.counts[category] = file.counts.get(category, 0) + 1
-        elif phase == "M" and event.get("name") == "thread_name":
-            file.thread_names[_thread(event)] = str(_args(event).get("name", ""))
-        elif phase in ("i", "I") and event.get("name") == "[memory]":
-            _take_memory(file, event)
-        elif phase == "C" and str(event.get("name", "")).endswith(" memory"):
-            file.counters.append((_nanoseconds(path, event, "ts"), str(event["name"]), _args(event)))
+    try:
+        for event in stream.items("traceEvents"):
+            found_any = True
+            _take(file, event)
+    except WRONG_VALUE as error:
+        raise wrong_value(path, f"event {stream.num_items}: {json.dumps(event)[:80]}", error) from error
     if not found_any and "traceEvents" not in stream.head:
         keys = ", ".join(list(stream.head)[:8])
         raise InputError(f"{path}: has no 'traceEvents' (it has {keys or 'nothing'}); {EXPECTED}")
@@ -134,13 +123,33 @@ def load(path: Path, stream: JsonStream) -> KinetoFile:
     return file
 
 
+def _take(file: KinetoFile, event: Event) -> None:
+    phase = event.get("ph")
+    if phase == "X":
+        category = _CATEGORIES.get(str(event.get("cat", "")).lower())
+        if category is None:
+            return
+        start = _nanoseconds(file.path, event, "ts")
+        _HANDLERS[category](file, event, start, start + _nanoseconds(file.path, event, "dur"))
+        file.counts[category] = file.counts.get(category, 0) + 1
+    elif phase == "M" and event.get("name") == "thread_name":
+        file.thread_names[_thread(event)] = str(_args(event).get("name", ""))
+    elif phase in ("i", "I") and event.get("name") == "[memory]":
+        _take_memory(file, event)
+    elif phase == "C" and str(event.get("name", "")).endswith(" memory"):
+        file.counters.append((_nanoseconds(file.path, event, "ts"), str(event["name"]), _args(event)))
+
+
 def _nanoseconds(path: Path, event: Event, key: str) -> int:
     value = event.get(key, 0)
     try:
-        return round(float(value) * 1000)
+        nanoseconds = round(float(value) * 1000)
     except (TypeError, ValueError, OverflowError):
+        nanoseconds = _LONGEST
+    if not -_LONGEST < nanoseconds < _LONGEST:
         name = str(event.get("name", ""))[:60]
-        raise InputError(f"{path}: event '{name}': {key} is {value!r}; expected microseconds") from None
+        raise InputError(f"{path}: event '{name}': {key} is {value!r}; expected microseconds")
+    return nanoseconds
 
 
 def _args(event: Event) -> Event:
@@ -161,6 +170,7 @@ def _take_device_event(file: KinetoFile, event: Event, start: int, end: int) -> 
     elif "bytes" in args:
         kept = {"bytes": args["bytes"]}
     device, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
+    hash((device, stream))  # a list or an object is refused here, where the event is known
     correlation, external = as_int(args.get("correlation"), -1), as_int(args.get("External id"), -1)
     file.device_events.append(
         DeviceEvent(kind, name, device, stream, start, end, correlation, external, kept)
@@ -241,3 +251,9 @@ def note_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int
         file.optimizer_steps.append((len(file.optimizer_steps), start, end))
         file.optimizer_thread = thread
     file.annotations.setdefault(thread, Ranges()).add(start, end, name)
+
+
+_HANDLERS: dict[str, Callable[[KinetoFile, Event, int, int], None]] = {
+    "kernel": _take_device_event, "memcpy": _take_device_event, "memset": _take_device_event,
+    "runtime": _take_runtime, "op": _take_op, "annotation": _take_annotation,
+}  # fmt: skip

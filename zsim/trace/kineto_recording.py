@@ -23,6 +23,11 @@ def read_kineto(path: Path, stream: JsonStream) -> Recording:
     file = load(path, stream)
     info = file.head.get("distributedInfo")
     distributed: dict[str, Any] = info if isinstance(info, dict) else {}
+    groups = distributed.get("pg_config")
+    if groups is not None and not isinstance(groups, list):
+        raise InputError(
+            f"{path}: distributedInfo: pg_config is {str(groups)[:40]!r}; expected a list of groups"
+        )
     rank = as_int(distributed.get("rank"), rank_in_name(path))
     largest = max((as_int(event.args.get("Group size"), 1) for event in file.comms), default=1)
     world_size = as_int(distributed.get("world_size")) or max(largest, rank + 1)
@@ -67,9 +72,9 @@ def _metadata(file: KinetoFile, distributed: dict[str, Any]) -> dict[str, Any]:
     devices = file.head.get("deviceProperties")
     device = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
     known = {
-        "gpu": device.get("name"),
-        "gpu_memory_bytes": device.get("totalGlobalMem"),
-        "sm_count": device.get("numSms"),
+        "gpu": str(device["name"]) if device.get("name") else None,
+        "gpu_memory_bytes": as_int(device.get("totalGlobalMem")) or None,
+        "sm_count": as_int(device.get("numSms")) or None,
         "nccl_version": distributed.get("nccl_version"),
         "provenance": file.head.get("provenance"),
         "process_groups": distributed.get("pg_config"),

@@ -57,6 +57,11 @@ def _by_group(
         info = recording.info(span)
         if step >= 0 and info.kind in COLLECTIVES and info.kind not in _POINT_TO_POINT:
             ranks = recording.groups.get(info.group) or info.group
+            if not isinstance(ranks, str) and recording.rank not in ranks:
+                raise InputError(
+                    f"{recording.path}: is of rank {recording.rank} and does '{info.name}' of group "
+                    f"'{info.group}', which has the ranks {', '.join(map(str, ranks[:8]))}"
+                )
             table.setdefault((step, ranks), []).append(span)
     return table
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.trace.flight_recorder import read_flight_recorder
-from zsim.trace.json_stream import EXPECTED, JsonStream, beginning
+from zsim.trace.json_stream import EXPECTED, WRONG_VALUE, JsonStream, beginning, wrong_value
 from zsim.trace.kineto_recording import read_kineto
 from zsim.trace.nsys import read_nsys
 from zsim.trace.ranks import join
@@ -35,7 +35,12 @@ def read_trace(source: str | Path | Iterable[str | Path], *, whole: bool = False
     Raises InputError for files that are damaged, of another kind, without steps, or not of one run.
     """
     paths = _paths(source)
-    trace = join([recording for path in paths for recording in _read_one(path)], whole=whole)
+    recordings = [recording for path in paths for recording in _read_one(path)]
+    try:
+        trace = join(recordings, whole=whole)
+    except OverflowError as error:
+        where = paths[0] if len(paths) == 1 else paths[0].parent
+        raise wrong_value(where, "holds a number of more than 64 bits", error) from error
     return replace(trace, metadata={**trace.metadata, **_summary(paths)})
 
 
@@ -78,6 +83,13 @@ def _summary(paths: list[Path]) -> dict[str, Any]:
 
 def _read_one(path: Path) -> list[Recording]:
     kind = _kind_of(path)
+    try:
+        return _read_as(kind, path)
+    except WRONG_VALUE as error:  # readers check what they take up; the rest is in the error's cause
+        raise wrong_value(path, f"is damaged, or no {kind} trace that zsim knows", error) from error
+
+
+def _read_as(kind: str, path: Path) -> list[Recording]:
     if kind == "nsys":
         return read_nsys(path)
     if kind == "span log":

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from zsim.errors import InputError
 from zsim.trace.spans import SpanInfo
 
 UNKNOWN = -1
+_MOST_RANKS = 10**6
+_MOST_BYTES = 2**62  # columns hold 64 bits
 T = TypeVar("T")
 
 
@@ -47,6 +50,13 @@ class Recording:
     clock_zero: int | None = None
     _index_of: dict[SpanInfo, int] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < _MOST_RANKS or not 1 <= self.world_size < _MOST_RANKS:
+            raise InputError(
+                f"{self.path}: says it is rank {self.rank} of {self.world_size}; expected ranks from 0 to "
+                f"below {_MOST_RANKS:,}"
+            )
+
     def __len__(self) -> int:
         return len(self.start)
 
@@ -61,6 +71,8 @@ class Recording:
     ) -> None:
         index = self._index_of.get(info)
         if index is None:
+            if not 0 <= info.bytes < _MOST_BYTES:
+                raise InputError(f"{self.path}: '{info.name[:60]}' is of {info.bytes:,} bytes")
             index = self._index_of[info] = len(self.infos)
             self.infos.append(info)
         self.info_indices.append(index)

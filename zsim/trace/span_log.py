@@ -19,6 +19,20 @@ from zsim.trace.spans import SpanInfo
 
 Event = dict[str, Any]
 _PHASES = {"update": "optimizer", "optimizer": "optimizer"}
+_NUMBERS = (
+    "step",
+    "issue_ns",
+    "done_ns",
+    "wait0_ns",
+    "wait1_ns",
+    "post_ns",
+    "bytes",
+    "group",
+    "stride",
+    "seq",
+)
+_MOST = 2**61  # columns hold 64 bits
+_TEXTS = ("kind", "op", "unit", "phase", "dtype")
 _OPTIMIZERS = frozenset({"adamw", "update", "optimizer"})
 
 
@@ -84,6 +98,13 @@ def _check(path: Path, event: Event) -> None:
     if missing:
         raise InputError(f"{path}: event {json.dumps(event)[:60]} has no '{missing[0]}'; expected a span log "
                          "of validation.record")  # fmt: skip
+    for key, value in event.items():
+        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
+        if (key in _NUMBERS and not is_number) or (key in _TEXTS and not isinstance(value, str)):
+            expected = "a text" if key in _TEXTS else "a whole number of 64 bits"
+            raise InputError(
+                f"{path}: event {json.dumps(event)[:60]}: {key} is {value!r}; expected {expected}"
+            )
 
 
 def _end(event: Event) -> int:
@@ -99,6 +120,11 @@ def _phase(event: Event) -> str:
 
 def _add_collective(recording: Recording, event: Event) -> None:
     size = as_int(event.get("group"), 1)
+    if not 1 <= size <= recording.world_size:
+        raise InputError(
+            f"{recording.path}: event {json.dumps(event)[:60]}: group is {size}; expected 1 to the "
+            f"{recording.world_size} ranks of the header's world_size"
+        )
     stride = as_int(event.get("stride"), 0)  # logs of before it was written have none
     group = "world" if size == recording.world_size else f"group of {size}"
     group += f", {stride} apart" if group != "world" and stride > 1 else ""
