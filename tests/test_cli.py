@@ -312,3 +312,22 @@ def test_the_json_may_be_written_to_standard_output_by_its_name() -> None:
     done = zsim("plan", *SMALL, "--limit", "1", "--json", "/dev/stdout")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout[: done.stdout.rindex("\n}") + 2])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("is_buffered", [True, False])
+@pytest.mark.parametrize(
+    "words",
+    [["run", *SMALL], ["plan", *SMALL, "--json", "-"], ["run", "--help"], ["presets"]],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+def test_a_standard_output_that_takes_nothing_is_one_paragraph(
+    words: list[str], *, is_buffered: bool
+) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if is_buffered else "1"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*ZSIM, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False
+        )
+    assert done.stderr == "zsim: standard output: cannot be written: No space left on device\n"
+    assert done.returncode == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,6 +51,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# Of standard output: what zsim writes itself goes through zsim.files.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app.command()(calibrate)
 app.add_typer(topology_app, name="topology")
@@ -184,16 +189,44 @@ def _write_all(result: Any, folder: Path) -> dict[str, Path]:
 def main() -> None:
     """Run the command line; the user's mistakes are one paragraph on stderr and exit code 2."""
     try:
-        app()
-    except ZsimError as error:
-        print(f"zsim: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = _run_app()
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is said here, not while Python ends
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(0)
+        _drop_output()
+        code = 0
+    except OSError as error:
+        if error.filename is None and error.errno not in _UNWRITABLE:
+            raise
+        code = _refused(f"{error.filename or 'standard output: cannot be written'}: {error.strerror}")
+        if error.filename is None:
+            _drop_output()
+    sys.exit(code)
+
+
+def _run_app() -> str | int | None:
+    """The exit code."""
+    try:
+        app()
+    except SystemExit as done:  # as all commands end
+        return done.code
+    except ZsimError as error:
+        return _refused(str(error))
     except (MemoryError, OverflowError, RecursionError) as error:
-        print(f"zsim: the numbers are larger than zsim can hold ({type(error).__name__})", file=sys.stderr)
-        sys.exit(2)
+        return _refused(f"the numbers are larger than zsim can hold ({type(error).__name__})")
+    return 0
+
+
+def _refused(reason: str) -> int:
+    print(f"zsim: {reason}", file=sys.stderr)
+    return 2
+
+
+def _drop_output() -> None:
+    """What standard output does not take is let go, else Python tries again at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
