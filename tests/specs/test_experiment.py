@@ -42,6 +42,16 @@ def refused(words: str, **changes: Any) -> None:
             {"training": {"sequence_lenght": 1}},
             r"unknown key 'sequence_lenght'; did you mean 'sequence_l",
         ),
+        ({"strategy": {"kind": "ddp", "bucket_cap_mb": 1e308}}, r"strategy\.bucket_cap_mb: found 1e\+308"),
+        (
+            {
+                "strategy": {
+                    "kind": "deepspeed",
+                    "config": {"zero_optimization": {"reduce_bucket_size": 1e30}},
+                }
+            },
+            r"zero_optimization\.reduce_bucket_size: found 1e\+30",
+        ),
         ({"strategy": {"kind": {"a": 1}}}, r"strategy\.kind: found \{'a': 1\}, expected one of ddp, deepspe"),
         (
             {"strategy": {"kind": ["fsdp2"]}},

@@ -253,6 +253,8 @@ def test_a_folder_or_a_file_is_loaded_under_its_own_name(tmp_path: Path) -> None
         (LLAMA, {"num_key_value_heads": 3}, "8 attention heads are not divisible by 3 key/value heads"),
         (LLAMA, {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' is 'yes'; expected true or false"),
         (LLAMA, {"attention_dropout": 1.5}, "'attention_dropout' is 1.5"),
+        (LLAMA, {"attention_dropout": 10**400}, "expected a number from 0 up to 1"),
+        (LLAMA, {"attention_dropout": float("nan")}, "'attention_dropout' is nan"),
         (GPT2, {"hidden_size": 128}, "'n_embd' is 64 and 'hidden_size' is 128"),
         (GPT2, {"n_head": None}, "no 'n_head' or 'num_attention_heads' or 'num_heads'"),
         (

@@ -75,7 +75,7 @@ class DdpTable(_Table):
     """`kind = "ddp"`: torch DistributedDataParallel."""
 
     kind: Literal["ddp"]
-    bucket_cap_mb: float = Field(default=25.0, gt=0, allow_inf_nan=False)
+    bucket_cap_mb: float = Field(default=25.0, gt=0, le=1e9)
     gradient_as_bucket_view: bool = False
     no_sync: bool = True
 

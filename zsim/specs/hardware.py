@@ -152,7 +152,7 @@ class Gpu(BaseModel):
     name: str
     description: str
     vendor: Literal["nvidia", "amd", "cpu"]
-    sm_count: int = Field(gt=0)
+    sm_count: int = Field(gt=0, le=10**6)
     supports_flash_attention: bool
     peak: PeakRates
     memory: DeviceMemory
@@ -217,7 +217,7 @@ class Pcie(Table):
 class Nic(Table):
     """Network cards of one node; GPU i uses card i * per_node // gpus."""
 
-    per_node: int = Field(gt=0)
+    per_node: int = Field(gt=0, le=10**4)
     bandwidth: PositiveRate
     efficiency: Fraction
     latency: Seconds

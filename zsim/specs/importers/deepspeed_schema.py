@@ -111,7 +111,7 @@ class ZeroBlock(Block):
     stage: Annotated[int, BeforeValidator(_not_a_bool), Field(ge=0, le=3)] = 0
     contiguous_gradients: bool = True
     reduce_scatter: bool = True
-    reduce_bucket_size: Elements = 500_000_000
+    reduce_bucket_size: Elements = Field(500_000_000, le=2**50)  # it is allocated
     use_multi_rank_bucket_allreduce: bool | None = None
     allgather_partitions: bool = True
     allgather_bucket_size: Elements = 500_000_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +83,7 @@ class ConfigReader:
         if value is _MISSING:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not 0 <= value < 1:
+        if not is_number or not 0 <= value < 1:
             raise self.error(f"'{spelling}' is {value!r}; expected a number from 0 up to 1")
         return float(value)
 
