@@ -331,3 +331,28 @@ def test_a_standard_output_that_takes_nothing_is_one_paragraph(
         )
     assert done.stderr == "zsim: standard output: cannot be written: No space left on device\n"
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["run", "NAME"], "NAME: cannot be read: File name too long"),
+        (["run", "NAME.toml"], "NAME.toml: cannot be read: File name too long"),
+        (["run", "--model", "NAME"], "unknown model 'NAME'; expected a preset"),
+        (["run", "--model", "NAME.json"], "NAME.json: cannot be read: File name too long"),
+        (["run", "--cluster", "NAME"], "unknown cluster 'NAME'; expected a preset"),
+        (["run", "--set", "cluster.gpu=NAME"], "unknown GPU 'NAME'; expected a preset"),
+        (["run", "--set", "strategy.config=NAME"], "NAME: cannot be read: File name too long"),
+        (["import", "NAME.toml"], "NAME.toml: no such file; expected a torchtitan TOML"),
+        (["replay", "NAME"], "NAME: no such file or folder"),
+        (["calibrate", "NAME", "--base", "dgx-h100"], "NAME: cannot be read: File name too long"),
+        (["check", "NAME"], "NAME: no such file"),
+        (["run", *SMALL, "--json", "NAME"], "NAME: cannot be written: File name too long"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_name_longer_than_a_file_may_have_is_refused_like_another(words: list[str], reason: str) -> None:
+    """255 characters is what most file systems take."""
+    name = "n" * 300
+    error = refused(*(word.replace("NAME", name) for word in words))
+    assert reason.replace("NAME", name) in error

@@ -95,6 +95,9 @@ def test_a_target_that_cannot_be_is_told_before_anything_is_written(tmp_path: Pa
         check_file(tmp_path)
     with pytest.raises(InputError, match=r"there is no folder .*absent"):
         check_file(tmp_path / "absent" / "r.json")
+    for check in (check_file, check_folder):
+        with pytest.raises(InputError, match="cannot be written: File name too long"):
+            check(tmp_path / ("x" * 256))
     check_file(file)
     check_file(tmp_path / "new.json")
     check_folder(tmp_path / "new" / "deep")

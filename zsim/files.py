@@ -56,6 +56,7 @@ def make_folder(folder: Path) -> Path:
 
 def check_folder(folder: Path) -> None:
     """Raises InputError where a folder is not there and cannot be made, or cannot be written; makes none."""
+    _check_name(folder)
     existing = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), folder)
     if not os.path.isdir(existing):
         raise InputError(f"{folder}: cannot be made: {existing} is a file, expected a folder")
@@ -65,6 +66,7 @@ def check_folder(folder: Path) -> None:
 
 def check_file(path: Path) -> None:
     """Raises InputError where a file cannot be written; writes nothing."""
+    _check_name(path)
     if os.path.isdir(path):
         raise InputError(f"{path}: cannot be written: is a folder, expected a file")
     if os.path.exists(path):
@@ -76,3 +78,12 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: cannot be written: there is no folder {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"{path}: cannot be written: {parent} gives no permission to")
+
+
+def _check_name(path: Path) -> None:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:  # a name that is too long, a link to itself
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None

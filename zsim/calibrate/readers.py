@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None
     """
     if looks_like_trace(path):
         return trace_measurements(path, nodes)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _ds_io(path)
     text = _text(path)
     if text.lstrip().startswith("{"):
@@ -182,7 +183,7 @@ def _fio(path: Path, data: dict[str, Any]) -> Measurements:
 
 def _ds_io(path: Path) -> Measurements:
     """Every log of a sweep; block size and queue depth stand in the file's name (`..._d16_bs1M...`)."""
-    files = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*.txt")) if os.path.isdir(path) else [path]
     rows = list(_ds_io_rows(files))
     if not rows:
         raise InputError(

@@ -5,6 +5,7 @@ A collective's transfer is what counts, not its wait for the last rank: that nee
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ _SUFFIXES = (".gz", ".sqlite", ".jsonl")
 
 def looks_like_trace(path: Path) -> bool:
     """A folder of traces, a compressed file, a Kineto JSON by how it begins."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return any(file.name.endswith((".json", *_SUFFIXES)) for file in path.iterdir())
     if path.name.endswith(_SUFFIXES):
         return True

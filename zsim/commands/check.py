@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -115,7 +116,7 @@ def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Basel
     if path is not None:
         if update:
             check_file(path)
-        if update and not path.exists():
+        if update and not os.path.exists(path):
             return Baseline(path), path.parent
         return read_baseline(path), path.parent
     if has_targets:

@@ -6,6 +6,7 @@ and in `topologies` beside the package of a source checkout.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from zsim.errors import InputError, did_you_mean
@@ -55,7 +56,7 @@ def _stems(folder: Path, suffix: str) -> tuple[str, ...]:
 
 def _locate(folder: Path, suffix: str, name: str, what: str, alternative: str | None) -> Path:
     path = folder / f"{name}{suffix}"
-    if name and Path(name).name == name and path.is_file():
+    if name and Path(name).name == name and os.path.isfile(path):
         return path
     names = _stems(folder, suffix)
     some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

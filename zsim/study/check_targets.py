@@ -63,10 +63,10 @@ def find_targets(paths: Sequence[Path], base: Path) -> Found:
     """The targets that `paths` name; InputError for one that is nothing of the kind."""
     found = Found()
     for path in paths:
-        if path.is_dir():
+        if os.path.isdir(path):
             _search(path, base, found)
             continue
-        if not path.exists():
+        if not os.path.exists(path):
             raise InputError(f"{path}: no such file; expected {_EXPECTED}")
         target = _target(path, base)
         if target is None:

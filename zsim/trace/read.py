@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -50,9 +51,9 @@ def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
         raise InputError("no trace files are given; expected a file per rank, or a folder of them")
     paths: list[Path] = []
     for path in given:
-        if path.is_dir():
+        if os.path.isdir(path):
             paths += _in_folder(path)
-        elif path.exists():
+        elif os.path.exists(path):
             paths.append(path)
         else:
             raise InputError(f"{path}: no such file or folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def _portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
     changes: dict[str, Any] = {}
     for key in ("model", "cluster"):
         value = getattr(experiment, key)
-        if isinstance(value, str) and Path(value).exists():
+        if isinstance(value, str) and os.path.exists(value):
             changes[key] = str(Path(value).resolve())
     table = experiment.strategy
     if has_deepspeed and isinstance(table, DeepSpeedTable):

@@ -7,6 +7,7 @@ utils/fsdp_utils.py (`fsdp2_prepare_model`) wraps the model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def _read_deepspeed(file: TrainingFile, config: Mapping[str, Any], folder: Path)
                 "deepspeed_config_file; say them in the JSON"
             )
         beside = folder / str(named)
-        file.says["strategy.config"] = str(beside if beside.is_file() else named)
+        file.says["strategy.config"] = str(beside if os.path.isfile(beside) else named)
         return
     zero: dict[str, Any] = {"stage": config.get("zero_stage", 2)}
     for name in ("optimizer", "param"):

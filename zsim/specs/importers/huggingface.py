@@ -7,6 +7,7 @@ nothing about shapes (token ids, initialisation, dtypes, rotary parameters) are 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,9 +100,9 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
     path = Path(text)
     if text in presets.model_preset_names():
         path, name = presets.model_preset_path(text), text
-    elif path.is_dir():
+    elif os.path.isdir(path):
         path, name = path / "config.json", path.name
-    elif path.suffix == ".json" or path.exists() or "/" in text:
+    elif path.suffix == ".json" or os.path.exists(path) or "/" in text:
         name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
     else:
         path, name = presets.model_preset_path(text), text

@@ -32,7 +32,7 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     if is_new:
         settings |= _registered(str(module), str(registered))
     if file is not None:
-        if not Path(file).exists():
+        if not os.path.exists(file):
             raise InputError(f"{file}: no such file; expected a torchtitan TOML")
         is_new = file.endswith(".json")
         data = _read(Path(file))

@@ -6,6 +6,7 @@ Files of programs on top of the Trainer (TRL, LLaMA-Factory) have the same keys 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
         file.says["strategy.config"] = dict(config)
         return
     beside = folder / str(config)
-    file.says["strategy.config"] = str(beside if beside.is_file() else config)
+    file.says["strategy.config"] = str(beside if os.path.isfile(beside) else config)
 
 
 def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) -> None:
@@ -132,7 +133,7 @@ def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) ->
     config = data.get("fsdp_config") or {}
     if isinstance(config, str):
         beside = folder / config
-        config = _load(beside if beside.is_file() else Path(config))
+        config = _load(beside if os.path.isfile(beside) else Path(config))
     if not isinstance(config, Mapping):
         raise InputError(f"{file.name}: fsdp_config: expected keys and values, found {config!r}")
     keys = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}

@@ -52,7 +52,7 @@ def names_training_file(path: str | Path) -> bool:
     path = Path(path)
     if path.suffix.lower() in (".yaml", ".yml", ".json"):
         return True
-    if path.suffix.lower() != ".toml" or not path.is_file():
+    if path.suffix.lower() != ".toml" or not os.path.isfile(path):
         return False
     data = read_toml(path)
     return "cluster" not in data and (isinstance(data.get("model"), Mapping) or "parallelism" in data)
