@@ -90,6 +90,16 @@ def test_ranks_on_one_machines_clock_are_not_shifted(tmp_path):
     assert zsim.read_trace(tmp_path).metadata["clock_offsets_seconds"] == (0.0, 0.0)
 
 
+def test_collectives_without_an_end_are_counted_in_a_note(tmp_path):
+    """Two that nobody waited for, and one that ended."""
+    coll = {"kind": "coll", "op": "reduce_scatter", "bytes": 64, "dtype": "fp32", "group": 2, "issue_ns": 1}
+    phase = {"kind": "phase", "op": "forward", "issue_ns": 0, "done_ns": 9}
+    path = write_log(tmp_path / "rank0.jsonl", phase, coll, coll, {**coll, "done_ns": 5})
+    assert zsim.read_trace(path).metadata["notes"][0] == (
+        "2 reduce_scatter without an end in the log: how long they took is not known, and 0 stands for it"
+    )
+
+
 def test_groups_of_one_size_are_told_apart_by_how_far_their_ranks_are_apart(tmp_path):
     """HSDP on four ranks, as rank 3 sees it: shards with rank 2, replicas with rank 1."""
     coll = {"kind": "coll", "op": "all_reduce", "bytes": 64, "dtype": "fp32", "group": 2, "issue_ns": 1}

@@ -7,6 +7,7 @@ the time of the innermost unit that is not waiting, so a unit becomes as many sp
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ _NUMBERS = (
 )
 _MOST = 2**61  # columns hold 64 bits
 _TEXTS = ("kind", "op", "unit", "phase", "dtype")
+_ENDS = ("done_ns", "wait1_ns", "post_ns")  # as the backend said; when the host stopped waiting
 _OPTIMIZERS = frozenset({"adamw", "update", "optimizer"})
 
 
@@ -55,6 +57,7 @@ def read_span_log(path: Path) -> Recording:
     if not events:
         raise InputError(f"{path}: has a header and no events; expected collectives and computing")
     steps: dict[int, tuple[int, int]] = {}
+    endless = Counter[str]()
     for event in events:
         _check(path, event)
         start, end = event["issue_ns"], _end(event)
@@ -63,6 +66,7 @@ def read_span_log(path: Path) -> Recording:
             steps[event["step"]] = min(first, start), max(last, end)
         elif event["kind"] == "coll":
             _add_collective(recording, event)
+            endless[event["op"]] += not any(key in event for key in _ENDS)
         elif event["kind"] == "io":
             kind = f"nvme_{event['op']}"
             unit = str(event.get("unit", ""))
@@ -73,6 +77,11 @@ def read_span_log(path: Path) -> Recording:
             recording.memory.append((start, "gpu", event["op"], event["bytes"], event.get("unit", "")))
     for event, start, end in _computing(events):
         recording.add(_compute_info(event), start, end, start)
+    recording.notes += [
+        f"{count} {name} without an end in the log: how long they took is not known, and 0 stands for it"
+        for name, count in endless.items()
+        if count
+    ]
     recording.sort()
     recording.steps = [(number, *bounds) for number, bounds in sorted(steps.items())]
     return recording
@@ -110,7 +119,7 @@ def _check(path: Path, event: Event) -> None:
 def _end(event: Event) -> int:
     """When it was over: as the backend said, else when the host stopped waiting for it."""
     issued = as_int(event["issue_ns"])
-    return next((as_int(event[key]) for key in ("done_ns", "wait1_ns", "post_ns") if key in event), issued)
+    return next((as_int(event[key]) for key in _ENDS if key in event), issued)
 
 
 def _phase(event: Event) -> str:
