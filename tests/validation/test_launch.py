@@ -54,7 +54,7 @@ def test_what_a_rank_touched_before_it_began_is_not_new_to_it() -> None:
     (new,) = run("tests.validation.ranks:pages_found_new", 1)
     (known,) = run("tests.validation.ranks:pages_found_new", 1, touched_bytes=2**26)
     assert new > 7_000
-    assert known < 100
+    assert known < 1_000
 
 
 def test_trainings_end_with_0_and_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ class Curve:
         size_bytes = edge_bytes("all_reduce", size, self.gpus)
         inside = size_bytes / (option.intra * costs.intra_fraction)
         across = size_bytes / (option.inter * costs.inter_fraction)
-        latency = ring_latency(rounds, costs, self.communicator.extra_hops) + costs.ramp * (size / MIB) ** 0.5
+        latency = ring_latency(rounds, costs, self.communicator.longer) + costs.ramp * (size / MIB) ** 0.5
         if method.shape == "tree":
             channels, domains = self.cluster.collectives.channels, self.communicator.num_domains
             pieces = tree_pieces(option.protocol, size, channels, self.gpus, domains)

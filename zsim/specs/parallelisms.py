@@ -16,7 +16,7 @@ _KINDS = {
 }
 
 
-def refuse_parallelisms(where: str, keys: Iterable[str]) -> None:
+def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
     """Raises NotSimulatedError for the first key that asks for one; `where` names the file (and table)."""
     for key in keys:
         kind = _kind(key)
@@ -24,9 +24,9 @@ def refuse_parallelisms(where: str, keys: Iterable[str]) -> None:
             raise NotSimulatedError(f"{where}{key}: zsim does not simulate {kind} parallelism yet")
 
 
-def _kind(key: str) -> str | None:
+def _kind(key: object) -> str | None:
     """`tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and their kin; None for any other key."""
-    word = key.lower().removesuffix("_size").removesuffix("_degree")
+    word = str(key).lower().removesuffix("_size").removesuffix("_degree")
     if word in _KINDS:
         return _KINDS[word]
     for ending in ("_model_parallel", "_model_parallelism", "_parallel", "_parallelism"):
