@@ -42,8 +42,9 @@ class Prepared:
     @property
     def kernel_seconds(self) -> list[Seconds]:
         """Per class, the program's kernels on its GPUs."""
-        slowdowns = (float(self.slowdowns[rank]) for rank in self.classes.representatives)
-        return [slowed(self.program.kernel_seconds, slowdown) for slowdown in slowdowns]
+        slowdowns = [float(self.slowdowns[rank]) for rank in self.classes.representatives]
+        kernels = {each: slowed(self.program.kernel_seconds, each) for each in set(slowdowns)}
+        return [kernels[each] for each in slowdowns]
 
     def executor(self, kernel_seconds: Sequence[Seconds] | None = None) -> Executor:
         """One run of the program from now on, with each class's kernels as long as it usually has them or
