@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from zsim.study.sides import load_side
 from zsim.trace import planted
 from zsim.trace.chrome import write_chrome_trace
 
+ROOT = Path(__file__).resolve().parents[2]
 JOB = """
 model = "gpt2"
 cluster = "dgx-a100-80gb"
@@ -82,8 +84,12 @@ def test_a_tolerance_decides(job: Path, recorded: Path) -> None:
 
 
 def test_what_is_inconclusive_is_said_and_is_no_miss(job: Path) -> None:
-    traces = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "fsdp2-reshard-even-2ranks"
-    experiment = json.loads((traces / "summary.json").read_text())["experiment"]
+    traces = job.parent / "recorded beside others"
+    shutil.copytree(ROOT / "traces" / "gloo" / "fsdp2-reshard-even-2ranks", traces)
+    summary = json.loads((traces / "summary.json").read_text())
+    summary["step_seconds"]["foreign_cpu_fraction"] = 0.3
+    (traces / "summary.json").write_text(json.dumps(summary))
+    experiment = summary["experiment"]
     model = job.parent / "config.json"
     model.write_text(json.dumps(experiment["model"]))
     lines = [f'model = "{model}"', 'cluster = "cpu-gloo"', "gpus = 2", "[training]"]
