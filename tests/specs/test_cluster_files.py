@@ -300,3 +300,10 @@ def test_rounds_are_longer_where_links_are_longer_than_those_they_were_measured_
     assert load_cluster(write(tmp_path, own)).longer_links == (0.0, 0.0)
     assert load_cluster("dgx-superpod-h100").longer_links == load_cluster("aws-p5").longer_links == (0.0, 0.0)
     assert load_cluster("roce-h100").longer_links == (0.0, pytest.approx(4e-6))
+
+
+@pytest.mark.parametrize("link", ["nic = 5", "network = true", "node_link = 2.5"])
+def test_a_link_that_is_no_table_is_refused_by_its_name(link: str, tmp_path: Path) -> None:
+    said = message_of(write(tmp_path, f'schema = 1\nextends = "dgx-h100"\n{link}\n'))
+    assert said.startswith(f"mine.toml: {link.partition(' ')[0]}: found ")
+    assert said.endswith("expected a table")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.specs.collective_costs import LinkLatencies
 from zsim.specs.hardware import EVIDENCE_ORDER, Cluster, Gpu
 from zsim.specs.offload import default_offload_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
@@ -129,15 +130,19 @@ def _with_links(
     stated = child.get("collectives", {})
     if isinstance(stated, Mapping) and {"protocols", "algorithms", "measured_on"} & set(stated):
         return {key: value for key, value in collectives.items() if key != "measured_on" or key in stated}
-    tables = {name: parent.get(name) for name in ("node_link", "nic", "network")}
-    if "measured_on" in collectives or not any("latency" in child.get(name, {}) for name in tables):
+    if "measured_on" in collectives or not _latencies(child):
         return collectives
-    known = {
+    return {**collectives, "measured_on": _latencies(parent)}
+
+
+def _latencies(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the links, as far as a file says them."""
+    tables = {name: data.get(name) for name in LinkLatencies.model_fields}
+    return {
         name: table["latency"]
         for name, table in tables.items()
         if isinstance(table, Mapping) and "latency" in table
     }
-    return {**collectives, "measured_on": known}
 
 
 def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
