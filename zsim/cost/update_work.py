@@ -81,13 +81,12 @@ def optimizer_kernels(
     cast writes the model's own 2-byte copy afterwards. Raises NotSimulatedError for an optimizer whose work
     is not known.
     """
-    optimizer_state_bytes(optimizer, state_dtype)
+    moved = update_bytes(numel, optimizer, implementation, gradient_dtype, state_dtype)
     if numel == 0:
         return ()
     rounds = ceil(numel / _ELEMENTS_PER_LAUNCH)
     operations = 1 if implementation == "fused" else _FOREACH[optimizer][2]
     launches = operations * (num_tensors if implementation == "for_loop" else rounds)
-    moved = update_bytes(numel, optimizer, implementation, gradient_dtype, state_dtype)
     update = Kernel("optimizer", 0.0, float(moved), "fp32", (), launches)
     return (update, *cast_kernels(numel, state_dtype, "bf16")) if low_precision_copy else (update,)
 

@@ -98,10 +98,14 @@ class Instance:
         )
 
 
+def round_seconds(costs: ProtocolCosts, longer: Longer, *, spans: bool) -> tuple[float, float]:
+    """A round inside nodes, and one between them; once a group spans nodes, every round waits at least for
+    the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
+    inside = costs.intra_round + longer.inside
+    return max(inside, costs.network_overhead) if spans else inside, costs.inter_round + longer.across
+
+
 def ring_latency(rounds: Rounds, costs: ProtocolCosts, longer: Longer) -> float:
-    """NCCL's ring latency: base + rounds inside nodes + rounds between nodes; once a group spans nodes, every
-    round waits at least for the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
-    intra_round = costs.intra_round + longer.inside
-    if rounds.inter:
-        intra_round = max(intra_round, costs.network_overhead)
-    return costs.base + rounds.intra * intra_round + rounds.inter * (costs.inter_round + longer.across)
+    """NCCL's ring latency: base + rounds inside nodes + rounds between nodes."""
+    inside, across = round_seconds(costs, longer, spans=rounds.inter > 0)
+    return costs.base + rounds.intra * inside + rounds.inter * across

@@ -24,6 +24,7 @@ import simpy
 
 from zsim.cost.collectives import ROUNDS_SIDE_BY_SIDE, edge_bytes
 from zsim.errors import InputError
+from zsim.fabric.communicators import round_seconds
 from zsim.fabric.patterns import tree_parents
 from zsim.fabric.rings import Floats, Ints, add_crossings, local_ranks, longer_rounds, members_of, rotate
 from zsim.fluid.sharing import FluidPool, Profile
@@ -208,11 +209,8 @@ class Rounds:
         costs = self.costs
         leaves = self.topology.leaves_node()
         weights = usage / np.where(leaves, costs.inter_fraction, costs.intra_fraction)
-        inside = costs.intra_round + self.longer.inside
-        if self.spans:
-            inside = max(inside, costs.network_overhead)
-        latency = costs.inter_round + self.longer.across if crosses else inside
-        return _Edge(weights, crosses, latency, self._profile(weights))
+        inside, across = round_seconds(costs, self.longer, spans=self.spans)
+        return _Edge(weights, crosses, across if crosses else inside, self._profile(weights))
 
     def _profile(self, weights: Floats) -> Profile:
         used = np.nonzero(weights)[0]

@@ -49,22 +49,22 @@ def is_training_file(config: Any) -> bool:
 
 def names_training_file(path: str | Path) -> bool:
     """Whether a file that stands where an experiment is expected is a training file (or a DeepSpeed JSON)."""
-    path = Path(path)
-    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+    if Path(path).suffix.lower() in (".yaml", ".yml", ".json"):
         return True
-    if path.suffix.lower() != ".toml" or not os.path.isfile(path):
-        return False
-    data = read_toml(path)
+    data = _toml_tables(path)
     return "cluster" not in data and (isinstance(data.get("model"), Mapping) or "parallelism" in data)
 
 
 def names_experiment(path: str | Path) -> bool:
     """Whether a TOML is zsim's own: another program's `model` is a table, and none has `cluster`."""
-    path = Path(path)
-    if path.suffix.lower() != ".toml" or not os.path.isfile(path):
-        return False
-    data = read_toml(path)
+    data = _toml_tables(path)
     return "cluster" in data or "strategy" in data or isinstance(data.get("model"), str)
+
+
+def _toml_tables(path: str | Path) -> dict[str, Any]:
+    """What a TOML file has; nothing where it is none."""
+    path = Path(path)
+    return read_toml(path) if path.suffix.lower() == ".toml" and os.path.isfile(path) else {}
 
 
 def read_training_file(config: str) -> TrainingFile:

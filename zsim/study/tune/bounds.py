@@ -93,7 +93,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
     sheet's rates.
     """
     cluster, per_node = job.cluster, job.gpus_per_node
-    pricer, costs, slowest = KernelPricer(cluster.gpu), load_host_costs(), slowest_of(job)
+    pricer, costs = KernelPricer(cluster.gpu), load_host_costs()
     bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
     compute = host = 0.0
     for op in plan.ops:
@@ -101,7 +101,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
         work = op.work
         if isinstance(work, Kernels):
             if op.stream == COMPUTE:
-                compute += sum(pricer.seconds(kernel) for kernel in work.kernels) * slowest
+                compute += sum(pricer.seconds(kernel) for kernel in work.kernels)
         elif isinstance(work, Collective):
             bytes_of["nic"] += work.bytes * _share_from_outside(job, plan, work)
         elif isinstance(work, Copy):
@@ -121,7 +121,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
         "write": nvme.drives * nvme.write_bandwidth if nvme else 0.0,
     }
     busy = {name: bytes_of[name] / rate for name, rate in rates.items() if rate > 0}
-    return {"compute": compute, "host": host, **busy}
+    return {"compute": compute * slowest_of(job), "host": host, **busy}
 
 
 def _share_from_outside(job: Job, plan: Plan, work: Collective) -> float:
