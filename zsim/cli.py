@@ -25,8 +25,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
-    file_to_write,
-    folder_to_write,
+    file_option,
+    folder_option,
     is_output,
     print_json,
     write_json,
@@ -90,21 +90,10 @@ def run(
     set_: Set = None,
     unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write the report as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write the report as JSON ('-': standard output).")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            callback=folder_to_write,
-            help="Write report.html, report.json and trace.json.gz there.",
-        ),
+        Path | None, folder_option(help="Write report.html, report.json and trace.json.gz there.")
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
@@ -134,13 +123,7 @@ def plan(
     gpus: Gpus = None,
     set_: Set = None,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write the plan as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write the plan as JSON ('-': standard output).")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
 ) -> None:

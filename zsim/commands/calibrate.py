@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import file_to_write, is_output, print_json, write_json
+from zsim.commands.options import file_option, is_output, print_json, write_json
 from zsim.errors import InputError
 from zsim.files import write_whole
 
@@ -31,21 +31,13 @@ def calibrate(
         str | None, typer.Option(help="Name of the new cluster; without it, of the file.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.toml", callback=file_to_write, help="Write the cluster file there."),
+        Path | None, file_option(metavar="FILE.toml", help="Write the cluster file there.")
     ] = None,
     page: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", callback=file_to_write, help="Draw every fit beside its points."),
+        Path | None, file_option(metavar="FILE.html", help="Draw every fit beside its points.")
     ] = None,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write the fits as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write the fits as JSON ('-': standard output).")
     ] = None,
     ranks: Annotated[int | None, typer.Option(min=2, help="Ranks of a log that does not say.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a log that does not say.")] = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import file_to_write, is_output, print_json, write_json
+from zsim.commands.options import file_option, is_output, print_json, write_json
 from zsim.errors import InputError
 from zsim.files import check_file, write_whole
 
@@ -41,18 +41,9 @@ def check(
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Some rows of each published source only.")] = False,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write every row as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write every row as JSON ('-': standard output).")
     ] = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", callback=file_to_write, help="Write JUnit XML, as CI systems read it."),
-    ] = None,
+    junit: Annotated[Path | None, file_option(help="Write JUnit XML, as CI systems read it.")] = None,
     markdown: Annotated[
         bool,
         typer.Option(

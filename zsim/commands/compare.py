@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Set, file_to_write, is_output, print_json, write_json
+from zsim.commands.options import Set, file_option, is_output, print_json, write_json
 from zsim.specs.setting import setting
 
 
@@ -29,18 +29,9 @@ def compare(
         ),
     ] = None,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write everything as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write everything as JSON ('-': standard output).")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", callback=file_to_write, help="Write one HTML page with both timelines."),
-    ] = None,
+    out: Annotated[Path | None, file_option(help="Write one HTML page with both timelines.")] = None,
 ) -> None:
     """Two traces: are the calls the same, are times and bytes near, and what differs most.
 

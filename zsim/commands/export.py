@@ -15,15 +15,13 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
-    folder_to_write,
+    folder_option,
     write_files,
 )
 
 
 def export(
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", callback=folder_to_write, help="Write the files there.")
-    ],
+    out: Annotated[Path, folder_option(help="Write the files there.")],
     experiment: ExperimentFile = None,
     model: Model = None,
     cluster: Cluster = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, file_to_write
+from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, file_option
 from zsim.errors import InputError
 from zsim.files import write_whole
 
@@ -23,12 +23,7 @@ def import_file(
     nodes: Nodes = None,
     gpus: Gpus = None,
     set_: Set = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", callback=file_to_write, help="Write the experiment there."
-        ),
-    ] = None,
+    output: Annotated[Path | None, file_option("--output", "-o", help="Write the experiment there.")] = None,
 ) -> None:
     """A training file as an experiment; torchtitan's own options may follow it.
 

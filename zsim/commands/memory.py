@@ -15,7 +15,7 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
-    file_to_write,
+    file_option,
     is_output,
     print_json,
     write_json,
@@ -47,13 +47,7 @@ def memory(
     ] = "category",
     limit: Annotated[int, typer.Option(min=0, help="How many rows of each table (0: all).")] = 12,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write every owner as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write every owner as JSON ('-': standard output).")
     ] = None,
 ) -> None:
     """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation."""

@@ -16,7 +16,7 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
-    file_to_write,
+    file_option,
     is_output,
     print_json,
     write_json,
@@ -35,13 +35,7 @@ def needs(
         typer.Option(help="drives, drive bandwidth, pcie, host memory or cpu; all of them without."),
     ] = None,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write the needs as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write the needs as JSON ('-': standard output).")
     ] = None,
 ) -> None:
     """How much more of what would hide the offloading, found by simulation."""

@@ -87,18 +87,26 @@ def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
     return overrides
 
 
-def file_to_write(path: Path | None) -> Path | None:
-    """An option's file, refused before the work where it cannot be written."""
-    if path is not None and not is_output(path):
-        check_file(path)
-    return path
+def file_option(*names: str, help: str, metavar: str | None = "FILE") -> Any:
+    """An option that names a file to write, refused before the work where that cannot be."""
+
+    def checked(path: Path | None) -> Path | None:
+        if path is not None and not is_output(path):
+            check_file(path)
+        return path
+
+    return typer.Option(*names, metavar=metavar, callback=checked, help=help)
 
 
-def folder_to_write(path: Path | None) -> Path | None:
-    """An option's folder, refused before the work where it cannot be made or written."""
-    if path is not None:
-        check_folder(path)
-    return path
+def folder_option(*names: str, help: str) -> Any:
+    """An option that names a folder to write to, refused before the work where that cannot be."""
+
+    def checked(path: Path | None) -> Path | None:
+        if path is not None:
+            check_folder(path)
+        return path
+
+    return typer.Option(*names, metavar="DIR", callback=checked, help=help)
 
 
 def is_output(path: Path | None) -> bool:

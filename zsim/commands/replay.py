@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import file_to_write, folder_to_write, is_output, print_json, write_json
+from zsim.commands.options import file_option, folder_option, is_output, print_json, write_json
 
 
 def replay(
@@ -29,19 +29,10 @@ def replay(
         bool, typer.Option(help="Take each file for one step: for traces without step marks.")
     ] = False,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_to_write,
-            help="Write the result as JSON ('-': standard output).",
-        ),
+        Path | None, file_option("--json", help="Write the result as JSON ('-': standard output).")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", callback=folder_to_write, help="Write the replayed ranks there, as Kineto traces."
-        ),
+        Path | None, folder_option(help="Write the replayed ranks there, as Kineto traces.")
     ] = None,
 ) -> None:
     """Run a recorded step again: kernels as long as recorded, collectives together.

@@ -15,7 +15,7 @@ from zsim.commands.options import (
     Model,
     Set,
     experiment_from,
-    folder_to_write,
+    folder_option,
     write_files,
 )
 from zsim.errors import InputError
@@ -44,14 +44,9 @@ def scaling(
     global_batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences of all GPUs (--strong); else the experiment's.")
     ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            callback=folder_to_write,
-            help="Where scaling.html, scaling.json and the points go.",
-        ),
-    ] = Path("scaling"),
+    out: Annotated[Path, folder_option(help="Where scaling.html, scaling.json and the points go.")] = Path(
+        "scaling"
+    ),
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
     ] = None,

@@ -17,7 +17,7 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
-    folder_to_write,
+    folder_option,
     write_files,
 )
 
@@ -40,12 +40,9 @@ def sensitivity(
     resource: Annotated[
         list[str] | None, typer.Option(help="For --target: only these, e.g. 'network bandwidth'.")
     ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", callback=folder_to_write, help="Where sensitivity.html, .json and the points go."
-        ),
-    ] = Path("sensitivity"),
+    out: Annotated[Path, folder_option(help="Where sensitivity.html, .json and the points go.")] = Path(
+        "sensitivity"
+    ),
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
     ] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import Set, folder_to_write
+from zsim.commands.options import Set, folder_option
 from zsim.specs.setting import setting
 
 if TYPE_CHECKING:
@@ -21,12 +21,7 @@ _BEST = 5
 
 def sweep(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study: an experiment, and axes.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", callback=folder_to_write, help="Where results go; STUDY-results without it."
-        ),
-    ] = None,
+    out: Annotated[Path | None, folder_option(help="Where results go; STUDY-results without it.")] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
     ] = None,

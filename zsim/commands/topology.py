@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zsim.commands.options import file_to_write, folder_to_write, is_output, print_json, write_json
+from zsim.commands.options import file_option, folder_option, is_output, print_json, write_json
 from zsim.errors import InputError
 from zsim.files import make_folder, write_whole
 
@@ -23,19 +23,14 @@ app = typer.Typer(
 
 ClusterName = Annotated[str, typer.Argument(help="Cluster preset, or path to a topology TOML.")]
 Nodes = Annotated[int, typer.Option(help="Number of nodes.", min=1, max=100_000)]
-Json = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", callback=file_to_write, help="Write JSON ('-': standard output)."),
-]
+Json = Annotated[Path | None, file_option("--json", help="Write JSON ('-': standard output).")]
 
 
 @app.command()
 def show(
     cluster: ClusterName,
     nodes: Nodes = 4,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=file_to_write, help="Draw it into this HTML page.")
-    ] = None,
+    out: Annotated[Path | None, file_option(help="Draw it into this HTML page.")] = None,
     json_: Json = None,
 ) -> None:
     """What a cluster's fabric is built of, its bandwidths, and a drawing of it."""
@@ -75,10 +70,7 @@ def bench(
     curves: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Compare with measured curves instead.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", callback=file_to_write, help="With --curves: plot them into this page."),
-    ] = None,
+    out: Annotated[Path | None, file_option(help="With --curves: plot them into this page.")] = None,
     json_: Json = None,
 ) -> None:
     """An nccl-tests shaped table of one collective, or measured curves with the simulation's error."""
@@ -120,12 +112,7 @@ def compare(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Another model than the experiment's.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs, the same on every cluster.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", callback=folder_to_write, help="Write compare.html and compare.json there."
-        ),
-    ] = None,
+    out: Annotated[Path | None, folder_option(help="Write compare.html and compare.json there.")] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
     from zsim.study.topologies import compare_topologies, print_comparison
@@ -146,9 +133,7 @@ def import_(
     file: Annotated[
         Path, typer.Argument(help="NCCL topology XML, `nvidia-smi topo -m`, Slurm topology, ...")
     ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", callback=file_to_write, help="The topology TOML to write.")
-    ],
+    output: Annotated[Path, file_option("-o", "--output", metavar=None, help="The topology TOML to write.")],
     format_: Annotated[
         str | None,
         typer.Option("--format", help="nccl, nvidia-smi, slurm or astra-sim; without it, by the content."),
@@ -178,8 +163,7 @@ def import_(
 def export(
     cluster: ClusterName,
     output: Annotated[
-        Path,
-        typer.Option("-o", "--output", callback=file_to_write, help="The ASTRA-sim network yml to write."),
+        Path, file_option("-o", "--output", metavar=None, help="The ASTRA-sim network yml to write.")
     ],
     nodes: Nodes = 4,
 ) -> None:

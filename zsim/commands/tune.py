@@ -16,8 +16,8 @@ from zsim.commands.options import (
     Nodes,
     Set,
     experiment_from,
-    file_to_write,
-    folder_to_write,
+    file_option,
+    folder_option,
     is_output,
     print_json,
     write_files,
@@ -58,17 +58,9 @@ def tune(
         Path | None, typer.Option(metavar="DIR", help="Simulated points, shared with `zsim sweep --cache`.")
     ] = None,
     json_: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", metavar="FILE", callback=file_to_write, help="Write the result as JSON ('-': print it)."
-        ),
+        Path | None, file_option("--json", help="Write the result as JSON ('-': print it).")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", callback=folder_to_write, help="Write the best few's files and tune.html there."
-        ),
-    ] = None,
+    out: Annotated[Path | None, folder_option(help="Write the best few's files and tune.html there.")] = None,
 ) -> None:
     """Find the best configuration that fits; say what to change in the one given, each change simulated.
 
