@@ -1,4 +1,4 @@
-"""The small jobs whose traces are kept: each framework, and each way in which a plan or a machine is special."""
+"""The small jobs whose traces are kept: each framework, and each special kind of plan and machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "zero-3": _job(_zero(3), training=_TRAINING | {"activation_checkpointing": "full"}),
     "zero-3-of-0.10": _job(_zero(3, version="0.10.3")),
     "zero-3-nvme": _job(_zero(3, **_NVME), nodes=1),
-    "zero-pp": _job(_zero(3, zero_hpz_partition_size=8, zero_quantized_weights=True, zero_quantized_gradients=True)),
+    "zero-pp": _job(
+        _zero(3, zero_hpz_partition_size=8, zero_quantized_weights=True, zero_quantized_gradients=True)
+    ),
     "fsdp1": _job({"kind": "fsdp1"}, cluster="dgx-a100-80gb"),
     "fsdp2": _job({"kind": "fsdp2"}, training=_TRAINING | {"gradient_accumulation_steps": 2}),
     "fsdp2-cpu": _job({"kind": "fsdp2", "cpu_offload": True}, nodes=1),
