@@ -10,12 +10,12 @@ import typer
 
 from zsim.errors import InputError
 from zsim.files import check_file, check_folder, make_folder, write_whole
+from zsim.resources import EXAMPLE
 from zsim.specs.setting import setting
 
 if TYPE_CHECKING:
     from zsim.specs.experiment import Experiment
 
-EXAMPLE = Path(__file__).parents[1] / "presets" / "experiments" / "llama-3-70b-zero3.toml"
 
 ExperimentFile = Annotated[
     Path | None,

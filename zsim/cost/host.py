@@ -10,12 +10,13 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from zsim.resources import PRESETS
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.hardware import Evidence, HostDevice, Table
 from zsim.specs.validation import validated
 from zsim.units import Seconds
 
-_PRESET = Path(__file__).resolve().parent.parent / "presets" / "frameworks.toml"
+_PRESET = PRESETS / "frameworks.toml"
 
 
 class HostCost(Table):

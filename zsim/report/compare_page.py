@@ -12,6 +12,7 @@ from zsim.report.compare_figures import memory_bars, op_scatter, twin_timeline
 from zsim.report.compare_print import show, show_error
 from zsim.report.figures import time_scale
 from zsim.report.verdict import Metric, Verdict
+from zsim.resources import TEMPLATES
 from zsim.version import __version__
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from zsim.report.compare import Comparison
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _TITLES: dict[Verdict, str] = {
     "pass": "The same, within tolerance",
     "fail": "Different",
@@ -49,7 +49,7 @@ def compare_page(comparison: Comparison) -> str:
     from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

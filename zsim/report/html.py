@@ -19,6 +19,7 @@ from zsim.report.settings import sections
 from zsim.report.timeline import stream_timeline, views
 from zsim.report.traffic import CollectiveRow, SentRow
 from zsim.report.words import headline, missing_memory
+from zsim.resources import TEMPLATES
 from zsim.trace.drives import drive_rates
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from plotly.graph_objects import Figure
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _URL = re.compile(r"https?://[^\s,;)\"'<>]+")
 DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
 
@@ -53,7 +53,7 @@ def html_report(report: Report, trace: Trace) -> str:
     from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zsim.resources import TEMPLATES
 from zsim.version import __version__
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)

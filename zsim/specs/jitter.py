@@ -12,17 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import exp
-from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from zsim.resources import PRESETS
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.table import Evidence, Table
 from zsim.specs.validation import validated
 
-_FILE = Path(__file__).parents[1] / "presets" / "jitter.toml"
+_FILE = PRESETS / "jitter.toml"
 _MOST_STEPS = 1000
 _CALIBRATED_ON = 8  # GPUs
 Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

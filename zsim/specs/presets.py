@@ -10,18 +10,17 @@ import os
 from pathlib import Path
 
 from zsim.errors import InputError, did_you_mean
-
-_PACKAGE = Path(__file__).resolve().parent.parent
+from zsim.resources import PRESETS, topologies_folder
 
 
 def model_preset_names() -> tuple[str, ...]:
     """Names that `--model` takes, sorted."""
-    return _stems(_PACKAGE / "presets" / "models", ".json")
+    return _stems(PRESETS / "models", ".json")
 
 
 def model_preset_path(name: str) -> Path:
     """The `config.json`-shaped file of a model preset. Raises InputError for an unknown name."""
-    return _locate(_PACKAGE / "presets" / "models", ".json", name, "model", "a path to a config.json")
+    return _locate(PRESETS / "models", ".json", name, "model", "a path to a config.json")
 
 
 def topology_preset_names() -> tuple[str, ...]:
@@ -42,12 +41,6 @@ def gpu_preset_names() -> tuple[str, ...]:
 def gpu_preset_path(name: str) -> Path:
     """The TOML file of a GPU. Raises InputError for an unknown name."""
     return _locate(topologies_folder() / "gpus", ".toml", name, "GPU", None)
-
-
-def topologies_folder() -> Path:
-    """Where the shipped topologies are, installed or in a source checkout."""
-    installed = _PACKAGE / "topologies"
-    return installed if installed.is_dir() else _PACKAGE.parent / "topologies"
 
 
 def _stems(folder: Path, suffix: str) -> tuple[str, ...]:

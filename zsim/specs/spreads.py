@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from zsim.resources import PRESETS
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.hardware import Cluster
 from zsim.specs.validation import validated
 
-_PRESET = Path(__file__).resolve().parent.parent / "presets" / "spreads.toml"
+_PRESET = PRESETS / "spreads.toml"
 End = Literal["slow", "fast"]
 
 

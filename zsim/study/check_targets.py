@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zsim.errors import InputError
+from zsim.resources import CHECKOUT
 from zsim.study.recorded_cases import kind_of
 from zsim.trace.json_stream import beginning, text_lines
 from zsim.trace.read import read_trace
@@ -50,13 +51,12 @@ class Found:
 
 def checkout() -> Path:
     """The source checkout that this package runs from; InputError in an installed one."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "validation" / "published").is_dir():
+    if not (CHECKOUT / "validation" / "published").is_dir():
         raise InputError(
             "check: nothing given, and the recorded cases come with the source checkout only (traces/, "
             f"validation/); expected {_EXPECTED}"
         )
-    return root
+    return CHECKOUT
 
 
 def find_targets(paths: Sequence[Path], base: Path) -> Found:

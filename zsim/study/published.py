@@ -17,6 +17,7 @@ from zsim.engine.record import framework_memory
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
+from zsim.resources import CHECKOUT
 from zsim.specs.job import Job
 from zsim.study.published_job import RowJob, row_job
 from zsim.study.published_statistics import summarise
@@ -79,7 +80,7 @@ class CheckResult:
 
 def shipped_tables() -> list[Path]:
     """The tables of a source checkout; raises InputError in an installed package, which has none."""
-    folder = Path(__file__).resolve().parents[2] / "validation" / "published"
+    folder = CHECKOUT / "validation" / "published"
     tables = sorted(folder.glob("*.csv"))
     if not tables:
         raise InputError(

@@ -11,13 +11,13 @@ from typing import Any
 from zsim.api import simulate
 from zsim.errors import InputError, ZsimError
 from zsim.report.report import Report
+from zsim.resources import EXAMPLE
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment, load_experiment
 from zsim.specs.topology import Topology
 from zsim.specs.topology_graph import bisection_bandwidth
 from zsim.units import format_rate, format_seconds
 
-_EXAMPLE = Path(__file__).parent.parent / "presets" / "experiments" / "llama-3-70b-zero3.toml"
 _MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -120,7 +120,7 @@ def compare_topologies(
     """The experiment on every cluster with the same number of GPUs."""
     if len(names) < 1:
         raise InputError("topology compare: expected at least one cluster")
-    base = load_experiment(experiment or _EXAMPLE, {"model": model} if model else {})
+    base = load_experiment(experiment or EXAMPLE, {"model": model} if model else {})
     total = gpus or base.gpus or (base.nodes or 1) * load_cluster(base.cluster).gpus_per_node
     return [_compare_one(base, name, total, scales) for name in names]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import zsim
+from zsim.resources import PACKAGE
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import DeepSpeedTable, Experiment
 from zsim.specs.importers.deepspeed_text import load_object
@@ -60,10 +59,9 @@ def _config(experiment: Experiment) -> Any:
 def source_digest() -> str:
     """A hash of zsim's own code and of the data it computes with (models and clusters aside, which every
     identity holds by itself)."""
-    package = Path(zsim.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.glob("presets/*.toml")]):
-        digest.update(str(path.relative_to(package)).encode())
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.glob("presets/*.toml")]):
+        digest.update(str(path.relative_to(PACKAGE)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

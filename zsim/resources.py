@@ -1,0 +1,17 @@
+"""Where the files that ship with zsim are: in an installed package or in a source checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parent  # of a source checkout; in an installed package, the folder of packages
+PRESETS = PACKAGE / "presets"
+EXAMPLE = PRESETS / "experiments" / "llama-3-70b-zero3.toml"  # what a bare `zsim run` simulates
+TEMPLATES = PACKAGE / "report" / "templates"
+
+
+def topologies_folder() -> Path:
+    """The shipped clusters and GPUs: beside the package in a source checkout, inside it when installed."""
+    installed = PACKAGE / "topologies"
+    return installed if installed.is_dir() else CHECKOUT / "topologies"
