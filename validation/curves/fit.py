@@ -75,8 +75,8 @@ _RINGS_ALIKE = {("ring", protocol): (GATHER, protocol) for protocol in ("ll", "l
 @dataclass(frozen=True)
 class Fit:
     """What is fitted together: the curves of `clusters` and `kinds`, by the numbers of `starts`. `also` takes
-    over what another place gets. `num_starts`: which algorithm is fastest changes with the constants, so there
-    are several dips: the deepest of so many.
+    over what another place gets. Which algorithm is fastest changes with the constants, so there are several
+    dips: the deepest of `num_starts`.
     """
 
     preset: str
