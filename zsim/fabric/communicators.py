@@ -8,6 +8,7 @@ algorithm and protocol for each communicator by itself, so the choice goes by th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -110,7 +111,7 @@ def round_seconds(costs: ProtocolCosts, longer: Longer, *, spans: bool) -> tuple
 def ramp_seconds(rounds: Rounds, costs: ProtocolCosts, full_bytes: float) -> float:
     """What sending a tensor in pieces costs; see `ProtocolCosts`."""
     ramp = costs.ramp + (costs.network_ramp if rounds.inter > 0 else 0.0)
-    return ramp * (full_bytes / _MIB) ** 0.5
+    return ramp * sqrt(full_bytes / _MIB)
 
 
 def ring_latency(rounds: Rounds, costs: ProtocolCosts, longer: Longer) -> float:

@@ -97,22 +97,31 @@ def compare_routings(job: Job, step_seconds: float) -> Routing:
     num_paths: int = getattr(topology.wiring, "num_paths", 0)
     ideal = collective_seconds(topology, plan)
     if not can_hash(given) or num_paths == 1 or not uplinks.fraction:
-        seconds = (step_seconds,) * 3
-        return Routing(network.routing, 1, flows, *seconds, (ideal,) * 3, uplinks)
+        alike = step_seconds, step_seconds, step_seconds
+        return Routing(network.routing, 1, flows, *alike, (ideal, ideal, ideal), uplinks)
     draws = [with_routing(given, seed) for seed in range(NUM_DRAWS)]
     taken = [collective_seconds(job_topology(replace(job, cluster=draw)), plan) for draw in draws]
     order = np.argsort(taken, kind="stable").tolist()
     median, high = order[(NUM_DRAWS - 1) // 2], order[ceil(0.95 * NUM_DRAWS) - 1]
-    steps = {
-        cluster: simulate_job(replace(job, cluster=draw), is_for_network=True).trace.step_seconds
-        for cluster, draw in (("ideal", even), ("p50", draws[median]), ("p95", draws[high]))
-    }
-    own = steps["ideal"]
-    if network.routing == "hash":
-        own = simulate_job(job, is_for_network=True).trace.step_seconds
-    seconds = tuple(step_seconds + steps[name] - own for name in ("ideal", "p50", "p95"))
-    drawn = (ideal, taken[median], taken[high])
-    return Routing(network.routing, num_paths, flows, *seconds, drawn, uplinks)
+    ideal_step, median_step, high_step = (
+        _network_step(job, cluster) for cluster in (even, draws[median], draws[high])
+    )
+    # What the allocator and the exact classes add to the given fabric's step, they add to all.
+    beside = step_seconds - (_network_step(job, given) if network.routing == "hash" else ideal_step)
+    return Routing(
+        network.routing,
+        num_paths,
+        flows,
+        ideal_step + beside,
+        median_step + beside,
+        high_step + beside,
+        (ideal, taken[median], taken[high]),
+        uplinks,
+    )
+
+
+def _network_step(job: Job, cluster: Cluster) -> float:
+    return simulate_job(replace(job, cluster=cluster), is_for_network=True).trace.step_seconds
 
 
 def can_hash(cluster: Cluster) -> bool:
