@@ -36,6 +36,8 @@ def message_of(folder: Path, network: str, nodes: int = 4) -> str:
         ('kind = "fat-tree"\noversubscription = 0.5', "greater than or equal to 1"),
         ('kind = "fat-tree"\nleaves_per_pod = 4', "need levels = 3"),
         ('kind = "fat-tree"\nflows_per_pair = 4', "flows_per_pair needs routing = 'hash'"),
+        ('kind = "fat-tree"\nhash_seed = 4', "hash_seed needs routing = 'hash'"),
+        ('kind = "fat-tree"\nrouting = "hash"\nhash_seed = -1', "greater than or equal to 0"),
         ('kind = "torus"\nshape = [4]', "found 1 dimensions, expected 2 or 3"),
         ('kind = "links"', "needs at least one [[network.links]] table"),
         ('kind = "fat-tree"\nlink_bandwidth = 400', "has no unit"),

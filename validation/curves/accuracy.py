@@ -1,31 +1,48 @@
-"""Writes docs/collectives.md: errors on measured all-reduce curves, fitted and left out of the fit.
+"""Writes docs/collectives.md: errors on measured curves, fitted and left out of the fit.
 
 python validation/curves/accuracy.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import expm1
 from pathlib import Path
 from statistics import fmean, median
 
-from validation.curves.fit import FITTED, Constants, Curve, constants_at, fit, preset_constants, read_curves
+from validation.curves.fit import FITS, constants_at, fit, fitted_curves
+from validation.curves.measured import ALL_REDUCE, Constants, Curve, preset_constants, read_curves
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "collectives.md"
 MACHINES = {
     "dgx-a100-80gb": "8 A100 (DGX A100)",
     "dgx-h100": "H100 with InfiniBand, 8 to 8,192 GPUs",
-    "aws-p5": "2 x p5.48xlarge (H100, EFA)",
+    "aws-p5": "2 to 32 x p5.48xlarge (H100, EFA)",
     "hgx-b200": "8 B200 (HGX B200)",
 }
+BANDS: Mapping[str, tuple[int, int]] = {
+    "to 64 KiB": (0, 2**16),
+    "64 KiB to 1 MiB": (2**16 + 1, 2**20 - 1),
+    "1 to 64 MiB": (2**20, 2**26),
+    "above": (2**26 + 1, 2**62),
+}
+REDUCES = ("all_reduce",)
 Errors = list[float]
 
 
-def errors_of(curves: Sequence[Curve], constants: Constants) -> Errors:
+def errors_of(curves: Iterable[Curve], constants: Constants) -> Errors:
     """Signed relative errors of time, scored points."""
     return [expm1(error) for curve in curves for error in curve.errors(constants, scored=True)]
+
+
+def band_errors(curve: Curve, constants: Constants) -> dict[str, Errors]:
+    """Signed relative errors of time by band of sizes, all points."""
+    pairs = list(zip(curve.points, curve.errors(constants), strict=True))
+    return {
+        band: [expm1(error) for point, error in pairs if low <= point.size_bytes <= high]
+        for band, (low, high) in BANDS.items()
+    }
 
 
 def with_sizes(curves: Sequence[Curve], parity: int) -> list[Curve]:
@@ -61,43 +78,79 @@ def row(what: str, errors: Errors) -> str:
     )
 
 
-def lines() -> list[str]:
-    """The page's tables."""
-    curves = read_curves()
+def band_row(what: str, curves: Sequence[Curve]) -> str:
+    """Bias and median error of every band."""
+    bands: dict[str, Errors] = {band: [] for band in BANDS}
+    for curve in curves:
+        for band, errors in band_errors(curve, preset_constants(curve.cluster.name)).items():
+            bands[band] += errors
+    cells = [
+        f"{fmean(errors):+.0%}, {median(map(abs, errors)):.0%}" if errors else "" for errors in bands.values()
+    ]
+    return f"| {what} | {' | '.join(cells)} |"
+
+
+def band_lines(curves: Sequence[Curve]) -> list[str]:
+    """Errors by band of sizes: by network and role, then curve by curve of `networks.csv`."""
+    head = f" | {' | '.join(BANDS)} |\n|---|{'---:|' * len(BANDS)}"
+    found = [f"| network, role, collectives{head}"]
+    for network in ("EFA", "InfiniBand", "RoCE", "NVLink"):
+        for role in ("fit", "held"):
+            for title, kinds in (("all-reduce", REDUCES), ("gathers", ("all_gather", "reduce_scatter"))):
+                own = [c for c in curves if (c.network, c.role) == (network, role) and c.kind in kinds]
+                if own:
+                    what = "fitted" if role == "fit" else "held out"
+                    found.append(band_row(f"{network}, {what}, {title} ({len(own)})", own))
+    found += ["", f"| curve{head}"]
+    small = {curve.name for curve in read_curves(ALL_REDUCE)}
+    for curve in curves:
+        if curve.name not in small or curve.network == "EFA":
+            found.append(band_row(f"{curve.name} ({curve.network}, {curve.role})", [curve]))
+    return found
+
+
+def curve_lines(curves: Sequence[Curve]) -> list[str]:
+    """All-reduces as fitted, and as predicted where the fit did not see them."""
     head = "points | median | mean | worst | bias |\n" + "|---|---:|---:|---:|---:|---:|"
     found = [f"| machine, and what the fit did not see | {head}"]
     alone: dict[str, Errors] = {}
     for name, title in MACHINES.items():
-        own = [curve for curve in curves if curve.cluster.name == name]
+        own = fitted_curves(name, curves)
         found.append(row(f"**{title}**, nothing left out", errors_of(own, preset_constants(name))))
         found.append(row("every other size", without_sizes(name, own)))
         if len(own) == 1:
             continue
         for curve in own:
             alone[curve.name] = without_curves(name, own, lambda other, out=curve: other is out)  # type: ignore[misc]
-        found.append(row("each curve in turn", [error for errors in alone.values() for error in errors]))
+        found.append(row("each curve in turn", [error for curve in own for error in alone[curve.name]]))
         found.append(row("all above 128 GPUs", without_curves(name, own, lambda curve: curve.gpus > 128)))
-        for source in ("DGX", "InfiniBand"):
+        for source in ("DGX", "InfiniBand") if name == "dgx-h100" else ("HyperPod", ", p5"):
             errors = without_curves(name, own, lambda curve, source=source: source in curve.name)  # type: ignore[misc]
-            found.append(row(f"all of the source '{source}'", errors))
+            found.append(row(f"all of the source '{source.strip(', ')}'", errors))
     found += ["", f"| curve | {head}"]
     for curve in curves:
-        found.append(row(curve.name, errors_of([curve], preset_constants(curve.cluster.name))))
+        if curve.role == "fit":
+            found.append(row(curve.name, errors_of([curve], preset_constants(curve.cluster.name))))
         if curve.name in alone:
             found.append(row("... left out", alone[curve.name]))
     return found
 
 
-def main() -> None:
-    assert set(MACHINES) == set(FITTED)
+def write(name: str, lines: Sequence[str]) -> None:
+    """One block of the page."""
     text = TARGET.read_text(encoding="utf-8")
-    start, end = (
-        "<!-- curves: python validation/curves/accuracy.py rewrites them -->\n",
-        "<!-- end of curves -->",
-    )
+    start = f"<!-- {name}: python validation/curves/accuracy.py rewrites them -->\n"
+    end = f"<!-- end of {name} -->"
     before, rest = text.split(start)
     after = rest.split(end)[1]
-    TARGET.write_text(before + start + "\n".join(lines()) + "\n" + end + after, encoding="utf-8")
+    TARGET.write_text(before + start + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
+
+
+def main() -> None:
+    assert set(MACHINES) <= set(FITS)
+    curves = read_curves()
+    write("bands", band_lines(curves))
+    write("curves", curve_lines(curves))
 
 
 if __name__ == "__main__":

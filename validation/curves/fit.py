@@ -1,47 +1,34 @@
-"""Fits the constants of all-reduces to measured curves, one set per machine type: the preset a curve names.
+"""Fits the constants of collectives to measured curves, one set per machine type.
 
-    python validation/curves/fit.py
+    python validation/curves/fit.py [NAME ...]
 
 Robust least squares (soft L1) on the logarithm of simulated over measured seconds, up to 16 GiB, of the
-fastest algorithm and protocol; errors are of 64 KiB to 4 GiB. A weak pull keeps what the points cannot tell
-where NCCL's tables have it. Prints the constants to write into the preset's [collectives.algorithms], and the
-errors left.
+fastest algorithm and protocol, over curves of role `fit` alone; errors are of 64 KiB to 4 GiB. A weak pull
+keeps what the points cannot tell where NCCL's tables have it. Prints the constants to write into the preset's
+[collectives], and the errors left.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, log
-from pathlib import Path
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
 from statistics import median
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from zsim.cost.collectives import edge_bytes
-from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
-from zsim.fabric.communicators import Instance, ring_latency
-from zsim.fabric.idle import idle_fabric
-from zsim.fabric.methods import Method
-from zsim.plan.ops import Collective, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster, ProtocolCosts
-from zsim.specs.topology import Topology
-from zsim.study.collective_bench import CurvePoint, compare_curves
+from validation.curves.measured import GATHER, Constants, Curve, preset_constants, read_curves
+from zsim.specs.hardware import ProtocolCosts
 
-TABLE = Path(__file__).with_name("all_reduce.csv")
 SCALE = 0.05  # beyond such an error a point pulls with its distance, no longer with its square
 PULL = 0.02  # what a factor of e away from where a number starts costs, as the error of one point
-MIB = 2.0**20
-LARGEST = 2**34
-NUM_STARTS = 4
 SEED = 20010
 
 Key = tuple[str, str, str]  # algorithm, protocol, field; "fraction": of all links
-Constants = Mapping[tuple[str, str], ProtocolCosts]
 Theta = Sequence[float]
+_REDUCES, _GATHERS = ("all_reduce",), ("all_gather", "reduce_scatter")
 # Where each number starts: NCCL's tables (zsim.cost.nccl_tuning), and for what they have not, ramps, a guess.
 _RING: Mapping[Key, float] = {
     ("ring", "ll", "base"): 6.6e-6,
@@ -64,113 +51,71 @@ _ACROSS: Mapping[Key, float] = {
     ("nvls_tree", "simple", "inter_round"): 20.9e-6,
     ("nvls_tree", "simple", "ramp"): 10e-6,
 }
-_EFA: Mapping[Key, float] = {
+_GATHER_ACROSS: Mapping[Key, float] = {
+    (GATHER, "ll", "base"): 6.6e-6,
+    (GATHER, "ll", "inter_round"): 2.7e-6,
+    (GATHER, "ll", "network_ramp"): 1e-6,
+    (GATHER, "ll128", "inter_round"): 4e-6,
+    (GATHER, "ll128", "network_ramp"): 3e-6,
+    (GATHER, "simple", "inter_round"): 14e-6,
+    (GATHER, "simple", "network_ramp"): 5e-6,
+    (GATHER, "simple", "inter_fraction"): 1.0,
+}
+# Over EFA the plugin, not the protocol, makes the round: one set for all rings.
+_EFA_RING: Mapping[Key, float] = {
     ("ring", "ll", "inter_round"): 2.7e-6,
     ("ring", "ll128", "inter_round"): 4e-6,
-    ("ring", "ll128", "fraction"): 0.92,
+    ("ring", "ll128", "fraction"): 0.5,
     ("ring", "simple", "inter_round"): 14e-6,
+    ("ring", "simple", "network_ramp"): 10e-6,
 }
-FITTED: Mapping[str, Mapping[Key, float]] = {
-    "dgx-a100-80gb": _RING,
-    "dgx-h100": {**_RING, **_NVLS, **_ACROSS},
-    "aws-p5": {
-        **_EFA,
-        **{key: start for key, start in _ACROSS.items() if key != ("tree", "ll128", "fraction")},
-    },
-    "hgx-b200": {**_RING, **_NVLS},
-}
+_RINGS_ALIKE = {("ring", protocol): (GATHER, protocol) for protocol in ("ll", "ll128", "simple")}
 
 
 @dataclass(frozen=True)
-class Option:
-    """One algorithm and protocol on one curve: bus bytes per second that links inside domains and links
-    between them allow."""
+class Fit:
+    """What is fitted together: the curves of `clusters` and `kinds`, by the numbers of `starts`. `also` takes
+    over what another place gets. Which algorithm is fastest changes with the constants, so there are several
+    dips: the deepest of `num_starts`.
+    """
 
-    method: Method
-    protocol: str
-    intra: float
-    inter: float
+    preset: str
+    clusters: tuple[str, ...]
+    kinds: tuple[str, ...]
+    starts: Mapping[Key, float]
+    also: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    num_starts: int = 4
 
-
-@dataclass(frozen=True)
-class Curve:
-    """A measured curve, and what of its topology the time depends on; the constants come from outside."""
-
-    name: str
-    cluster: Cluster
-    gpus: int
-    communicator: Instance
-    options: tuple[Option, ...]
-    points: tuple[CurvePoint, ...]
-    harness_seconds: float
-
-    def seconds(self, size: int, constants: Constants) -> float:
-        """Of the fastest, as `zsim.fabric.fabric.Fabric.options` has it."""
-        return min(self._seconds(option, size, constants) for option in self.options) + self.harness_seconds
-
-    def _seconds(self, option: Option, size: int, constants: Constants) -> float:
-        method, rounds = option.method, option.method.rounds
-        costs = constants[method.algorithm, option.protocol]
-        size_bytes = edge_bytes("all_reduce", size, self.gpus)
-        inside = size_bytes / (option.intra * costs.intra_fraction)
-        across = size_bytes / (option.inter * costs.inter_fraction)
-        latency = ring_latency(rounds, costs, self.communicator.longer) + costs.ramp * (size / MIB) ** 0.5
-        if method.shape == "tree":
-            channels, domains = self.cluster.collectives.channels, self.communicator.num_domains
-            pieces = tree_pieces(option.protocol, size, channels, self.gpus, domains)
-            latency += fill_seconds(rounds, inside, across, pieces)
-        return latency + max(inside, across)
-
-    def errors(self, constants: Constants, *, scored: bool = False) -> list[float]:
-        """Logarithm of simulated over measured seconds, point by point, or only of the scored points."""
-        return [
-            log(self.seconds(point.size_bytes, constants) / self.measured_seconds(point))
-            for point in self.points
-            if point.is_scored or not scored
-        ]
-
-    def measured_seconds(self, point: CurvePoint) -> float:
-        return edge_bytes("all_reduce", point.size_bytes, self.gpus) / point.measured_bus_bytes_per_second
+    def has(self, curve: Curve) -> bool:
+        return curve.cluster.name in self.clusters and curve.kind in self.kinds
 
 
-def read_curves(path: Path = TABLE) -> list[Curve]:
-    """All curves of the table with their points up to 16 GiB; those from 64 KiB to 4 GiB are scored."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = {row["curve"]: row for row in csv.DictReader(file)}
-    points = [
-        point
-        for point in compare_curves(path)
-        if point.measured_bus_bytes_per_second > 0 and point.size_bytes <= LARGEST
-    ]
-    return [_curve(row, [point for point in points if point.curve == name]) for name, row in rows.items()]
+FITS: Mapping[str, Fit] = {
+    "dgx-a100-80gb": Fit("dgx-a100-80gb", ("dgx-a100-80gb",), _REDUCES, _RING),
+    "dgx-h100": Fit("dgx-h100", ("dgx-h100",), _REDUCES, {**_RING, **_NVLS, **_ACROSS}),
+    "dgx-h100, gathers": Fit("dgx-h100", ("dgx-h100", "hgx-h200"), _GATHERS, _GATHER_ACROSS),
+    "aws-p5": Fit(
+        "aws-p5",
+        ("aws-p5",),
+        (*_REDUCES, *_GATHERS),
+        {**_EFA_RING, **_ACROSS, (GATHER, "ll128", "inter_round"): 4e-6, (GATHER, "ll128", "fraction"): 0.2},
+        {key: _RINGS_ALIKE[key] for key in (("ring", "ll"), ("ring", "simple"))},
+        num_starts=8,
+    ),
+    "aws-p4d": Fit(
+        "aws-p4d",
+        ("aws-p4d",),
+        _REDUCES,
+        {key: start for key, start in _EFA_RING.items() if key[1] == "simple"},
+        _RINGS_ALIKE,
+    ),
+    "hgx-b200": Fit("hgx-b200", ("hgx-b200",), _REDUCES, {**_RING, **_NVLS}),
+}
 
 
-def _curve(row: Mapping[str, str], points: Sequence[CurvePoint]) -> Curve:
-    cluster = load_cluster(row["cluster"])
-    nodes, gpus = int(row["nodes"]), int(row["gpus"])
-    work = Collective("all_reduce", 8, "fp32", "world")
-    topology = Topology(cluster, nodes, gpus // nodes)
-    communicator = idle_fabric(topology, Group("world", gpus), [work]).communicator("world")
-    options = tuple(
-        Option(
-            choice.method,
-            choice.protocol,
-            choice.limits.inside / choice.costs.intra_fraction,
-            choice.limits.across / choice.costs.inter_fraction,
-        )
-        for choice in communicator.choices["all_reduce"]
-    )
-    harness = float(row["harness_seconds"] or 0)
-    return Curve(row["curve"], cluster, gpus, communicator, options, tuple(points), harness)
-
-
-def preset_constants(name: str) -> dict[tuple[str, str], ProtocolCosts]:
-    """What the preset has today."""
-    own = load_cluster(name).collectives
-    constants = {("ring", protocol): costs for protocol, costs in own.protocols.items()}
-    for algorithm, protocols in own.algorithms.items():
-        constants |= {(algorithm, protocol): costs for protocol, costs in protocols.items()}
-    return constants
+def fitted_curves(name: str, curves: Iterable[Curve]) -> list[Curve]:
+    """The curves that may choose the fit's numbers."""
+    return [curve for curve in curves if FITS[name].has(curve) and curve.role == "fit"]
 
 
 def constants_at(
@@ -178,20 +123,24 @@ def constants_at(
 ) -> dict[tuple[str, str], ProtocolCosts]:
     """The preset's constants (`base`, where they are at hand) with the fitted ones (`theta`: logarithms) in
     their places."""
-    constants = dict(base or preset_constants(name))
-    for (algorithm, protocol, field), value in zip(FITTED[name], theta, strict=True):
-        fields = ("intra_fraction", "inter_fraction") if field == "fraction" else (field,)
+    own = FITS[name]
+    constants = dict(base or preset_constants(own.preset))
+    for (algorithm, protocol, what), value in zip(own.starts, theta, strict=True):
+        fields = ("intra_fraction", "inter_fraction") if what == "fraction" else (what,)
         update = dict.fromkeys(fields, exp(value))
-        constants[algorithm, protocol] = constants[algorithm, protocol].model_copy(update=update)
+        place = algorithm, protocol
+        for target in (place, own.also[place]) if place in own.also else (place,):
+            constants[target] = constants[target].model_copy(update=update)
     return constants
 
 
 def fit(name: str, curves: Sequence[Curve]) -> list[float]:
     """Logarithms of the constants that fit the curves' points best."""
-    start = np.log(list(FITTED[name].values()))
-    highest = [0.0 if key[2].endswith("fraction") else start[i] + 3 for i, key in enumerate(FITTED[name])]
+    starts = FITS[name].starts
+    start = np.log(list(starts.values()))
+    highest = [0.0 if key[2].endswith("fraction") else start[i] + 3 for i, key in enumerate(starts)]
 
-    base = preset_constants(name)
+    base = preset_constants(FITS[name].preset)
 
     def residuals(theta: np.ndarray) -> np.ndarray:
         constants = constants_at(name, theta.tolist(), base)
@@ -199,35 +148,34 @@ def fit(name: str, curves: Sequence[Curve]) -> list[float]:
         return np.array([*errors, *(PULL * (theta - start))])
 
     bounds = (start - 4, np.maximum(highest, start + 1e-6))
-    # Which algorithm is fastest changes with the constants, so there are several dips: the deepest of a few.
     generator = np.random.default_rng(SEED)
-    starts = [start, *(start + 0.7 * generator.standard_normal((NUM_STARTS - 1, len(start))))]
+    begins = [start, *(start + 0.7 * generator.standard_normal((FITS[name].num_starts - 1, len(start))))]
     found = [
         least_squares(
             residuals, np.clip(begin, *bounds), bounds=bounds, loss="soft_l1", f_scale=SCALE, diff_step=0.01
         )
-        for begin in starts
+        for begin in begins
     ]
     return [float(value) for value in min(found, key=lambda one: float(one.cost)).x]
 
 
-def main() -> None:
+def main(names: Sequence[str]) -> None:
     curves = read_curves()
-    for name in FITTED:
-        own = [curve for curve in curves if curve.cluster.name == name]
+    for name in names or FITS:
+        own = fitted_curves(name, curves)
         theta = fit(name, own)
-        for (algorithm, protocol, field), value, start in zip(
-            FITTED[name], theta, FITTED[name].values(), strict=True
-        ):
-            unit, scale = ("", 1) if field.endswith("fraction") else (" us", 1e6)
+        starts = FITS[name].starts
+        for (algorithm, protocol, what), value, start in zip(starts, theta, starts.values(), strict=True):
+            unit, scale = ("", 1) if what.endswith("fraction") else (" us", 1e6)
             print(
-                f"{name:<14} {algorithm:<10} {protocol:<7} {field:<15} {exp(value) * scale:8.3f}{unit:<3} "
+                f"{name:<18} {algorithm:<10} {protocol:<7} {what:<15} {exp(value) * scale:8.3f}{unit:<3} "
                 f"(started at {start * scale:.3g})"
             )
-        for what, constants in (("fitted", constants_at(name, theta)), ("preset", preset_constants(name))):
+        preset = preset_constants(FITS[name].preset)
+        for which, constants in (("fitted", constants_at(name, theta)), ("preset", preset)):
             errors = [abs(exp(error) - 1) for curve in own for error in curve.errors(constants, scored=True)]
-            print(f"{name:<14} {what}: median {median(errors):.1%} of {len(errors)} points")
+            print(f"{name:<18} {which}: median {median(errors):.1%} of {len(errors)} points")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

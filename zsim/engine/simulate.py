@@ -100,14 +100,21 @@ class Outcome:
 
 
 def simulate_job(
-    job: Job, *, unfold: bool = False, plan: Plan | None = None, takes_margin: bool = False
+    job: Job,
+    *,
+    unfold: bool = False,
+    plan: Plan | None = None,
+    takes_margin: bool = False,
+    is_for_network: bool = False,
 ) -> Outcome:
     """Run one steady step; as many as `[jitter]` draws; or a few beside those of `[jobs]`.
 
     One lane stands for all ranks of a class, which run the same program on equal hardware at symmetric
     places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine,
-    and without other jobs. A job that does not fit runs as if torch's allocator had room for it; one that
-    `takes_margin`, because it is known to have run, only where its tensors are more than the GPU has.
+    and without other jobs. `is_for_network`: for comparing fabrics, without what torch's allocator costs one
+    that runs short, and with groups that do the same as slow as the slowest of them. A job that does not fit
+    runs as if torch's allocator had room for it; one that `takes_margin`, because it is known to have run,
+    only where its tensors are more than the GPU has.
     """
     began = time.perf_counter()
     topology = job_topology(job)
@@ -117,7 +124,15 @@ def simulate_job(
         if job.others and plan is None:
             outcome = _beside_others(job, topology, slowdowns, unfold)
         else:
-            outcome = _by_itself(job, topology, slowdowns, unfold, plan, allocator_bytes=most)
+            outcome = _by_itself(
+                job,
+                topology,
+                slowdowns,
+                unfold,
+                plan,
+                allocator_bytes=None if is_for_network else most,
+                by_links=not is_for_network,
+            )
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
     beside = node_ranks(outcome.topology, outcome.classes)
     trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": beside})
@@ -132,15 +147,18 @@ def _by_itself(
     plan: Plan | None = None,
     *,
     allocator_bytes: int | None = None,
+    by_links: bool = True,
 ) -> Outcome:
     """`allocator_bytes`: up to how many bytes of tensors torch's allocator holds a step up where it runs
-    short; None leaves the allocator out."""
+    short; None leaves the allocator out. `by_links`: as of `find_classes`."""
     is_steady = plan is None
     plan = plan or make_plan(job)
     jitter = resolve_jitter(job.experiment.jitter)
     unfold = unfold or (jitter is not None and job.world_size <= _MOST_DRAWN)
     is_plain = job.placement.is_plain
-    classes, notes = find_classes(topology, plan, slowdowns, is_plain=is_plain, unfold=unfold)
+    classes, notes = find_classes(
+        topology, plan, slowdowns, is_plain=is_plain, unfold=unfold, by_links=by_links
+    )
     if jitter is not None and not unfold:
         classes = first_apart(classes)
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan

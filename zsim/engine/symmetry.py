@@ -20,11 +20,19 @@ _ROUGHLY = (
 
 
 def find_classes(
-    topology: Topology, plan: Plan, slowdowns: Floats, *, is_plain: bool, unfold: bool
+    topology: Topology,
+    plan: Plan,
+    slowdowns: Floats,
+    *,
+    is_plain: bool,
+    unfold: bool,
+    by_links: bool = True,
 ) -> tuple[Classes, tuple[str, ...]]:
     """The classes of a job's ranks and groups, and notes on what they leave out.
 
     `slowdowns`: how many times as long kernels take on every rank; `is_plain`: the job fills its fabric.
+    `by_links` false takes groups whose members do the same for as slow as the slowest of them, however many
+    classes their links would make.
     """
     if unfold:
         return each_by_itself(topology, plan.groups), ()
@@ -33,9 +41,10 @@ def find_classes(
     if is_even and is_whole and are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan):
         return one_class(topology, plan.groups), ()
     party = make_party(topology, plan, slowdowns)
-    classes = stable_classes([party])[0]
-    if len(classes.sizes) <= _MOST_CLASSES:
-        return classes, ()
+    if by_links:
+        classes = stable_classes([party])[0]
+        if len(classes.sizes) <= _MOST_CLASSES:
+            return classes, ()
     return stable_classes([party], by_links=False)[0], (_ROUGHLY,)
 
 

@@ -8,6 +8,7 @@ algorithm and protocol for each communicator by itself, so the choice goes by th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from zsim.fabric.methods import Method
 from zsim.fabric.rings import Floats, Ints, Longer
 from zsim.fluid.sharing import Profile
 from zsim.specs.hardware import ProtocolCosts
+
+_MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,12 @@ def round_seconds(costs: ProtocolCosts, longer: Longer, *, spans: bool) -> tuple
     the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
     inside = costs.intra_round + longer.inside
     return max(inside, costs.network_overhead) if spans else inside, costs.inter_round + longer.across
+
+
+def ramp_seconds(rounds: Rounds, costs: ProtocolCosts, full_bytes: float) -> float:
+    """What sending a tensor in pieces costs; see `ProtocolCosts`."""
+    ramp = costs.ramp + (costs.network_ramp if rounds.inter > 0 else 0.0)
+    return ramp * sqrt(full_bytes / _MIB)
 
 
 def ring_latency(rounds: Rounds, costs: ProtocolCosts, longer: Longer) -> float:

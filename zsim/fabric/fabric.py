@@ -18,7 +18,7 @@ import simpy
 from zsim.cost.collectives import CallLimit, edge_bytes
 from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
 from zsim.fabric.choice import planned_seconds
-from zsim.fabric.communicators import Choice, Instance, Limits, Transfer, ring_latency
+from zsim.fabric.communicators import Choice, Instance, Limits, Transfer, ramp_seconds, ring_latency
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES, sent_by_gpu
 from zsim.fabric.pooling import NO_EXTRA, Extra, lump
@@ -30,7 +30,6 @@ from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
 from zsim.specs.topology import Topology
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
-_MIB = 2.0**20
 
 
 class LinkLoad(NamedTuple):
@@ -203,7 +202,7 @@ class Fabric:
             if group.size > 1:
                 rounds = choice.method.rounds
                 latency = ring_latency(rounds, choice.costs, own.longer) + own.fault_seconds(kind, rounds)
-                latency += choice.costs.ramp * (work.bytes / _MIB) ** 0.5
+                latency += ramp_seconds(rounds, choice.costs, work.bytes)
             limits = choice.limits, choice.own_limits
             latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in limits]
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import simpy
 
@@ -14,3 +15,11 @@ from zsim.specs.topology import Topology
 def idle_fabric(topology: Topology, group: Group, works: Sequence[Collective]) -> Fabric:
     """The links of `topology` with nothing on them, ready for `works` of all groups like `group` at once."""
     return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, works=works)
+
+
+def idle_seconds(topology: Topology, groups: Mapping[str, Group], works: Iterable[Collective]) -> float:
+    """All `works` one after the other on links that carry nothing else: the groups of a kind at once, and all
+    as slow as the slowest of them."""
+    calls = Counter(works)
+    fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, works=calls)
+    return sum(count * fabric.transfer(work, 0).seconds_alone for work, count in calls.items())

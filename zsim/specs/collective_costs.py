@@ -20,6 +20,7 @@ class ProtocolCosts(BaseModel):
     `ramp`: what it costs to send a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave
     links idle while the first one travels, more pieces cost more handling; the sum of a/p and b p is least,
     2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree algorithms, 2009).
+    `network_ramp`: the same, and only once a group spans nodes: pieces that wait for a network card.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -31,6 +32,7 @@ class ProtocolCosts(BaseModel):
     inter_fraction: Fraction
     network_overhead: Seconds = 0.0
     ramp: Seconds = 0.0
+    network_ramp: Seconds = 0.0
 
 
 class LinkLatencies(BaseModel):

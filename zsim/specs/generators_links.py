@@ -11,7 +11,7 @@ import numpy as np
 
 from zsim.errors import InputError
 from zsim.specs.network import Network
-from zsim.specs.wiring import Floats, Ints, Inventory, Links, Path, View, weighted_count
+from zsim.specs.wiring import Floats, Ints, Inventory, Links, Path, View, hashed_path, weighted_count
 
 if TYPE_CHECKING:
     from zsim.specs.generators import Cards
@@ -118,8 +118,9 @@ class LinkList:
         ways = self._shortest(self.port(source, 0), self.port(target, 0))
         if self.network.routing == "hash":
             flows = self.network.flows_per_pair
-            chosen = [ways[(source * 2654435761 + target * 40503 + f * 97) % len(ways)] for f in range(flows)]
-            return [(1 / flows, 0, way) for way in chosen]
+            pair = np.array([source]), np.array([target])
+            chosen = [int(hashed_path(self.network, *pair, flow, len(ways))[0]) for flow in range(flows)]
+            return [(1 / flows, 0, ways[path]) for path in chosen]
         return [(1 / len(ways), 0, way) for way in ways]
 
     def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:

@@ -18,7 +18,7 @@ Count = Annotated[int, Field(gt=0, strict=True)]
 NetworkKind = Literal["single-switch", "fat-tree", "rail-optimized", "dragonfly", "torus", "links"]
 
 _SHARED = ("kind", "source", "evidence", "latency", "hop_latency")
-_SWITCHED = ("link_bandwidth", "efficiency", "routing", "flows_per_pair", "switch_ports")
+_SWITCHED = ("link_bandwidth", "efficiency", "routing", "flows_per_pair", "hash_seed", "switch_ports")
 _TREE = ("levels", "oversubscription", "spine_oversubscription", "leaves_per_pod", "planes")
 KEYS: dict[str, tuple[str, ...]] = {
     "single-switch": ("switch_ports",),
@@ -26,7 +26,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "rail-optimized": ("nodes_per_leaf", *_TREE, *_SWITCHED),
     "dragonfly": ("nodes_per_router", "routers_per_group", "global_links_per_router", *_SWITCHED),
     "torus": ("shape", "link_bandwidth", "efficiency"),
-    "links": ("links", "efficiency", "routing", "flows_per_pair"),
+    "links": ("links", "efficiency", "routing", "flows_per_pair", "hash_seed"),
 }
 
 
@@ -61,8 +61,9 @@ class Network(Table):
     after the first adds to a round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over
     its uplinks; `spine_oversubscription` the same one level up. `routing`: `even-split` spreads every flow
     over all shortest paths (adaptive routing, packet spraying), `hash` puts each of `flows_per_pair` flows of
-    a pair of cards on one path that a hash chooses (ECMP). `switch_ports`: refuse a fabric that needs larger
-    ones.
+    a pair of cards on one path that a hash chooses (ECMP; NCCL opens one flow per channel of a card and queue
+    pair, NCCL_IB_QPS_PER_CONNECTION); `hash_seed` is the luck of the draw. `switch_ports`: refuse a fabric
+    that needs larger ones.
     """
 
     kind: NetworkKind
@@ -83,6 +84,7 @@ class Network(Table):
     efficiency: Fraction = 1.0
     routing: Literal["even-split", "hash"] = "even-split"
     flows_per_pair: Count = 1
+    hash_seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = 0
     switch_ports: Count | None = None
 
     @model_validator(mode="before")
@@ -110,6 +112,7 @@ class Network(Table):
             raise ValueError("links: kind 'links' needs at least one [[network.links]] table")
         if self.levels == 2 and {"spine_oversubscription", "leaves_per_pod"} & self.model_fields_set:
             raise ValueError("leaves_per_pod and spine_oversubscription need levels = 3")
-        if self.routing == "even-split" and "flows_per_pair" in self.model_fields_set:
-            raise ValueError("flows_per_pair needs routing = 'hash'")
+        for key in ("flows_per_pair", "hash_seed"):
+            if self.routing == "even-split" and key in self.model_fields_set:
+                raise ValueError(f"{key} needs routing = 'hash'")
         return self

@@ -185,13 +185,18 @@ class HopWiring:
         return shares
 
     def _hash(self, sources: Ints, targets: Ints, flow: int) -> Ints:
-        """The path of every flow: a fixed mixing of (source, target, flow), as a switch hashes a header."""
-        mixed = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        mixed += targets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(flow * 0x165667B1 + 1)
-        for shift in (33, 29, 32):
-            mixed ^= mixed >> np.uint64(shift)
-            mixed *= np.uint64(0xFF51AFD7ED558CCD)
-        return (mixed >> np.uint64(11)).astype(np.int64) % self.num_paths
+        return hashed_path(self.network, sources, targets, flow, self.num_paths)
+
+
+def hashed_path(network: Network, sources: Ints, targets: Ints, flow: int, num_paths: int) -> Ints:
+    """The path of every flow: a fixed mixing of (source, target, flow, seed), as a switch hashes a header."""
+    mixed = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += targets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(flow * 0x165667B1 + 1)
+    mixed ^= np.uint64(network.hash_seed * 0xD6E8FEB86659FD93 % 2**64)
+    for shift in (33, 29, 32):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(0xFF51AFD7ED558CCD)
+    return (mixed >> np.uint64(11)).astype(np.int64) % num_paths
 
 
 def weighted_count(places: Ints, amount: float | Floats, length: int) -> Floats:

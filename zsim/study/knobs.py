@@ -110,7 +110,7 @@ def _replaced(table: Any, parts: list[str], value: float) -> Any:
 
 
 def _times(prefix: str) -> tuple[str, ...]:
-    names = ("base", "intra_round", "inter_round", "network_overhead", "ramp")
+    names = ("base", "intra_round", "inter_round", "network_overhead", "ramp", "network_ramp")
     return tuple(f"{prefix}.{name}" for name in names)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment, load_experiment
 from zsim.specs.topology import Topology
 from zsim.specs.topology_graph import bisection_bandwidth
+from zsim.study.routings import NUM_DRAWS, Routing, compare_routings, routing_words
 from zsim.units import format_rate, format_seconds
 
 _MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
@@ -44,6 +45,7 @@ class Comparison:
     facts: dict[str, Any]
     report: Report
     tiers: tuple[TierUse, ...]
+    routing: Routing
     scaling: dict[int, float]
 
     @property
@@ -69,6 +71,7 @@ class Comparison:
                 }
                 for tier in self.tiers
             ],
+            "routing": self.routing.to_dict(),
             "fabric": self.facts,
             "scaling_seconds": {str(gpus): seconds for gpus, seconds in self.scaling.items()},
         }
@@ -144,7 +147,8 @@ def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]
             continue  # such a count is no experiment (batch or group sizes do not divide it)
     facts = describe_topology(name, topology_nodes)
     tiers = _tiers(name, topology_nodes, result.report)
-    return Comparison(cluster.name, name, topology_nodes, gpus, facts, result.report, tiers, scaling)
+    routing = compare_routings(result.job, result.report.step_seconds)
+    return Comparison(cluster.name, name, topology_nodes, gpus, facts, result.report, tiers, routing, scaling)
 
 
 def _at(base: Experiment, cluster: str, gpus: int) -> Experiment:
@@ -201,16 +205,64 @@ def print_comparison(rows: Sequence[Comparison]) -> None:
     """`compare_topologies` for a terminal."""
     labels = rows[0].report.labels
     print(f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs")
-    width = max(len("cluster"), *(len(row.cluster) for row in rows))
-    print(f"{'cluster':<{width}}       step   exposed    MFU  switches  cables   bisection  fullest")
+    table = [[column.cell(row) for column in _COLUMNS] for row in rows]
+    _print_table([column.title for column in _COLUMNS], table, is_last_left=True)
+    print(f"routing: ideal (even-split), and hashed (ECMP; median and 95th percentile of {NUM_DRAWS} draws)")
+    _print_table(ROUTING_HEAD, [routing_cells(row) for row in rows])
     for row in rows:
-        mfu = f"{row.report.mfu_fraction * 100:.1f}%" if row.report.mfu_fraction is not None else "-"
-        cut = row.facts["bisection_bytes_per_second"]
-        fullest = max(row.tiers, key=lambda tier: tier.utilisation_fraction, default=None)
-        shown = f"{fullest.tier} {fullest.utilisation_fraction * 100:.0f}%" if fullest else "none"
-        print(
-            f"{row.cluster:<{width}} {format_seconds(row.report.step_seconds):>10} "
-            f"{format_seconds(row.exposed_seconds):>9} {mfu:>6} {row.facts['num_switches']:>9,} "
-            f"{row.facts['num_cables']:>7,} {format_rate(cut) if cut is not None else '-':>11}  {shown}"
-            + ("" if row.report.fits else " (does not fit)")
-        )
+        print(textwrap.fill(f"{row.cluster}: {routing_words(row.routing)}", 100, subsequent_indent="  "))
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column of the table, and what stands in it for a cluster."""
+
+    title: str
+    cell: Callable[[Comparison], str]
+
+
+_COLUMNS = (
+    _Column("cluster", lambda row: row.cluster),
+    _Column("step", lambda row: format_seconds(row.report.step_seconds)),
+    _Column("exposed", lambda row: format_seconds(row.exposed_seconds)),
+    _Column("MFU", lambda row: _percent(row.report.mfu_fraction)),
+    _Column("switches", lambda row: f"{row.facts['num_switches']:,}"),
+    _Column("cables", lambda row: f"{row.facts['num_cables']:,}"),
+    _Column("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
+    _Column("fullest", lambda row: _fullest(row)),
+)
+ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collectives hashed"]
+
+
+def routing_cells(row: Comparison) -> list[str]:
+    """A cluster's line under `ROUTING_HEAD`."""
+    found = row.routing
+    steps = (found.ideal_seconds, found.hashed_seconds, found.hashed_p95_seconds)
+    median, high = found.slowdowns
+    slower = f"x{median:.2f}, x{high:.2f}" if high != 1 else "as ideal"
+    return [row.cluster, found.given, *(format_seconds(step) for step in steps), slower]
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, is_last_left: bool = False) -> None:
+    """Columns as wide as they need; the first to the left, the others to the right."""
+    widths = [max(len(line[number]) for line in (head, *rows)) for number in range(len(head))]
+    for line in (head, *rows):
+        cells = [f"{line[0]:<{widths[0]}}"]
+        cells += [f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)]
+        if is_last_left:
+            cells[-1] = line[-1]
+        print("  ".join(cells))
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f}%"
+
+
+def _rate(bytes_per_second: float | None) -> str:
+    return "-" if bytes_per_second is None else format_rate(bytes_per_second)
+
+
+def _fullest(row: Comparison) -> str:
+    tier = max(row.tiers, key=lambda own: own.utilisation_fraction, default=None)
+    shown = f"{tier.tier} {tier.utilisation_fraction * 100:.0f}%" if tier else "none"
+    return shown + ("" if row.report.fits else " (does not fit)")

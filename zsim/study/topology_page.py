@@ -37,6 +37,9 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
 
 def comparison_page(rows: Sequence[Comparison]) -> str:
     """One experiment on several clusters."""
+    from zsim.study.routings import routing_words
+    from zsim.study.topologies import ROUTING_HEAD, routing_cells
+
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)
     summary = f"Fastest: {best.cluster}, {format_seconds(best.report.step_seconds)} per step."
@@ -55,8 +58,11 @@ def comparison_page(rows: Sequence[Comparison]) -> str:
          figures.drawing(row.file, row.nodes, {use.tier: use.utilisation_fraction for use in row.tiers}))
         for number, row in enumerate(rows)
     ]  # fmt: skip
+    routed = [[*routing_cells(row), routing_words(row.routing)] for row in rows]
     sections = [
         table,
+        Section("Routing: flows on all paths (ideal), or on one that a hash chooses (ECMP)", [],
+                [*ROUTING_HEAD, "why"], routed),
         Section("Links", [
             ("heat", "How busy the fullest link of each tier is over the step.", figures.heat_map(rows)),
             ("traffic", "Bytes that one GPU puts on each tier per step.", figures.traffic(rows)),

@@ -1,0 +1,146 @@
+"""Measured curves of collectives by message size, and the time that given constants say."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+
+from zsim.cost.collectives import edge_bytes
+from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
+from zsim.fabric.communicators import Instance, ramp_seconds, ring_latency
+from zsim.fabric.idle import idle_fabric
+from zsim.fabric.methods import Method
+from zsim.plan.ops import Collective, CollectiveKind, Group
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.hardware import Cluster, ProtocolCosts
+from zsim.specs.topology import Topology
+from zsim.study.collective_bench import CurvePoint, compare_curves
+
+ALL_REDUCE = Path(__file__).with_name("all_reduce.csv")
+NETWORKS = Path(__file__).with_name("networks.csv")
+LARGEST = 2**34
+GATHER = "gather"  # the ring of all-gathers and reduce-scatters: [collectives.protocols] of a preset
+
+Constants = Mapping[tuple[str, str], ProtocolCosts]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One algorithm and protocol on one curve: bus bytes per second that links inside domains and links
+    between them allow."""
+
+    method: Method
+    protocol: str
+    intra: float
+    inter: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A measured curve, and what of its topology the time depends on; the constants come from outside.
+
+    `role`: "fit", or "held" where no constant may be chosen by it.
+    """
+
+    name: str
+    cluster: Cluster
+    kind: CollectiveKind
+    gpus: int
+    network: str
+    role: str
+    source: str
+    communicator: Instance
+    options: tuple[Option, ...]
+    points: tuple[CurvePoint, ...]
+    harness_seconds: float
+
+    def seconds(self, size: int, constants: Constants) -> float:
+        """Of the fastest, as `zsim.fabric.fabric.Fabric.options` has it."""
+        return min(self._seconds(option, size, constants) for option in self.options) + self.harness_seconds
+
+    def _seconds(self, option: Option, size: int, constants: Constants) -> float:
+        method, rounds = option.method, option.method.rounds
+        algorithm = method.algorithm if self.kind == "all_reduce" else GATHER
+        # An algorithm without numbers of its own has those of `protocols`.
+        costs = constants.get((algorithm, option.protocol)) or constants[GATHER, option.protocol]
+        size_bytes = edge_bytes(self.kind, size, self.gpus)
+        inside = size_bytes / (option.intra * costs.intra_fraction)
+        across = size_bytes / (option.inter * costs.inter_fraction)
+        latency = ring_latency(rounds, costs, self.communicator.longer) + ramp_seconds(rounds, costs, size)
+        if method.shape == "tree":
+            channels, domains = self.cluster.collectives.channels, self.communicator.num_domains
+            pieces = tree_pieces(option.protocol, size, channels, self.gpus, domains)
+            latency += fill_seconds(rounds, inside, across, pieces)
+        return latency + max(inside, across)
+
+    def errors(self, constants: Constants, *, scored: bool = False) -> list[float]:
+        """Logarithm of simulated over measured seconds, point by point, or only of the scored points."""
+        return [
+            log(self.seconds(point.size_bytes, constants) / self.measured_seconds(point))
+            for point in self.points
+            if point.is_scored or not scored
+        ]
+
+    def measured_seconds(self, point: CurvePoint) -> float:
+        return edge_bytes(self.kind, point.size_bytes, self.gpus) / point.measured_bus_bytes_per_second
+
+
+def read_curves(*tables: Path) -> list[Curve]:
+    """All curves of the tables (both by default) with their points up to 16 GiB; those from 64 KiB to 4 GiB
+    are scored."""
+    return [curve for table in tables or (ALL_REDUCE, NETWORKS) for curve in _curves_of(table)]
+
+
+def _curves_of(table: Path) -> list[Curve]:
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = {row["curve"]: row for row in csv.DictReader(file)}
+    points = [
+        point
+        for point in compare_curves(table)
+        if point.measured_bus_bytes_per_second > 0 and point.size_bytes <= LARGEST
+    ]
+    return [_curve(row, [point for point in points if point.curve == name]) for name, row in rows.items()]
+
+
+def _curve(row: Mapping[str, str], points: Sequence[CurvePoint]) -> Curve:
+    cluster = load_cluster(row["cluster"])
+    nodes, gpus = int(row["nodes"]), int(row["gpus"])
+    kind: CollectiveKind = row["collective"]  # type: ignore[assignment]
+    work = Collective(kind, 8, "fp32", "world")
+    topology = Topology(cluster, nodes, gpus // nodes)
+    communicator = idle_fabric(topology, Group("world", gpus), [work]).communicator("world")
+    options = tuple(
+        Option(
+            choice.method,
+            choice.protocol,
+            choice.limits.inside / choice.costs.intra_fraction,
+            choice.limits.across / choice.costs.inter_fraction,
+        )
+        for choice in communicator.choices[kind]
+    )
+    return Curve(
+        row["curve"],
+        cluster,
+        kind,
+        gpus,
+        row["network"],
+        row["role"],
+        row["source"],
+        communicator,
+        options,
+        tuple(points),
+        float(row["harness_seconds"] or 0),
+    )
+
+
+def preset_constants(name: str) -> dict[tuple[str, str], ProtocolCosts]:
+    """What the preset has today; an all-gather's ring under `GATHER`."""
+    own = load_cluster(name).collectives
+    constants = {("ring", protocol): costs for protocol, costs in own.protocols.items()}
+    constants |= {(GATHER, protocol): costs for protocol, costs in own.protocols.items()}
+    for algorithm, protocols in own.algorithms.items():
+        constants |= {(algorithm, protocol): costs for protocol, costs in protocols.items()}
+    return constants
