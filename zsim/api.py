@@ -20,6 +20,7 @@ from zsim.engine.capacity import (
 )
 from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import Outcome, simulate_job
+from zsim.engine.variants import step_seconds_with_own_queues, step_seconds_without_overlap
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
 from zsim.plan.extrapolation import extrapolation_sentence, extrapolations
@@ -33,6 +34,8 @@ from zsim.report.irregular import JobRow, rank_rows, spread_of
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import OffloadSection, TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
+from zsim.report.shared_queues import are_shared, held_up_seconds, shared_queues_note
+from zsim.report.summary import without_overlap_sentence
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
@@ -72,7 +75,7 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     job = resolve(experiment)
     outcome = simulate_job(job, unfold=unfold)
     wall_seconds = time.perf_counter() - began
-    report = report_of(outcome, wall_seconds)
+    report = with_doubts(report_of(outcome, wall_seconds), outcome)
     if report.offload is not None:
         report = _with_range(report, report.offload, outcome)
     return Result(job, outcome.plan, outcome.trace, report)
@@ -84,6 +87,21 @@ def _with_range(report: Report, section: OffloadSection, outcome: Outcome) -> Re
     if note is not None:
         return replace(report, notes=(*report.notes, note))
     return replace(report, offload=replace(section, range_seconds=offload_range(outcome)))
+
+
+def with_doubts(report: Report, outcome: Outcome) -> Report:
+    """The report with what the step becomes without overlap, where that is in doubt, and what shared hardware
+    queues cost; each takes another simulation."""
+    seconds, without = report.step_seconds, step_seconds_without_overlap(outcome)
+    limit = report.limit + without_overlap_sentence(seconds, without)
+    report = replace(report, step_seconds_without_overlap=without, limit=limit)
+    connections = outcome.job.training.device_max_connections
+    if not are_shared(outcome.plan, connections):
+        return report
+    apart = step_seconds_with_own_queues(outcome)
+    held_up = held_up_seconds(outcome.plan, outcome.trace, connections)
+    note = shared_queues_note(connections, held_up, seconds, apart)
+    return replace(report, notes=(*report.notes, note))
 
 
 def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:
@@ -126,7 +144,10 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         arguments["least_gpus"] = least_gpus(job.experiment)
         report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
-    chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings), causes)
+    connections = job.training.device_max_connections
+    chain = critical_seconds(
+        critical_path(outcome.plan, outcome.trace, outcome.meetings, connections), causes
+    )
     report = replace(report, critical_path_seconds=chain, allocator=allocator)
     report = _with_irregularities(report, outcome)
     return _with_cost(report, job, outcome.plan)

@@ -100,7 +100,12 @@ class Outcome:
 
 
 def simulate_job(
-    job: Job, *, unfold: bool = False, plan: Plan | None = None, takes_margin: bool = False
+    job: Job,
+    *,
+    unfold: bool = False,
+    plan: Plan | None = None,
+    takes_margin: bool = False,
+    is_serial: bool = False,
 ) -> Outcome:
     """Run one steady step; as many as `[jitter]` draws; or a few beside those of `[jobs]`.
 
@@ -108,6 +113,7 @@ def simulate_job(
     places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine,
     and without other jobs. A job that does not fit runs as if torch's allocator had room for it; one that
     `takes_margin`, because it is known to have run, only where its tensors are more than the GPU has.
+    `is_serial` runs kernels and collectives one after the other.
     """
     began = time.perf_counter()
     topology = job_topology(job)
@@ -117,7 +123,9 @@ def simulate_job(
         if job.others and plan is None:
             outcome = _beside_others(job, topology, slowdowns, unfold)
         else:
-            outcome = _by_itself(job, topology, slowdowns, unfold, plan, allocator_bytes=most)
+            outcome = _by_itself(
+                job, topology, slowdowns, unfold, plan, allocator_bytes=most, is_serial=is_serial
+            )
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
     beside = node_ranks(outcome.topology, outcome.classes)
     trace = replace(outcome.trace, metadata={**outcome.trace.metadata, "node_ranks": beside})
@@ -132,6 +140,7 @@ def _by_itself(
     plan: Plan | None = None,
     *,
     allocator_bytes: int | None = None,
+    is_serial: bool = False,
 ) -> Outcome:
     """`allocator_bytes`: up to how many bytes of tensors torch's allocator holds a step up where it runs
     short; None leaves the allocator out."""
@@ -144,7 +153,9 @@ def _by_itself(
     if jitter is not None and not unfold:
         classes = first_apart(classes)
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan
-    prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
+    prepared = prepare(
+        job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
+    )
     allocation: Allocation | None = None
     if allocator_bytes is not None and plan.memory and job.cluster.gpu.vendor != "cpu":
         prepared, run, allocation = _with_allocator(prepared, repeated, allocator_bytes)
