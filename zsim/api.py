@@ -31,11 +31,10 @@ from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
 from zsim.report.irregular import JobRow, rank_rows, spread_of
+from zsim.report.lost_overlap import told_of_doubts
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import OffloadSection, TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
-from zsim.report.shared_queues import are_shared, held_up_seconds, shared_queues_note
-from zsim.report.summary import without_overlap_sentence
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
@@ -90,18 +89,10 @@ def _with_range(report: Report, section: OffloadSection, outcome: Outcome) -> Re
 
 
 def with_doubts(report: Report, outcome: Outcome) -> Report:
-    """The report with what the step becomes without overlap, where that is in doubt, and what shared hardware
-    queues cost; each takes another simulation."""
-    seconds, without = report.step_seconds, step_seconds_without_overlap(outcome)
-    limit = report.limit + without_overlap_sentence(seconds, without)
-    report = replace(report, step_seconds_without_overlap=without, limit=limit)
+    """The report with what takes another simulation: see `told_of_doubts`."""
+    without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
     connections = outcome.job.training.device_max_connections
-    if not are_shared(outcome.plan, connections):
-        return report
-    apart = step_seconds_with_own_queues(outcome)
-    held_up = held_up_seconds(outcome.plan, outcome.trace, connections)
-    note = shared_queues_note(connections, held_up, seconds, apart)
-    return replace(report, notes=(*report.notes, note))
+    return told_of_doubts(report, outcome.plan, outcome.trace, connections, without, apart)
 
 
 def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:
@@ -144,10 +135,8 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         arguments["least_gpus"] = least_gpus(job.experiment)
         report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
-    connections = job.training.device_max_connections
-    chain = critical_seconds(
-        critical_path(outcome.plan, outcome.trace, outcome.meetings, connections), causes
-    )
+    queues = job.training.device_max_connections
+    chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings, queues), causes)
     report = replace(report, critical_path_seconds=chain, allocator=allocator)
     report = _with_irregularities(report, outcome)
     return _with_cost(report, job, outcome.plan)

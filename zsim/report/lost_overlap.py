@@ -1,6 +1,9 @@
-"""What it costs that streams share a hardware queue (`zsim.plan.queues`)."""
+"""What a report says of overlap that is lost, or may be: to hardware queues that streams share
+(`zsim.plan.queues`), or for causes that are not known."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,6 +11,8 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
 from zsim.plan.queues import behind
 from zsim.report.critical_path import Predecessors
+from zsim.report.report import Report
+from zsim.report.summary import without_overlap_sentence
 from zsim.specs.strategy import DEFAULT_CONNECTIONS
 from zsim.trace.spans import Trace
 from zsim.units import format_seconds
@@ -33,9 +38,23 @@ def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
     return total
 
 
-def are_shared(plan: Plan, connections: int) -> bool:
-    """Whether any two streams are in one queue."""
-    return behind(plan.ops, connections) is not None
+def told_of_doubts(
+    report: Report,
+    plan: Plan,
+    trace: Trace,
+    connections: int,
+    without_overlap: float | None,
+    with_own_queues: float | None,
+) -> Report:
+    """The report of `plan` with the seconds of its step without overlap, where that is in doubt, and what it
+    costs that its streams share hardware queues, where they do."""
+    limit = report.limit + without_overlap_sentence(report.step_seconds, without_overlap)
+    report = replace(report, step_seconds_without_overlap=without_overlap, limit=limit)
+    if behind(plan.ops, connections) is None:
+        return report
+    held_up = held_up_seconds(plan, trace, connections)
+    note = shared_queues_note(connections, held_up, report.step_seconds, with_own_queues)
+    return replace(report, notes=(*report.notes, note))
 
 
 def shared_queues_note(connections: int, held_up: float, seconds: float, seconds_apart: float | None) -> str:
