@@ -20,6 +20,7 @@ from zsim.engine.capacity import (
 )
 from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import Outcome, simulate_job
+from zsim.engine.variants import step_seconds_with_own_queues, step_seconds_without_overlap
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
 from zsim.plan.extrapolation import extrapolation_sentence, extrapolations
@@ -30,6 +31,7 @@ from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
 from zsim.report.irregular import JobRow, rank_rows, spread_of
+from zsim.report.lost_overlap import told_of_doubts
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import OffloadSection, TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
@@ -72,7 +74,7 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     job = resolve(experiment)
     outcome = simulate_job(job, unfold=unfold)
     wall_seconds = time.perf_counter() - began
-    report = report_of(outcome, wall_seconds)
+    report = with_doubts(report_of(outcome, wall_seconds), outcome)
     if report.offload is not None:
         report = _with_range(report, report.offload, outcome)
     return Result(job, outcome.plan, outcome.trace, report)
@@ -84,6 +86,13 @@ def _with_range(report: Report, section: OffloadSection, outcome: Outcome) -> Re
     if note is not None:
         return replace(report, notes=(*report.notes, note))
     return replace(report, offload=replace(section, range_seconds=offload_range(outcome)))
+
+
+def with_doubts(report: Report, outcome: Outcome) -> Report:
+    """The report with what takes another simulation: see `told_of_doubts`."""
+    without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
+    connections = outcome.job.training.device_max_connections
+    return told_of_doubts(report, outcome.plan, outcome.trace, connections, without, apart)
 
 
 def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:
@@ -126,7 +135,8 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         arguments["least_gpus"] = least_gpus(job.experiment)
         report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
-    chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings), causes)
+    queues = job.training.device_max_connections
+    chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings, queues), causes)
     report = replace(report, critical_path_seconds=chain, allocator=allocator)
     report = _with_irregularities(report, outcome)
     return _with_cost(report, job, outcome.plan)

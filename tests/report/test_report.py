@@ -8,7 +8,7 @@ import math
 import pytest
 
 from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report, plain
-from zsim.report.summary import limiting_sentence
+from zsim.report.summary import limiting_sentence, without_overlap_sentence
 
 KEYS = [
     "zsim_version", "experiment", "step_seconds", "tokens_per_second_per_gpu",
@@ -122,6 +122,14 @@ def test_the_sentence_says_what_limits_the_step_and_what_it_waits_for(trace):
         "Compute-bound: 75 % compute; exposed communication 12 %, mostly the all-gather of embed; "
         "optimizer 12 %; 0 % of communication is hidden; kernels reach 67 % of the peak."
     )
+
+
+def test_what_a_step_becomes_without_overlap_is_said_where_it_is_longer():
+    assert without_overlap_sentence(10.0, 12.5) == (
+        " With nothing hidden, to which most published runs of DeepSpeed over several nodes are nearer, the "
+        "step would be 12.500 s."
+    )
+    assert without_overlap_sentence(10.0, 10.01) == without_overlap_sentence(10.0, None) == ""
 
 
 def test_a_step_that_mostly_waits_is_communication_bound(make_trace):

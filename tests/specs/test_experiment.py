@@ -52,6 +52,9 @@ def refused(words: str, **changes: Any) -> None:
             },
             r"zero_optimization\.reduce_bucket_size: found 1e\+30",
         ),
+        ({"training": {"device_max_connections": 0}}, r"training\.device_max_connections: found 0"),
+        ({"training": {"device_max_connections": 33}}, r"training\.device_max_connections: found 33"),
+        ({"training": {"device_max_connections": 1.0}}, r"training\.device_max_connections: found 1\.0"),
         ({"strategy": {"kind": {"a": 1}}}, r"strategy\.kind: found \{'a': 1\}, expected one of ddp, deepspe"),
         (
             {"strategy": {"kind": ["fsdp2"]}},
@@ -379,3 +382,12 @@ def test_a_model_config_can_be_given_as_a_table() -> None:
     }
     assert len(job(model=config).model.blocks) == 2
     refused("hidden size 64 is not divisible by 5", model={**config, "num_attention_heads": 5})
+
+
+def test_hardware_queues_are_cudas() -> None:
+    """8 where nothing is said; on a GPU of AMD's the setting is without effect, which a note says."""
+    assert job().training.device_max_connections == 8
+    assert job(training={"device_max_connections": 1}).training.device_max_connections == 1
+    made = job(cluster="mi300x-x8", training={"device_max_connections": 1})
+    assert made.training.device_max_connections == 8
+    assert any("device_max_connections is CUDA's" in note for note in made.notes)

@@ -281,11 +281,19 @@ def test_ddps_python_names_autocasts_type_where_there_is_one(precision: str, sai
     assert ("autocast" in text) == (precision != "fp32")
 
 
-def test_expandable_segments_are_the_environments() -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "variable"),
+    [
+        ("expandable_segments", True, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("device_max_connections", 1, "CUDA_DEVICE_MAX_CONNECTIONS=1"),
+    ],
+)
+def test_what_the_environment_sets_is_said(key: str, value: object, variable: str) -> None:
     experiment = experiment_of("own buckets")
-    training = experiment.training.model_copy(update={"expandable_segments": True})
+    training = experiment.training.model_copy(update={key: value})
     notes = export_files(resolve(experiment.model_copy(update={"training": training}))).notes
-    assert "in the run's environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in notes
+    assert f"in the run's environment: {variable}" in notes
+    assert not any(variable in note for note in export_files(resolve(experiment)).notes)
 
 
 @pytest.mark.parametrize("name", [name for name, (strategy, _) in CASES.items() if strategy.get("kind")])

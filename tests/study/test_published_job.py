@@ -291,3 +291,30 @@ def test_ml_engineerings_runs_have_the_configuration_of_their_script() -> None:
     assert isinstance(default, DeepSpeedConfig)
     assert (ours.zero.overlap_comm, ours.gradient_clipping) == (True, 1.0)
     assert (default.zero.overlap_comm, default.gradient_clipping) == (False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("software", "date", "connections"),
+    [
+        ("DeepSpeed 0.6.2, PyTorch 1.10.2", "2022-07", 8),
+        ("DeepSpeed 0.9.5", "2023-06", 8),
+        ("Megatron-DeepSpeed (BigScience), PyTorch 1.10", "2022-03", 8),
+        ("Megatron-LM 2020", "2020-10", 8),
+        ("Megatron-LM main dev container", "2025-06", 1),
+        ("nanotron 2025-01 (Ultra-Scale Playbook sweep)", "2025-01", 1),
+        ("torch 2.4, torchtitan", "2024-12", 8),
+    ],
+)
+def test_hardware_queues_are_what_the_runs_scripts_export(software: str, date: str, connections: int) -> None:
+    assert row_job(run(software=software, date=date)).job.training.device_max_connections == connections
+
+
+def test_azures_runs_have_the_configuration_of_their_script() -> None:
+    """examples_deepspeed/azure/run-175b.sh, where DeepSpeed's defaults are 1e9, 1e9 and 5e8."""
+    cells = {**CELLS, "strategy": "ZeRO-3 (TP=PP=1)", "software": "DeepSpeed 0.6.2", "precision": "fp16"}
+    job = row_job(PublishedRun("azure-1", "azure-zero3", "", cells, "runs.csv: line 2")).job
+    assert isinstance(job.strategy, DeepSpeedConfig)
+    zero = job.strategy.zero
+    assert (zero.max_live_parameters, zero.max_reuse_distance) == (3 * 10**9, 3 * 10**9)
+    assert (zero.reduce_bucket_size, zero.overlap_comm) == (90_000_000, True)
+    assert (job.strategy.precision, job.strategy.gradient_clipping) == ("fp16", 1.0)

@@ -86,6 +86,7 @@ class Executor:
         self._works = [op.work for op in self._ops]
         self._successors = program.successors
         self._waits = program.host_waits
+        self._behind = program.behind
         self._agenda: dict[float, list[tuple[Lane | Gpu, int]]] = {}
         self._arrived: dict[tuple[int, int], list[Lane]] = {}
         self.lanes: list[Lane] = []
@@ -207,6 +208,8 @@ class Executor:
     def _start(self, lane: Lane, op: int) -> None:
         now = self.env.now
         lane.start[op] = now
+        if self._behind is not None:
+            self._leave_queue(lane, op, now)
         seconds = lane.kernel_seconds[op]
         if seconds is not None:
             lane.gpu.start(now, op, seconds)
@@ -219,6 +222,15 @@ class Executor:
             self.fabric.run(transfer, lambda: self._end(lane, op, self.env.now))
         else:
             self._end(lane, op, now)
+
+    def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
+        """Let the launch behind this one go; `zsim.plan.queues` [Note: one queue, several streams]."""
+        assert self._behind is not None
+        held = self._behind[op]
+        if held >= 0:
+            lane.pending[held] -= 1
+            if lane.pending[held] == 0 and held < lane.next_op:  # issued already
+                self._call_at(max(lane.issue[held] - now, 0.0), lane, held)
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
         """A collective starts when every simulated member of its group has reached it."""
@@ -246,7 +258,7 @@ class Executor:
     def _end(self, lane: Lane, op: int, now: float) -> None:
         lane.ended[op] = now
         self._left -= 1
-        pending = lane.pending
+        pending, is_queued = lane.pending, self._behind is not None
         for successor in self._successors[op]:
             left = pending[successor] - 1
             pending[successor] = left
@@ -255,7 +267,7 @@ class Executor:
                 seconds = lane.kernel_seconds[successor]
                 if delay > 0:
                     self._call_at(delay, lane, successor)
-                elif seconds is not None:
+                elif seconds is not None and not is_queued:
                     lane.start[successor] = now
                     lane.gpu.start(now, successor, seconds)
                 else:

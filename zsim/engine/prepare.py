@@ -71,10 +71,12 @@ def prepare(
     env: simpy.Environment,
     *,
     is_connected: bool = True,
+    is_serial: bool = False,
 ) -> Prepared:
     """Price `repeated` (the plan, once or several times) and put its collectives on the links.
 
-    `is_connected` false leaves the links to `zsim.fabric.fabric.connect`.
+    `is_connected` false leaves the links to `zsim.fabric.fabric.connect`; `is_serial` runs kernels and
+    collectives one after the other.
     """
     offload = Offload(topology, plan, classes)
     works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
@@ -93,5 +95,7 @@ def prepare(
         pricer.seconds,
         lambda op: host_seconds(op.overhead, op.events, op.launches, host, costs),
         launch_queue=host.launch_queue,
+        connections=job.training.device_max_connections,
+        is_serial=is_serial,
     )
     return Prepared(job, plan, topology, classes, slowdowns, program, fabric, offload, works)

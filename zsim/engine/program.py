@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from zsim.cost.kernels import Kernel
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Kernels, OffloadWork, Op, Plan
+from zsim.plan.queues import behind
+from zsim.specs.strategy import DEFAULT_CONNECTIONS
 
 _TIMED_ELSEWHERE = Collective | OffloadWork  # by the fabric and the host's devices
 
@@ -18,7 +20,9 @@ class Program:
     """`pending[i]`: how many ops must end before op i may start (the one before it on its stream, and those
     in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host;
     `concentration[i]`: the sum of the squares of its launches' seconds over the square of their sum (1 for
-    one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that."""
+    one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that; `behind[i]`: the
+    op that may start once op i has started, because it stands behind it in a hardware queue (-1: none),
+    which counts in `pending` too; None where no streams share a queue."""
 
     plan: Plan
     pending: list[int]
@@ -27,6 +31,7 @@ class Program:
     kernel_seconds: list[float | None]
     concentration: list[float]
     host_waits: list[tuple[int, ...]]
+    behind: list[int] | None = None
 
     @property
     def num_ops(self) -> int:
@@ -38,10 +43,13 @@ def make_program(
     kernel_seconds: Callable[[Kernel], float],
     host_seconds: Callable[[Op], float],
     launch_queue: int,
+    connections: int = DEFAULT_CONNECTIONS,
+    is_serial: bool = False,
 ) -> Program:
     """Price every op. Prices are looked up once per distinct work.
 
-    A stream takes `launch_queue` launches that have not run yet; then the host waits.
+    A stream takes `launch_queue` launches that have not run yet; then the host waits. Streams share
+    `connections` hardware queues. `is_serial`: as if kernels and collectives were all on one stream.
     """
     num_ops = len(plan.ops)
     pending = [0] * num_ops
@@ -55,10 +63,11 @@ def make_program(
     for index, op in enumerate(plan.ops):
         work, before = op.work, op.after
         if work is not None:
-            previous = last_on_stream.get(op.stream)
+            stream = COMPUTE if is_serial and isinstance(work, Kernels | Collective) else op.stream
+            previous = last_on_stream.get(stream)
             if previous is not None:
                 before = (*before, previous)
-            last_on_stream[op.stream] = index
+            last_on_stream[stream] = index
         if before:
             distinct = sorted(set(before))
             assert distinct[-1] < index, f"op {index} waits for op {distinct[-1]}, which is issued later"
@@ -80,7 +89,13 @@ def make_program(
             host_of[host_key] = host_seconds(op)
         host.append(host_of[host_key])
     waits = _with_launch_queue(plan, launch_queue)
-    return Program(plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits)
+    after = behind(plan.ops, connections)
+    for held in after or ():
+        if held >= 0:
+            pending[held] += 1
+    return Program(
+        plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits, after
+    )
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:

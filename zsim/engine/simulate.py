@@ -106,6 +106,7 @@ def simulate_job(
     plan: Plan | None = None,
     takes_margin: bool = False,
     is_for_network: bool = False,
+    is_serial: bool = False,
 ) -> Outcome:
     """Run one steady step; as many as `[jitter]` draws; or a few beside those of `[jobs]`.
 
@@ -114,7 +115,8 @@ def simulate_job(
     and without other jobs. `is_for_network`: for comparing fabrics, without what torch's allocator costs one
     that runs short, and with groups that do the same as slow as the slowest of them. A job that does not fit
     runs as if torch's allocator had room for it; one that `takes_margin`, because it is known to have run,
-    only where its tensors are more than the GPU has.
+    only where its tensors are more than the GPU has. `is_serial` runs kernels and collectives one after the
+    other.
     """
     began = time.perf_counter()
     topology = job_topology(job)
@@ -132,6 +134,7 @@ def simulate_job(
                 plan,
                 allocator_bytes=None if is_for_network else most,
                 by_links=not is_for_network,
+                is_serial=is_serial,
             )
     stats = replace(outcome.stats, wall_seconds=time.perf_counter() - began)
     beside = node_ranks(outcome.topology, outcome.classes)
@@ -148,6 +151,7 @@ def _by_itself(
     *,
     allocator_bytes: int | None = None,
     by_links: bool = True,
+    is_serial: bool = False,
 ) -> Outcome:
     """`allocator_bytes`: up to how many bytes of tensors torch's allocator holds a step up where it runs
     short; None leaves the allocator out. `by_links`: as of `find_classes`."""
@@ -162,7 +166,9 @@ def _by_itself(
     if jitter is not None and not unfold:
         classes = first_apart(classes)
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan
-    prepared = prepare(job, plan, repeated, topology, classes, slowdowns, simpy.Environment())
+    prepared = prepare(
+        job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
+    )
     allocation: Allocation | None = None
     if allocator_bytes is not None and plan.memory and job.cluster.gpu.vendor != "cpu":
         prepared, run, allocation = _with_allocator(prepared, repeated, allocator_bytes)

@@ -2,7 +2,9 @@
 
 # [Note: reading the chain backwards]
 An op begins when the last of three things has happened: the op before it on its stream ended, an op that it
-comes after ended, the host issued it. Whichever ended at that instant is the link of the chain before it. The
+comes after ended, the host issued it. Whichever ended at that instant is the link of the chain before it. One
+that shares a hardware queue may stand behind a launch that waits; it begins with that, so its link is the
+other's (`zsim.plan.queues`). The
 host's part goes back to the last time that it was blocked, and from there to the op that it waited for. A
 collective begins for all when its last rank has come, so the chain goes on there. What the chain covers is
 the whole step, without gaps: its parts add up to the step's time.
@@ -18,6 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.plan.ops import Collective, Plan
+from zsim.plan.queues import behind
+from zsim.specs.strategy import DEFAULT_CONNECTIONS
 from zsim.trace.spans import Floats, Trace
 
 _SAME_INSTANT = 1e-9  # of the step
@@ -81,22 +85,27 @@ class _Times:
 
 
 def critical_path(
-    plan: Plan, trace: Trace, meetings: Mapping[tuple[str, int], int] | None = None
+    plan: Plan,
+    trace: Trace,
+    meetings: Mapping[tuple[str, int], int] | None = None,
+    connections: int = DEFAULT_CONNECTIONS,
 ) -> list[Link]:
     """The chain from the step's beginning to its end, in that order; see [Note: reading the chain
     backwards]. `trace` must be the simulated one of `plan`, with one span per op that has work. `meetings`:
     by (group, rank), a number that is equal for ranks that wait for each other; without it the ranks of a
-    group do."""
-    return _Walk(plan, trace, meetings or {}).links()
+    group do. `connections`: the hardware queues that its streams shared."""
+    return _Walk(plan, trace, meetings or {}, connections).links()
 
 
 class _Walk:
-    def __init__(self, plan: Plan, trace: Trace, meetings: Mapping[tuple[str, int], int]) -> None:
+    def __init__(
+        self, plan: Plan, trace: Trace, meetings: Mapping[tuple[str, int], int], connections: int
+    ) -> None:
         self.plan, self.trace, self.meetings = plan, trace, meetings
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
         self.numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
-        self.before = _Predecessors(plan, self.numbers)
+        self.before = Predecessors(plan, self.numbers, connections)
         self.times = _Times(trace)
         self.rows: dict[str, dict[int, list[int]]] = {}
         self.found: list[Link] = []
@@ -122,7 +131,7 @@ class _Walk:
         self._add(rank, self.numbers[place], start, end)
         if start <= self.begin + self.tolerance:
             return None
-        previous = max(self.before.of(place), key=lambda p: (lane.end[p], p), default=-1)
+        place, previous = self._behind_which(lane, place)
         waited = lane.end[previous] if previous >= 0 else 0.0
         issued = min(lane.issue[place], start)
         if waited >= issued and previous >= 0:
@@ -132,6 +141,18 @@ class _Walk:
         if start - issued > self.tolerance:
             self._add(rank, OTHERS, issued, start)
         return self._host(rank, issued, place)
+
+    def _behind_which(self, lane: _Lane, place: int) -> tuple[int, int]:
+        """The launch that held this one up in their queue, and the last op that it came after; this one's own
+        where none did."""
+        start = lane.start[place]
+        while True:
+            previous = max(self.before.of(place), key=lambda p: (lane.end[p], p), default=-1)
+            ready = max(lane.issue[place], lane.end[previous] if previous >= 0 else 0.0)
+            ahead = self.before.ahead.get(place, -1)
+            if start - ready <= self.tolerance or ahead < 0 or start - lane.start[ahead] > self.tolerance:
+                return place, previous
+            place = ahead
 
     def _host(self, rank: int, until: float, before: int) -> tuple[int, int] | None:
         """Add the host's stretch that ends at `until`, and return what it had been blocked on: an op `before`
@@ -179,11 +200,12 @@ class _Walk:
             self.found.append(Link(rank, op, start, end))
 
 
-class _Predecessors:
+class Predecessors:
     """The ops with work that must end before one may start, as places among the ops with work. Ops without
-    work (waits, hooks) hand on what they wait for."""
+    work (waits, hooks) hand on what they wait for. `ahead[place]`: the launch right before it in a hardware
+    queue that streams share."""
 
-    def __init__(self, plan: Plan, numbers: list[int]) -> None:
+    def __init__(self, plan: Plan, numbers: list[int], connections: int = DEFAULT_CONNECTIONS) -> None:
         self._ops, self._numbers = plan.ops, numbers
         self._place_of = {number: place for place, number in enumerate(numbers)}
         last_on_stream: dict[str, int] = {}
@@ -192,6 +214,10 @@ class _Predecessors:
             stream = plan.ops[number].stream
             self._on_stream.append(last_on_stream.get(stream, -1))
             last_on_stream[stream] = place
+        self.ahead: dict[int, int] = {}
+        for number, held in enumerate(behind(plan.ops, connections) or ()):
+            if held >= 0:
+                self.ahead[self._place_of[held]] = self._place_of[number]
 
     def of(self, place: int) -> list[int]:
         on_stream = self._on_stream[place]

@@ -44,7 +44,9 @@ class SimulationStats:
 @dataclass(frozen=True, slots=True)
 class Report:
     """One step of `rank`, explained. `labels` are the words of the headline: model, cluster, strategy;
-    `gpus_per_node` and `nodes` say what shares a node's memory, as in `make_report`."""
+    `gpus_per_node` and `nodes` say what shares a node's memory, as in `make_report`.
+    `step_seconds_without_overlap`: with kernels and collectives one after the other, where the overlap is in
+    doubt."""
 
     zsim_version: str
     rank: int
@@ -75,6 +77,7 @@ class Report:
     jitter: Spread | None = None
     jobs: tuple[JobRow, ...] = ()
     allocator: AllocatorRow | None = None
+    step_seconds_without_overlap: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -140,6 +143,7 @@ class Report:
             "jitter": None if self.jitter is None else asdict(self.jitter),
             "jobs": [asdict(row) | {"slowdown": row.slowdown} for row in self.jobs],
             "allocator": None if self.allocator is None else asdict(self.allocator),
+            "step_seconds_without_overlap": self.step_seconds_without_overlap,
         }
 
 

@@ -22,7 +22,13 @@ from zsim.specs.jitter import JitterTable
 from zsim.specs.overrides import with_overrides
 from zsim.specs.parallelisms import refuse_parallelisms
 from zsim.specs.placement import PlacementTable
-from zsim.specs.strategy import Checkpointing, CrossEntropy, Precision
+from zsim.specs.strategy import (
+    DEFAULT_CONNECTIONS,
+    MOST_CONNECTIONS,
+    Checkpointing,
+    CrossEntropy,
+    Precision,
+)
 from zsim.specs.validation import raise_input_error
 
 Count = Annotated[int, Field(gt=0, strict=True)]
@@ -69,6 +75,10 @@ class TrainingTable(_Table):
     expandable_segments: bool = Field(
         default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     )
+    device_max_connections: int = Field(
+        default=DEFAULT_CONNECTIONS, ge=1, le=MOST_CONNECTIONS, strict=True,
+        description="the run has CUDA_DEVICE_MAX_CONNECTIONS so: hardware queues that its streams share",
+    )  # fmt: skip
 
 
 class DdpTable(_Table):

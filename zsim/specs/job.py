@@ -36,7 +36,7 @@ from zsim.specs.model import Embedding, ModelSpec
 from zsim.specs.neighbours import neighbours, place_together
 from zsim.specs.node_links import Floats
 from zsim.specs.placement import Placement, place
-from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Precision, Reference, Training
+from zsim.specs.strategy import DEFAULT_CONNECTIONS, Ddp, Fsdp1, Fsdp2, Precision, Reference, Training
 from zsim.specs.tiling import with_tiled_linears
 from zsim.specs.topology import Topology
 
@@ -198,6 +198,10 @@ def _training(
             )
         notes.append(f"sequence_length {length} is beyond the {longest} positions that '{model.name}' states")
     clipping = deepspeed.gradient_clipping if deepspeed else table.gradient_clipping
+    connections = table.device_max_connections
+    if connections != DEFAULT_CONNECTIONS and gpu.vendor != "nvidia":
+        notes.append(f"training.device_max_connections is CUDA's: without effect on GPU '{gpu.name}'")
+        connections = DEFAULT_CONNECTIONS
     return Training(
         sequence_length=length,
         micro_batch_size=deepspeed.batch.micro_batch_size if deepspeed else table.micro_batch_size or 1,
@@ -220,6 +224,7 @@ def _training(
         checkpoint_is_reentrant=table.checkpoint_is_reentrant,
         expandable_segments=table.expandable_segments,
         optimizer_implementation=table.optimizer_implementation,
+        device_max_connections=connections,
     )
 
 

@@ -18,6 +18,10 @@ CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fus
 # Where the reference engine keeps optimizer states, with reduced gradients, and stage 3's parameter shards.
 Place = Literal["device", "host", "nvme"]
 
+# CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 where it is not set (CUDA Programming Guide, appendix on environment
+# variables; without MPS).
+DEFAULT_CONNECTIONS, MOST_CONNECTIONS = 8, 32
+
 DTYPE_BYTES: dict[str, int] = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int64": 8,
 }  # fmt: skip
@@ -35,7 +39,8 @@ class Training:
     torch.autocast casts at every product, so norms and the residual stream are fp32. `stored_dtype`: what DDP
     and FSDP1 keep weights, gradients and optimizer states in (a model loaded in bf16 and trained as it is
     keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
-    (linkedin/Liger-Kernel).
+    (linkedin/Liger-Kernel). `device_max_connections`: the hardware queues that streams share, as in
+    `zsim.plan.queues`.
     """
 
     sequence_length: int
@@ -57,6 +62,7 @@ class Training:
     liger: bool = False
     cross_entropy: CrossEntropy = "eager"
     block_checkpointing: tuple[Checkpointing, ...] = ()
+    device_max_connections: int = DEFAULT_CONNECTIONS
 
     def checkpointing_of(self, block: int) -> Checkpointing:
         """The policy of a block, `checkpoint_every` included; "selective" is every block's."""

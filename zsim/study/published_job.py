@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from zsim.study.published_model import (
     with_attention,
 )
 from zsim.study.published_offload import is_offloaded, is_stas00, offload_blocks
+from zsim.study.published_queues import device_max_connections
 from zsim.study.published_table import PublishedRun
 from zsim.study.published_zeropp import is_zeropp, zeropp_config, zeropp_model
 
@@ -87,6 +89,7 @@ def row_job(run: PublishedRun) -> RowJob:
             "liger": "Liger" in run.text("software"),
             "cross_entropy": cross_entropy(run),
             "optimizer": _optimizer(run),
+            "device_max_connections": device_max_connections(run),
         },
         strategy=_strategy(run, gpus, cluster.gpus_per_node, assumptions),
     )
@@ -331,7 +334,9 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
 def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[str, Any]:
     table: dict[str, Any] = {"kind": "deepspeed", "version": _deepspeed_version(run)}
     blocks = offload_blocks(run, assumptions)
-    if is_stas00(run):  # `ds_config` of its benchmark.py and bench_decompose.py
+    if run.source == "azure-zero3":
+        table["config"] = azure_config(stage, blocks)
+    elif is_stas00(run):  # `ds_config` of its benchmark.py and bench_decompose.py
         zero = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **blocks}
         table["config"] = {"gradient_clipping": 1.0, "zero_optimization": zero}
     elif blocks:
@@ -341,6 +346,18 @@ def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[st
     if is_stas00(run) and stage == 3:
         table["zero_init"] = False
     return table
+
+
+def azure_config(stage: int, blocks: Mapping[str, Any]) -> dict[str, Any]:
+    """`ds_config.json` of Megatron-DeepSpeed's examples_deepspeed/azure (run-175b.sh, run-1t.sh; commit
+    62bc4562 of July 2022), the same for all sizes but for what is offloaded, which is the row's."""
+    zero = {
+        "stage": stage, "stage3_max_live_parameters": 3e9, "stage3_max_reuse_distance": 3e9,
+        "stage3_param_persistence_threshold": 1e5, "stage3_prefetch_bucket_size": 5e7,
+        "contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": 90_000_000,
+        "sub_group_size": 1e9,
+    }  # fmt: skip
+    return {"gradient_clipping": 1.0, "zero_optimization": {**zero, **blocks}}
 
 
 def _deepspeed_version(run: PublishedRun) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zsim.api import report_of
+from zsim.api import report_of, with_doubts
 from zsim.engine.simulate import simulate_job
 from zsim.report import figures
 from zsim.report.html import DEVICES, tiles
@@ -73,7 +73,7 @@ def answer(experiment: Experiment) -> Answer:
     began = time.perf_counter()
     job = resolve(experiment)
     outcome = simulate_job(job)
-    report = report_of(outcome, time.perf_counter() - began)
+    report = with_doubts(report_of(outcome, time.perf_counter() - began), outcome)
     finding = report.out_of_memory
     return Answer(
         title=headline(report),

@@ -15,7 +15,7 @@ from zsim.specs.exporters.fsdp_python import python_file, why_not_python
 from zsim.specs.exporters.torchtitan_toml import torchtitan_toml, why_not_torchtitan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
-from zsim.specs.strategy import Ddp
+from zsim.specs.strategy import DEFAULT_CONNECTIONS, Ddp
 
 
 def export_files(job: Job) -> Exported:
@@ -89,6 +89,9 @@ def _script_notes(job: Job) -> list[str]:
         notes.append("Liger's kernels are the script's: use_liger_kernel")
     if training.expandable_segments:
         notes.append("in the run's environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    if training.device_max_connections != DEFAULT_CONNECTIONS:
+        connections = training.device_max_connections
+        notes.append(f"in the run's environment: CUDA_DEVICE_MAX_CONNECTIONS={connections}")
     notes.append(f"sequences of {training.sequence_length:,} tokens are the data's")
     return notes
 

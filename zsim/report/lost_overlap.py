@@ -1,0 +1,72 @@
+"""What a report says of overlap that is lost, or may be: to hardware queues that streams share
+(`zsim.plan.queues`), or for causes that are not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Plan
+from zsim.plan.queues import behind
+from zsim.report.critical_path import Predecessors
+from zsim.report.report import Report
+from zsim.report.summary import without_overlap_sentence
+from zsim.specs.strategy import DEFAULT_CONNECTIONS
+from zsim.trace.spans import Trace
+from zsim.units import format_seconds
+
+_SAME = 0.001  # of the step
+
+
+def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
+    """How long launches of the first rank's compute stream, issued and with nothing else to wait for, stood
+    behind others in their queue. `trace` is the simulated one of `plan`."""
+    numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
+    before = Predecessors(plan, numbers, connections)
+    own = trace.of_rank(int(trace.ranks[0]))
+    order = np.argsort(own.info_indices, kind="stable")
+    issue, start, end = (
+        seconds[order].tolist() for seconds in (own.issue_seconds, own.start_seconds, own.end_seconds)
+    )
+    total = 0.0
+    for place, number in enumerate(numbers):
+        if plan.ops[number].stream == COMPUTE and place in before.ahead:
+            ready = max(issue[place], *(end[other] for other in before.of(place)), 0.0)
+            total += max(start[place] - ready, 0.0)
+    return total
+
+
+def told_of_doubts(
+    report: Report,
+    plan: Plan,
+    trace: Trace,
+    connections: int,
+    without_overlap: float | None,
+    with_own_queues: float | None,
+) -> Report:
+    """The report of `plan` with the seconds of its step without overlap, where that is in doubt, and what it
+    costs that its streams share hardware queues, where they do."""
+    limit = report.limit + without_overlap_sentence(report.step_seconds, without_overlap)
+    report = replace(report, step_seconds_without_overlap=without_overlap, limit=limit)
+    if behind(plan.ops, connections) is None:
+        return report
+    held_up = held_up_seconds(plan, trace, connections)
+    note = shared_queues_note(connections, held_up, report.step_seconds, with_own_queues)
+    return replace(report, notes=(*report.notes, note))
+
+
+def shared_queues_note(connections: int, held_up: float, seconds: float, seconds_apart: float | None) -> str:
+    """`seconds` of the step as it is, `seconds_apart` with CUDA's default, where that was simulated."""
+    queues = "one hardware queue" if connections == 1 else f"{connections} hardware queues"
+    compute = f", the compute stream's for {format_seconds(held_up)} of the step" if held_up > 0 else ""
+    note = (
+        f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: all streams' launches pass through {queues}, and one "
+        f"that waits holds up those behind it{compute}"
+    )
+    if seconds_apart is None:
+        return note
+    is_same = abs(seconds / seconds_apart - 1) < _SAME
+    takes = "takes as long" if is_same else f"takes {format_seconds(seconds_apart)}"
+    return f"{note}; with {DEFAULT_CONNECTIONS}, the default, the step {takes}"
