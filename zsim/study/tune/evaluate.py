@@ -20,6 +20,7 @@ from zsim.engine.capacity import (
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Device
+from zsim.report.meanings import BREAKDOWN
 from zsim.specs.experiment import Experiment
 from zsim.specs.job import Job, resolve
 from zsim.study.sweep.identity import Identities
@@ -34,10 +35,7 @@ from zsim.study.tune.candidates import Candidate
 FEW = 3
 _KEY = "training.gradient_accumulation_steps"
 _OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS)
-_SECONDS = (
-    "step_seconds", "compute_seconds", "exposed_communication_seconds", "offload_stall_seconds",
-    "optimizer_seconds", "host_bound_seconds",
-)  # fmt: skip
+_SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 
 @dataclass(frozen=True, slots=True)

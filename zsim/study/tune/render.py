@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from zsim.report.meanings import BREAKDOWN
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.explain import Change, Step
 from zsim.study.tune.tune import Tuned
@@ -54,13 +55,7 @@ def percent(fraction: float) -> str:
 
 
 MAY_RUN_OUT = "may not fit: torch's allocator finds no room for some requests (zsim run says more)"
-_SHARES = {
-    "compute_seconds": "compute",
-    "exposed_communication_seconds": "exposed communication",
-    "offload_stall_seconds": "offload stall",
-    "optimizer_seconds": "optimizer",
-    "host_bound_seconds": "host-bound",
-}
+_SHARES = {f"{name}_seconds": meaning.label for name, meaning in BREAKDOWN.items()}
 
 
 def limits_of(measured: Measured) -> str:
