@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from zsim.api import report_of
 from zsim.engine.simulate import simulate_job
 from zsim.report import figures
+from zsim.report.fit import Fit, fit_of, reserved_words
 from zsim.report.html import DEVICES, tiles
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.timeline import stream_timeline, views
-from zsim.report.words import headline, missing_memory
+from zsim.report.words import headline
 from zsim.specs.experiment import Experiment
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
@@ -50,12 +51,11 @@ class Tier:
 
 @dataclass(frozen=True)
 class Answer:
-    """One simulated experiment in words and figures; `figures` are those of the report, by name.
-    `missing`: which tier is short, and of how much; empty where it fits."""
+    """One simulated experiment in words and figures; `figures` are those of the report, by name."""
 
     title: str
     tokens_per_second: float
-    missing: str
+    fit: Fit
     limit: str
     tiles: tuple[tuple[str, str, str], ...]
     tiers: tuple[Tier, ...]
@@ -74,11 +74,10 @@ def answer(experiment: Experiment) -> Answer:
     job = resolve(experiment)
     outcome = simulate_job(job)
     report = report_of(outcome, time.perf_counter() - began)
-    finding = report.out_of_memory
     return Answer(
         title=headline(report),
         tokens_per_second=report.work.tokens * job.world_size / report.step_seconds,
-        missing="" if finding is None else missing_memory(finding),
+        fit=fit_of(report),
         limit=report.limit,
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
@@ -113,6 +112,8 @@ def _tiers(report: Report) -> Iterator[Tier]:
             words = f"{used} of {format_bytes(capacity)}, {format_bytes(capacity - peak.total)} free"
         else:
             words = f"{used} of {format_bytes(capacity)}, {format_bytes(peak.total - capacity)} too much"
+        if device == "gpu" and report.allocator is not None:
+            words += f"; {reserved_words(report)}"
         yield Tier(DEVICES[device], peak.total, capacity, words)
 
 
