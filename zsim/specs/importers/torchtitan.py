@@ -32,7 +32,7 @@ def read_torchtitan(config: str) -> TrainingFile:
     expert parallelism and for what else changes a step in a way that zsim does not follow.
     """
     name, settings, is_new = read_settings(config)
-    file = TrainingFile(name)
+    file = TrainingFile(name, program="torchtitan-0.3" if is_new else "torchtitan")
     for key in ("nodes", "gpus"):
         if key in settings:
             file.says[key] = settings.pop(key)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.capacity import (
+    exceeds_pinned_limit,
     node_capacity_bytes,
     node_peak_bytes,
     peak_bytes,
@@ -26,7 +27,7 @@ from zsim.specs.job import Job, resolve
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
-from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, MICRO_BATCH
+from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOSS, MICRO_BATCH
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 
@@ -34,7 +35,7 @@ from zsim.study.tune.candidates import Candidate
 # times what the third added.
 FEW = 3
 _KEY = "training.gradient_accumulation_steps"
-_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS)
+_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, LOSS)
 _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 
@@ -107,6 +108,8 @@ def memory_of(experiment: Experiment) -> Memory | str:
             less = resolve(few_micro_batches(experiment, FEW - 1))
             shorter = plan_seconds(less, make_plan(less))
             seconds = {name: busy + (steps - FEW) * (busy - shorter[name]) for name, busy in seconds.items()}
+        if exceeds_pinned_limit(job, plan):
+            return "more host memory would be page-locked than the host allows"
         capacity = node_capacity_bytes(job.cluster)
         peaks: dict[Device, int] = {"gpu": peak_bytes(job, plan)}
         limits: dict[Device, int] = {"gpu": usable_bytes(job.cluster)}
