@@ -11,7 +11,6 @@ from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.power import Activity, kernel_activity
 from zsim.engine.capacity import (
     exceeds_pinned_limit,
-    least_gpus,
     node_capacity_bytes,
     pinned_bytes,
     startup_bytes,
@@ -66,7 +65,8 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     """Simulate one steady step; `unfold` simulates every rank instead of one per class.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
-    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False.
+    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False; what would do
+    is zsim.study.advice's to say.
     """
     began = time.perf_counter()
     job = resolve(experiment)
@@ -86,9 +86,8 @@ def _with_range(report: Report, section: OffloadSection, outcome: Outcome) -> Re
     return replace(report, offload=replace(section, range_seconds=offload_range(outcome)))
 
 
-def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:
-    """What one simulated step means. `suggests_gpus`: where it does not fit, look for how many GPUs would do
-    (which takes longer than the step)."""
+def report_of(outcome: Outcome, wall_seconds: float) -> Report:
+    """What one simulated step means."""
     job, jittered = outcome.job, outcome.jittered
     cluster, allocator = job.cluster, _allocator(outcome)
     arguments: dict[str, Any] = {
@@ -122,9 +121,6 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "beyond": _beyond(job, outcome.plan),
     }
     report = make_report(outcome.trace, **arguments)
-    if suggests_gpus and not report.fits:
-        arguments["least_gpus"] = least_gpus(job.experiment)
-        report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
     chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings), causes)
     report = replace(report, critical_path_seconds=chain, allocator=allocator)

@@ -1,7 +1,9 @@
-"""`zsim memory`: who holds a GPU's memory, and when."""
+"""`zsim memory`: who holds a GPU's memory, and when; and what would do where that is too much."""
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -50,7 +52,7 @@ def memory(
         Path | None, file_option("--json", help="Write every owner as JSON ('-': standard output).")
     ] = None,
 ) -> None:
-    """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation."""
+    """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation where it fits."""
     asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
     if by not in _BY:
         raise InputError(f"--by {by}: expected one of {', '.join(_BY)}{did_you_mean(by, _BY)}")
@@ -87,8 +89,10 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
     """One experiment's tables; what the JSON says, and whether it fits."""
     from zsim.report.memory_lines import profile_lines
+    from zsim.report.words import remedy_words
     from zsim.specs.job_labels import strategy_label
     from zsim.study.memory import profile_memory
+    from zsim.study.tune.remedy import remedy_of
 
     found = profile_memory(asked)
     if not quiet:
@@ -96,6 +100,11 @@ def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
         print(f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs\n")
         print("\n".join(profile_lines(found.profile, capacity_bytes=found.capacity_bytes, limit=limit)))
     content = {"capacity_bytes": found.capacity_bytes, "fits": found.fits, **found.profile.to_dict()}
+    if not found.fits:
+        remedy = remedy_of(asked)
+        content["remedy"] = None if remedy is None else asdict(remedy)
+        if remedy is not None and not quiet:
+            print("\n" + textwrap.fill(remedy_words(remedy), 80, break_on_hyphens=False))
     return content, found.fits
 
 

@@ -20,6 +20,7 @@ from zsim.specs.experiment import Experiment
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
 from zsim.specs.job import Job, resolve
+from zsim.study.advice import advised
 from zsim.trace.spans import Trace
 from zsim.ui.form import resolved
 from zsim.units import format_bytes
@@ -73,7 +74,7 @@ def answer(experiment: Experiment) -> Answer:
     began = time.perf_counter()
     job = resolve(experiment)
     outcome = simulate_job(job)
-    report = report_of(outcome, time.perf_counter() - began)
+    report = advised(report_of(outcome, time.perf_counter() - began), experiment)
     return Answer(
         title=headline(report),
         tokens_per_second=report.work.tokens * job.world_size / report.step_seconds,
