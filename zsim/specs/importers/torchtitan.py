@@ -247,6 +247,9 @@ def _read_checkpointing(read: _Settings, is_new: bool) -> None:
 def _read_rest(read: _Settings, is_new: bool) -> None:
     enabled, components = read.get("compile.enable", False), read.get("compile.components", ["model", "loss"])
     read.put("training.compile", bool(enabled and "model" in components), "compile.enable")
+    if enabled and ("loss" in components) != ("model" in components):
+        loss = "fused" if "loss" in components else "eager"
+        read.put("training.cross_entropy", loss, "compile.components")
     optimizers = {"AdamW": "adamw", "Adam": "adam"}
     name = read.get("optimizer.name", "AdamW")
     if name not in optimizers:
