@@ -142,7 +142,7 @@ def test_the_batch_stays_whatever_its_pieces() -> None:
 
 def test_axes_that_are_kept_stay(make_tiny: Tiny) -> None:
     base = base_of(make_tiny({"kind": "fsdp2"}, activation_checkpointing="full"))
-    space = candidates([base], keep=("checkpointing", "micro-batch"))
+    space = candidates([base], keep=("checkpointing", "cross-entropy", "micro-batch"))
     assert {axis for c in space for axis in c.choices} == {"replicas", "reshard", "offload", "no_sync"}
     assert all(c.experiment().training.activation_checkpointing == "full" for c in space)
 

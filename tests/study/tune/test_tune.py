@@ -226,7 +226,7 @@ def test_the_cheapest_needs_fewest_gpu_seconds(make_tiny: Tiny) -> None:
 
 
 def test_several_kinds_are_compared(make_tiny: Tiny) -> None:
-    keep = ("checkpointing", "micro-batch", "offload", "hpZ", "reshard", "replicas")
+    keep = ("checkpointing", "cross-entropy", "micro-batch", "offload", "hpZ", "reshard", "replicas")
     result = tune(make_tiny({"kind": "fsdp2"}), kinds=("deepspeed", "fsdp2", "ddp"), keep=keep, count=9)
     kinds = {measured.candidate.base.kind for measured in result.best}
     assert kinds == {"deepspeed", "fsdp2", "ddp"}

@@ -7,20 +7,24 @@ is enough, two together, and so on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 from typing import Any
 
+from zsim.engine.capacity import fits, peak_bytes
 from zsim.errors import ZsimError
+from zsim.plan.make import make_plan
 from zsim.report.memory import Remedy
 from zsim.specs.experiment import DeepSpeedTable, Experiment
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, Axis
+from zsim.specs.job import resolve
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, Axis, Choice
 from zsim.study.tune.base import base_of, value_of
+from zsim.study.tune.bounds import plan_seconds
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.evaluate import Evaluator, Measured
-from zsim.study.tune.search import search
+from zsim.study.tune.evaluate import Evaluator, Measured, few_micro_batches
 from zsim.study.tune.tellings import script_changes
 
+_MOST_SIMULATED = 4
 AXES = ("checkpointing", "cross-entropy", "offload", "micro-batch")
 _IN_JSON = {
     MICRO_BATCH: "strategy.config.train_micro_batch_size_per_gpu",
@@ -58,15 +62,57 @@ def remedy_from(experiment: Experiment, given: Candidate, measured: Measured) ->
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A candidate by its plan: the peak of a GPU, whether it fits everywhere, the least its step takes."""
+
+    candidate: Candidate
+    gpu_bytes: int
+    fits: bool
+    seconds: float
+
+
 def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
-    """Of the least that makes it fit, what takes the shortest step."""
+    """Of the fewest switches that make it fit, those with which its step is shortest."""
     axes = [axis for axis in STRUCTURE if axis.name in AXES]
-    single = list(_singles(given, axes))
-    for candidates in chain([single], _together(evaluator, given, single)):
-        found = search(evaluator, _numbered(candidates), count=1, at_once=1).best
-        if found and not found[0].may_run_out:
-            return found[0]
+    single = [look for one in _singles(given, axes) if (look := _look(evaluator, one)) is not None]
+    for looks in chain([single], _together(evaluator, given, single)):
+        best = _shortest(evaluator, [look for look in looks if look.fits])
+        if best is not None:
+            return best
     return None
+
+
+def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None:
+    """The shortest step of the most promising few, each simulated where it could still be."""
+    best: Measured | None = None
+    for look in sorted(fitting, key=lambda look: look.seconds)[:_MOST_SIMULATED]:
+        if best is not None and look.seconds >= best.seconds:
+            break
+        (found,) = evaluator.simulate([look.candidate])
+        if found is None or not found.row["fits"] or found.may_run_out:
+            continue
+        if best is None or found.seconds < best.seconds:
+            best = found
+    return best
+
+
+def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
+    """None where the candidate contradicts itself, or has no plan. Two micro-batches hold what more do."""
+    try:
+        whole = candidate.experiment()
+        job = resolve(few_micro_batches(whole, 2))
+        plan = make_plan(job)
+    except ZsimError:
+        return None
+    peak = peak_bytes(job, plan)
+    steps = whole.training.gradient_accumulation_steps or 1
+    return _Look(
+        candidate,
+        peak,
+        fits(job, plan) and peak <= evaluator.usable_bytes(candidate),
+        max(plan_seconds(job, plan).values()) * steps / job.training.gradient_accumulation_steps,
+    )
 
 
 def _singles(given: Candidate, axes: Sequence[Axis]) -> Iterator[Candidate]:
@@ -83,32 +129,27 @@ def _singles(given: Candidate, axes: Sequence[Axis]) -> Iterator[Candidate]:
                 yield given.with_choice(axis.name, replace(choice, overrides=changes), -1)
 
 
-def _together(
-    evaluator: Evaluator, given: Candidate, single: Sequence[Candidate]
-) -> Iterator[list[Candidate]]:
+def _together(evaluator: Evaluator, given: Candidate, single: Sequence[_Look]) -> Iterator[list[_Look]]:
     """Every combination of two axes, of three, and so on; of those axes whose lightest choices fit."""
-    lightest: dict[str, tuple[int, Candidate]] = {}
-    for candidate, memory in zip(single, evaluator.memory(single), strict=True):
-        (name,) = candidate.choices
-        if memory is not None and (name not in lightest or memory.peaks["gpu"] < lightest[name][0]):
-            lightest[name] = memory.peaks["gpu"], candidate
-    choices = {name: [one.choices[name] for one in single if name in one.choices] for name in lightest}
+    lightest: dict[str, _Look] = {}
+    for look in sorted(single, key=lambda look: look.gpu_bytes):
+        (name,) = look.candidate.choices
+        lightest.setdefault(name, look)
+    choices = {name: [one.candidate.choices[name] for one in single if name in one.candidate.choices]
+               for name in lightest}  # fmt: skip
+
+    def looked(choices: Mapping[str, Choice]) -> _Look | None:
+        return _look(evaluator, Candidate(given.base, choices, -1))
+
     for count in range(2, len(lightest) + 1):
-        least = [
-            Candidate(given.base, {name: lightest[name][1].choices[name] for name in names}, -1)
-            for names in combinations(lightest, count)
-        ]
-        memories = evaluator.memory(least)
-        yield [
-            Candidate(given.base, dict(zip(one.choices, chosen, strict=True)), -1)
-            for one, memory in zip(least, memories, strict=True)
-            if evaluator.fits(memory)
-            for chosen in product(*(choices[name] for name in one.choices))
-        ]
-
-
-def _numbered(candidates: Sequence[Candidate]) -> list[Candidate]:
-    return [Candidate(one.base, one.choices, number) for number, one in enumerate(candidates)]
+        found: list[_Look] = []
+        for names in combinations(lightest, count):
+            least = looked({name: lightest[name].candidate.choices[name] for name in names})
+            if least is not None and least.fits:
+                every = product(*(choices[name] for name in names))
+                looks = (looked(dict(zip(names, chosen, strict=True))) for chosen in every)
+                found += [look for look in looks if look is not None]
+        yield found
 
 
 def _short(key: str) -> str:

@@ -50,22 +50,16 @@ class Found:
 
 
 def search(
-    evaluator: Evaluator,
-    candidates: Sequence[Candidate],
-    *,
-    objective: Objective = fastest,
-    count: int = 5,
-    at_once: int = _WAVE,
+    evaluator: Evaluator, candidates: Sequence[Candidate], *, objective: Objective = fastest, count: int = 5
 ) -> Found:
     """The best that fits first, and the next best of what was looked at; ties in the order of the space.
 
-    The first is what simulating every candidate would give; at least `count` are simulated, `at_once` on as
-    many processes.
+    The first is what simulating every candidate would give; at least `count` are simulated.
     """
     found = Found([], num_candidates=len(candidates))
     queue = _bounded(evaluator, candidates, objective, found)
     while queue and (len(found.measured) < count or queue[0].worth < found.best[0].worth(objective)):
-        wave = _next_wave(queue, at_once)
+        wave = _next_wave(queue)
         if wave[0].is_checked:
             _simulate(evaluator, wave, found)
             found.best = sorted(found.measured, key=lambda m: (m.worth(objective), m.candidate.number))[
@@ -106,10 +100,10 @@ def _bounded(
     return queue
 
 
-def _next_wave(queue: list[_Entry], at_once: int) -> list[_Entry]:
+def _next_wave(queue: list[_Entry]) -> list[_Entry]:
     """The most promising, of one kind: to be checked, or to be simulated."""
     wave = [heapq.heappop(queue)]
-    while queue and len(wave) < at_once and queue[0].is_checked == wave[0].is_checked:
+    while queue and len(wave) < _WAVE and queue[0].is_checked == wave[0].is_checked:
         wave.append(heapq.heappop(queue))
     return wave
 
