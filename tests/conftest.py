@@ -51,6 +51,7 @@ def build_trace(
     world_size: int = 8,
     memory: Sequence[tuple[Any, ...]] = (),
     host_blocks: Sequence[tuple[int, float, float, str]] = (),
+    allocator_blocks: Sequence[tuple[int, float, float]] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> Trace:
     """Spans are dicts with `start`, `end`, maybe `issue` (default: the start) and `rank`, and the fields of
@@ -89,6 +90,7 @@ def build_trace(
         step_seconds=step_seconds if step_seconds is not None else max(columns[4], default=0.0),
         memory=build_memory(memory) if memory else None,
         host_blocks=tuple((rank, start, end, names.index(name)) for rank, start, end, name in host_blocks),
+        allocator_blocks=tuple(allocator_blocks),
         metadata=metadata or {},
     )
 

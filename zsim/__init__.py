@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 from zsim.version import __version__
 
 if TYPE_CHECKING:
-    from zsim.api import Result, make_plan, simulate
+    from zsim.api import Result, make_plan
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.flows import simulate_flows
     from zsim.report.compare import Comparison, compare
     from zsim.specs.experiment import Experiment, load_experiment
+    from zsim.study.advice import simulate
     from zsim.study.replay import Replay, replay
     from zsim.trace.read import read_trace
 
 _HOMES = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
-    "simulate": "zsim.api",
+    "simulate": "zsim.study.advice",
     "max_min_fair_rates": "zsim.cost.sharing",
     "Comparison": "zsim.report.compare",
     "compare": "zsim.report.compare",

@@ -11,7 +11,6 @@ from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.power import Activity, kernel_activity
 from zsim.engine.capacity import (
     exceeds_pinned_limit,
-    least_gpus,
     node_capacity_bytes,
     pinned_bytes,
     startup_bytes,
@@ -68,7 +67,8 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     """Simulate one steady step; `unfold` simulates every rank instead of one per class.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
-    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False.
+    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False; what would do
+    is zsim.study.advice's to say.
     """
     began = time.perf_counter()
     job = resolve(experiment)
@@ -95,9 +95,8 @@ def with_doubts(report: Report, outcome: Outcome) -> Report:
     return told_of_doubts(report, outcome.plan, outcome.trace, connections, without, apart)
 
 
-def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = True) -> Report:
-    """What one simulated step means. `suggests_gpus`: where it does not fit, look for how many GPUs would do
-    (which takes longer than the step)."""
+def report_of(outcome: Outcome, wall_seconds: float) -> Report:
+    """What one simulated step means."""
     job, jittered = outcome.job, outcome.jittered
     cluster, allocator = job.cluster, _allocator(outcome)
     arguments: dict[str, Any] = {
@@ -131,9 +130,6 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         "beyond": _beyond(job, outcome.plan),
     }
     report = make_report(outcome.trace, **arguments)
-    if suggests_gpus and not report.fits:
-        arguments["least_gpus"] = least_gpus(job.experiment)
-        report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
     queues = job.training.device_max_connections
     chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings, queues), causes)

@@ -97,8 +97,8 @@ def run(
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
-    from zsim.api import simulate
     from zsim.report.render import print_report
+    from zsim.study.advice import simulate
 
     result = simulate(experiment_from(experiment, model, cluster, nodes, gpus, set_), unfold=unfold)
     files: dict[str, Path] = {}

@@ -155,11 +155,12 @@ def _trace(source: Any, folder: Path) -> Trace:
         own: Trace = source
         return own
     import zsim
+    from zsim.api import simulate
 
     experiment = zsim.Experiment(**source) if isinstance(source, Mapping) else source
     if not isinstance(experiment, zsim.Experiment):
         raise TypeError(f"found {type(source).__name__}, expected a path, an experiment, a result or a trace")
-    return zsim.simulate(experiment).trace
+    return simulate(experiment).trace
 
 
 def _words(source: Any, otherwise: str) -> str:

@@ -105,6 +105,9 @@ def format_bytes(count: float) -> str:
     return _scaled(count, "B")
 
 
+GIGABYTES = "GB are 10^9 bytes; torch prints GiB, of which one is 1.074 GB"
+
+
 def format_rate(bytes_per_second: float) -> str:
     """Decimal bytes per second for people: 400.0 GB/s."""
     return _scaled(bytes_per_second, "B/s")

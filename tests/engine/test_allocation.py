@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,17 @@ from zsim.engine.capacity import step_peak_bytes
 from zsim.engine.simulate import simulate_job
 from zsim.plan.held import plan_peaks
 from zsim.plan.make import make_plan
+from zsim.report.calls import calls_of_trace
+from zsim.report.clock_check import check_clock
+from zsim.report.fit import fit_of
 from zsim.report.html import html_report
+from zsim.report.plan_check import check_plan
 from zsim.report.render import print_report
+from zsim.report.verdict import Tolerances
 from zsim.specs.job import resolve
+from zsim.ui.answer import answer
+from zsim.ui.words import answer_words
+from zsim.units import GIGABYTES
 
 SOURCE = 'source = "made up for this test"\nevidence = "assumed"\n'
 
@@ -161,7 +171,63 @@ def test_it_fits_all_the_same_and_says_that_it_runs_short(short: tuple[zsim.Resu
     assert tight.report.fits
     assert tight.report.peaks["gpu"].total == short[0].report.peaks["gpu"].total
     assert any("runs short" in note and "num_alloc_retries" in note for note in tight.report.notes)
-    assert "runs short: see the" in html_report(tight.report, tight.trace)
+    assert tight.report.to_dict()["verdict"] == "runs short"
+
+
+def test_what_running_short_takes_is_a_part_of_the_step_and_of_its_critical_path(
+    short: tuple[zsim.Result, zsim.Result],
+) -> None:
+    """Were it not for its allocator the step would be the other one: all that it is longer by is the
+    allocator's, and nothing of it is host-bound."""
+    plenty, tight = (result.report.to_dict() for result in short)
+    extra = tight["step_seconds"] - plenty["step_seconds"]
+    assert extra > 1
+    assert tight["breakdown_seconds"]["allocator"] == pytest.approx(extra, rel=0.01)
+    assert plenty["breakdown_seconds"]["allocator"] == 0
+    assert tight["breakdown_seconds"]["host_bound"] < 0.1
+    assert math.fsum(tight["breakdown_seconds"].values()) == pytest.approx(tight["step_seconds"], rel=1e-9)
+    assert tight["critical_path_seconds"]["allocator"] == pytest.approx(extra, rel=0.05)
+    assert sum(tight["critical_path_seconds"].values()) == pytest.approx(tight["step_seconds"])
+
+
+def test_a_recording_does_not_say_that_its_host_waits_for_the_allocator(
+    short: tuple[zsim.Result, zsim.Result],
+) -> None:
+    """Held against one, what the allocator takes is host-bound in both."""
+    tight = short[1]
+    calls = calls_of_trace(tight.trace, 0)
+    recorded = replace(tight.trace, source="recorded")
+    check = check_clock(tight.trace, recorded, check_plan(calls, calls), Tolerances(), "")
+    names = [metric.name for metric in check.step]
+    assert "host-bound" in names
+    assert "torch's allocator" not in names
+
+
+@pytest.mark.parametrize("which", ["plenty", "tight", "crowded", "too much"])
+def test_the_verdict_is_one_in_the_terminal_the_file_and_on_the_page(
+    which: str,
+    short: tuple[zsim.Result, zsim.Result],
+    crowded: zsim.Result,
+    tmp_path: Path,
+) -> None:
+    """Word and sentence, with reserved bytes beside allocated ones where torch's allocator was simulated."""
+    if which == "too much":
+        result = step(cluster(tmp_path, "10 GB"))
+    else:
+        result = {"plenty": short[0], "tight": short[1], "crowded": crowded}[which]
+    fit = fit_of(result.report)
+    verdicts = {"plenty": "fits", "tight": "runs short", "crowded": "may not fit", "too much": "does not fit"}
+    assert fit.verdict == result.report.to_dict()["verdict"] == verdicts[which]
+    assert ("reserved by torch" in fit.words) == ("allocated" in fit.words) == (which != "too much")
+    printed = io.StringIO()
+    print_report(result.report, Console(file=printed, width=1000))
+    assert f"{fit.verdict.upper()}  {fit.words}" in printed.getvalue()
+    page = unescape(html_report(result.report, result.trace))
+    assert f'<p class="verdict {fit.tone}"><strong>{fit.label}</strong> {fit.words}</p>' in page
+    shown = answer_words(answer(result.job.experiment))[1]
+    assert shown.className == f"verdict {fit.tone}"
+    assert [shown.children[0].children, *shown.children[1:]] == [fit.label, " ", fit.words]
+    assert all(GIGABYTES in text for text in (printed.getvalue(), page))
 
 
 def test_the_object_of_json_names_reserved_bytes_and_retries(short: tuple[zsim.Result, zsim.Result]) -> None:
@@ -198,10 +264,6 @@ def test_requests_that_find_no_room_are_said_though_the_tensors_fit(crowded: zsi
     assert report.allocator is not None
     assert (report.allocator.retries, report.allocator.failures) == (0, 1)
     assert any(note.startswith("torch may stop with an out-of-memory error") for note in report.notes)
-    words = io.StringIO()
-    print_report(report, Console(file=words, width=80))
-    assert "MAY NOT FIT" in words.getvalue()
-    assert "May not fit" in html_report(report, crowded.trace)
 
 
 def test_a_job_that_does_not_fit_runs_as_if_its_allocator_had_room(tmp_path: Path) -> None:

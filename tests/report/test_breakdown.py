@@ -55,6 +55,21 @@ def test_a_host_blocked_on_a_collective_is_exposed_communication(make_trace):
     assert seconds(trace) == {"compute": 3.0, "exposed_communication": 2.0, "host_bound": 1.0}
 
 
+def test_a_host_in_an_allocator_that_is_short_is_the_allocators_whatever_it_waits_for(make_trace):
+    """The op is issued at 9: the allocator waits for the all-gather from 1 to 4 and asks the driver until 7,
+    then the host is busy; compute stands still from 2 on."""
+    spans = [kernel(0, 2), gather(1, 4), kernel(9, 10, issue=9)]
+    blocks, asking = [(0, 1.0, 4.0, "gather")], [(0, 1.0, 4.0), (0, 4.0, 7.0), (1, 7.0, 9.0)]
+    trace = make_trace(spans, host_blocks=blocks, allocator_blocks=asking)
+    assert seconds(trace) == {"compute": 3.0, "allocator": 5.0, "host_bound": 2.0}
+
+
+def test_an_allocator_that_the_gpu_does_not_wait_for_costs_nothing(make_trace):
+    """The host asks while the first kernel runs, and issues the second before that ends."""
+    trace = make_trace([kernel(0, 4), kernel(4, 6, issue=3)], allocator_blocks=[(0, 1.0, 3.0)])
+    assert seconds(trace) == {"compute": 6.0}
+
+
 def test_a_host_blocked_on_a_kernel_is_host_bound(make_trace):
     """A synchronize with the compute stream itself leaves a gap that is the host's doing."""
     spans = [kernel(0, 2), kernel(3, 4, issue=3)]
@@ -175,7 +190,7 @@ def test_the_busiest_stream_is_the_compute_stream_of_a_recording(make_trace):
     assert compute_stream(make_trace(spans)) == "stream 7"
 
 
-def raw_trace(spans, step_seconds, blocks):
+def raw_trace(spans, step_seconds, blocks, asking=()):
     columns = {key: np.array([span[key] for span in spans], dtype=float) for key in ("issue", "start", "end")}
     names = [span["name"] for span in spans]
     return Trace(
@@ -189,6 +204,7 @@ def raw_trace(spans, step_seconds, blocks):
         world_size=1,
         step_seconds=step_seconds,
         host_blocks=tuple((0, start, end, names.index(name)) for start, end, name in blocks),
+        allocator_blocks=tuple((0, start, end) for start, end in asking),
     )
 
 
@@ -213,7 +229,12 @@ def steps(draw):
         start = at + draw(st.sampled_from([0.0, 1.0]))
         at = start + draw(st.sampled_from([0.5, 2.0]))
         blocks.append((start, at, draw(st.sampled_from(infos))))
-    return raw_trace(spans, draw(st.sampled_from([1.0, 7.5, 40.0])), blocks)
+    asking, at = [], 0.0
+    for _ in range(draw(st.integers(0, 3))):
+        start = at + draw(st.sampled_from([0.0, 1.0]))
+        at = start + draw(st.sampled_from([0.5, 2.0]))
+        asking.append((start, at))
+    return raw_trace(spans, draw(st.sampled_from([1.0, 7.5, 40.0])), blocks, asking)
 
 
 @given(steps())

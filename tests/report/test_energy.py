@@ -17,6 +17,7 @@ from zsim.report.breakdown import Breakdown
 from zsim.report.cost_words import cost_rows
 from zsim.report.energy import Energy, run_cost, step_energy
 from zsim.report.html import html_report
+from zsim.report.meanings import BREAKDOWN
 from zsim.report.render import print_report
 from zsim.specs.cluster_files import load_gpu
 from zsim.specs.cost import CostTable
@@ -29,8 +30,7 @@ POWER = Power(
 
 
 def breakdown(**seconds: float) -> Breakdown:
-    names = ("compute", "exposed_communication", "offload_stall", "optimizer", "host_bound")
-    return Breakdown({name: seconds.get(name, 0.0) for name in names}, {}, ())
+    return Breakdown({name: seconds.get(name, 0.0) for name in BREAKDOWN}, {}, ())
 
 
 def test_a_kernel_is_bound_by_the_roof_it_is_under() -> None:
@@ -59,9 +59,16 @@ def test_a_board_without_hbm_bound_power_has_no_energy() -> None:
 
 def test_every_second_of_the_step_has_one_power() -> None:
     """Kernels: 3 parts compute, 1 part HBM. They took 4 s (slowed down or not): 3 s and 1 s. Then 2 s of
-    exposed communication, and 1.5 s of stalls and host: 2100 + 400 + 800 + 150 J in 7.5 s."""
+    exposed communication, and 1.5 s of stalls, host and allocator: 2100 + 400 + 800 + 150 J in 7.5 s."""
     kernels = Activity(compute=0.3, memory=0.1)
-    step = breakdown(compute=3.5, optimizer=0.5, exposed_communication=2.0, offload_stall=1.0, host_bound=0.5)
+    step = breakdown(
+        compute=3.5,
+        optimizer=0.5,
+        exposed_communication=2.0,
+        offload_stall=1.0,
+        host_bound=0.25,
+        allocator=0.25,
+    )
     energy = step_energy(step, kernels, POWER)
     assert energy is not None
     assert energy.joules == pytest.approx(3450.0)

@@ -30,7 +30,7 @@ def printed(report, width=80, encoding="utf-8", files=None, **console):
 def test_it_says_what_was_simulated_and_that_it_fits(report):
     text = printed(report())
     assert text.startswith("llama-3-70b | FSDP2 | 2 x dgx-h100 | 16 GPUs\n")
-    assert "FITS  17.75 GB of 80.00 GB (22.2 %) on the fullest GPU" in text
+    assert "FITS  17.75 GB of 80.00 GB (22.2 %) allocated on the fullest GPU." in text
 
 
 def test_it_names_the_op_that_does_not_fit_and_what_would_do(report):

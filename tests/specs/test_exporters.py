@@ -76,6 +76,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "compile": True,
         },
     ),
+    "the loss alone compiled": (
+        {"kind": "fsdp2"},
+        {"gradient_clipping": 1.0, "cross_entropy": "fused", "activation_checkpointing": "full"},
+    ),
+    "the model alone compiled": (
+        {"kind": "fsdp2"},
+        {"gradient_clipping": 1.0, "cross_entropy": "eager", "compile": True},
+    ),
     "reduced in bf16": (
         {"kind": "fsdp2", "reduce_dtype": "bf16", "replicate": 2, "no_sync": True},
         {"activation_checkpointing": "full", "gradient_accumulation_steps": 2},

@@ -11,6 +11,7 @@ import pytest
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment, experiment_from, load_experiment
 from zsim.specs.importers.torchtitan import read_torchtitan
+from zsim.specs.job import resolve
 
 NEW = """
 [job]
@@ -152,6 +153,22 @@ def test_the_json_that_0_3_saves_is_read(tmp_path: Path) -> None:
     assert (file.says["training.micro_batch_size"], file.says["strategy.replicate"]) == (4, 2)
     assert file.says["training.activation_checkpointing"] == "none"
     assert imported(path, model="llama-3-8b").strategy.replicate == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "compiles", "loss"),
+    [
+        ("--compile.enable", True, "fused"),
+        ("--compile.enable --compile.components loss", False, "fused"),
+        ("--compile.enable --compile.components model", True, "eager"),
+        ("--training.seq_len=4096", False, "eager"),
+    ],
+)
+def test_the_loss_is_fused_where_it_is_compiled(
+    tmp_path: Path, words: str, *, compiles: bool, loss: str
+) -> None:
+    training = resolve(imported(f"{written(tmp_path, NEW)} {words}")).training
+    assert (training.compile, training.cross_entropy) == (compiles, loss)
 
 
 def test_a_global_batch_is_accumulated(tmp_path: Path) -> None:

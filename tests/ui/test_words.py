@@ -46,10 +46,12 @@ def test_every_tier_says_what_is_left_or_missing() -> None:
     found = answer(made(cluster=cluster, nodes=1, strategy={"kind": "deepspeed", "config": config}))
     gpu, host = found.tiers
     assert gpu.fits
-    assert gpu.words.endswith(" free")
+    assert " free; " in gpu.words
+    assert gpu.words.endswith(" GB reserved by torch")
     assert host.name == "Host memory of a node"
     assert host.words.endswith(" too much")
-    assert found.missing.startswith("host memory of a node: ")
+    assert found.fit.verdict == "does not fit"
+    assert found.fit.words.startswith("host memory of a node: ")
 
 
 @pytest.mark.parametrize(

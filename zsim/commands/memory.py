@@ -1,7 +1,9 @@
-"""`zsim memory`: who holds a GPU's memory, and when."""
+"""`zsim memory`: who holds a GPU's memory, and when; and what would do where that is too much."""
 
 from __future__ import annotations
 
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -50,7 +52,7 @@ def memory(
         Path | None, file_option("--json", help="Write every owner as JSON ('-': standard output).")
     ] = None,
 ) -> None:
-    """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation."""
+    """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation where it fits."""
     asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
     if by not in _BY:
         raise InputError(f"--by {by}: expected one of {', '.join(_BY)}{did_you_mean(by, _BY)}")
@@ -87,8 +89,10 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
     """One experiment's tables; what the JSON says, and whether it fits."""
     from zsim.report.memory_lines import profile_lines
+    from zsim.report.words import remedy_words
     from zsim.specs.job_labels import strategy_label
     from zsim.study.memory import profile_memory
+    from zsim.study.tune.remedy import remedy_of
 
     found = profile_memory(asked)
     if not quiet:
@@ -96,6 +100,11 @@ def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
         print(f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs\n")
         print("\n".join(profile_lines(found.profile, capacity_bytes=found.capacity_bytes, limit=limit)))
     content = {"capacity_bytes": found.capacity_bytes, "fits": found.fits, **found.profile.to_dict()}
+    if not found.fits:
+        remedy = remedy_of(asked)
+        content["remedy"] = None if remedy is None else asdict(remedy)
+        if remedy is not None and not quiet:
+            print("\n" + textwrap.fill(remedy_words(remedy), 80, break_on_hyphens=False))
     return content, found.fits
 
 
@@ -104,20 +113,22 @@ def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bo
     from zsim.report.memory_lines import heading
     from zsim.study.memory import compare_memory
 
-    content, may_run_out = [], False
+    content, found = [], set()
     variants = compare_memory(asked, axes, simulates=by == "time")
     if not quiet:
         print(heading(", ".join(key.rpartition(".")[2] for key in axes), by))
     for variant in variants:
         content.append(_to_dict(variant))
-        may_run_out = may_run_out or _may_run_out(variant)
+        found |= {variant.report.verdict} if variant.report is not None else set()
         if not quiet:
             print(_line(variant, by))
     if all("error" in row for row in content):
         raise InputError(content[0]["error"])
     if not quiet and any(row.get("fits") is False for row in content):
         print("!  more than a GPU has" + ("; the step is as if it did fit" if by == "time" else ""))
-    if not quiet and may_run_out:
+    if not quiet and "runs short" in found:
+        print("~  torch's allocator runs short, which takes time (zsim run says more)")
+    if not quiet and "may not fit" in found:
         print("?  torch's allocator may not find room for it (zsim run says more)")
     return content
 
@@ -133,14 +144,8 @@ def _line(variant: Variant, by: By) -> str:
         return variant_line(label, profile, by, fits=fits)
     tokens = report.tokens_per_second_per_gpu
     return simulated_line(
-        label, profile.peak, fits=fits, may_run_out=_may_run_out(variant), seconds=report.step_seconds,
-        tokens=tokens,
-    )  # fmt: skip
-
-
-def _may_run_out(variant: Variant) -> bool:
-    allocator = None if variant.report is None else variant.report.allocator
-    return allocator is not None and allocator.may_run_out
+        label, profile.peak, verdict=report.verdict, seconds=report.step_seconds, tokens=tokens
+    )
 
 
 def _to_dict(variant: Variant) -> dict[str, Any]:
@@ -149,7 +154,8 @@ def _to_dict(variant: Variant) -> dict[str, Any]:
         return row | {"error": variant.error}
     row |= {"fits": variant.profiled.fits, "peak": variant.profiled.profile.to_dict()["peak"]}
     if variant.report is not None:
-        row["may_run_out"] = _may_run_out(variant)
+        row["may_run_out"] = variant.report.verdict == "may not fit"
+        row["verdict"] = variant.report.verdict
         row["step_seconds"] = variant.report.step_seconds
         row["tokens_per_second_per_gpu"] = variant.report.tokens_per_second_per_gpu
     return row

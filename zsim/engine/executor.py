@@ -29,8 +29,8 @@ class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
 
     __slots__ = (
-        "allocator", "began", "blocked_on", "ended", "gpu", "host_blocks", "host_time", "instances", "issue",
-        "kernel_seconds", "next_op", "pending", "rank", "start",
+        "allocator", "allocator_blocks", "began", "blocked_on", "ended", "gpu", "host_blocks", "host_time",
+        "instances", "is_in_allocator", "issue", "kernel_seconds", "next_op", "pending", "rank", "start",
     )  # fmt: skip
 
     def __init__(
@@ -51,8 +51,10 @@ class Lane:
         self.next_op = 0
         self.host_time = began
         self.blocked_on = -1
+        self.is_in_allocator = False  # what it is blocked on, its allocator waits for
         self.allocator: Allocator | None = None
         self.host_blocks: list[tuple[float, float, int]] = []
+        self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
         self.gpu: Gpu
 
 
@@ -145,11 +147,16 @@ class Executor:
                     end = ended[wait]
                     if end != end:
                         lane.next_op, lane.host_time, lane.blocked_on = op, time, wait
+                        lane.is_in_allocator = True
                         return
                     lane.host_blocks.append((time, end, wait))
+                    lane.allocator_blocks.append((time, end))
                     time = end
                     wait = allocator.advance(op, time, ended)
-                time += allocator.take_seconds()
+                asked = allocator.take_seconds()
+                if asked > 0:
+                    lane.allocator_blocks.append((time, time + asked))
+                    time += asked
             for wait in waits[op]:
                 end = ended[wait]
                 if end != end:  # not ended yet
@@ -274,6 +281,9 @@ class Executor:
                     self._start(lane, successor)
         if lane.blocked_on == op:
             lane.host_blocks.append((lane.host_time, max(now, lane.host_time), op))
+            if lane.is_in_allocator:
+                lane.allocator_blocks.append((lane.host_time, max(now, lane.host_time)))
+                lane.is_in_allocator = False
             lane.host_time = max(lane.host_time, now)
             lane.blocked_on = -1
             self._advance_host(lane)

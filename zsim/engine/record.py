@@ -40,6 +40,9 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
         memory=_memory(job, plan, lanes[0], step_seconds),
         begins=begins,
         host_blocks=_host_blocks(numbers, lanes),
+        allocator_blocks=tuple(
+            (lane.rank, start, end) for lane in lanes for start, end in lane.allocator_blocks if end > start
+        ),
         metadata={
             "model": job.model.name,
             "cluster": job.cluster.name,
@@ -111,6 +114,7 @@ class _Times:
         self.ended: Floats = np.asarray(lane.ended)[self.first :]
         self.begin = max(lane.ended[: self.first], default=lane.began)
         self.host_blocks = lane.host_blocks
+        self.allocator_blocks = lane.allocator_blocks
 
     def start_at(self, begin: float) -> None:
         """Shift the clock to `begin`; what the host did before the rank's own begin is at that."""
@@ -122,6 +126,11 @@ class _Times:
             self.host_blocks = [
                 (max(start - begin, first), end - begin, op - self.first)
                 for start, end, op in self.host_blocks
+                if end > self.begin
+            ]
+            self.allocator_blocks = [
+                (max(start - begin, first), end - begin)
+                for start, end in self.allocator_blocks
                 if end > self.begin
             ]
 

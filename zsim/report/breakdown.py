@@ -1,11 +1,12 @@
 """Where the time of a step goes, seen from the compute stream of one rank.
 
-Every instant of the step belongs to one of `compute`, `exposed_communication`, `offload_stall`, `optimizer`
-and `host_bound`, so their sum is the step.
+Every instant of the step belongs to one of `compute`, `exposed_communication`, `offload_stall`, `optimizer`,
+`allocator` and `host_bound`, so their sum is the step.
 
 # [Note: why the compute stream stands still]
-A gap ends when the next op starts. Until the host had issued that op, the gap is the host's: host-bound,
-or what the host itself was blocked on. After that the op waited for other streams. Which of them is read
+A gap ends when the next op starts. Until the host had issued that op, the gap is the host's: torch's
+allocator where that had run short and waited or asked the driver, else what the host itself was blocked on,
+else host-bound. After that the op waited for other streams. Which of them is read
 backwards from the end of the gap: the span that ended last is what the op waited for, before that span
 began it was the one that ended before it, and so on to the start of the gap.
 """
@@ -16,6 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -62,7 +64,8 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What can be waited for: the spans of all other streams sorted by end, and the host's blocks."""
+    """What can be waited for: the spans of all other streams sorted by end, the host's blocks, and when it
+    was in torch's allocator."""
 
     kinds: list[str]
     starts: list[float]
@@ -71,6 +74,7 @@ class _Scene:
     infos: list[int]
     block_ends: list[float]
     blocks: list[tuple[float, float, int]]
+    allocator: list[tuple[float, float]]
 
 
 def compute_stream(trace: Trace) -> str:
@@ -154,6 +158,7 @@ def _rows_and_scene(own: Trace) -> tuple[list[_Row], _Scene]:
         infos=own.info_indices[order].tolist(),
         block_ends=[end for _, end, _ in blocks],
         blocks=blocks,
+        allocator=sorted((start, end) for _, start, end in own.allocator_blocks if end > start),
     )
 
 
@@ -168,7 +173,21 @@ def _gap(row: _Row, scene: _Scene) -> Iterator[_Stretch]:
 
 
 def _host(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
-    """The host had not issued the next op: it was blocked on something, or it was busy."""
+    """The host had not issued the next op: it was in an allocator that is short, or elsewhere."""
+    for index in range(bisect_right(scene.allocator, start, key=itemgetter(1)), len(scene.allocator)):
+        asked, answered = scene.allocator[index]
+        if asked >= end:
+            break
+        if asked > start:
+            yield from _elsewhere(start, asked, scene)
+        yield max(start, asked), min(end, answered), "allocator", None
+        start = min(end, answered)
+    if end > start:
+        yield from _elsewhere(start, end, scene)
+
+
+def _elsewhere(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
+    """The host was blocked on something, or it was busy."""
     for index in range(bisect_right(scene.block_ends, start), len(scene.blocks)):
         block_start, block_end, info = scene.blocks[index]
         if block_start >= end:

@@ -1,4 +1,5 @@
-"""What the critical path is made of: computing, HBM, latency, a tier of links, the host, offloading."""
+"""What the critical path is made of: computing, HBM, latency, a tier of links, the host, torch's
+allocator, offloading."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from zsim.cost.collectives import CallLimit
 from zsim.cost.power import Activity, kernel_activity
 from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Op, Plan, Work, offload_kind
-from zsim.report.critical_path import HOST, OTHERS, Link
-from zsim.report.meanings import Meaning
+from zsim.report.critical_path import ALLOCATOR, HOST, OTHERS, Link
+from zsim.report.meanings import BREAKDOWN, Meaning
 from zsim.specs.hardware import Gpu
 
 # In the order in which they are shown; other tiers of links (of a fabric) come after the cards.
@@ -21,6 +22,7 @@ CAUSES: dict[str, Meaning] = {
     "nvlink": Meaning("NVLink", "#F2A65A", "yellow"),
     "pcie": Meaning("PCIe", "#D58BB8", "magenta"),
     "network": Meaning("network cards", "#D55E00", "red"),
+    "allocator": BREAKDOWN["allocator"],
     "host": Meaning("host", "#8A8F98", "bright_black"),
     "host memory": Meaning("host memory", "#B8568F", "magenta"),
     "cpu": Meaning("CPU", "#7B3F73", "magenta"),
@@ -34,7 +36,7 @@ def cause_meaning(cause: str) -> Meaning:
     return CAUSES.get(cause) or Meaning(f"{cause} links", "#6E3B1E", "red")
 
 
-_NO_OP = {HOST: {"host": 0.0}, OTHERS: {"others": 0.0}}
+_NO_OP = {HOST: {"host": 0.0}, OTHERS: {"others": 0.0}, ALLOCATOR: {"allocator": 0.0}}
 _COMPUTING = frozenset({"compute", "hbm", "launch"})
 _OF_RESOURCE = {
     "dram": "host memory", "cpu": "cpu", "drive_read": "drives", "drive_write": "drives",

@@ -12,7 +12,7 @@ the whole step, without gaps: its parts add up to the step's time.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import NamedTuple
@@ -26,11 +26,13 @@ from zsim.trace.spans import Floats, Trace
 
 _SAME_INSTANT = 1e-9  # of the step
 _Block = tuple[float, float, int]
-HOST, OTHERS = -1, -2  # in place of an op: the host issuing; something that this trace does not show
+# In place of an op: the host issuing; something that this trace does not show; the host asking the driver for
+# memory and giving it back, because torch's allocator has run short.
+HOST, OTHERS, ALLOCATOR = -1, -2, -3
 
 
 class Link(NamedTuple):
-    """One stretch of the chain: an op of the plan on a rank, or that rank's host issuing (`HOST`)."""
+    """One stretch of the chain: an op of the plan on a rank, or that rank's host (`HOST`, `ALLOCATOR`)."""
 
     rank: int
     op: int
@@ -44,13 +46,22 @@ class Link(NamedTuple):
 
 class _Lane:
     """One rank's times by position among the ops that have work, and when its host was blocked, by the end
-    of that: (end, start, place of what it waited for)."""
+    of that: (end, start, place of what it waited for); `allocator`: when it was in an allocator that is
+    short."""
 
-    def __init__(self, issue: Floats, start: Floats, end: Floats, blocks: list[_Block]) -> None:
+    def __init__(
+        self,
+        issue: Floats,
+        start: Floats,
+        end: Floats,
+        blocks: list[_Block],
+        allocator: list[tuple[float, float]],
+    ) -> None:
         self.issue: list[float] = issue.tolist()
         self.start: list[float] = start.tolist()
         self.end: list[float] = end.tolist()
         self.blocks = sorted(blocks)
+        self.allocator = sorted(allocator)
 
 
 class _Times:
@@ -68,13 +79,16 @@ class _Times:
         self._blocks: dict[int, list[_Block]] = {}
         for rank, start, end, place in trace.host_blocks:
             self._blocks.setdefault(rank, []).append((end, start, place))
+        self._allocator: dict[int, list[tuple[float, float]]] = {}
+        for rank, start, end in trace.allocator_blocks:
+            self._allocator.setdefault(rank, []).append((start, end))
         self._lanes: dict[int, _Lane] = {}
 
     def of(self, rank: int) -> _Lane:
         if rank not in self._lanes:
             row = self.row_of[rank]
             times = self._issue[row], self.start[row], self._end[row]
-            self._lanes[rank] = _Lane(*times, self._blocks.get(rank, []))
+            self._lanes[rank] = _Lane(*times, self._blocks.get(rank, []), self._allocator.get(rank, []))
         return self._lanes[rank]
 
     def last(self) -> tuple[int, int]:
@@ -162,11 +176,24 @@ class _Walk:
         while number >= 0 and blocks[number][2] >= before:
             number -= 1
         if number < 0:
-            self._add(rank, HOST, self.begin, until)
+            self._add_host(rank, self.begin, until)
             return None
         ended, _, place = blocks[number]
-        self._add(rank, HOST, min(ended, until), until)
+        self._add_host(rank, min(ended, until), until)
         return rank, place
+
+    def _add_host(self, rank: int, start: float, end: float) -> None:
+        """The host's stretch, and apart what of it torch's allocator took."""
+        blocks = self.times.of(rank).allocator
+        for number in range(bisect_left(blocks, end, key=itemgetter(0)) - 1, -1, -1):
+            asked, answered = blocks[number]
+            if answered <= start:
+                break
+            answered = min(answered, end)
+            self._add(rank, HOST, answered, end)
+            self._add(rank, ALLOCATOR, max(asked, start), answered)
+            end = max(asked, start)
+        self._add(rank, HOST, start, end)
 
     def _last_to_come(self, rank: int, place: int) -> int:
         """Of the simulated ranks in the same collective, the one that came last; `rank` otherwise."""

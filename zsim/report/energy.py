@@ -61,7 +61,7 @@ def step_energy(breakdown: Breakdown, kernels: Activity, power: Power | None) ->
     )
     activity = activity._replace(
         communication=seconds["exposed_communication"],
-        idle=activity.idle + seconds["offload_stall"] + seconds["host_bound"],
+        idle=activity.idle + seconds["offload_stall"] + seconds["allocator"] + seconds["host_bound"],
     )
     joules = None if power is None else energy_joules(activity, power)
     if power is None or joules is None:

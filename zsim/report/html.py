@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zsim.files import write_whole
 from zsim.report import figures, offload_page
 from zsim.report.cost_words import HEADINGS, cost_rows
+from zsim.report.fit import fit_of, reserved_words
 from zsim.report.irregular_words import irregular_tables
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.memory import Ledger, Peak
@@ -18,11 +19,11 @@ from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.timeline import stream_timeline, views
 from zsim.report.traffic import CollectiveRow, SentRow
-from zsim.report.words import headline, missing_memory
+from zsim.report.words import headline
 from zsim.resources import TEMPLATES
 from zsim.trace.drives import drive_rates
 from zsim.trace.spans import Trace
-from zsim.units import format_bytes, format_flops, format_rate, format_seconds
+from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -60,11 +61,11 @@ def html_report(report: Report, trace: Trace) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["linked"] = _linked
-    finding = report.out_of_memory
     return environment.get_template("report.html.j2").render(
         title=headline(report),
         report=report,
-        verdict="" if finding is None else missing_memory(finding),
+        fit=fit_of(report),
+        gigabytes=GIGABYTES,
         tiles=list(tiles(report)),
         step=_plot("step", STEP_CAPTION, figures.step_breakdown(report)),
         timeline=_plot("timeline", TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
@@ -115,7 +116,7 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "HFU", _percent(report.hfu_fraction), "with recomputation"
     of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
     if report.allocator is not None:
-        of += f"; torch reserves {format_bytes(report.allocator.reserved_bytes)}"
+        of += f"; {reserved_words(report)}"
     yield "GPU memory", format_bytes(peak), of
     if report.overlap_fraction is not None:
         yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"
@@ -145,6 +146,7 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
                 if highest and name in MEMORY
             ],
             "total": format_bytes(peak.total),
+            "reserved": reserved_words(report) if device == "gpu" else "",
         }
 
 

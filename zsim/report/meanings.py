@@ -23,6 +23,7 @@ BREAKDOWN: dict[str, Meaning] = {
     "exposed_communication": Meaning("exposed communication", "#D55E00", "red"),
     "offload_stall": Meaning("offload stall", "#B8568F", "magenta"),
     "optimizer": Meaning("optimizer", "#12946C", "green"),
+    "allocator": Meaning("torch's allocator", "#C9A400", "yellow"),
     "host_bound": Meaning("host-bound", "#8A8F98", "bright_black"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """What makes a job fit: `overrides` of the experiment, in `words`; the fullest GPU's peak and the step
+    with it; what the script must change for it, where no file says it."""
+
+    overrides: Mapping[str, Any]
+    words: str
+    gpu_peak_bytes: int
+    step_seconds: float
+    script_changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """The first op that does not fit: `missing_bytes` when it ran, `peak_missing_bytes` at the peak."""
 
@@ -58,6 +71,7 @@ class OutOfMemory:
     peak_missing_bytes: int
     capacity_bytes: int
     least_gpus: int | None = None
+    remedy: Remedy | None = None
 
 
 START_UP = "start-up"  # the op of an OutOfMemory before the first step

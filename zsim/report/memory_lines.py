@@ -7,10 +7,12 @@ from typing import Literal
 
 from zsim.report.meanings import MEMORY
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, Owned, holders
-from zsim.units import format_bytes, format_seconds
+from zsim.report.report import Verdict
+from zsim.units import GIGABYTES, format_bytes, format_seconds
 
 _SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "states",
           "activations": "activ.", "buffers": "buffers", "framework": "other"}  # fmt: skip
+MARKS: dict[Verdict, str] = {"fits": "", "runs short": "~", "may not fit": "?", "does not fit": "!"}
 By = Literal["category", "phase", "time"]
 PHASES = ("forward", "recompute", "backward", "optimizer")
 _OWNER_COLUMNS = 38
@@ -37,6 +39,8 @@ def profile_lines(profile: MemoryProfile, *, capacity_bytes: int, limit: int = 1
     if units:
         yield ""
         yield from _unit_lines(units, profile.at_peak, limit)
+    yield ""
+    yield f"{GIGABYTES}."
 
 
 def _phase_lines(phases: Sequence[Moment]) -> Iterator[str]:
@@ -111,12 +115,12 @@ def variant_line(label: str, profile: MemoryProfile, by: By, *, fits: bool) -> s
 
 
 def simulated_line(
-    label: str, peak: Moment, *, fits: bool, may_run_out: bool, seconds: float, tokens: float | None
+    label: str, peak: Moment, *, verdict: Verdict, seconds: float, tokens: float | None
 ) -> str:
-    """The peak beside the step's time; "?" where torch's allocator may not find room for it."""
+    """The peak beside the step's time, marked as `MARKS` says."""
     rate = "-" if tokens is None else f"{tokens:,.0f}"
     step = format_seconds(seconds)
-    total = _total(peak, fits) + ("?" if may_run_out else "")
+    total = f"{peak.total / 1e9:.2f}{MARKS[verdict]}"
     return f"{_short(label, 32):<32}{total:>9}{peak.phase:>11}{step:>13}{rate:>15}"
 
 

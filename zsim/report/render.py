@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zsim.report.cost_words import HEADINGS, cost_rows
+from zsim.report.fit import fit_of
 from zsim.report.irregular_words import Words, irregular_tables
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
-from zsim.report.words import headline, missing_memory
-from zsim.units import format_bytes, format_flops, format_rate, format_seconds
+from zsim.report.words import headline
+from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -58,6 +59,7 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     for device in report.peaks:
         if report.peaks[device].total > 0:
             yield _memory(report, device, is_plain)
+    yield Text(f"{GIGABYTES}.", style="dim")
     if report.collectives:
         yield _collectives(report)
     if report.traffic:
@@ -77,17 +79,9 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
 def _fit(report: Report) -> Text:
     from rich.text import Text
 
-    finding = report.out_of_memory
-    if finding is not None:
-        return Text.assemble(("DOES NOT FIT  ", "bold red"), missing_memory(finding))
-    peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
-    text = f"{format_bytes(peak)} on the fullest GPU"
-    if capacity:
-        share = _percent(peak / capacity)
-        text = f"{format_bytes(peak)} of {format_bytes(capacity)} ({share}) on the fullest GPU"
-    if report.allocator is not None and report.allocator.may_run_out:
-        return Text.assemble(("MAY NOT FIT  ", "bold yellow"), f"{text}; see the note on torch's allocator")
-    return Text.assemble(("FITS  ", "bold green"), text)
+    fit = fit_of(report)
+    style = {"fits": "bold green", "tight": "bold yellow", "broken": "bold red"}[fit.tone]
+    return Text.assemble((f"{fit.verdict.upper()}  ", style), fit.words)
 
 
 def _speed(report: Report) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from zsim.report.allocator_words import AllocatorRow
 from zsim.report.breakdown import Breakdown, step_breakdown
@@ -16,6 +16,8 @@ from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
 from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
 from zsim.trace.spans import Trace
+
+Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ class Report:
         return self.out_of_memory is None
 
     @property
+    def verdict(self) -> Verdict:
+        """Does not fit: a tensor finds no room on a tier. May not fit: all do, but torch's allocator cannot
+        meet a request even with its cache given back. Runs short: it can, after giving it back."""
+        if self.out_of_memory is not None:
+            return "does not fit"
+        if self.allocator is not None and self.allocator.may_run_out:
+            return "may not fit"
+        return "runs short" if self.allocator is not None and self.allocator.retries else "fits"
+
+    @property
     def tokens_per_second_per_gpu(self) -> float | None:
         return _ratio(self.work.tokens, self.step_seconds)
 
@@ -144,6 +156,7 @@ class Report:
             "jobs": [asdict(row) | {"slowdown": row.slowdown} for row in self.jobs],
             "allocator": None if self.allocator is None else asdict(self.allocator),
             "step_seconds_without_overlap": self.step_seconds_without_overlap,
+            "verdict": self.verdict,
         }
 
 

@@ -12,6 +12,7 @@ _BOUND = {
     "exposed_communication": "Communication-bound",
     "offload_stall": "Offload-bound",
     "optimizer": "Optimizer-bound",
+    "allocator": "Short of memory",
     "host_bound": "Host-bound",
 }
 _WORTH_SAYING = 0.005  # of the step

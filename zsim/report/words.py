@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.report.memory import START_UP, OutOfMemory
+from zsim.report.memory import START_UP, OutOfMemory, Remedy
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_seconds
 
@@ -43,9 +43,20 @@ def missing_memory(finding: OutOfMemory) -> str:
             f"{pool}: {op}, {when}, is the first that exceeds {capacity}, by {missing}; by "
             f"{at_peak} at the peak"
         )
+    remedy = "" if finding.remedy is None else f" {remedy_words(finding.remedy)}"
     if finding.least_gpus is not None:
         count = f"{finding.least_gpus:,} GPU{'s' if finding.least_gpus > 1 else ''}"
-        return f"{text}. {count} would hold all tensors."
+        return f"{text}. {count} would hold all tensors.{remedy}"
     if finding.pool == "gpu":
-        return f"{text}. No number of GPUs up to 65,536 would hold all tensors."
-    return text + "."
+        as_is = " as they are" if remedy else ""
+        return f"{text}. No number of GPUs up to 65,536 would hold all tensors{as_is}.{remedy}"
+    return f"{text}.{remedy}"
+
+
+def remedy_words(remedy: Remedy) -> str:
+    """E.g. "training.activation_checkpointing = full would fit: 37.18 GB, step 9.500 s."."""
+    step = format_seconds(remedy.step_seconds)
+    text = f"{remedy.words} would fit: {format_bytes(remedy.gpu_peak_bytes)}, step {step}"
+    if remedy.script_changes:
+        text += f" (needs a change of the script: {'; '.join(remedy.script_changes)})"
+    return f"{text}."

@@ -22,6 +22,7 @@ from zsim.specs.jitter import JitterTable
 from zsim.specs.overrides import with_overrides
 from zsim.specs.parallelisms import refuse_parallelisms
 from zsim.specs.placement import PlacementTable
+from zsim.specs.programs import Program
 from zsim.specs.strategy import (
     DEFAULT_CONNECTIONS,
     MOST_CONNECTIONS,
@@ -201,6 +202,9 @@ class _ExperimentFile(_Table):
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = None
     notes: tuple[str, ...] = Field(default=(), description="said again by every report")
+    program: Program | None = Field(
+        default=None, description="the program whose file it was; zsim tune proposes what that can be told"
+    )
 
 
 class Experiment(_ExperimentFile):
@@ -312,7 +316,7 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
 
 def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
     """The experiment with dotted overrides."""
-    own = {"model", "cluster", "nodes", "gpus", "training", "strategy"}
+    own = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
     data = experiment.model_dump(exclude_unset=True, include=own)
     new = experiment_from(data, overrides, origin="experiment")
     own |= {key.partition(".")[0] for key in overrides}

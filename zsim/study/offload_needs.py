@@ -140,7 +140,7 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
 
 def _stalls(outcome: Outcome) -> dict[str, float]:
     """Seconds that the step waits for offloading, by cause; causes that cost nothing are left out."""
-    section = report_of(outcome, 0.0, suggests_gpus=False).offload
+    section = report_of(outcome, 0.0).offload
     if section is None:
         return {}
     return {cause: seconds for cause, seconds in section.stall_seconds.items() if seconds > 0}

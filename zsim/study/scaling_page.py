@@ -73,9 +73,7 @@ def sentences(scaling: Scaling) -> Iterator[str]:
 
 def _because(bend: Bend, scaling: Scaling) -> str:
     much = f"{abs(bend.cause_change) * 100:.0f} % {'more' if bend.cause_change > 0 else 'less'}"
-    runs_short = any(s.allocator_retries for s in scaling.runs if s.gpus in (bend.start, bend.end))
-    of = " (torch's allocator runs short)" if bend.cause == "host" and runs_short else ""
-    return f"a token costs {much} for {cause_meaning(bend.cause).label}{of}"
+    return f"a token costs {much} for {cause_meaning(bend.cause).label}"
 
 
 def scaling_page(scaling: Scaling) -> str:

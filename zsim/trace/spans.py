@@ -126,6 +126,7 @@ class Trace:
     A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: of a
     collective's time, what remains when waiting for the slowest rank is taken off (NaN for other spans).
     `follows_wait`: the host made a stream wait for another between the launch before and the span's own.
+    `allocator_blocks`: when a simulated host was in torch's allocator, because that had run short.
     `step_seconds` is then that of the typical step; `typical_step()` is what compares with a simulated one.
     """
 
@@ -148,6 +149,7 @@ class Trace:
     transfer_seconds: Floats | None = None
     follows_wait: npt.NDArray[np.bool_] | None = None
     begins: Mapping[int, float] = field(default_factory=dict)
+    allocator_blocks: tuple[tuple[int, float, float], ...] = ()  # rank, start, end
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -155,7 +157,8 @@ class Trace:
     def of_rank(self, rank: int) -> Trace:
         """The same trace with the spans of one rank only."""
         blocks = tuple(block for block in self.host_blocks if block[0] == rank)
-        return self.only(self.ranks == rank, host_blocks=blocks)
+        asking = tuple(block for block in self.allocator_blocks if block[0] == rank)
+        return self.only(self.ranks == rank, host_blocks=blocks, allocator_blocks=asking)
 
     def of_step(self, number: int) -> Trace:
         """One step of a recording as a trace of its own, whose clock starts with the step.
@@ -217,6 +220,7 @@ class Trace:
             start_seconds=own.start_seconds - begin,
             end_seconds=own.end_seconds - begin,
             host_blocks=tuple((r, start - begin, end - begin, op) for r, start, end, op in own.host_blocks),
+            allocator_blocks=tuple((r, start - begin, end - begin) for r, start, end in own.allocator_blocks),
             begins={},
         )
 

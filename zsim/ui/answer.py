@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from zsim.api import report_of, with_doubts
 from zsim.engine.simulate import simulate_job
 from zsim.report import figures
+from zsim.report.fit import Fit, fit_of, reserved_words
 from zsim.report.html import DEVICES, tiles
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.timeline import stream_timeline, views
-from zsim.report.words import headline, missing_memory
+from zsim.report.words import headline
 from zsim.specs.experiment import Experiment
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
 from zsim.specs.job import Job, resolve
+from zsim.study.advice import advised
 from zsim.trace.spans import Trace
 from zsim.ui.form import resolved
 from zsim.units import format_bytes
@@ -50,12 +52,11 @@ class Tier:
 
 @dataclass(frozen=True)
 class Answer:
-    """One simulated experiment in words and figures; `figures` are those of the report, by name.
-    `missing`: which tier is short, and of how much; empty where it fits."""
+    """One simulated experiment in words and figures; `figures` are those of the report, by name."""
 
     title: str
     tokens_per_second: float
-    missing: str
+    fit: Fit
     limit: str
     tiles: tuple[tuple[str, str, str], ...]
     tiers: tuple[Tier, ...]
@@ -74,11 +75,11 @@ def answer(experiment: Experiment) -> Answer:
     job = resolve(experiment)
     outcome = simulate_job(job)
     report = with_doubts(report_of(outcome, time.perf_counter() - began), outcome)
-    finding = report.out_of_memory
+    report = advised(report, experiment)
     return Answer(
         title=headline(report),
         tokens_per_second=report.work.tokens * job.world_size / report.step_seconds,
-        missing="" if finding is None else missing_memory(finding),
+        fit=fit_of(report),
         limit=report.limit,
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
@@ -113,6 +114,8 @@ def _tiers(report: Report) -> Iterator[Tier]:
             words = f"{used} of {format_bytes(capacity)}, {format_bytes(capacity - peak.total)} free"
         else:
             words = f"{used} of {format_bytes(capacity)}, {format_bytes(peak.total - capacity)} too much"
+        if device == "gpu" and report.allocator is not None:
+            words += f"; {reserved_words(report)}"
         yield Tier(DEVICES[device], peak.total, capacity, words)
 
 

@@ -185,8 +185,8 @@ def _files(app: Any, form: Form) -> None:
 def file_text(experiment: Experiment, name: str) -> str:
     """One of the files that the page offers."""
     if name == REPORT_FILE:
-        from zsim.api import simulate
         from zsim.report.html import html_report
+        from zsim.study.advice import simulate
 
         result = simulate(experiment)
         return html_report(result.report, result.trace)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zsim.ui.answer import Answer, Tier
+from zsim.units import GIGABYTES
 
 REPORT_FILE = "report.html"
 
@@ -15,16 +16,8 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
     stood there before."""
     from dash import html
 
-    if found.missing:
-        words: list[Any] = [
-            html.Strong("Does not fit"),
-            " ",
-            found.missing,
-            " The times below assume it did.",
-        ]
-        verdict = html.P(words, className="verdict broken")
-    else:
-        verdict = html.P(html.Strong("Fits"), className="verdict fits")
+    fit = found.fit
+    verdict = html.P([html.Strong(fit.label), " ", fit.words], className=f"verdict {fit.tone}")
     return [
         html.H1(found.title),
         verdict,
@@ -32,6 +25,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
         html.P(change_words(found.tokens_per_second, before), id="change"),
         html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
+        html.P(f"{GIGABYTES}.", className="limit"),
     ]
 
 

@@ -17,8 +17,9 @@ from zsim.study.tune.tune import tune
 RECORDED = json.loads(RESULTS.read_text())
 # What stays, so that a handful of configurations is left: those of one plan are many more.
 KEEP = (
-    "checkpointing", "micro-batch", "offload", "no_sync", "hpZ", "wrapping", "backward prefetch",
-    "forward prefetch", "limit_all_gathers", "overlap_comm", "bucket", "prefetch", "persistence", "reuse",
+    "checkpointing", "cross-entropy", "micro-batch", "offload", "no_sync", "hpZ", "wrapping",
+    "backward prefetch", "forward prefetch", "limit_all_gathers", "overlap_comm", "bucket", "prefetch",
+    "persistence", "reuse",
 )  # fmt: skip
 CHEAP = ("Llama-3.1-8B", "Llama-2-70B", "MPT-7B")
 

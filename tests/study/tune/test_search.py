@@ -19,10 +19,10 @@ from zsim.study.tune.search import cheapest, fastest, search
 Tiny = Callable[..., zsim.Experiment]
 # (strategy, axes that stay): spaces of 20 to 60 configurations.
 SPACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "deepspeed": ({"kind": "deepspeed", "stage": 3}, ("checkpointing", "micro-batch")),
-    "fsdp2": ({"kind": "fsdp2"}, ("checkpointing", "offload")),
-    "fsdp1": ({"kind": "fsdp1"}, ("micro-batch", "no_sync")),
-    "ddp": ({"kind": "ddp"}, ()),
+    "deepspeed": ({"kind": "deepspeed", "stage": 3}, ("checkpointing", "micro-batch", "cross-entropy")),
+    "fsdp2": ({"kind": "fsdp2"}, ("checkpointing", "offload", "cross-entropy")),
+    "fsdp1": ({"kind": "fsdp1"}, ("micro-batch", "no_sync", "cross-entropy")),
+    "ddp": ({"kind": "ddp"}, ("micro-batch",)),
 }
 TIGHT = {"ddp": "1.78 GB"}  # GPUs on which some of a space does not fit; else 1.9 GB
 
@@ -142,7 +142,7 @@ def test_the_batch_stays_whatever_its_pieces() -> None:
 
 def test_axes_that_are_kept_stay(make_tiny: Tiny) -> None:
     base = base_of(make_tiny({"kind": "fsdp2"}, activation_checkpointing="full"))
-    space = candidates([base], keep=("checkpointing", "micro-batch"))
+    space = candidates([base], keep=("checkpointing", "cross-entropy", "micro-batch"))
     assert {axis for c in space for axis in c.choices} == {"replicas", "reshard", "offload", "no_sync"}
     assert all(c.experiment().training.activation_checkpointing == "full" for c in space)
 

@@ -125,7 +125,7 @@ def test_what_only_the_whole_step_shows_to_run_out_comes_behind_what_fits(
     """Three of the eight micro-batches of the fastest have room, all eight not: the next best that has room
     is first, even where only one was asked for, and what may run out is behind it."""
     experiment = make_tiny({"kind": "fsdp2"}, nodes=1, gradient_accumulation_steps=8)
-    keep = ("micro-batch", "offload", "checkpointing")
+    keep = ("micro-batch", "offload", "checkpointing", "cross-entropy")
     before = tune(experiment, keep=keep, count=2)
     fastest = before.best[0].candidate.overrides
     run_out_of(monkeypatch, lambda job: job.experiment == before.best[0].candidate.experiment())
@@ -147,7 +147,7 @@ def test_the_smallest_cluster_rests_on_what_torch_has_room_for(
     """All tensors fit on one GPU, and none of the whole steps there: two are the fewest. Where none has room
     on any number of GPUs, it is said to rest on the tensors alone."""
     experiment = make_tiny({"kind": "fsdp2"}, nodes=1)
-    keep = ("micro-batch", "offload", "no_sync")
+    keep = ("micro-batch", "offload", "no_sync", "cross-entropy")
     assert tune(experiment, "smallest-cluster", keep=keep).settled == "1 GPU (1 node) are the fewest"
     run_out_of(monkeypatch, lambda job: job.world_size == 1)
     result = tune(experiment, "smallest-cluster", keep=keep)
@@ -168,7 +168,7 @@ def test_the_smallest_cluster_rests_on_what_torch_has_room_for(
 
 
 def test_the_largest_batch_is_the_largest(make_tiny: Tiny) -> None:
-    keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
+    keep = ("checkpointing", "cross-entropy", "offload", "replicas", "reshard", "no_sync")
     result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-batch", keep=keep)
     best = result.best[0].candidate.experiment()
     size = best.training.micro_batch_size
@@ -180,7 +180,7 @@ def test_the_largest_batch_is_the_largest(make_tiny: Tiny) -> None:
 
 def test_the_longest_sequence_is_the_longest(make_tiny: Tiny) -> None:
     """Every length up to the model's 8,192 learned positions, in steps of 256 tokens."""
-    keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
+    keep = ("checkpointing", "cross-entropy", "offload", "replicas", "reshard", "no_sync")
     made = make_tiny({"kind": "fsdp2"}, memory="2.5 GB")
     longer = made.model_copy(update={"model": {**made.model, "n_positions": 8192}})  # type: ignore[dict-item]
     result = tune(longer, "longest-sequence", keep=keep)
@@ -207,7 +207,7 @@ def test_everything_may_be_kept_but_what_the_goal_sets(make_tiny: Tiny) -> None:
 
 
 def test_the_largest_model_is_the_largest(make_tiny: Tiny) -> None:
-    keep = ("checkpointing", "offload", "replicas", "reshard", "no_sync")
+    keep = ("checkpointing", "cross-entropy", "offload", "replicas", "reshard", "no_sync")
     result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-model", keep=keep)
     best = result.best[0].candidate.experiment()
     layers = best.model["n_layer"]
@@ -226,7 +226,7 @@ def test_the_cheapest_needs_fewest_gpu_seconds(make_tiny: Tiny) -> None:
 
 
 def test_several_kinds_are_compared(make_tiny: Tiny) -> None:
-    keep = ("checkpointing", "micro-batch", "offload", "hpZ", "reshard", "replicas")
+    keep = ("checkpointing", "cross-entropy", "micro-batch", "offload", "hpZ", "reshard", "replicas")
     result = tune(make_tiny({"kind": "fsdp2"}), kinds=("deepspeed", "fsdp2", "ddp"), keep=keep, count=9)
     kinds = {measured.candidate.base.kind for measured in result.best}
     assert kinds == {"deepspeed", "fsdp2", "ddp"}
@@ -263,7 +263,7 @@ def test_other_parallelisms_are_refused_by_name(make_tiny: Tiny, kind: str) -> N
 
 def test_the_given_configuration_stands_in_the_table_once(make_tiny: Tiny) -> None:
     """Everything kept: all that is left is what was given."""
-    keep = ("checkpointing", "micro-batch", "offload", "reshard", "no_sync", "wrapping")
+    keep = ("checkpointing", "cross-entropy", "micro-batch", "offload", "reshard", "no_sync", "wrapping")
     result = tune(make_tiny({"kind": "fsdp2"}, nodes=1), keep=keep)
     assert len(result.best) == 1
     assert not result.steps

@@ -7,10 +7,11 @@ from typing import Any
 from zsim.specs.exporters.experiment_toml import toml_lines
 from zsim.specs.importers.torchtitan_keys import PRESETS
 from zsim.specs.job import Job
-from zsim.specs.strategy import Fsdp2
+from zsim.specs.strategy import Fsdp2, Training
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
+_LOSSES = ("eager", "fused")  # fused where it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan takes the norm in any case
 _POLICIES = {None: "default", True: "always", False: "never"}
 
@@ -39,6 +40,8 @@ def why_not_torchtitan(job: Job) -> str | None:
         return f"it has no checkpointing '{training.activation_checkpointing}'"
     if training.gradient_accumulation_steps > 1 and strategy.no_sync:
         return "it reduces gradients after every micro-batch"
+    if training.cross_entropy not in _LOSSES:
+        return f"it has no cross entropy '{training.cross_entropy}'"
     if training.optimizer not in ("adamw", "adam"):
         return f"it has no optimizer '{training.optimizer}'"
     return None
@@ -48,7 +51,7 @@ def torchtitan_toml(job: Job) -> str:
     """The file's text."""
     sections = _sections(job)
     words = " ".join(
-        f"--{section}.{key}={value}"
+        f"--{section}.{key} {' '.join(value)}" if isinstance(value, list) else f"--{section}.{key}={value}"
         for section in ("training", "parallelism", "compile")
         for key, value in sections[section].items()
     )
@@ -94,11 +97,18 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
             "fsdp_reshard_after_forward": _POLICIES[reshard],
         },
         "activation_checkpoint": checkpoint,
-        "compile": {"enable": training.compile},
+        "compile": _compile(training),
     }
     if training.precision == "fp8":
         sections["float8"] = {"enable_fsdp_float8_all_gather": strategy.param_dtype == "fp8"}
     return sections
+
+
+def _compile(training: Training) -> dict[str, Any]:
+    """Model and loss are compiled, or one of them (`components`); eager is what the loss is otherwise."""
+    is_fused = training.cross_entropy == "fused"
+    parts = [name for name, is_it in (("model", training.compile), ("loss", is_fused)) if is_it]
+    return {"enable": bool(parts), **({"components": parts} if len(parts) == 1 else {})}
 
 
 def _model(job: Job) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def read_accelerate(path: str) -> TrainingFile:
     data = load_yaml(text, path)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: expected the keys of `accelerate config` at the top")
-    file = TrainingFile(path)
+    file = TrainingFile(path, program="accelerate")
     for key in data:  # ClusterConfig refuses them
         if key not in (*_READ, *_IDLE):
             raise InputError(f"{path}: unknown key '{key}'{did_you_mean(str(key), (*_READ, *_IDLE))}")

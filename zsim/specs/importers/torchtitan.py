@@ -32,7 +32,7 @@ def read_torchtitan(config: str) -> TrainingFile:
     expert parallelism and for what else changes a step in a way that zsim does not follow.
     """
     name, settings, is_new = read_settings(config)
-    file = TrainingFile(name)
+    file = TrainingFile(name, program="torchtitan-0.3" if is_new else "torchtitan")
     for key in ("nodes", "gpus"):
         if key in settings:
             file.says[key] = settings.pop(key)
@@ -247,6 +247,9 @@ def _read_checkpointing(read: _Settings, is_new: bool) -> None:
 def _read_rest(read: _Settings, is_new: bool) -> None:
     enabled, components = read.get("compile.enable", False), read.get("compile.components", ["model", "loss"])
     read.put("training.compile", bool(enabled and "model" in components), "compile.enable")
+    if enabled and ("loss" in components) != ("model" in components):
+        loss = "fused" if "loss" in components else "eager"
+        read.put("training.cross_entropy", loss, "compile.components")
     optimizers = {"AdamW": "adamw", "Adam": "adam"}
     name = read.get("optimizer.name", "AdamW")
     if name not in optimizers:

@@ -53,7 +53,7 @@ def _load(path: Path) -> Any:
 def read_training_arguments(path: str) -> TrainingFile:
     """Raises InputError for values that cannot be, NotSimulatedError for other optimizers."""
     data = _load(Path(path))
-    file = TrainingFile(path)
+    file = TrainingFile(path, program="transformers")
     _read_batch(file, data)
     precision = "bf16" if data.get("bf16") else "fp16" if data.get("fp16") else "fp32"
     file.says["training.precision"] = precision

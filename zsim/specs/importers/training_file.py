@@ -18,6 +18,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster, read_toml
+from zsim.specs.programs import Program
 
 Reader = Callable[[str], "TrainingFile"]
 
@@ -26,9 +27,9 @@ Reader = Callable[[str], "TrainingFile"]
 class TrainingFile:
     """What a file asks for, as dotted keys of an experiment.
 
-    `says` stands in the file, `assumes` is its program's default: the experiment may say otherwise without a
-    word. `shard_degree` and `global_batch_size` wait for the number of GPUs. `notes` are the keys that do
-    nothing to a step, or that zsim leaves out.
+    `program` reads it. `says` stands in the file, `assumes` is its program's default: the experiment may say
+    otherwise without a word. `shard_degree` and `global_batch_size` wait for the number of GPUs. `notes` are
+    the keys that do nothing to a step, or that zsim leaves out.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TrainingFile:
     notes: list[str] = field(default_factory=list)
     shard_degree: int | None = None
     global_batch_size: int | None = None
+    program: Program | None = None
 
     def note(self, text: str) -> None:
         self.notes.append(f"{self.name}: {text}")
@@ -133,6 +135,7 @@ def with_training_file(
     for dotted, value in file.assumes.items():
         _fill(merged, dotted, value, rest)
     merged["notes"] = [*merged.get("notes", ()), *file.notes]
+    merged.setdefault("program", file.program)
     for key in ("model", "cluster"):
         if rest.get(key, merged.get(key)) is None:
             raise InputError(f"{file.name} names no {key}: give it (--{key})")

@@ -27,7 +27,7 @@ class Identities:
         """The hash of everything that decides the result. Raises InputError where a file cannot be read."""
         content = {
             "zsim": self._zsim,
-            "experiment": experiment.model_dump(mode="json", exclude={"model", "cluster"}),
+            "experiment": experiment.model_dump(mode="json", exclude={"model", "cluster", "program"}),
             "model": self._model(experiment.model),
             "cluster": self._cluster(experiment.cluster),
             "config": _config(experiment),

@@ -23,7 +23,7 @@ def point_record(identity: str, experiment: Experiment) -> Record:
         began = time.perf_counter()
         job = resolve(experiment)
         outcome = simulate_job(job)
-        report = report_of(outcome, time.perf_counter() - began, suggests_gpus=False)
+        report = report_of(outcome, time.perf_counter() - began)
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug of ours must cost one row, not the night

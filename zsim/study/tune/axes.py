@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.study.tune.base import Base
+from zsim.specs.programs import telling
+from zsim.study.tune.base import Base, value_of
 
 ZERO = "strategy.config.zero_optimization."
 STAGE = ZERO + "stage"
 MICRO_BATCH, ACCUMULATION = "training.micro_batch_size", "training.gradient_accumulation_steps"
 CHECKPOINTING, EVERY = "training.activation_checkpointing", "training.checkpoint_every"
 BLOCKS = "training.block_checkpointing"
+LOSS = "training.cross_entropy"
 NVME_PATH = "/local_nvme"
 _MOST_MICRO_BATCHES = 512
 _DRIVES = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
@@ -37,7 +39,8 @@ Choices = Callable[[Base, Chosen], Iterable[Choice]]
 @dataclass(frozen=True)
 class Axis:
     """One decision. `choices` depend on what is chosen before it; none means that there is nothing to
-    decide. `kinds` are the strategies that know it (all when empty)."""
+    decide; what the program whose file was given cannot be told is left out, but for what the file has.
+    `kinds` are the strategies that know it (all when empty)."""
 
     name: str
     choices: Choices
@@ -46,7 +49,14 @@ class Axis:
     def of(self, base: Base, chosen: Chosen) -> list[Choice]:
         if self.kinds and base.kind not in self.kinds:
             return []
-        return list(self.choices(base, chosen))
+        return [choice for choice in self.choices(base, chosen) if _can_be_told(base, choice)]
+
+
+def _can_be_told(base: Base, choice: Choice) -> bool:
+    return all(
+        telling(base.program, base.kind, key, value) is not None or value == value_of(base, {}, key)
+        for key, value in choice.overrides.items()
+    )
 
 
 def _values(key: str, name: str, *values: Any) -> Choices:
@@ -212,6 +222,13 @@ def _checkpointings(base: Base, chosen: Chosen) -> Iterable[Choice]:
     return found
 
 
+def _losses(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """The given one, one whose kernel keeps nothing but the logits, and one that never has all of those."""
+    given = base.job.training.cross_entropy
+    for name in dict.fromkeys((given, "fused", "fused_linear")):
+        yield Choice("" if name == given else f"cross entropy {name}", {LOSS: name})
+
+
 def _reductions(base: Base, chosen: Chosen) -> Iterable[Choice]:
     """Where there are several micro-batches: reduce after each, or after the last."""
     key = "strategy.no_sync"
@@ -230,6 +247,7 @@ STRUCTURE: tuple[Axis, ...] = (
     Axis("reshard", _reshards, ("fsdp2",)),
     Axis("offload", _host_offload, ("fsdp2",)),
     Axis("checkpointing", _checkpointings),
+    Axis("cross-entropy", _losses, ("ddp", "deepspeed", *FSDP)),
     Axis("micro-batch", _micro_batches),
     Axis("no_sync", _reductions, FSDP),
 )

@@ -10,8 +10,10 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.experiment import DeepSpeedTable, Experiment, experiment_from
+from zsim.specs.importers.deepspeed_schema import ZeroBlock
 from zsim.specs.importers.deepspeed_text import drop_comments, load_object
 from zsim.specs.job import Job, resolve
+from zsim.specs.programs import Program
 
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -30,6 +32,12 @@ class Base:
     @property
     def kind(self) -> str:
         return self.job.kind
+
+    @property
+    def program(self) -> Program | None:
+        """Whose file was given; None for an experiment of one's own."""
+        found: Program | None = self.data.get("program")
+        return found
 
     @property
     def world_size(self) -> int:
@@ -95,7 +103,15 @@ def _open(experiment: Experiment, job: Job) -> dict[str, Any]:
         training["precision"] = job.training.precision
         strategy.pop("stage", None)
         strategy["config"], strategy["config_name"] = _open_config(table)
+        if data.get("program") is None and _is_file(table):
+            data["program"] = "deepspeed"
     return {**data, "training": training, "strategy": strategy}
+
+
+def _is_file(table: DeepSpeedTable) -> bool:
+    """Whether a JSON was given, and not a stage or a table of the experiment's own."""
+    name = table.config_name or ""
+    return isinstance(table.config, str) or (table.config is not None and name.lower().endswith(".json"))
 
 
 def _open_config(table: DeepSpeedTable) -> tuple[dict[str, Any], str]:
@@ -110,3 +126,40 @@ def _open_config(table: DeepSpeedTable) -> tuple[dict[str, Any], str]:
     if not isinstance(zero, Mapping):  # none, or the old way to switch stage 1 on
         config["zero_optimization"] = {"stage": 1 if zero is True else 0}
     return config, name
+
+
+def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
+    """What a dotted key effectively is: as `overrides` have it, as in the base's data, or by default."""
+    if key in overrides:
+        return _plain(key, overrides[key])
+    value: Any = base.data
+    *parents, last = key.split(".")
+    for parent in parents:
+        value = value.get(parent) if isinstance(value, Mapping) else None
+    bare = ZeroBlock.model_fields
+    if isinstance(value, Mapping):
+        for spelling in _spellings(last):
+            if spelling in value and value[spelling] != "auto":
+                return _plain(key, value[spelling])
+    job = base.job
+    if parents[:1] == ["training"]:
+        return getattr(job.training, last)
+    if parents[-1:] == ["zero_optimization"]:
+        name = next((name for name, info in bare.items() if last in (name, info.alias)), last)
+        return _plain(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
+    return _plain(key, getattr(job.strategy, last, None))
+
+
+def _spellings(last: str) -> list[str]:
+    for name, info in ZeroBlock.model_fields.items():
+        if last in (name, info.alias):
+            return [name, *([info.alias] if info.alias else [])]
+    return [last]
+
+
+def _plain(key: str, value: Any) -> Any:
+    """Offload as its device; a whole float as the integer that DeepSpeed takes it for."""
+    if key.endswith(("offload_optimizer", "offload_param")):
+        device = value.get("device") if isinstance(value, Mapping) else getattr(value, "device", None)
+        return None if device in (None, "none") else device
+    return int(value) if isinstance(value, float) and value.is_integer() and "zero_opt" in key else value

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.capacity import (
+    exceeds_pinned_limit,
     node_capacity_bytes,
     node_peak_bytes,
     peak_bytes,
@@ -20,12 +21,13 @@ from zsim.engine.capacity import (
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Device
+from zsim.report.meanings import BREAKDOWN
 from zsim.specs.experiment import Experiment
 from zsim.specs.job import Job, resolve
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
-from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, MICRO_BATCH
+from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOSS, MICRO_BATCH
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 
@@ -33,11 +35,8 @@ from zsim.study.tune.candidates import Candidate
 # times what the third added.
 FEW = 3
 _KEY = "training.gradient_accumulation_steps"
-_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS)
-_SECONDS = (
-    "step_seconds", "compute_seconds", "exposed_communication_seconds", "offload_stall_seconds",
-    "optimizer_seconds", "host_bound_seconds",
-)  # fmt: skip
+_OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, LOSS)
+_SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +108,8 @@ def memory_of(experiment: Experiment) -> Memory | str:
             less = resolve(few_micro_batches(experiment, FEW - 1))
             shorter = plan_seconds(less, make_plan(less))
             seconds = {name: busy + (steps - FEW) * (busy - shorter[name]) for name, busy in seconds.items()}
+        if exceeds_pinned_limit(job, plan):
+            return "more host memory would be page-locked than the host allows"
         capacity = node_capacity_bytes(job.cluster)
         peaks: dict[Device, int] = {"gpu": peak_bytes(job, plan)}
         limits: dict[Device, int] = {"gpu": usable_bytes(job.cluster)}

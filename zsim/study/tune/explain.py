@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from zsim.specs.importers.deepspeed_schema import ZeroBlock
-from zsim.study.tune.base import base_of
+from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.refine import WORTH
+from zsim.study.tune.tellings import script_change
 
 _AT_ONCE = 3  # changes that only help together
 _TOGETHER = ("checkpointing", "micro-batch")  # what one frees the other takes: also tried as one change
@@ -23,11 +23,13 @@ _TOGETHER = ("checkpointing", "micro-batch")  # what one frees the other takes: 
 
 @dataclass(frozen=True)
 class Change:
-    """One key: what it was (None: not said, or off) and what it should be."""
+    """One key: what it was (None: not said, or off) and what it should be; `script`: how the script must
+    change for it, where no file says it."""
 
     key: str
     before: Any
     after: Any
+    script: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def differing_axes(given: Candidate, best: Candidate) -> list[str]:
     return [
         name
         for name, choice in best.choices.items()
-        if any(value_of(given, key) != value for key, value in choice.overrides.items())
+        if any(value_of(given.base, given.overrides, key) != value for key, value in choice.overrides.items())
     ]
 
 
@@ -134,45 +136,7 @@ def changes_of(before: Candidate, after: Candidate, keys: Mapping[str, Any]) -> 
     """The keys among `keys` whose values differ."""
     found = []
     for key in keys:
-        old, new = value_of(before, key), value_of(after, key)
+        old, new = (value_of(one.base, one.overrides, key) for one in (before, after))
         if old != new:
-            found.append(Change(key, old, new))
+            found.append(Change(key, old, new, script_change(after.base, key, new)))
     return found
-
-
-def value_of(candidate: Candidate, key: str) -> Any:
-    """What a dotted key effectively is: as chosen, as in the base's data, or by default."""
-    overrides = candidate.overrides
-    if key in overrides:
-        return _plain(key, overrides[key])
-    value: Any = candidate.base.data
-    *parents, last = key.split(".")
-    for parent in parents:
-        value = value.get(parent) if isinstance(value, Mapping) else None
-    bare = ZeroBlock.model_fields
-    if isinstance(value, Mapping):
-        for spelling in _spellings(last):
-            if spelling in value and value[spelling] != "auto":
-                return _plain(key, value[spelling])
-    job = candidate.base.job
-    if parents[:1] == ["training"]:
-        return getattr(job.training, last)
-    if parents[-1:] == ["zero_optimization"]:
-        name = next((name for name, info in bare.items() if last in (name, info.alias)), last)
-        return _plain(key, getattr(job.strategy.zero, name, None))  # type: ignore[union-attr]
-    return _plain(key, getattr(job.strategy, last, None))
-
-
-def _spellings(last: str) -> list[str]:
-    for name, info in ZeroBlock.model_fields.items():
-        if last in (name, info.alias):
-            return [name, *([info.alias] if info.alias else [])]
-    return [last]
-
-
-def _plain(key: str, value: Any) -> Any:
-    """Offload as its device; a whole float as the integer that DeepSpeed takes it for."""
-    if key.endswith(("offload_optimizer", "offload_param")):
-        device = value.get("device") if isinstance(value, Mapping) else getattr(value, "device", None)
-        return None if device in (None, "none") else device
-    return int(value) if isinstance(value, float) and value.is_integer() and "zero_opt" in key else value

@@ -10,6 +10,7 @@ from zsim.report.page import Section, page
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.render import (
     MAY_RUN_OUT,
+    NEEDS_SCRIPT,
     change_words,
     label_of,
     limits_of,
@@ -18,6 +19,7 @@ from zsim.study.tune.render import (
     subject,
     verdict,
 )
+from zsim.study.tune.tellings import script_changes
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
 
@@ -60,8 +62,9 @@ def tuned_page(tuned: Tuned) -> str:
 def _cells(place: str, measured: Measured) -> list[str]:
     row = measured.row
     mfu = "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"])
+    script = "".join(f"; {NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate))
     return [
-        place, label_of(measured), format_seconds(measured.seconds),
+        place, label_of(measured) + script, format_seconds(measured.seconds),
         f"{row['tokens_per_second_per_gpu'] or 0:,.0f}", mfu, format_bytes(measured.gpu_bytes),
         f"{measured.gpus:,}", limits_of(measured) + (f"; {MAY_RUN_OUT}" if measured.may_run_out else ""),
     ]  # fmt: skip

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from zsim.report.meanings import BREAKDOWN
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.explain import Change, Step
+from zsim.study.tune.tellings import script_changes
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
 
@@ -53,14 +55,9 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
 
 
+NEEDS_SCRIPT = "needs a change of the script"
 MAY_RUN_OUT = "may not fit: torch's allocator finds no room for some requests (zsim run says more)"
-_SHARES = {
-    "compute_seconds": "compute",
-    "exposed_communication_seconds": "exposed communication",
-    "offload_stall_seconds": "offload stall",
-    "optimizer_seconds": "optimizer",
-    "host_bound_seconds": "host-bound",
-}
+_SHARES = {f"{name}_seconds": meaning.label for name, meaning in BREAKDOWN.items()}
 
 
 def limits_of(measured: Measured) -> str:
@@ -78,6 +75,8 @@ def _table(tuned: Tuned) -> Iterator[str]:
         yield from wrapped(limits_of(measured), indent=4)
         if measured.may_run_out:
             yield from wrapped(MAY_RUN_OUT, indent=4)
+        for change in script_changes(measured.candidate):
+            yield from wrapped(f"{NEEDS_SCRIPT}: {change}", indent=4)
     if tuned.given is not None and all(m.candidate is not tuned.given.candidate for m in tuned.best):
         yield _row("-", tuned.given)
         yield from wrapped("as given", indent=4)
@@ -115,9 +114,10 @@ def step_words(step: Step) -> str:
 
 
 def change_words(change: Change) -> str:
-    """E.g. "zero_optimization.stage: 3 -> 1"."""
+    """E.g. "zero_optimization.stage: 3 -> 1", and what the script must do for it where no file says it."""
     key = change.key.removeprefix("strategy.config.")
-    return f"{key}: {_shown(change.before)} -> {_shown(change.after)}"
+    text = f"{key}: {_shown(change.before)} -> {_shown(change.after)}"
+    return f"{text} ({NEEDS_SCRIPT}: {change.script})" if change.script else text
 
 
 def _shown(value: Any) -> str:
@@ -167,7 +167,12 @@ def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
         "steps": [
             {
                 "changes": [
-                    {"key": change.key, "before": change.before, "after": change.after}
+                    {
+                        "key": change.key,
+                        "before": change.before,
+                        "after": change.after,
+                        "script_change": change.script or None,
+                    }
                     for change in step.changes
                 ],
                 "before_seconds": step.before_seconds,
@@ -199,4 +204,5 @@ def _measured_to_dict(measured: Measured) -> dict[str, Any]:
         },
         "fits": measured.row["fits"],
         "may_run_out": measured.may_run_out,
+        "script_changes": list(script_changes(measured.candidate)),
     }

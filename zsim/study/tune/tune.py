@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
+from zsim.report.words import remedy_words
 from zsim.specs.experiment import STRATEGIES, Experiment
 from zsim.study.tune.axes import DETAILS, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
@@ -16,6 +17,7 @@ from zsim.study.tune.evaluate import Evaluator, Measured, Memory
 from zsim.study.tune.explain import Step, explain
 from zsim.study.tune.goals import GOALS, Question
 from zsim.study.tune.look import Look, measured_given
+from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import Found
 
 EVERYTHING = "all"  # as an axis to keep
@@ -74,14 +76,17 @@ def tune(
     evaluator = Evaluator(jobs, cache, on_done, headroom)
     more = [QUANTISED] if allows_quantised else []
     question = Question(base, tuple(kinds) or (base.kind,), keep, more, evaluator)
-    space = GOALS[goal](question)
+    try:
+        space = GOALS[goal](question)
+    except InputError as error:
+        raise InputError(f"{error}{_remedy(experiment, question)}") from None
     given_candidate = Candidate(base, {}, -1)
     look = Look(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest"))
     looked = look.at_best(space)
     given, memory = measured_given(evaluator, given_candidate)
     found, best = looked.found, looked.best[:count]
     if not best:
-        raise InputError(_nothing_fits(base, found, evaluator))
+        raise InputError(_nothing_fits(base, found, evaluator) + _remedy(experiment, question))
     steps: list[Step] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
         steps = explain(evaluator, given_candidate, given.seconds if given else None, best[0].candidate)
@@ -121,6 +126,20 @@ def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:
         return keep
     axes = sorted({axis.name for axis in (*STRUCTURE, *DETAILS)})
     return [axis for axis in axes if goal != "largest-batch" or axis != "micro-batch"]
+
+
+def _remedy(experiment: Experiment, question: Question) -> str:
+    """The switch with which it would fit, of those that were to be left alone."""
+    base, keep = question.base, question.keep
+    if not keep and base.kind in question.kinds:
+        return ""  # all were tried
+    given = Candidate(base, {}, -1)
+    measured = cheapest_switch(question.evaluator, given)
+    if measured is None:
+        return ""
+    kept = [name for name in measured.candidate.choices if name in keep]
+    left = f" --keep leaves {' and '.join(kept)} as given." if kept else ""
+    return f". {remedy_words(remedy_from(experiment, given, measured))}{left}"
 
 
 def _nothing_fits(base: Base, found: Found, evaluator: Evaluator) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from zsim.specs.exporters.files import export_files
 from zsim.specs.job import resolve
-from zsim.study.tune.render import label_of
+from zsim.study.tune.render import NEEDS_SCRIPT, label_of
+from zsim.study.tune.tellings import script_changes, told_in_file
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
 
@@ -25,6 +26,8 @@ def tuned_files(tuned: Tuned) -> dict[str, str]:
             f"{format_seconds(measured.seconds)} per step on {measured.gpus} GPUs, "
             f"{format_bytes(measured.gpu_bytes)} on the fullest; {measured.row['limit']}",
             "",
+            *(f"- {NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)),
+            *(f"- {told}" for told in told_in_file(measured.candidate)),
             *(f"- {note}" for note in exported.notes),
             *(f"- no {name}: {reason}" for name, reason in exported.missing.items()),
         ]

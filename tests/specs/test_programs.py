@@ -1,0 +1,89 @@
+"""What programs can be told: every key that a search varies is in the table, and every row has its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.specs.experiment import experiment_from
+from zsim.specs.programs import KINDS, OWN, TELLINGS, Program, program_of, telling
+
+EVERY_SECOND = ("training.checkpoint_every", 2)
+BY_OP = ("training.activation_checkpointing", "selective-op")
+
+
+@pytest.mark.parametrize("program", TELLINGS)
+def test_every_row_says_how_and_where_that_was_read(program: Program) -> None:
+    for row in (*TELLINGS[program], *OWN):
+        assert row.how
+        assert any(digit in row.source for digit in "0123456789") or row.source.startswith("[Note")
+        assert set(row.kinds) <= {"deepspeed", "fsdp1", "fsdp2", "ddp"}
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "setting", "place"),
+    [
+        # The Trainer and DeepSpeed's JSON know no policy by op, and no n-th block; torchtitan 0.2 knows both.
+        ("transformers", "deepspeed", BY_OP, None),
+        ("transformers", "deepspeed", EVERY_SECOND, None),
+        ("deepspeed", "deepspeed", BY_OP, None),
+        ("deepspeed", "deepspeed", EVERY_SECOND, None),
+        ("accelerate", "fsdp2", BY_OP, None),
+        ("torchtitan", "fsdp2", BY_OP, "file"),
+        ("torchtitan", "fsdp2", EVERY_SECOND, "file"),
+        ("torchtitan-0.3", "fsdp2", EVERY_SECOND, None),
+        (None, "deepspeed", BY_OP, "script"),
+        (None, "fsdp2", EVERY_SECOND, "script"),
+        ("transformers", "deepspeed", ("training.activation_checkpointing", "full"), "file"),
+        ("deepspeed", "deepspeed", ("training.activation_checkpointing", "full"), "script"),
+        ("accelerate", "fsdp1", ("training.activation_checkpointing", "full"), "file"),
+        # A group size is an int, and True is one too.
+        ("accelerate", "fsdp2", ("strategy.reshard_after_forward", 8), None),
+        ("accelerate", "fsdp2", ("strategy.reshard_after_forward", True), "file"),
+        ("torchtitan", "fsdp2", ("strategy.reshard_after_forward", 8), None),
+        (None, "fsdp2", ("strategy.reshard_after_forward", 8), "file"),
+        ("transformers", "fsdp2", ("training.cross_entropy", "fused_linear"), "file"),
+        ("torchtitan", "fsdp2", ("training.cross_entropy", "fused_linear"), None),
+        ("deepspeed", "deepspeed", ("training.cross_entropy", "fused_linear"), "script"),
+        ("deepspeed", "deepspeed", ("strategy.config.zero_optimization.stage", 2), "file"),
+    ],
+    ids=str,
+)
+def test_what_can_be_told_and_where(
+    program: Program | None, kind: str, setting: tuple[str, object], place: str | None
+) -> None:
+    found = telling(program, kind, *setting)
+    assert (None if found is None else found.place) == place
+
+
+def test_another_strategy_than_the_file_has_is_one_of_ones_own() -> None:
+    assert program_of("torchtitan", "deepspeed") is None
+    assert program_of("torchtitan", "fsdp2") == "torchtitan"
+    assert telling("torchtitan", "deepspeed", *EVERY_SECOND) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "program"),
+    [
+        ("a.yaml", "per_device_train_batch_size: 1\nfsdp: full_shard\n", "transformers"),
+        ("a.yaml", "distributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 8\n", "accelerate"),
+        (
+            "a.toml",
+            "[model]\nname = 'llama3'\nflavor = '8B'\n[training]\nlocal_batch_size = 1\n",
+            "torchtitan",
+        ),
+    ],
+)
+def test_an_experiment_knows_whose_file_it_was(
+    tmp_path: Path, name: str, text: str, program: Program
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    found = experiment_from(
+        {},
+        {"strategy.config": str(path), "model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 1},
+        origin="test",
+    )
+    assert found.program == program
+    assert found.strategy.kind in KINDS[program]

@@ -1,0 +1,162 @@
+"""What makes a job fit that does not: one switch, the cheapest, and only one that its program has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import zsim
+from zsim.cli import app
+from zsim.errors import InputError
+from zsim.report.memory import Remedy
+from zsim.report.words import missing_memory
+from zsim.specs.experiment import changed, experiment_from
+from zsim.study.tune.evaluate import memory_of
+from zsim.study.tune.remedy import remedy_of
+from zsim.study.tune.tune import tune
+
+Tiny = Callable[..., zsim.Experiment]
+LONG = {"model.n_positions": 4096, "training.sequence_length": 4096}
+WORDY = {**LONG, "model.vocab_size": 65536}  # 4096 x 65536 logits: 1.07 GB for each 4 bytes of them
+ALONE = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
+
+
+def fits(experiment: zsim.Experiment) -> bool:
+    memory = memory_of(experiment)
+    return not isinstance(memory, str) and memory.fits
+
+
+def of(experiment: zsim.Experiment) -> Remedy:
+    found = remedy_of(experiment)
+    assert found is not None
+    return found
+
+
+def missing(experiment: zsim.Experiment) -> str:
+    finding = zsim.simulate(experiment).report.out_of_memory
+    assert finding is not None
+    return missing_memory(finding)
+
+
+def test_a_loss_that_does_not_fit_is_answered_with_one_that_does(make_tiny: Tiny) -> None:
+    """Sequences cannot be cut, three blocks keep little, and no number of GPUs makes logits smaller."""
+    given = changed(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), WORDY)
+    report = zsim.simulate(given).report
+    finding = report.out_of_memory
+    assert finding is not None
+    assert finding.least_gpus is None
+    assert finding.remedy is not None
+    assert list(finding.remedy.overrides) == ["training.cross_entropy"]
+    after = zsim.simulate(changed(given, finding.remedy.overrides)).report
+    assert after.fits
+    assert after.step_seconds == pytest.approx(finding.remedy.step_seconds, rel=1e-6)
+    assert after.peaks["gpu"].total == finding.remedy.gpu_peak_bytes
+    said = missing_memory(finding)
+    loss = finding.remedy.overrides["training.cross_entropy"]
+    assert "would hold all tensors as they are. training.cross_entropy = " + loss + " would fit: " in said
+    assert report.to_dict()["out_of_memory"]["remedy"]["overrides"] == {"training.cross_entropy": loss}
+
+
+def test_the_cheapest_of_the_switches_that_do_is_named(make_tiny: Tiny) -> None:
+    """Every single choice that fits takes at least as long."""
+    given = make_tiny({"kind": "fsdp2"}, memory="1.9 GB", micro_batch_size=8, gradient_accumulation_steps=1)
+    assert not fits(given)
+    remedy = of(given)
+    others: list[Mapping[str, Any]] = [
+        {"training.activation_checkpointing": "full"},
+        {"training.cross_entropy": "fused"},
+        {"training.cross_entropy": "fused_linear"},
+        {"strategy.cpu_offload": True},
+        *(
+            {"training.micro_batch_size": size, "training.gradient_accumulation_steps": 8 // size}
+            for size in (1, 2, 4)
+        ),
+    ]
+    seconds = [
+        zsim.simulate(changed(given, other)).report.step_seconds
+        for other in others
+        if fits(changed(given, other))
+    ]
+    assert len(seconds) > 1
+    assert remedy.step_seconds <= min(seconds) * 1.001
+
+
+def test_where_no_switch_is_enough_the_fewest_are_joined(make_tiny: Tiny) -> None:
+    """400 MB above the framework's 1.37 GB: neither full checkpointing nor the loss alone."""
+    given = changed(make_tiny({"kind": "fsdp2"}, memory="1.9 GB", **ALONE), WORDY)
+    alone = [{"training.activation_checkpointing": "full"}, {"training.cross_entropy": "fused_linear"}]
+    assert not any(fits(changed(given, one)) for one in alone)
+    remedy = of(given)
+    assert len(remedy.overrides) > 1
+    assert " and " in remedy.words
+    assert fits(changed(given, remedy.overrides))
+
+
+def test_a_jsons_own_keys_are_named_for_its_batch(make_tiny: Tiny) -> None:
+    config = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 1,
+              "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}  # fmt: skip
+    given = make_tiny({"kind": "deepspeed", "config": config}, memory="2.6 GB", gradient_accumulation_steps=1)
+    remedy = of(given)
+    size = remedy.overrides["strategy.config.train_micro_batch_size_per_gpu"]
+    assert remedy.overrides["strategy.config.gradient_accumulation_steps"] == 16 // size > 1
+    assert f"train_micro_batch_size_per_gpu = {size} and gradient_accumulation_steps" in remedy.words
+    after = zsim.simulate(changed(given, remedy.overrides)).report
+    assert after.fits
+    assert after.peaks["gpu"].total == remedy.gpu_peak_bytes
+
+
+@pytest.mark.parametrize(("program", "loss"), [(None, "fused_linear"), ("torchtitan", "fused")])
+def test_only_a_loss_that_the_program_has_is_named(make_tiny: Tiny, program: str | None, loss: str) -> None:
+    """A loss that keeps the logits does not fit in 3 GB, Liger's that never has them whole does. torchtitan
+    has none such: there it takes another switch beside the loss, and both stand in its file."""
+    given = changed(make_tiny({"kind": "fsdp2"}, memory="3 GB", **ALONE), {**WORDY, "program": program})
+    assert not fits(changed(given, {"training.cross_entropy": "fused"}))
+    remedy = of(given)
+    assert remedy.overrides["training.cross_entropy"] == loss
+    assert len(remedy.overrides) == (1 if program is None else 2)
+    assert bool(remedy.script_changes) == (program is None)
+    assert ("LigerFusedLinearCrossEntropyLoss" in missing(given)) == (program is None)
+
+
+def test_nothing_helps_states_that_no_switch_makes_smaller(make_tiny: Tiny) -> None:
+    """DDP keeps 16 bytes for each of 11.8 million parameters, and the GPU has 20 MB above its context."""
+    assert remedy_of(make_tiny({"kind": "ddp"}, memory="1.46 GB")) is None
+
+
+def test_tune_names_the_switch_that_it_was_to_leave_alone(make_tiny: Tiny) -> None:
+    given = changed(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), WORDY)
+    with pytest.raises(InputError) as refused:
+        tune(given, keep=("cross-entropy", "offload", "checkpointing"))
+    said = str(refused.value)
+    assert "nothing fits" in said
+    assert "training.cross_entropy = " in said
+    assert said.endswith("--keep leaves cross-entropy as given.")
+    assert tune(given, keep=("offload", "checkpointing"), count=1).given is None
+
+
+def test_the_memory_command_names_it_too(tmp_path: Path) -> None:
+    """A 13B model's states fit on 8 GPUs of 40 GB, its activations not."""
+    words = ["memory", "--model", "llama-2-13b", "--cluster", "dgx-a100-40gb", "--nodes", "1", "--set",
+             "strategy.kind=fsdp2", "--set", "training.sequence_length=2048"]  # fmt: skip
+    path = tmp_path / "memory.json"
+    result = CliRunner().invoke(app, [*words, "--json", str(path)])
+    assert result.exit_code == 1
+    assert max(map(len, result.output.replace(str(path), "").splitlines())) <= 80
+    remedy = json.loads(path.read_text())["remedy"]
+    assert remedy["overrides"]
+    assert " would fit: " in " ".join(result.output.split())
+
+
+def test_an_experiment_without_a_plan_has_no_remedy() -> None:
+    """What cannot be simulated is another message's."""
+    given = experiment_from(
+        {"model": "gpt2", "cluster": "dgx-h100", "nodes": 1, "strategy": {"kind": "fsdp2", "replicate": 3}},
+        {},
+        origin="test",
+    )
+    assert remedy_of(given) is None

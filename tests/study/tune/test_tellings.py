@@ -1,0 +1,127 @@
+"""What tune proposes exists in the program whose file was given; what takes more than files says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import zsim
+from zsim.specs.experiment import changed
+from zsim.specs.programs import TELLINGS, Program, telling
+from zsim.study.tune.axes import DETAILS, STRUCTURE
+from zsim.study.tune.base import Base, base_of, of_kind, value_of
+from zsim.study.tune.candidates import candidates
+from zsim.study.tune.page import tuned_page
+from zsim.study.tune.render import tuned_lines, tuned_to_dict
+from zsim.study.tune.tellings import script_changes
+from zsim.study.tune.tune import tune
+from zsim.study.tune.write import tuned_files
+
+Tiny = Callable[..., zsim.Experiment]
+JSON = {
+    "kind": "deepspeed",
+    "config": {
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 1,
+    },
+    "config_name": "ds_config.json",
+}
+
+
+def labels(base: Base) -> str:
+    axes = [axis for axis in (*STRUCTURE, *DETAILS) if axis.name not in ("stage", "offload", "sharding")]
+    return " | ".join(candidate.label for axis in axes for candidate in candidates([base], [axis]))
+
+
+def of_program(experiment: zsim.Experiment, program: Program | None) -> Base:
+    return base_of(changed(experiment, {"program": program}))
+
+
+@pytest.mark.parametrize("program", [None, "transformers", "accelerate"])
+def test_a_policy_by_op_and_every_second_block_are_not_for_the_trainer(
+    make_tiny: Tiny, program: Program | None
+) -> None:
+    """A JSON is DeepSpeed's file even where no program names it; a stage alone is nobody's."""
+    for strategy in (JSON, {"stage": 3}) if program else (JSON,):
+        said = labels(of_program(make_tiny(strategy), program))
+        assert "checkpointing none" in said
+        assert "checkpointing full" in said
+        assert "selective" not in said
+        assert "every 2nd" not in said
+    own = labels(base_of(make_tiny({"stage": 3})))
+    assert "selective-op" in own
+    assert "every 2nd block" in own
+
+
+@pytest.mark.parametrize(
+    ("program", "there", "absent"),
+    [
+        ("torchtitan", ["every 2nd", "selective-op", "cross entropy fused"],
+         ["fused_linear", "reshard to", "no_sync", "wrapping huggingface"]),
+        ("torchtitan-0.3", ["selective-op"], ["every 2nd", "fused_linear"]),
+        ("accelerate", ["no reshard", "fused_linear"], ["selective-op", "every 2nd", "reshard to"]),
+        (None, ["every 2nd", "selective-op", "fused_linear", "reshard to", "wrapping huggingface"], []),
+    ],
+)  # fmt: skip
+def test_each_program_is_proposed_what_it_has(
+    make_tiny: Tiny, program: Program | None, there: list[str], absent: list[str]
+) -> None:
+    said = labels(of_program(make_tiny({"kind": "fsdp2"}), program))
+    assert [word for word in there if word not in said] == []
+    assert [word for word in absent if word in said] == []
+
+
+def test_what_the_file_has_may_stay(make_tiny: Tiny) -> None:
+    """A script that keeps by op already can go on doing so."""
+    made = make_tiny(JSON, activation_checkpointing="selective-op")
+    said = labels(base_of(made))
+    assert "selective-op" in said
+    assert "every 2nd" not in said
+
+
+@pytest.mark.parametrize("program", TELLINGS)
+def test_nothing_that_is_proposed_is_unknown_to_the_table(make_tiny: Tiny, program: Program) -> None:
+    for kind in ("ddp", "fsdp1", "fsdp2", "deepspeed"):
+        base = of_kind(of_program(make_tiny({"stage": 3}), program), kind)
+        for axis in (*STRUCTURE, *DETAILS):
+            for choice in axis.of(base, {}):
+                for key, value in choice.overrides.items():
+                    is_told = telling(base.program, base.kind, key, value) is not None
+                    assert is_told or value == value_of(base, {}, key), (kind, key, value)
+
+
+def test_what_takes_a_change_of_the_script_is_marked_everywhere(make_tiny: Tiny) -> None:
+    """A JSON says nothing of the loss: the best has Liger's or a fused one, and the table, the change, the
+    JSON, the notes beside the files and the page say that it is the script's."""
+    made = make_tiny({**JSON, "config_name": "ds_config.json"}, activation_checkpointing="full")
+    result = tune(made, keep=("stage", "offload", "hpZ", "micro-batch"), count=1)
+    best = result.best[0]
+    asked = list(script_changes(best.candidate))
+    assert any(text.startswith("training.cross_entropy = ") for text in asked)
+    text = " ".join(" ".join(tuned_lines(result)).split())
+    assert f"needs a change of the script: {asked[0]}" in text
+    content = tuned_to_dict(result)
+    assert content["best"][0]["script_changes"] == asked
+    changes = [change for step in content["steps"] for change in step["changes"]]
+    assert [c["script_change"] for c in changes if c["key"] == "training.cross_entropy"] != [None]
+    assert f"- needs a change of the script: {asked[0]}" in tuned_files(result)["best/NOTES.txt"]
+    assert "needs a change of the script" in tuned_page(result)
+
+
+def test_what_the_file_says_is_no_change_of_the_script(make_tiny: Tiny) -> None:
+    """The Trainer's own file has a key for the loss, which the notes name."""
+    made = changed(make_tiny(JSON, activation_checkpointing="full"), {"program": "transformers"})
+    result = tune(made, keep=("stage", "offload", "hpZ", "micro-batch"), count=1)
+    assert list(script_changes(result.best[0].candidate)) == []
+    notes = tuned_files(result)["best/NOTES.txt"]
+    assert "the Trainer is told training.cross_entropy = " in notes
+    assert "use_liger_kernel: true" in notes
+
+
+def test_another_strategy_than_the_files_is_said_to_be_one(make_tiny: Tiny) -> None:
+    base = of_kind(base_of(make_tiny(JSON)), "fsdp2")
+    (candidate, *_) = candidates([base])
+    (first, *_) = script_changes(candidate)
+    assert first == "strategy.kind = fsdp2: another strategy than DeepSpeed's file has"

@@ -1,0 +1,231 @@
+"""What the programs whose files zsim reads can be told, value by value: one table, each row with its source.
+
+A row says of one key of an experiment (or all that begin with a word and a star) which values a program can
+be given, where, and how. What no row of a program names does not exist there. An experiment of one's own is
+for no program: everything can be done, and `OWN` says what takes more than files.
+
+# [Note: transformers checkpoints every block]
+`activation_checkpointing_kwargs.every_n_layers` is in transformers 5.23 (training_args.py) and not in those
+before; a file does not say which reads it, so every n-th block is not among what the Trainer can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Program = Literal["accelerate", "deepspeed", "torchtitan", "torchtitan-0.3", "transformers"]
+Place = Literal["file", "script"]
+
+KINDS: Mapping[Program, tuple[str, ...]] = {
+    "accelerate": ("deepspeed", "fsdp1", "fsdp2", "ddp"),
+    "deepspeed": ("deepspeed",),
+    "torchtitan": ("fsdp2", "ddp"),
+    "torchtitan-0.3": ("fsdp2",),
+    "transformers": ("deepspeed", "fsdp1", "fsdp2", "ddp"),
+}
+NAMES: Mapping[Program, str] = {
+    "accelerate": "Accelerate", "deepspeed": "DeepSpeed", "torchtitan": "torchtitan",
+    "torchtitan-0.3": "torchtitan 0.3", "transformers": "the Trainer",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How a program is told `values` of `key` (any when empty), under the strategies `kinds` (all when
+    empty): in its own file, or by a change of the script that it runs. `source`: where that was read, and of
+    which release."""
+
+    key: str
+    place: Place
+    how: str
+    source: str
+    values: tuple[Any, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    def is_of(self, kind: str, key: str, value: Any) -> bool:
+        is_key = key.startswith(self.key[:-1]) if self.key.endswith("*") else key == self.key
+        is_value = not self.values or any(type(one) is type(value) and one == value for one in self.values)
+        return is_key and is_value and (not self.kinds or kind in self.kinds)
+
+
+_MICRO, _STEPS = "training.micro_batch_size", "training.gradient_accumulation_steps"
+_CHECKPOINTING, _EVERY = "training.activation_checkpointing", "training.checkpoint_every"
+_LOSS = "training.cross_entropy"
+_RESHARD, _REPLICATE = "strategy.reshard_after_forward", "strategy.replicate"
+_NO_SYNC, _CPU = "strategy.no_sync", "strategy.cpu_offload"
+_TORCH = ("fsdp1", "fsdp2", "ddp")
+_ENABLE, _NOT = "model.gradient_checkpointing_enable()", "no model.gradient_checkpointing_enable()"
+_LIGER = "liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss for head and loss"
+_LIGER_LOSS = "a loss that is one kernel, e.g. liger_kernel.transformers.LigerCrossEntropyLoss"
+_LIGER_SOURCE = "linkedin/Liger-Kernel 0.8, transformers/__init__.py"
+_DEEPSPEED = "DeepSpeed 0.19.8, "
+_ACCELERATE = "accelerate 1.15.0, "
+_TRANSFORMERS = "transformers 5.23.0, "
+_TITAN = "torchtitan 0.2, config/job_config.py"
+_TITAN_3 = "torchtitan 0.3.0, "
+
+_ZERO = Telling("strategy.config.*", "file", "in the JSON", _DEEPSPEED + "runtime/zero/config.py")
+_SCRIPT_LOSSES = (
+    Telling(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
+    Telling(_LOSS, "script", _LIGER_LOSS, _LIGER_SOURCE, ("fused",)),
+)
+# DeepSpeed's activation_checkpointing configures deepspeed.checkpointing, which the model itself must call.
+_SCRIPT_CHECKPOINTS = tuple(
+    Telling(
+        _CHECKPOINTING,
+        "script",
+        how,
+        _DEEPSPEED
+        + "runtime/activation_checkpointing/checkpointing.py; "
+        + _ACCELERATE
+        + "commands/launch.py",
+        (value,),
+        ("deepspeed", "ddp"),
+    )
+    for value, how in (("full", _ENABLE), ("none", _NOT))
+)
+_EVERY_BLOCK = Telling(_EVERY, "file", "every block", "[Note: transformers checkpoints every block]", (1,))
+
+TELLINGS: Mapping[Program, Sequence[Telling]] = {
+    "deepspeed": (
+        _ZERO,
+        Telling(_MICRO, "file", "train_micro_batch_size_per_gpu", _DEEPSPEED + "runtime/config.py"),
+        Telling(_STEPS, "file", "gradient_accumulation_steps", _DEEPSPEED + "runtime/config.py"),
+        *_SCRIPT_CHECKPOINTS,
+        _EVERY_BLOCK,
+        Telling(_LOSS, "script", _LIGER, _LIGER_SOURCE, ("fused_linear",)),
+        Telling(_LOSS, "script", "a loss that is one kernel, e.g. deepspeed.runtime.chunked_cross_entropy",
+                _DEEPSPEED + "runtime/chunked_cross_entropy.py", ("fused",)),
+    ),
+    "transformers": (
+        _ZERO,
+        Telling(_MICRO, "file", "per_device_train_batch_size", _TRANSFORMERS + "training_args.py"),
+        Telling(_STEPS, "file", "gradient_accumulation_steps", _TRANSFORMERS + "training_args.py"),
+        Telling(_CHECKPOINTING, "file", "gradient_checkpointing", _TRANSFORMERS + "training_args.py",
+                ("none", "full")),
+        _EVERY_BLOCK,
+        Telling(_LOSS, "file",
+                "use_liger_kernel: true, of liger_kernel_config only fused_linear_cross_entropy",
+                _TRANSFORMERS + "training_args.py, integrations/liger.py", ("fused_linear",)),
+        Telling(_LOSS, "file", "use_liger_kernel: true, of liger_kernel_config only cross_entropy",
+                _TRANSFORMERS + "training_args.py, integrations/liger.py", ("fused",)),
+        Telling(_RESHARD, "file", "fsdp_config.reshard_after_forward", _TRANSFORMERS + "training_args.py",
+                (True, False)),
+        Telling(_REPLICATE, "file", "no replicas", _TRANSFORMERS + "training_args.py", (1, None)),
+        # A ParallelismConfig is an object, which no YAML holds.
+        Telling(_REPLICATE, "script", "TrainingArguments(parallelism_config=ParallelismConfig(...))",
+                _TRANSFORMERS + "training_args.py", kinds=("fsdp2",)),
+        Telling(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
+                _ACCELERATE + "utils/dataclasses.py", kinds=("fsdp1",)),
+        Telling("strategy.sharding_strategy", "file", "fsdp", _TRANSFORMERS + "training_args.py"),
+        Telling(_CPU, "file", "fsdp_config.cpu_offload", _TRANSFORMERS + "training_args.py"),
+        Telling(_NO_SYNC, "file", "accelerator_config.gradient_accumulation_kwargs.sync_each_batch",
+                _TRANSFORMERS + "trainer_pt_utils.py"),
+        Telling("strategy.backward_prefetch", "file", "fsdp_config.backward_prefetch",
+                _TRANSFORMERS + "training_args.py"),
+        Telling("strategy.forward_prefetch", "file", "fsdp_config.forward_prefetch",
+                _TRANSFORMERS + "training_args.py"),
+        Telling("strategy.limit_all_gathers", "file", "fsdp_config.limit_all_gathers",
+                _TRANSFORMERS + "training_args.py"),
+        Telling("strategy.bucket_cap_mb", "file", "ddp_bucket_cap_mb", _TRANSFORMERS + "training_args.py"),
+    ),
+    "accelerate": (
+        _ZERO,
+        Telling(_MICRO, "file", "in the JSON, or the script's DataLoader where that says auto",
+                _ACCELERATE + "accelerator.py", kinds=("deepspeed",)),
+        Telling(_STEPS, "file", "gradient_accumulation_steps", _ACCELERATE + "utils/dataclasses.py",
+                kinds=("deepspeed",)),
+        Telling(_MICRO, "script", "DataLoader(batch_size=...)", _ACCELERATE + "accelerator.py", kinds=_TORCH),
+        Telling(_STEPS, "script", "Accelerator(gradient_accumulation_steps=...)",
+                _ACCELERATE + "accelerator.py", kinds=_TORCH),
+        Telling(_CHECKPOINTING, "file", "fsdp_activation_checkpointing", _ACCELERATE + "commands/launch.py",
+                ("none", "full"), ("fsdp1", "fsdp2")),
+        *_SCRIPT_CHECKPOINTS,
+        _EVERY_BLOCK,
+        *_SCRIPT_LOSSES,
+        Telling(_RESHARD, "file", "fsdp_reshard_after_forward",
+                _ACCELERATE + "utils/dataclasses.py: not supported with FSDP2, please set to a bool",
+                (True, False)),
+        Telling(_REPLICATE, "file", "parallelism_config_dp_replicate_size",
+                _ACCELERATE + "parallelism_config.py", kinds=("fsdp2",)),
+        Telling(_REPLICATE, "file", "no replicas", _ACCELERATE + "utils/dataclasses.py", (1, None)),
+        Telling(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
+                _ACCELERATE + "utils/dataclasses.py", kinds=("fsdp1",)),
+        Telling("strategy.sharding_strategy", "file", "fsdp_sharding_strategy",
+                _ACCELERATE + "commands/launch.py"),
+        Telling(_CPU, "file", "fsdp_offload_params", _ACCELERATE + "commands/launch.py"),
+        Telling(_NO_SYNC, "script", "GradientAccumulationPlugin(sync_each_batch=...)",
+                _ACCELERATE + "utils/dataclasses.py"),
+        Telling("strategy.backward_prefetch", "file", "fsdp_backward_prefetch",
+                _ACCELERATE + "commands/launch.py"),
+        Telling("strategy.forward_prefetch", "file", "fsdp_forward_prefetch",
+                _ACCELERATE + "commands/launch.py"),
+        Telling("strategy.limit_all_gathers", "script",
+                "FullyShardedDataParallelPlugin(limit_all_gathers=...)",
+                _ACCELERATE + "utils/dataclasses.py"),
+        Telling("strategy.bucket_cap_mb", "script", "DistributedDataParallelKwargs(bucket_cap_mb=...)",
+                _ACCELERATE + "utils/dataclasses.py"),
+        Telling("strategy.gradient_as_bucket_view", "script",
+                "DistributedDataParallelKwargs(gradient_as_bucket_view=...)",
+                _ACCELERATE + "utils/dataclasses.py"),
+    ),
+    "torchtitan": (
+        Telling(_MICRO, "file", "training.local_batch_size", _TITAN),
+        Telling(_STEPS, "file", "training.global_batch_size", _TITAN),
+        Telling(_CHECKPOINTING, "file", "activation_checkpoint.mode", _TITAN,
+                ("none", "full", "selective-op")),
+        Telling(_EVERY, "file", "activation_checkpoint.selective_ac_option", _TITAN),
+        Telling(_LOSS, "file", 'compile.enable with compile.components = ["loss"]',
+                "torchtitan 0.2, components/loss.py", ("fused",)),
+        Telling(_RESHARD, "file", "parallelism.fsdp_reshard_after_forward", _TITAN, (True, False)),
+        Telling(_REPLICATE, "file", "parallelism.data_parallel_replicate_degree", _TITAN),
+        Telling(_CPU, "file", "training.enable_cpu_offload", _TITAN),
+        Telling(_NO_SYNC, "file", "every micro-batch", "torchtitan 0.2, train.py", (False,)),
+    ),
+    "torchtitan-0.3": (
+        Telling(_MICRO, "file", "--training.local_batch_size", _TITAN_3 + "config/configs.py"),
+        Telling(_STEPS, "file", "--training.global_batch_size", _TITAN_3 + "config/configs.py"),
+        Telling(_CHECKPOINTING, "file", "activation-checkpoint:",
+                _TITAN_3 + "distributed/activation_checkpoint.py", ("none", "full", "selective-op")),
+        Telling(_EVERY, "file", "every block", _TITAN_3 + "distributed/activation_checkpoint.py", (1,)),
+        Telling(_LOSS, "file", "--compile.enable --compile.components loss",
+                _TITAN_3 + "components/loss.py", ("fused",)),
+        Telling(_RESHARD, "file", "--parallelism.fsdp_reshard_after_forward",
+                _TITAN_3 + "config/configs.py", (True, False)),
+        Telling(_REPLICATE, "file", "--parallelism.data_parallel_replicate_degree",
+                _TITAN_3 + "config/configs.py"),
+        Telling(_CPU, "file", "--training.enable_cpu_offload", _TITAN_3 + "config/configs.py"),
+        Telling(_NO_SYNC, "file", "every micro-batch", _TITAN_3 + "trainer.py", (False,)),
+    ),
+}  # fmt: skip
+
+# Of an experiment of one's own: what no file that zsim writes holds. All else is in one of them.
+OWN: Sequence[Telling] = (
+    Telling(_CHECKPOINTING, "script", "recompute the core of attention alone",
+            "torch 2.13, utils/checkpoint.py", ("selective",)),
+    Telling(_CHECKPOINTING, "script", "torch.utils.checkpoint.create_selective_checkpoint_contexts",
+            "torch 2.13, utils/checkpoint.py", ("selective-op",)),
+    *_SCRIPT_CHECKPOINTS,
+    Telling(_EVERY, "file", "every block", "torch 2.13, utils/checkpoint.py", (1,)),
+    Telling(_EVERY, "script", "torch.utils.checkpoint around every n-th block",
+            "torch 2.13, utils/checkpoint.py"),
+    *_SCRIPT_LOSSES,
+)  # fmt: skip
+_IN_A_FILE = Telling("*", "file", "", "zsim export")
+
+
+def program_of(program: Program | None, kind: str) -> Program | None:
+    """The program whose file it is, where that knows the strategy; else it is one's own."""
+    return program if program is not None and kind in KINDS[program] else None
+
+
+def telling(program: Program | None, kind: str, key: str, value: Any) -> Telling | None:
+    """How a program is told a value of a dotted key; None where it cannot be. An empty table says nothing."""
+    if isinstance(value, Mapping) and not value:
+        return _IN_A_FILE
+    program = program_of(program, kind)
+    rows = OWN if program is None else TELLINGS[program]
+    found = next((row for row in rows if row.is_of(kind, key, value)), None)
+    return _IN_A_FILE if found is None and program is None else found

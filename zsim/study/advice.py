@@ -1,0 +1,31 @@
+"""A step simulated, and where it does not fit, what would: how many GPUs, or which switch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim import api
+from zsim.report.report import Report
+from zsim.specs.experiment import Experiment
+from zsim.study.least_gpus import least_gpus
+from zsim.study.tune.remedy import remedy_of
+
+
+def simulate(experiment: Experiment, *, unfold: bool = False) -> api.Result:
+    """Simulate one steady step; `unfold` simulates every rank instead of one per class.
+
+    Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
+    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False, and
+    `report.out_of_memory` says what would do.
+    """
+    result = api.simulate(experiment, unfold=unfold)
+    return replace(result, report=advised(result.report, experiment))
+
+
+def advised(report: Report, experiment: Experiment) -> Report:
+    """The report, and where the job does not fit, on how many GPUs it would, and with which one switch."""
+    finding = report.out_of_memory
+    if finding is None:
+        return report
+    found = replace(finding, least_gpus=least_gpus(experiment), remedy=remedy_of(experiment))
+    return replace(report, out_of_memory=found)

@@ -1,0 +1,162 @@
+"""What makes a job fit that does not: the cheapest switch that its program has, simulated.
+
+Looked at are checkpointing, the loss, offloading and smaller micro-batches: one of them alone, and where none
+is enough, two together, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, product
+from typing import Any
+
+from zsim.engine.capacity import fits, peak_bytes
+from zsim.errors import ZsimError
+from zsim.plan.make import make_plan
+from zsim.report.memory import Remedy
+from zsim.specs.experiment import DeepSpeedTable, Experiment
+from zsim.specs.job import resolve
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, Axis, Choice
+from zsim.study.tune.base import base_of, value_of
+from zsim.study.tune.bounds import plan_seconds
+from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.evaluate import Evaluator, Measured, few_micro_batches
+from zsim.study.tune.tellings import script_changes
+
+_MOST_SIMULATED = 4
+AXES = ("checkpointing", "cross-entropy", "offload", "micro-batch")
+_IN_JSON = {
+    MICRO_BATCH: "strategy.config.train_micro_batch_size_per_gpu",
+    ACCUMULATION: "strategy.config.gradient_accumulation_steps",
+}
+
+
+def remedy_of(experiment: Experiment) -> Remedy | None:
+    """The switch, or the fewest, with which the job fits and its step is shortest; None where none does."""
+    try:
+        given = Candidate(base_of(experiment), {}, -1)
+        measured = cheapest_switch(Evaluator(), given)
+    except ZsimError:
+        return None
+    return None if measured is None else remedy_from(experiment, given, measured)
+
+
+def remedy_from(experiment: Experiment, given: Candidate, measured: Measured) -> Remedy:
+    """What is changed from `given`, under the keys of `experiment`."""
+    table, training = experiment.strategy, experiment.training
+    is_in_json = isinstance(table, DeepSpeedTable) and table.config is not None
+    changes: dict[str, Any] = {}
+    said: list[str] = []
+    for key, value in measured.candidate.overrides.items():
+        if value == value_of(given.base, {}, key):
+            continue
+        shown = _IN_JSON.get(key, key) if is_in_json else key
+        changes[shown] = value
+        if shown != key and getattr(training, key.rpartition(".")[2]) is not None:
+            changes[key] = value  # said in both
+        said.append(f"{_short(shown)} = {_word(value)}")
+    words = " and ".join(said)
+    return Remedy(
+        changes, words, measured.gpu_bytes, measured.seconds, tuple(script_changes(measured.candidate))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A candidate by its plan: the peak of a GPU, whether it fits everywhere, the least its step takes."""
+
+    candidate: Candidate
+    gpu_bytes: int
+    fits: bool
+    seconds: float
+
+
+def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
+    """Of the fewest switches that make it fit, those with which its step is shortest."""
+    axes = [axis for axis in STRUCTURE if axis.name in AXES]
+    single = [look for one in _singles(given, axes) if (look := _look(evaluator, one)) is not None]
+    for looks in chain([single], _together(evaluator, given, single)):
+        best = _shortest(evaluator, [look for look in looks if look.fits])
+        if best is not None:
+            return best
+    return None
+
+
+def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None:
+    """The shortest step of the most promising few, each simulated where it could still be."""
+    best: Measured | None = None
+    for look in sorted(fitting, key=lambda look: look.seconds)[:_MOST_SIMULATED]:
+        if best is not None and look.seconds >= best.seconds:
+            break
+        (found,) = evaluator.simulate([look.candidate])
+        if found is None or not found.row["fits"] or found.may_run_out:
+            continue
+        if best is None or found.seconds < best.seconds:
+            best = found
+    return best
+
+
+def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
+    """None where the candidate contradicts itself, or has no plan. Two micro-batches hold what more do."""
+    try:
+        whole = candidate.experiment()
+        job = resolve(few_micro_batches(whole, 2))
+        plan = make_plan(job)
+    except ZsimError:
+        return None
+    peak = peak_bytes(job, plan)
+    steps = whole.training.gradient_accumulation_steps or 1
+    return _Look(
+        candidate,
+        peak,
+        fits(job, plan) and peak <= evaluator.usable_bytes(candidate),
+        max(plan_seconds(job, plan).values()) * steps / job.training.gradient_accumulation_steps,
+    )
+
+
+def _singles(given: Candidate, axes: Sequence[Axis]) -> Iterator[Candidate]:
+    """The given job with one axis changed; micro-batches only smaller."""
+    for axis in axes:
+        for choice in axis.of(given.base, {}):
+            changes = {
+                key: value
+                for key, value in choice.overrides.items()
+                if value != value_of(given.base, {}, key)
+            }
+            size = changes.get(MICRO_BATCH)
+            if changes and not (size is not None and size > given.base.job.training.micro_batch_size):
+                yield given.with_choice(axis.name, replace(choice, overrides=changes), -1)
+
+
+def _together(evaluator: Evaluator, given: Candidate, single: Sequence[_Look]) -> Iterator[list[_Look]]:
+    """Every combination of two axes, of three, and so on; of those axes whose lightest choices fit."""
+    lightest: dict[str, _Look] = {}
+    for look in sorted(single, key=lambda look: look.gpu_bytes):
+        (name,) = look.candidate.choices
+        lightest.setdefault(name, look)
+    choices = {name: [one.candidate.choices[name] for one in single if name in one.candidate.choices]
+               for name in lightest}  # fmt: skip
+
+    def looked(choices: Mapping[str, Choice]) -> _Look | None:
+        return _look(evaluator, Candidate(given.base, choices, -1))
+
+    for count in range(2, len(lightest) + 1):
+        found: list[_Look] = []
+        for names in combinations(lightest, count):
+            least = looked({name: lightest[name].candidate.choices[name] for name in names})
+            if least is not None and least.fits:
+                every = product(*(choices[name] for name in names))
+                looks = (looked(dict(zip(names, chosen, strict=True))) for chosen in every)
+                found += [look for look in looks if look is not None]
+        yield found
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("strategy.config.")
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("device", value))
+    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)

@@ -1,0 +1,41 @@
+"""Which choices the program can be told whose file was given, and what a configuration asks of the script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from zsim.specs.programs import NAMES, program_of, telling
+from zsim.study.tune.base import Base, value_of
+from zsim.study.tune.candidates import Candidate
+
+
+def script_changes(candidate: Candidate) -> Iterator[str]:
+    """What no file says of what a candidate changes: "training.cross_entropy = fused: ..."."""
+    base = candidate.base
+    program = base.program
+    if program is not None and program_of(program, base.kind) is None:
+        yield f"strategy.kind = {base.kind}: another strategy than {NAMES[program]}'s file has"
+    for key, value in candidate.overrides.items():
+        how = script_change(base, key, value)
+        if how:
+            yield f"{key} = {str(value).lower() if isinstance(value, bool) else value}: {how}"
+
+
+def told_in_file(candidate: Candidate) -> Iterator[str]:
+    """Where the program whose file was given is told what a candidate changes of the training."""
+    base = candidate.base
+    program = program_of(base.program, base.kind)
+    for key, value in candidate.overrides.items():
+        found = telling(program, base.kind, key, value)
+        is_changed = key.startswith("training.") and value != value_of(base, {}, key)
+        if program is not None and is_changed and found is not None and found.place == "file":
+            yield f"{NAMES[program]} is told {key} = {value} by {found.how}"
+
+
+def script_change(base: Base, key: str, value: Any) -> str:
+    """How the script must change for a key to have this value; "" where it need not."""
+    if value == value_of(base, {}, key):
+        return ""
+    found = telling(base.program, base.kind, key, value)
+    return found.how if found is not None and found.place == "script" else ""
