@@ -18,7 +18,10 @@ CLUSTERS = {
     "H100-SXM5-80GB": "dgx-h100",
     "H200-SXM-141GB": "hgx-h200",
     "B200-SXM-180GB": "hgx-b200",
+    "GB200-186GB": "gb200-nvl72",
     "V100-SXM3-32GB": "dgx-2",
+    "V100-SXM2-16GB": "dgx-1",
+    "V100-SXM2-32GB": "jean-zay-v100",
 }
 
 

@@ -11,10 +11,12 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job, resolve
+from zsim.specs.megatron import Megatron
 from zsim.specs.model import ModelSpec
 from zsim.specs.placement import evenly
 from zsim.specs.strategy import Fsdp1
 from zsim.study.published_cluster import cluster_preset, row_cluster, torch_1_release
+from zsim.study.published_megatron import as_engine_runs, is_megatron_like, megatron_table
 from zsim.study.published_model import (
     composer_model,
     cross_entropy,
@@ -34,12 +36,11 @@ _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "exper
 _NOT_SIMULATED = (
     (r"\bTP ?(?!1\b)\d+", "tensor parallelism"),
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
-    (r"dist(ributed|)[- _]?opt", "Megatron's distributed optimizer"),
     (r"Megatron-FSDP", "Megatron's own FSDP"),
-    (r"Megatron", "Megatron's own data parallelism"),
     (r"fairscale", "fairscale's FSDP"),
     (r"PTD-P|3D|\+ ?MP", "model parallelism"),
 )
+_DEEPSPEED = r"ZeRO-[0123]|HF Trainer \+ DeepSpeed|Megatron TP1 \+ DeepSpeed|TP1 PP1 DP\d+ \+ ZeRO"
 _PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -104,11 +105,14 @@ def row_job(run: PublishedRun) -> RowJob:
         autocast=is_autocast(run),
         stored_dtype=_stored_dtype(run),
         optimizer_implementation=_optimizer_implementation(run),
+        compile=_is_compiled(run),
     )
     placement = evenly(nodes, gpus // nodes)
     strategy = job.strategy
     if isinstance(strategy, DeepSpeedConfig):
         strategy = replace(strategy, gpus_per_node=gpus // nodes)
+    if isinstance(strategy, Megatron):
+        strategy = as_engine_runs(run, strategy)
     if isinstance(strategy, Fsdp1):
         strategy = replace(strategy, before_torch_2=torch_1_release(run) is not None)
     job = replace(
@@ -188,7 +192,7 @@ def _checkpointing(run: PublishedRun) -> str:
     text = run.text("act_ckpt")
     if text.startswith("none"):
         return "none"
-    if is_every_second_block(run) or (text.startswith("full") and "every" not in text):
+    if is_every_second_block(run) or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
         return "full"
     if "near full" in text:  # as the row's FLOPs of hardware and model say
         return "full"
@@ -271,7 +275,9 @@ def _strategy(run: PublishedRun, gpus: int, gpus_per_node: int, assumptions: lis
     if is_zeropp(run):
         config = zeropp_config(run, gpus_per_node)
         return {"kind": "deepspeed", "version": _deepspeed_version(run), "config": config}
-    if re.match(r"single|TP1 x DP1$", text):
+    if is_megatron_like(run):
+        return megatron_table(run, gpus, assumptions)
+    if re.match(r"single", text):
         return _single(run, assumptions)
     if re.match(r"FSDP2", text) and not is_offloaded(run):
         return _fsdp2(run)
@@ -279,7 +285,7 @@ def _strategy(run: PublishedRun, gpus: int, gpus_per_node: int, assumptions: lis
     is_fsdp1 = re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text)
     if is_fsdp1 and (offloads or not is_offloaded(run)):
         return _fsdp1(run, gpus) | ({"cpu_offload": True} if offloads else {})
-    if re.match(r"ZeRO-[123]|HF Trainer \+ DeepSpeed", text) and stage:
+    if re.match(_DEEPSPEED, text) and stage is not None:
         return _deepspeed(run, stage, assumptions)
     if is_offloaded(run):
         raise NotSimulatedError(f"offload is not simulated (strategy '{text}')")

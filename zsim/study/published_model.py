@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +48,7 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     if kv_heads not in (1, heads):
         raise NotSimulatedError(f"GELU models with {kv_heads} key/value heads are not simulated from a table")
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
-    dropout = 0.1 if "unfused" in run.text("attn_kernel") else 0.0
+    dropout = 0.1 if re.search(r"unfused|no flash", run.text("attn_kernel")) else 0.0
     return {
         "model_type": "gpt2" if kv_heads == heads else "gpt_bigcode",
         "n_embd": hidden,
