@@ -236,5 +236,5 @@ def test_memory_is_back_at_its_start_after_a_step(
 def test_a_checkpointed_layer_is_entered_three_times(toys: Any) -> None:
     """Forward once, and again before backward; the host pays for each."""
     plan = toy_plan(toys, CORE, activation_checkpointing="full")
-    events = [op.events for op in plan.ops if op.overhead == "megatron_block"]
+    events = [op.events for op in plan.ops if op.overhead == "megatron_core_block"]
     assert events == [1] * 4 + [2] * 4

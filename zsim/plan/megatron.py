@@ -134,8 +134,9 @@ class MegatronSchedule(Hooks):
 
     def _enter(self, segment: Segment, passes: int) -> None:
         """Random states are forked and restored, and products are autograd functions in Python."""
-        if self.strategy.has_own_layers and segment.kind == "block":
-            self.builder.host(f"enter {segment.name}", overhead="megatron_block", events=passes)
+        overhead = self.strategy.block_overhead
+        if overhead is not None and segment.kind == "block":
+            self.builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
 
     # -- gradients --------------------------------------------------------------------------------------
 

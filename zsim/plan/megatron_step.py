@@ -35,6 +35,9 @@ def update_parameters(
     if training.precision == "fp16":
         builder.kernels("unscale gradients", scale_kernels(numel, "fp32", len(numels)))
         read_scalar(builder, "overflow", "fp32", groups)
+    if strategy.skips_update:
+        builder.free("gradients", copies)
+        return
     if training.gradient_clipping > 0:
         builder.kernels("gradient norm", norm_kernels(numel, "fp32", len(numels)))
         read_scalar(builder, "gradient norm", "fp32", groups)

@@ -60,8 +60,9 @@ class Megatron:
     `is_contiguous`: gradients live in one buffer for good; else in `.grad`, joined to be reduced.
     `fuses_accumulation`: the product for a weight's gradient adds it to the buffer. `checks_nan`: the host
     looks at the norm of a bucket before it is reduced. `all_reduces`: gradients are summed on all ranks
-    though the optimizer is distributed, as InternEvo does and Megatron never. `has_own_layers`: the blocks
-    are Megatron's, whose Python the host pays for; else another engine's.
+    though the optimizer is distributed, as InternEvo does and Megatron never. `block_overhead`: what the host
+    pays for the Python of one pass through a block of Megatron's; None where the blocks are another engine's.
+    `skips_update`: the loss scale is still falling, and gradients that overflow are thrown away.
     """
 
     distributed_optimizer: bool
@@ -76,7 +77,8 @@ class Megatron:
     fuses_accumulation: bool
     checks_nan: bool
     all_reduces: bool = False
-    has_own_layers: bool = True
+    block_overhead: str | None = "megatron_core_block"
+    skips_update: bool = False
 
 
 def megatron_strategy(table: MegatronTable, training: Training, world_size: int) -> Megatron:
@@ -108,6 +110,7 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         is_contiguous=is_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low,
         fuses_accumulation=is_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32"),
         checks_nan=is_core,
+        block_overhead="megatron_core_block" if is_core else "megatron_block",
     )
 
 

@@ -16,7 +16,13 @@ from zsim.specs.model import ModelSpec
 from zsim.specs.placement import evenly
 from zsim.specs.strategy import Fsdp1
 from zsim.study.published_cluster import cluster_preset, row_cluster, torch_1_release
-from zsim.study.published_megatron import as_engine_runs, is_megatron_like, megatron_table
+from zsim.study.published_megatron import (
+    as_engine_runs,
+    fuses_norms,
+    is_megatron,
+    is_megatron_like,
+    megatron_table,
+)
 from zsim.study.published_model import (
     composer_model,
     cross_entropy,
@@ -83,9 +89,9 @@ def row_job(run: PublishedRun) -> RowJob:
             "gradient_accumulation_steps": steps,
             "precision": _precision(run, assumptions),
             "activation_checkpointing": _checkpointing(run),
-            "attention": "math" if "unfused" in run.text("attn_kernel") else None,
+            "attention": "math" if re.search(r"unfused|local impl", run.text("attn_kernel")) else None,
             "compile": _is_compiled(run),
-            "liger": "Liger" in run.text("software"),
+            "liger": "Liger" in run.text("software") or fuses_norms(run),
             "cross_entropy": cross_entropy(run),
             "optimizer": _optimizer(run),
         },
@@ -253,9 +259,14 @@ def _stored_dtype(run: PublishedRun) -> str:
 
 def _is_compiled(run: PublishedRun) -> bool:
     """torch.compile, or a library of fused kernels (Megatron has its own), which costs the same kernels."""
-    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2") has none.
-    has_fused_kernels = re.search(r"foak|[Mm]egatron(?!-LM GPT-2)", run.text("software")) is not None
-    return has_fused_kernels or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
+    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2", and DLPerf's by its page) has none.
+    own = r"foak|[Mm]egatron(?!-LM GPT-2|-LM \(2020\))"
+    has_fused_kernels = re.search(own, run.text("software")) is not None
+    return (
+        has_fused_kernels
+        or is_megatron(run)
+        or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
+    )
 
 
 def _optimizer(run: PublishedRun) -> str:
