@@ -138,6 +138,15 @@ def test_deepspeed_beside_megatron_stays_deepspeeds() -> None:
         assert found.stage == int(stage)
 
 
+@pytest.mark.parametrize(("date", "is_early"), [("2021-04", True), ("2022-07", False)])
+def test_zero_3_of_before_2022_fetches_one_by_one(date: str, is_early: bool) -> None:
+    """DeepSpeed 0.6 is of March 2022."""
+    found = row(strategy="ZeRO-3 without model parallelism", zero_stage="3", date=date)
+    assert isinstance(found.job.strategy, DeepSpeedConfig)
+    assert found.job.strategy.fetches_one_by_one == is_early
+    assert any("before 0.6" in assumption for assumption in found.assumptions) == is_early
+
+
 @pytest.mark.parametrize(
     ("gpu", "name", "capacity"),
     [

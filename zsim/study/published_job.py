@@ -116,7 +116,8 @@ def row_job(run: PublishedRun) -> RowJob:
     placement = evenly(nodes, gpus // nodes)
     strategy = job.strategy
     if isinstance(strategy, DeepSpeedConfig):
-        strategy = replace(strategy, gpus_per_node=gpus // nodes)
+        is_early = is_early_zero3(run)
+        strategy = replace(strategy, gpus_per_node=gpus // nodes, fetches_one_by_one=is_early)
     if isinstance(strategy, Megatron):
         strategy = as_engine_runs(run, strategy)
     if isinstance(strategy, Fsdp1):
@@ -155,10 +156,6 @@ def _refuse_unsupported(run: PublishedRun) -> None:
     for pattern, what in _NOT_SIMULATED:
         if re.search(pattern, strategy):
             raise NotSimulatedError(f"{what} is not simulated (strategy '{strategy}')")
-    if run.count("zero_stage") == 3 and re.search("ZeRO-3", strategy) and run.text("date") < "2022":
-        raise NotSimulatedError(
-            "DeepSpeed before 0.6 fetched ZeRO-3's parameters one by one (DeepSpeed #1453)"
-        )
     compiler = run.text("compile")
     if "thunder" in compiler:
         raise NotSimulatedError(f"compiler '{compiler}' is not torch.compile")
@@ -259,7 +256,7 @@ def _stored_dtype(run: PublishedRun) -> str:
 
 def _is_compiled(run: PublishedRun) -> bool:
     """torch.compile, or a library of fused kernels (Megatron has its own), which costs the same kernels."""
-    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2", and DLPerf's by its page) has none.
+    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2"; DLPerf's by its page) has none.
     own = r"foak|[Mm]egatron(?!-LM GPT-2|-LM \(2020\))"
     has_fused_kernels = re.search(own, run.text("software")) is not None
     return (
@@ -347,6 +344,8 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
 
 def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[str, Any]:
     table: dict[str, Any] = {"kind": "deepspeed", "version": _deepspeed_version(run)}
+    if is_early_zero3(run):
+        assumptions.append("DeepSpeed before 0.6 with the defaults of 0.10.3")
     blocks = offload_blocks(run, assumptions)
     if is_stas00(run):  # `ds_config` of its benchmark.py and bench_decompose.py
         zero = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **blocks}
@@ -358,6 +357,11 @@ def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[st
     if is_stas00(run) and stage == 3:
         table["zero_init"] = False
     return table
+
+
+def is_early_zero3(run: PublishedRun) -> bool:
+    """Whether the row's ZeRO-3 is of before DeepSpeed 0.6 (March 2022, pull request 1453)."""
+    return run.count("zero_stage") == 3 and run.text("date") < "2022"
 
 
 def _deepspeed_version(run: PublishedRun) -> str:
