@@ -196,15 +196,22 @@ def test_early_releases_join_gradients_and_copy_the_sums_back(toys: Any) -> None
 
 
 def test_another_engine_sums_on_all_ranks_and_copies_a_bucket_back_behind_the_next(toys: Any) -> None:
-    """InternEvo's: the group of the sums is everyone, the parameters' is the four that share states."""
+    """InternEvo's: the group of the sums is everyone; the four that share states own whole tensors and
+    broadcast them behind the update, 2 bytes per element. A share is 3,880: embedding, qkv, o and up are
+    3,648, and down would be too many; so is the next o, after 4,864, and the next up, after 3,328."""
     engine = replace(
         AHEAD, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False, checks_nan=False,
-        all_reduces=True, average_in_collective=True, optimizer_instances=2,
+        has_owners=True, average_in_collective=True, optimizer_instances=2, overlap_param_gather=False,
     )  # fmt: skip
     plan = toy_plan(toys, engine)
     sums = toys.collectives_of(plan, "all_reduce")
     assert {work.group for work in sums} == {"world"}
-    assert {work.group for work in toys.collectives_of(plan, "all_gather")} == {"data"}
+    broadcasts = [(work.group, work.bytes) for work in toys.collectives_of(plan, "broadcast")]
+    assert broadcasts == [("data", 2 * numel) for numel in (3648, 4864, 3328, 3680)]
+    assert not toys.collectives_of(plan, "all_gather")
+    assert position(plan, "broadcast of owner 0") > position(plan, "optimizer step")
+    states = sum(memory.bytes for memory in plan.resident if memory.category == "optimizer_states")
+    assert states == 12 * 4864  # of the fullest rank
     back = position(plan, "copy gradients back")
     assert position(plan, "all_reduce bucket 1") < back < position(plan, "model.emb backward")
     assert len(named(plan, "copy gradients back")) == len(sums)
@@ -218,7 +225,7 @@ def test_another_engine_sums_on_all_ranks_and_copies_a_bucket_back_behind_the_ne
     [
         CORE, SHARDED, AHEAD, replace(CORE, fuses_accumulation=False),
         replace(CORE, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False),
-        replace(AHEAD, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False, all_reduces=True),
+        replace(AHEAD, grad_dtype="bf16", is_contiguous=False, fuses_accumulation=False, has_owners=True),
     ],
 )  # fmt: skip
 def test_memory_is_back_at_its_start_after_a_step(

@@ -103,9 +103,9 @@ def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> Non
     found = row(**INTERNEVO)
     strategy = found.job.strategy
     assert isinstance(strategy, Megatron)
-    assert (strategy.all_reduces, strategy.is_contiguous, strategy.optimizer_instances) == (True, False, 2)
+    assert (strategy.has_owners, strategy.is_contiguous, strategy.optimizer_instances) == (True, False, 2)
     assert strategy.bucket_size == 512 * 2**20
-    assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, True)
+    assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, False)
     assert strategy.block_overhead is None
     assert any("InternEvo" in assumption for assumption in found.assumptions)
     assert not found.job.training.compile
@@ -114,7 +114,7 @@ def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> Non
 
 def test_nanotron_scatters_sums_in_buckets_of_25_mib_of_bf16() -> None:
     strategy = megatron(**NANOTRON)
-    assert (strategy.distributed_optimizer, strategy.all_reduces) == (True, False)
+    assert (strategy.distributed_optimizer, strategy.has_owners) == (True, False)
     assert strategy.bucket_size == 25 * 2**20 // 2
     assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, False)
     assert strategy.grad_dtype == "fp32"

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from zsim.cost.update_work import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.megatron_buffer import Bucket, lay_out
+from zsim.plan.megatron_buffer import Bucket, lay_out, owned_in_turn
 from zsim.plan.megatron_step import update_parameters
 from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.read_scalar import read_scalar
@@ -51,6 +51,7 @@ class MegatronSchedule(Hooks):
         self.buffer = lay_out(
             self._numels, strategy.bucket_size, self.ranks, is_sharded=strategy.distributed_optimizer
         )
+        self._owned = owned_in_turn(list(self._numels.values()), self.ranks)
         self._bucket_of = {name: bucket for bucket in self.buffer.buckets for name in bucket.names}
         self._missing: dict[int, int] = {}
         self._reduced: list[int] = []
@@ -68,7 +69,9 @@ class MegatronSchedule(Hooks):
 
     @property
     def own_numels(self) -> list[int]:
-        """Elements of each tensor that the first rank updates."""
+        """Elements of each tensor that the first rank updates; all of the fullest rank's where ranks own."""
+        if self.strategy.has_owners:
+            return [max(self._owned)]
         if self.strategy.distributed_optimizer:
             return self.buffer.pieces(0, self.ranks)
         return list(self._numels.values())
@@ -115,6 +118,15 @@ class MegatronSchedule(Hooks):
             return
         self.builder.wait_stream(_NCCL, COMPUTE)
         self._gathers[number] = self.gather(self.buffer.buckets[number], _NCCL)
+
+    def _broadcast(self) -> None:
+        """InternEvo's broadcast_params: one owner after the other, and the host waits for the device."""
+        for number, numel in enumerate(self._owned):
+            self.builder.collective(
+                "broadcast", numel * self.param_bytes, self.strategy.param_dtype, DATA, stream=COMPUTE,
+                name=f"broadcast of owner {number}",
+            )  # fmt: skip
+        self.builder.host_wait(self.builder.record(COMPUTE))
 
     def gather(self, bucket: Bucket, stream: str) -> int:
         """One all-gather of a bucket's parameters."""
@@ -220,7 +232,7 @@ class MegatronSchedule(Hooks):
 
     @property
     def _scatters(self) -> bool:
-        return self.strategy.distributed_optimizer and not self.strategy.all_reduces
+        return self.strategy.distributed_optimizer and not self.strategy.has_owners
 
     def _all_reduce(self, bucket: Bucket, stream: str) -> int:
         size, dtype = bucket.numel * self.grad_bytes, self.strategy.grad_dtype
@@ -265,8 +277,11 @@ class MegatronSchedule(Hooks):
             [whole] if strategy.distributed_optimizer else [],
         )  # fmt: skip
         if strategy.distributed_optimizer and self.ranks > 1 and not self._gathers_ahead:
-            for bucket in self.buffer.buckets:
-                self.gather(bucket, COMPUTE)
+            if strategy.has_owners:
+                self._broadcast()
+            else:
+                for bucket in self.buffer.buckets:
+                    self.gather(bucket, COMPUTE)
         if not strategy.is_contiguous:
             self.builder.free("gradients", self.workload.numel * self.grad_bytes)
 
@@ -281,7 +296,7 @@ def megatron_plan(workload: Workload, strategy: Megatron, training: Training, wo
     groups = [Group(DATA, ranks)]
     if strategy.optimizer_instances > 1:
         groups.append(Group(WORLD, world_size))
-        if not strategy.all_reduces:
+        if not strategy.has_owners:
             groups.append(Group(REPLICATE, strategy.optimizer_instances, stride=ranks))
     builder = PlanBuilder(groups)
     schedule = MegatronSchedule(builder, workload, strategy, training)

@@ -5,7 +5,7 @@ Transcribed from Megatron-Core 0.12 `core/distributed/param_and_grad_buffer.py` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -49,6 +49,21 @@ class Buffer:
                 if numel > 0:
                     found.append(numel)
         return found
+
+
+def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
+    """Elements of whole tensors that each rank owns, where it owns any: in order, the next rank's turn comes
+    with the tensor that takes one more than 1.01 times its share (InternEvo's ParamBcastSyncHandler,
+    solver/optimizer/utils.py of v0.2.1dev20231121)."""
+    share = sum(numels) // ranks
+    owned, counted = [0], 0
+    for numel in numels:
+        counted += numel
+        if counted > 1.01 * share and len(owned) < ranks:
+            owned.append(0)
+            counted = 0
+        owned[-1] += numel
+    return [numel for numel in owned if numel]
 
 
 def lay_out(numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, is_sharded: bool) -> Buffer:

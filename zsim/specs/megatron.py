@@ -59,10 +59,11 @@ class Megatron:
 
     `is_contiguous`: gradients live in one buffer for good; else in `.grad`, joined to be reduced.
     `fuses_accumulation`: the product for a weight's gradient adds it to the buffer. `checks_nan`: the host
-    looks at the norm of a bucket before it is reduced. `all_reduces`: gradients are summed on all ranks
-    though the optimizer is distributed, as InternEvo does and Megatron never. `block_overhead`: what the host
-    pays for the Python of one pass through a block of Megatron's; None where the blocks are another engine's.
-    `skips_update`: the loss scale is still falling, and gradients that overflow are thrown away.
+    looks at the norm of a bucket before it is reduced. `has_owners`: the distributed optimizer is
+    InternEvo's, never Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which
+    broadcast them. `block_overhead`: what the host pays for the Python of one pass through a block of
+    Megatron's; None where the blocks are another engine's. `skips_update`: the loss scale is still falling,
+    and gradients that overflow are thrown away.
     """
 
     distributed_optimizer: bool
@@ -76,7 +77,7 @@ class Megatron:
     is_contiguous: bool
     fuses_accumulation: bool
     checks_nan: bool
-    all_reduces: bool = False
+    has_owners: bool = False
     block_overhead: str | None = "megatron_core_block"
     skips_update: bool = False
 

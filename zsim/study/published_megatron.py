@@ -7,7 +7,8 @@ command line. Two engines are mapped to it, with the difference among the row's 
   gradients, whose hook reduces the fp32 sums of each (scattered with ZeRO-1), and gathers after the update.
 - InternEvo (`solver/optimizer/hybrid_zero_optim.py`, configs/7B_sft.py of v0.2.1dev20231121): bf16 gradients
   all-reduced in buckets of 512 Mi elements during backward, whole parameters to owners within the `zero1`
-  group, broadcast beneath the next forward.
+  group, who broadcast them after the update; `torch.cuda.synchronize` then ends what its `overlap_sync_param`
+  would hide beneath the next forward.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def megatron_table(run: PublishedRun, gpus: int, assumptions: list[str]) -> dict
         assumptions.append("nanotron as Megatron's data parallelism")
         return _nanotron(run)
     if is_internevo(run):
-        assumptions.append("InternEvo as Megatron's data parallelism; its broadcasts as one all-gather")
+        assumptions.append("InternEvo's ZeRO-1 on Megatron's plan")
         return _internevo(run, gpus)
     note, text = hybrid_note(run), run.text("strategy")
     if _skips_update(run):
@@ -104,7 +105,6 @@ def _internevo(run: PublishedRun, gpus: int) -> dict[str, Any]:
         "kind": "megatron",
         "distributed_optimizer": True,
         "overlap_grad_reduce": True,
-        "overlap_param_gather": True,
         "grad_reduce_dtype": "bf16",
         "bucket_size": _INTERNEVO_BUCKET,
         "average_in_collective": True,
@@ -125,7 +125,7 @@ def as_engine_runs(run: PublishedRun, strategy: Megatron) -> Megatron:
         strategy,
         checks_nan=False,
         fuses_accumulation=False,
-        all_reduces=sums_all,
+        has_owners=sums_all,
         is_contiguous=not sums_all,
         block_overhead=None,
     )
