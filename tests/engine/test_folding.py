@@ -20,6 +20,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp1, hybrid": {"kind": "fsdp1", "sharding_strategy": "HYBRID_SHARD", "replicate": 2},
     "fsdp1, wrapped by size": {"kind": "fsdp1", "wrapping": "size:5000000"},
     "ddp": {"kind": "ddp", "bucket_cap_mb": 100},
+    "megatron": {"kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True},
 }
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}
 

@@ -55,6 +55,12 @@ def deepspeed(stage: int, **zero: Any) -> dict[str, Any]:
     return {"config": config}
 
 
+@pytest.mark.parametrize("is_distributed", [False, True])
+def test_megatron_moves_twice_the_parameters(is_distributed: bool) -> None:
+    """An all-reduce, or a scatter and a gather: 2 either way, in elements. Llama-2-7B pads nothing."""
+    assert relative(kind="megatron", distributed_optimizer=is_distributed) == pytest.approx(2, rel=1e-6)
+
+
 def test_data_parallelism_moves_twice_the_parameters() -> None:
     """One all-reduce of every gradient: 2."""
     assert relative(kind="ddp") == pytest.approx(2, rel=1e-6)

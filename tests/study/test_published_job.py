@@ -223,9 +223,8 @@ def test_a_last_micro_batch_may_be_smaller_but_not_missing() -> None:
         ({"cp": "2"}, "context parallelism (cp = 2)"),
         ({"strategy": "FSDP2 8 x TP 8 (vanilla TP)"}, "tensor parallelism"),
         ({"strategy": "JAX/XLA FSDP (GSPMD)"}, "XLA's scheduler"),
-        ({"strategy": "DDP + distributed optimizer (ZeRO-1)"}, "distributed optimizer"),
+        ({"strategy": "Megatron-FSDP shard group 16 TP1 PP1 CP1"}, "Megatron's own FSDP"),
         ({"strategy": "fairscale FSDP"}, "fairscale"),
-        ({"strategy": "ZeRO-3 without model parallelism", "date": "2021-04"}, "before 0.6"),
         ({"offload": "optimizer->CPU"}, "offload is not simulated (strategy"),
         ({"strategy": "ZeRO-3", "zero_stage": "3", "offload": "unknown"}, "whether anything is offloaded"),
         (

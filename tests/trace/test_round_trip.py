@@ -23,6 +23,7 @@ def deepspeed(stage, **zero):
 ON_HOST, ON_DRIVE = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/drive"}
 STRATEGIES = {
     "ddp": {"kind": "ddp"},
+    "megatron": {"kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True},
     "zero1": deepspeed(1),
     "zero2": deepspeed(2),
     "zero3": deepspeed(3),

@@ -30,7 +30,8 @@ MANY = 256  # GPUs, in one line of the table
 LARGE = 0.10  # an error that asks for a cause
 ROLES = {
     "calibrate": (
-        "Rows of role calibrate (fitted: mosaic-2024-01, torchtitan-pr135, fms-acceleration, litgpt-thunder)"
+        "Rows of role calibrate (fitted: mosaic-2024-01, torchtitan-pr135, fms-acceleration, litgpt-thunder; "
+        "of vtrain-single and megatron-ci what the host pays for a layer)"
     ),
     "report": "Rows of role report (no constant is fitted to them)",
     "": "Rows without a role",
@@ -60,6 +61,29 @@ CAUSES = (
         "not yet explained: with nothing hidden these rows are off by 13 %, see validation/published",
     ),
     ("azure-qwen", "cost: eager transformers' host time, and optimizer states whose type is not published"),
+    ("vtrain-single", "cost: products of width 2,048 run a quarter faster than in long trainings on A100"),
+    ("internevo-a800-0006", "cost: broadcasts from every owner over hundreds of ranks, one by one"),
+    ("internevo-a800-0008", "cost: broadcasts from every owner over a thousand ranks, one by one"),
+    ("internevo", "unknown configuration: kernels and network of a cluster that is called A100 and A800"),
+    ("nanotron", "unknown configuration: a busy network, of which only medians over days are known"),
+    (
+        "dlperf-deepspeed",
+        "unknown configuration: kernels of torch 1.6; its network gets half its nominal rate",
+    ),
+    ("dlperf", "cost: V100 SXM2 at 300 W; dropout behind the fused softmax is not a kernel of its own"),
+    ("bigscience-v100-1b3", "cost: V100 SXM2 at 300 W, fitted to a DGX-2"),
+    ("bigscience-v100", "unknown configuration: a network that gave a fifth of its nominal rate and less"),
+    ("megatron-sc21", "unknown configuration: DeepSpeed's release and settings; reductions may wait as well"),
+    ("megatron-ci-0012", "unknown configuration: steps of 0.17 to 0.83 s in one run"),
+    ("megatron-ci-0016", "unknown configuration: steps of 0.18 to 1.73 s in one run"),
+    ("megatron-ci", "cost: the host, of tests with 12 small layers"),
+    ("mlperf", "cost: fp8, whose weights Transformer Engine casts once and not in every product"),
+    ("dgxc-megatron", "cost: fp8, whose weights Transformer Engine casts once and not in every product"),
+    (
+        "fms-acceleration-0002",
+        "cost: eager transformers' host time under FSDP, of a model of 1.1B on two GPUs",
+    ),
+    ("fms-acceleration-0006", "cost: eager transformers' host time under FSDP, of 1.1B on two GPUs"),
     ("fms-acceleration", "memory nearly full: flagged as such by the source"),
     ("litgpt", "schedule: gradient accumulation under DDP as lightning runs it"),
     (

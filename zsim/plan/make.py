@@ -8,6 +8,7 @@ from zsim.errors import NotSimulatedError
 from zsim.plan.ddp import ddp_plan
 from zsim.plan.fsdp1 import fsdp1_plan
 from zsim.plan.fsdp2 import fsdp2_plan
+from zsim.plan.megatron import megatron_plan
 from zsim.plan.mics import mics_plan
 from zsim.plan.offload_fsdp1 import offloaded_fsdp1_plan
 from zsim.plan.offload_fsdp2 import offloaded_fsdp2_plan
@@ -23,6 +24,7 @@ from zsim.plan.zero3 import zero3_plan
 from zsim.plan.zero12 import zero12_plan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
+from zsim.specs.megatron import Megatron
 from zsim.specs.strategy import DTYPE_BYTES, Ddp, Fsdp1, Fsdp2, Reference
 
 _DEEPSPEED = {
@@ -79,6 +81,8 @@ def _plan(job: Job) -> Plan:
         return reference_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Ddp):
         return ddp_plan(workload, strategy, job.training, job.world_size)
+    if isinstance(strategy, Megatron):
+        return megatron_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Fsdp1) and strategy.cpu_offload:
         return offloaded_fsdp1_plan(workload, strategy, job.training, job.world_size)
     if isinstance(strategy, Fsdp1):

@@ -18,6 +18,7 @@ from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.optimizer import update
 from zsim.plan.step import walk_step
 from zsim.plan.workload import ModuleCall, Segment, Workload
+from zsim.plan.zero3_early import EarlyGatherer
 from zsim.plan.zero3_fetch import Coordinator, Fetch, trace_of
 from zsim.plan.zero3_gather import Gatherer
 from zsim.plan.zero3_gradients import MAX_EVENTS, Zero3Gradients
@@ -61,6 +62,10 @@ class Zero3Schedule(Zero3Gradients):
         return SecondaryShards(self.builder, self.trace, self.config, size, is_read=is_read)
 
     def _make_gatherer(self) -> Gatherer:
+        if self.config.fetches_one_by_one:
+            return EarlyGatherer(
+                self.builder, self.trace, self.config, self.gather_stream, self.reduce_stream
+            )
         kind = QuantizedGatherer if self.zero.zero_quantized_weights else SecondaryGatherer
         return kind(self.builder, self.trace, self.config, self.gather_stream, self.secondary)
 

@@ -12,6 +12,7 @@ from zsim.cost.update_work import accumulate_kernels
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.step import Hooks
 from zsim.plan.workload import ModuleCall
+from zsim.plan.zero3_early import reduce_scatter_one_by_one
 from zsim.plan.zero3_fetch import Trace
 from zsim.plan.zero3_scatter import reduce_scatter_coalesced
 from zsim.plan.zeropp_reduce import LOCAL, QuantizedReducer
@@ -110,6 +111,17 @@ class Zero3Gradients(Hooks):
             )
         elif self.quantized is not None:
             made = self.quantized.reduce(bucket.parameters)
+        elif self.world_size > 1 and config.fetches_one_by_one:
+            size = bucket.elements * self.reduce_bytes
+            builder.kernels("average bucket", moves(size, size), stream=stream)
+            reduce_scatter_one_by_one(
+                builder,
+                self.trace,
+                bucket.parameters,
+                dtype=config.communication_dtype,
+                group=self.shard_group,
+                stream=stream,
+            )
         elif self.world_size > 1:
             made = reduce_scatter_coalesced(
                 builder,

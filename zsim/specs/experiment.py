@@ -19,6 +19,7 @@ from zsim.specs.cost import CostTable
 from zsim.specs.faults import FaultsTable
 from zsim.specs.importers.training_file import with_training_file
 from zsim.specs.jitter import JitterTable
+from zsim.specs.megatron import MegatronTable
 from zsim.specs.overrides import with_overrides
 from zsim.specs.parallelisms import refuse_parallelisms
 from zsim.specs.placement import PlacementTable
@@ -45,9 +46,9 @@ class TrainingTable(_Table):
     """`[training]`. What is left out: `sequence_length` the model's longest up to 4096; `precision` bf16
     where the GPU has it; `attention` flash where the GPU supports it, of the generation that its file is
     calibrated for (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by
-    name); `gradient_clipping` off, or as DeepSpeed's version has it. `liger`: linkedin/Liger-Kernel, as
-    transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger, "fused" with `compile`, else
-    "eager"."""
+    name); `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
+    linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
+    Megatron's own under it, "fused" with `compile`, else "eager"."""
 
     sequence_length: Count | None = None
     micro_batch_size: Count | None = None
@@ -172,14 +173,15 @@ class ReferenceTable(_Table):
     parameter_place: Literal["device", "host", "nvme"] = "device"
 
 
-STRATEGIES: dict[str, type[_Table]] = {
+STRATEGIES: dict[str, type[BaseModel]] = {
     "ddp": DdpTable,
     "deepspeed": DeepSpeedTable,
     "fsdp1": Fsdp1Table,
     "fsdp2": Fsdp2Table,
+    "megatron": MegatronTable,
     "reference": ReferenceTable,
 }
-StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table | ReferenceTable
+StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table | MegatronTable | ReferenceTable
 
 
 def is_strategy(kind: object) -> bool:

@@ -31,7 +31,13 @@ from zsim.specs.importers.deepspeed_zeropp import check_even_nodes
 from zsim.specs.importers.huggingface import load_model, model_from_config
 from zsim.specs.importers.huggingface_config import MOST_BLOCKS
 from zsim.specs.jitter import slowest_gpu
-from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
+from zsim.specs.kernel_choices import (
+    as_megatron_runs,
+    attention_kind,
+    cross_entropy_of,
+    with_attention,
+)
+from zsim.specs.megatron import Megatron, MegatronTable, megatron_strategy, with_padded_vocabulary
 from zsim.specs.model import Embedding, ModelSpec
 from zsim.specs.neighbours import neighbours, place_together
 from zsim.specs.node_links import Floats
@@ -40,7 +46,7 @@ from zsim.specs.strategy import DEFAULT_CONNECTIONS, Ddp, Fsdp1, Fsdp2, Precisio
 from zsim.specs.tiling import with_tiled_linears
 from zsim.specs.topology import Topology
 
-Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Reference
+Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
 _DEFAULT_SEQUENCE = 4096
 _MOST_TOKENS = 2**27
 _MOST_PARAMETERS = 10**16
@@ -109,6 +115,10 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.tile_numel is not None:
         model = with_tiled_linears(model, table.tile_numel)
+    if isinstance(table, MegatronTable):
+        model, unpadded = with_padded_vocabulary(model), model.vocab_size
+        if model.vocab_size != unpadded:
+            notes.append(f"Megatron pads the vocabulary of {unpadded:,} to {model.vocab_size:,}")
     deepspeed: DeepSpeedConfig | None = None
     if isinstance(table, DeepSpeedTable):
         deepspeed = _deepspeed(table, experiment, model, cluster, placement)
@@ -127,6 +137,8 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
         )
     elif isinstance(table, Fsdp2Table):
         strategy = _fsdp2(table, training, world_size, cluster)
+    elif isinstance(table, MegatronTable):
+        strategy = megatron_strategy(table, training, world_size)
     elif isinstance(table, ReferenceTable):
         strategy, cluster = _reference(table, training, cluster)
     else:
@@ -181,6 +193,8 @@ def _training(
     notes: list[str],
 ) -> Training:
     table, gpu = experiment.training, cluster.gpu
+    if isinstance(experiment.strategy, MegatronTable):
+        table = as_megatron_runs(table)
     precision = deepspeed.precision if deepspeed else table.precision or _default_precision(cluster)
     if getattr(gpu.peak, precision) is None:
         offered = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.importers.deepspeed_zeropp import deepspeed_label
 from zsim.specs.job import Job
+from zsim.specs.megatron import Megatron
 from zsim.specs.strategy import Reference, Training
 
 
@@ -15,6 +16,8 @@ def strategy_label(job: Job) -> str:
         return deepspeed_label(strategy)
     if job.kind == "ddp":
         return "DDP"
+    if isinstance(strategy, Megatron):
+        return "Megatron, distributed optimizer" if strategy.distributed_optimizer else "Megatron DDP"
     if isinstance(strategy, Reference):
         return f"ZeRO stage {strategy.stage}, the reference engine"
     replicate = getattr(strategy, "replicate", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim.errors import InputError
 from zsim.specs.experiment import TrainingTable
 from zsim.specs.hardware import Cluster, with_attention_variant
+from zsim.specs.megatron import CLIP_GRAD
 from zsim.specs.strategy import AttentionKind, CrossEntropy, Precision
 
 
@@ -35,6 +36,14 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
             f"training.attention: '{choice}' needs bf16 or fp16; expected 'math' with precision fp32"
         )
     return "flash"
+
+
+def as_megatron_runs(table: TrainingTable) -> TrainingTable:
+    """Megatron's own kernels of bias and GELU, of bias, dropout and residual, and of the softmax cost what
+    torch.compile's do; its loss works in place, its gradients are clipped at 1 where nothing else is said."""
+    clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
+    loss = table.cross_entropy or ("fused_linear" if table.liger else "megatron")
+    return table.model_copy(update={"compile": True, "gradient_clipping": clipping, "cross_entropy": loss})
 
 
 def cross_entropy_of(table: TrainingTable) -> CrossEntropy:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from zsim.errors import NotSimulatedError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.hardware import Cluster, FrameworkMemory, with_attention_variant
@@ -18,13 +20,24 @@ CLUSTERS = {
     "H100-SXM5-80GB": "dgx-h100",
     "H200-SXM-141GB": "hgx-h200",
     "B200-SXM-180GB": "hgx-b200",
+    "GB200-186GB": "gb200-nvl72",
     "V100-SXM3-32GB": "dgx-2",
+    "V100-SXM2-16GB": "dgx-1",
+    "V100-SXM2-32GB": "jean-zay-v100",
 }
+
+
+# Bus bandwidth in GB/s by nodes: medians of all-reduces of 256 MB on AWS p5 with EFA, while others ran
+# (Ultra-Scale Playbook, pp_comm_bandwidth.html, size=256MB; its scatters and gathers are another 1.3 to 3
+# times slower, for the greater part by latency).
+_BUSY_P5 = {2: 361.7, 4: 160.1, 8: 99.6, 16: 84.7, 32: 64.9, 64: 32.9}
 
 
 def cluster_preset(run: PublishedRun) -> str:
     """The preset whose GPU the row names; raises NotSimulatedError where there is none."""
     gpu = run.text("gpu")
+    if gpu.startswith("H100-SXM5-80GB") and "AWS p5" in run.text("inter_desc"):
+        return "aws-p5"
     for name, preset in CLUSTERS.items():
         if gpu.startswith(name) and "labelled" not in gpu:
             return preset
@@ -40,7 +53,10 @@ def row_cluster(run: PublishedRun) -> Cluster:
     network = run.number("inter_gbps_per_gpu")
     gpus = run.count("n_gpus") or 1
     if network:
-        changes["nic"] = cluster.nic.model_copy(update={"per_node": per_node, "bandwidth": network * 1e9 / 8})
+        nic: dict[str, object] = {"per_node": per_node, "bandwidth": network * 1e9 / 8}
+        if "collectives degrade strongly" in run.text("inter_desc"):
+            nic["efficiency"] = busy_p5_efficiency(gpus // per_node)
+        changes["nic"] = cluster.nic.model_copy(update=nic)
     elif gpus > per_node:
         raise NotSimulatedError("the network between the nodes is not published")
     link = _link_bytes_per_second(run.text("intra_link"))
@@ -51,6 +67,14 @@ def row_cluster(run: PublishedRun) -> Cluster:
         changes["gpu"] = with_attention_variant(cluster.gpu, variant)
     changes["framework_memory"] = framework_memory_of(run, cluster.framework_memory)
     return cluster.model_copy(update=changes)
+
+
+def busy_p5_efficiency(nodes: int) -> float:
+    """The part of a p5 node's 400 GB/s that a job of so many nodes got on the busy cluster of nanotron's
+    sweep: linear in the logarithm of the nodes between the medians of its all-reduces of 256 MB."""
+    known = sorted(_BUSY_P5)
+    at, medians = np.log(known), [_BUSY_P5[count] for count in known]
+    return float(np.interp(np.log(max(nodes, 1)), at, medians)) / 400
 
 
 def framework_memory_of(run: PublishedRun, memory: FrameworkMemory) -> FrameworkMemory:

@@ -12,10 +12,18 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job, resolve
+from zsim.specs.megatron import Megatron
 from zsim.specs.model import ModelSpec
 from zsim.specs.placement import evenly
 from zsim.specs.strategy import Fsdp1
 from zsim.study.published_cluster import cluster_preset, row_cluster, torch_1_release
+from zsim.study.published_megatron import (
+    as_engine_runs,
+    fuses_norms,
+    is_megatron,
+    is_megatron_like,
+    megatron_table,
+)
 from zsim.study.published_model import (
     composer_model,
     cross_entropy,
@@ -36,12 +44,11 @@ _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "exper
 _NOT_SIMULATED = (
     (r"\bTP ?(?!1\b)\d+", "tensor parallelism"),
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
-    (r"dist(ributed|)[- _]?opt", "Megatron's distributed optimizer"),
     (r"Megatron-FSDP", "Megatron's own FSDP"),
-    (r"Megatron", "Megatron's own data parallelism"),
     (r"fairscale", "fairscale's FSDP"),
     (r"PTD-P|3D|\+ ?MP", "model parallelism"),
 )
+_DEEPSPEED = r"ZeRO-[0123]|HF Trainer \+ DeepSpeed|Megatron TP1 \+ DeepSpeed|TP1 PP1 DP\d+ \+ ZeRO"
 _PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -84,9 +91,9 @@ def row_job(run: PublishedRun) -> RowJob:
             "gradient_accumulation_steps": steps,
             "precision": _precision(run, assumptions),
             "activation_checkpointing": _checkpointing(run),
-            "attention": "math" if "unfused" in run.text("attn_kernel") else None,
+            "attention": "math" if re.search(r"unfused|local impl", run.text("attn_kernel")) else None,
             "compile": _is_compiled(run),
-            "liger": "Liger" in run.text("software"),
+            "liger": "Liger" in run.text("software") or fuses_norms(run),
             "cross_entropy": cross_entropy(run),
             "optimizer": _optimizer(run),
             "device_max_connections": device_max_connections(run),
@@ -107,11 +114,15 @@ def row_job(run: PublishedRun) -> RowJob:
         autocast=is_autocast(run),
         stored_dtype=_stored_dtype(run),
         optimizer_implementation=_optimizer_implementation(run),
+        compile=_is_compiled(run),
     )
     placement = evenly(nodes, gpus // nodes)
     strategy = job.strategy
     if isinstance(strategy, DeepSpeedConfig):
-        strategy = replace(strategy, gpus_per_node=gpus // nodes)
+        is_early = is_early_zero3(run)
+        strategy = replace(strategy, gpus_per_node=gpus // nodes, fetches_one_by_one=is_early)
+    if isinstance(strategy, Megatron):
+        strategy = as_engine_runs(run, strategy)
     if isinstance(strategy, Fsdp1):
         strategy = replace(strategy, before_torch_2=torch_1_release(run) is not None)
     job = replace(
@@ -148,10 +159,6 @@ def _refuse_unsupported(run: PublishedRun) -> None:
     for pattern, what in _NOT_SIMULATED:
         if re.search(pattern, strategy):
             raise NotSimulatedError(f"{what} is not simulated (strategy '{strategy}')")
-    if run.count("zero_stage") == 3 and re.search("ZeRO-3", strategy) and run.text("date") < "2022":
-        raise NotSimulatedError(
-            "DeepSpeed before 0.6 fetched ZeRO-3's parameters one by one (DeepSpeed #1453)"
-        )
     compiler = run.text("compile")
     if "thunder" in compiler:
         raise NotSimulatedError(f"compiler '{compiler}' is not torch.compile")
@@ -191,7 +198,7 @@ def _checkpointing(run: PublishedRun) -> str:
     text = run.text("act_ckpt")
     if text.startswith("none"):
         return "none"
-    if is_every_second_block(run) or (text.startswith("full") and "every" not in text):
+    if is_every_second_block(run) or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
         return "full"
     if "near full" in text:  # as the row's FLOPs of hardware and model say
         return "full"
@@ -252,9 +259,14 @@ def _stored_dtype(run: PublishedRun) -> str:
 
 def _is_compiled(run: PublishedRun) -> bool:
     """torch.compile, or a library of fused kernels (Megatron has its own), which costs the same kernels."""
-    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2") has none.
-    has_fused_kernels = re.search(r"foak|[Mm]egatron(?!-LM GPT-2)", run.text("software")) is not None
-    return has_fused_kernels or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
+    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2"; DLPerf's by its page) has none.
+    own = r"foak|[Mm]egatron(?!-LM GPT-2|-LM \(2020\))"
+    has_fused_kernels = re.search(own, run.text("software")) is not None
+    return (
+        has_fused_kernels
+        or is_megatron(run)
+        or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
+    )
 
 
 def _optimizer(run: PublishedRun) -> str:
@@ -274,7 +286,9 @@ def _strategy(run: PublishedRun, gpus: int, gpus_per_node: int, assumptions: lis
     if is_zeropp(run):
         config = zeropp_config(run, gpus_per_node)
         return {"kind": "deepspeed", "version": _deepspeed_version(run), "config": config}
-    if re.match(r"single|TP1 x DP1$", text):
+    if is_megatron_like(run):
+        return megatron_table(run, gpus, assumptions)
+    if re.match(r"single", text):
         return _single(run, assumptions)
     if re.match(r"FSDP2", text) and not is_offloaded(run):
         return _fsdp2(run)
@@ -282,7 +296,7 @@ def _strategy(run: PublishedRun, gpus: int, gpus_per_node: int, assumptions: lis
     is_fsdp1 = re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text)
     if is_fsdp1 and (offloads or not is_offloaded(run)):
         return _fsdp1(run, gpus) | ({"cpu_offload": True} if offloads else {})
-    if re.match(r"ZeRO-[123]|HF Trainer \+ DeepSpeed", text) and stage:
+    if re.match(_DEEPSPEED, text) and stage is not None:
         return _deepspeed(run, stage, assumptions)
     if is_offloaded(run):
         raise NotSimulatedError(f"offload is not simulated (strategy '{text}')")
@@ -333,6 +347,8 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
 
 def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[str, Any]:
     table: dict[str, Any] = {"kind": "deepspeed", "version": _deepspeed_version(run)}
+    if is_early_zero3(run):
+        assumptions.append("DeepSpeed before 0.6 with the defaults of 0.10.3")
     blocks = offload_blocks(run, assumptions)
     if run.source == "azure-zero3":
         table["config"] = azure_config(stage, blocks)
@@ -358,6 +374,11 @@ def azure_config(stage: int, blocks: Mapping[str, Any]) -> dict[str, Any]:
         "sub_group_size": 1e9,
     }  # fmt: skip
     return {"gradient_clipping": 1.0, "zero_optimization": {**zero, **blocks}}
+
+
+def is_early_zero3(run: PublishedRun) -> bool:
+    """Whether the row's ZeRO-3 is of before DeepSpeed 0.6 (March 2022, pull request 1453)."""
+    return run.count("zero_stage") == 3 and run.text("date") < "2022"
 
 
 def _deepspeed_version(run: PublishedRun) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +48,7 @@ def _gpt(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     if kv_heads not in (1, heads):
         raise NotSimulatedError(f"GELU models with {kv_heads} key/value heads are not simulated from a table")
     # Megatron, minGPT and DeepSpeed's examples train with dropout; llm-foundry and later recipes do not.
-    dropout = 0.1 if "unfused" in run.text("attn_kernel") else 0.0
+    dropout = 0.1 if re.search(r"unfused|no flash|local impl", run.text("attn_kernel")) else 0.0
     return {
         "model_type": "gpt2" if kv_heads == heads else "gpt_bigcode",
         "n_embd": hidden,
@@ -148,4 +149,9 @@ def cross_entropy(run: PublishedRun) -> str | None:
         return "autocast" if is_early_composer(run) else "fused"
     if "foak" in software:
         return "fused_linear" if software.endswith("-liger") else "unsloth"
-    return "megatron" if "egatron" in software else None
+    if software.startswith("InternEvo"):  # flash-attn's CrossEntropyLoss (model/loss.py)
+        return "fused"
+    own = "egatron" in software or software.startswith(
+        "nanotron"
+    )  # its sharded_cross_entropy is in place too
+    return "megatron" if own else None

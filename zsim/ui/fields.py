@@ -9,7 +9,9 @@ from typing import Any
 from zsim.errors import InputError
 
 DEFAULT = "default"
-KINDS = {"DeepSpeed ZeRO": "deepspeed", "FSDP2": "fsdp2", "FSDP1": "fsdp1", "DDP": "ddp"}
+KINDS = {
+    "DeepSpeed ZeRO": "deepspeed", "FSDP2": "fsdp2", "FSDP1": "fsdp1", "DDP": "ddp", "Megatron": "megatron",
+}  # fmt: skip
 STAGE, OFFLOAD_STATES, OFFLOAD_PARAMETERS = "strategy.stage", "offload_optimizer", "offload_param"
 _FSDP = ("fsdp1", "fsdp2")
 _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}
@@ -123,4 +125,16 @@ STRATEGY = (
         choices={DEFAULT: None, "yes": True, "no": False, "to groups of 4": 4, "to groups of 8": 8},
     ),
     Field("strategy.bucket_cap_mb", "Bucket", "MiB", kinds=("ddp",)),
+    Field(
+        "strategy.distributed_optimizer", "Optimizer", "states over the ranks", kinds=("megatron",),
+        choices={"on every rank": False, "distributed": True},
+    ),
+    Field(
+        "strategy.overlap_grad_reduce", "Reduction", "of gradients", kinds=("megatron",), is_half=True,
+        choices={"after backward": False, "overlapped": True},
+    ),
+    Field(
+        "strategy.overlap_param_gather", "Gather", "of parameters", kinds=("megatron",), is_half=True,
+        choices={"after the update": False, "overlapped": True},
+    ),
 )  # fmt: skip

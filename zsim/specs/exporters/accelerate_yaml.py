@@ -8,6 +8,7 @@ from typing import Any
 
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
+from zsim.specs.megatron import Megatron
 from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Reference
 
 DEEPSPEED_FILE = "ds_config.json"
@@ -20,6 +21,8 @@ def why_not_accelerate(job: Job) -> str | None:
         return "float8 needs a recipe of its own (fp8_config)"
     if isinstance(strategy, DeepSpeedConfig):
         return None
+    if isinstance(strategy, Megatron):
+        return "it starts Megatron through a plugin of its own, which zsim does not write"
     if isinstance(strategy, Reference):
         return "it has no engine but DeepSpeed's and PyTorch's own"
     if training.gradient_accumulation_steps > 1 and not strategy.no_sync:

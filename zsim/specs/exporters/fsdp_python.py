@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from zsim.specs.job import Job
+from zsim.specs.megatron import Megatron
 from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2, Reference
 
 _DTYPES = {
@@ -22,6 +23,8 @@ def why_not_python(job: Job) -> str | None:
     """Why a few lines of Python cannot say this job; None where they can."""
     if isinstance(job.strategy, Reference):
         return "the reference engine is validation/zero's: no released framework runs it"
+    if isinstance(job.strategy, Megatron):
+        return "Megatron takes a command line"
     if not isinstance(job.strategy, Fsdp1 | Fsdp2 | Ddp):
         return "DeepSpeed takes a JSON"
     if job.training.activation_checkpointing == "selective":

@@ -207,6 +207,7 @@ class DeepSpeedConfig:
     which qgZ and MiCS build their groups from. The `explicit_` values are what the file itself says, None
     where it leaves a value open (or "auto"). `zero_init`: the model is built under `deepspeed.zero.Init`; the
     script's choice, not the file's. `delayed_parameter_update`: the CPU updates one step late.
+    `fetches_one_by_one`: stage 3 as it was before 0.6, for published runs of then.
     """
 
     name: str
@@ -241,6 +242,7 @@ class DeepSpeedConfig:
     explicit_gradient_clipping: float | None
     zero_init: bool = True
     delayed_parameter_update: bool = False
+    fetches_one_by_one: bool = False
 
     @property
     def stage(self) -> int:

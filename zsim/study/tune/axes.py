@@ -192,6 +192,19 @@ def _shardings(base: Base, chosen: Chosen) -> Iterable[Choice]:
                 yield Choice(f"{name} {count} replicas", {key: name, replicate: count})
 
 
+def _optimizers(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    """Megatron's: states on every rank or distributed, and what hides beneath backward and forward."""
+    distributed, reduce = "strategy.distributed_optimizer", "strategy.overlap_grad_reduce"
+    gather, bucket = "strategy.overlap_param_gather", "strategy.bucket_size"
+    alone: dict[str, Any] = {bucket: None} if getattr(base.job.experiment.strategy, "bucket_size", 0) else {}
+    return [
+        Choice("states on every rank", {distributed: False, reduce: False, gather: False, **alone}),
+        Choice("states on every rank, overlapped", {distributed: False, reduce: True, gather: False}),
+        Choice("distributed optimizer", {distributed: True, reduce: False, gather: False, **alone}),
+        Choice("distributed optimizer, overlapped", {distributed: True, reduce: True, gather: True}),
+    ]
+
+
 def _host_offload(base: Base, chosen: Chosen) -> Iterable[Choice]:
     key = "strategy.cpu_offload"
     return [Choice("", {key: False}), Choice("parameters, states on CPU", {key: True})]
@@ -243,6 +256,7 @@ STRUCTURE: tuple[Axis, ...] = (
     Axis("offload", _offloads, ("deepspeed",)),
     Axis("hpZ", _zero_plus_plus, ("deepspeed",)),
     Axis("sharding", _shardings, ("fsdp1",)),
+    Axis("optimizer", _optimizers, ("megatron",)),
     Axis("replicas", _replicas, ("fsdp2",)),
     Axis("reshard", _reshards, ("fsdp2",)),
     Axis("offload", _host_offload, ("fsdp2",)),

@@ -10,7 +10,10 @@ from zsim.specs.experiment import Experiment
 from zsim.study.tune.axes import STRUCTURE, Axis, Choice
 from zsim.study.tune.base import Base
 
-KIND_LABELS = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "deepspeed": "", "reference": "engine"}
+KIND_LABELS = {
+    "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "deepspeed": "", "megatron": "Megatron",
+    "reference": "engine",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

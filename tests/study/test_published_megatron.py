@@ -1,0 +1,185 @@
+"""From rows of Megatron, nanotron and InternEvo to their strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zsim.specs.importers.deepspeed import DeepSpeedConfig
+from zsim.specs.megatron import Megatron
+from zsim.study.published_cluster import busy_p5_efficiency
+from zsim.study.published_job import RowJob, row_job
+from zsim.study.published_table import PublishedRun
+
+CELLS = {
+    "arch_type": "decoder", "n_layers": "12", "hidden": "1024", "n_heads": "16", "ffn": "4096",
+    "mlp_type": "gelu", "vocab": "50304", "tied_emb": "True", "seq_len": "1024", "gpu": "A100-SXM4-80GB",
+    "n_gpus": "16", "gpus_per_node": "8", "inter_gbps_per_gpu": "200", "micro_batch": "4", "grad_accum": "2",
+    "global_batch": "128", "precision": "fp16", "act_ckpt": "full-layer", "compile": "no",
+    "attn_kernel": "unfused Megatron softmax", "offload": "none", "date": "2023", "optimizer": "Adam",
+    "strategy": "TP1 PP1 DP16 1F1B", "software": "Megatron-LM", "zero_stage": "0", "tp": "1", "pp": "1",
+}  # fmt: skip
+CORE = {
+    "strategy": "Megatron dist-opt (ZeRO-1) TP1 PP1 CP1", "software": "NeMo/Megatron-Core", "zero_stage": "1",
+    "date": "2025-11", "precision": "bf16", "reduce_dtype": "bf16", "attn_kernel": "TE/cuDNN fused attention",
+}  # fmt: skip
+INTERNEVO = {
+    "software": "InternEvo (InternLM) v0.2.x", "precision": "bf16", "zero_stage": "1", "shard_group": "8",
+    "strategy": "ZeRO-1 optimizer states over 8 GPUs (hybrid ZeRO), TP1", "attn_kernel": "flash-attn",
+    "mlp_type": "swiglu", "tied_emb": "False",
+}  # fmt: skip
+NANOTRON = {
+    **INTERNEVO, "software": "nanotron 2025-01", "strategy": "DP16 TP1(SP, async) PP1 1F1B ZeRO-1",
+    "gpu": "H100-SXM5-80GB", "inter_gbps_per_gpu": "400",
+    "inter_desc": "AWS p5 EFA 3200Gb/s per node (HF cluster; collectives degrade strongly with nodes)",
+}  # fmt: skip
+
+
+def row(**changes: str) -> RowJob:
+    source = changes.pop("source", "somewhere")
+    return row_job(PublishedRun("r-1", source, "", {**CELLS, **changes}, "runs.csv: line 2"))
+
+
+def megatron(**changes: str) -> Megatron:
+    strategy = row(**changes).job.strategy
+    assert isinstance(strategy, Megatron)
+    return strategy
+
+
+def test_a_row_without_settings_is_megatrons_command_line_of_its_date() -> None:
+    """fp16 of 2023: one buffer of fp16 gradients, reduced behind backward, by 3.0, which joins nothing and
+    fuses only fp32 sums; its kernels are its own, its gradients are clipped."""
+    found = row()
+    strategy = found.job.strategy
+    assert isinstance(strategy, Megatron)
+    assert (strategy.distributed_optimizer, strategy.overlap_grad_reduce) == (False, False)
+    assert (strategy.grad_dtype, strategy.is_contiguous, strategy.fuses_accumulation) == ("fp16", True, False)
+    assert found.job.training.compile
+    assert found.job.training.cross_entropy == "megatron"
+    assert found.assumptions == ("gradients are reduced after backward",)
+
+
+@pytest.mark.parametrize(
+    ("date", "is_contiguous", "checks_nan"),
+    [("2020-05", False, False), ("2021-08", True, False), ("2026", True, True)],
+)
+def test_the_date_says_the_release(date: str, is_contiguous: bool, checks_nan: bool) -> None:
+    strategy = megatron(date=date)
+    assert (strategy.is_contiguous, strategy.checks_nan) == (is_contiguous, checks_nan)
+
+
+@pytest.mark.parametrize(
+    ("note", "expected"),
+    [
+        ("", (False, False)),
+        ("hybrid{sp=0,grad_overlap=0,param_overlap=0,dist_opt=1}", (False, False)),
+        ("log; hybrid{sp=0,grad_overlap=1,param_overlap=0,dist_opt=1}", (True, False)),
+        ("hybrid{sp=0,grad_overlap=1,param_overlap=1,dist_opt=1}", (True, True)),
+    ],
+)
+def test_the_hybrid_note_says_what_overlaps(note: str, expected: tuple[bool, bool]) -> None:
+    strategy = megatron(**CORE, notes=note)
+    assert strategy.distributed_optimizer
+    assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == expected
+    assert strategy.grad_dtype == "bf16"
+
+
+def test_a_cuda_graph_spares_the_host_the_layers() -> None:
+    assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=False}").block_overhead is not None
+    assert megatron(**CORE, notes="hybrid{grad_overlap=0,cuda_graph=full}").block_overhead is None
+
+
+def test_vtrains_single_node_skips_its_updates() -> None:
+    found = row(source="vtrain-single", inter_gbps_per_gpu="", n_gpus="8", global_batch="64")
+    assert isinstance(found.job.strategy, Megatron)
+    assert found.job.strategy.skips_update
+    assert any("loss scale" in assumption for assumption in found.assumptions)
+    assert not megatron(source="vtrain-multi").skips_update
+
+
+def test_internevo_sums_on_all_ranks_and_shards_states_within_its_group() -> None:
+    """Two groups of 8 among 16; 512 Mi elements to a bucket; the mapping is said."""
+    found = row(**INTERNEVO)
+    strategy = found.job.strategy
+    assert isinstance(strategy, Megatron)
+    assert (strategy.has_owners, strategy.is_contiguous, strategy.optimizer_instances) == (True, False, 2)
+    assert strategy.bucket_size == 512 * 2**20
+    assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, False)
+    assert strategy.block_overhead is None
+    assert any("InternEvo" in assumption for assumption in found.assumptions)
+    assert not found.job.training.compile
+    assert megatron(**{**INTERNEVO, "shard_group": "16"}).optimizer_instances == 1
+
+
+def test_nanotron_scatters_sums_in_buckets_of_25_mib_of_bf16() -> None:
+    strategy = megatron(**NANOTRON)
+    assert (strategy.distributed_optimizer, strategy.has_owners) == (True, False)
+    assert strategy.bucket_size == 25 * 2**20 // 2
+    assert (strategy.overlap_grad_reduce, strategy.overlap_param_gather) == (True, False)
+    assert strategy.grad_dtype == "fp32"
+    assert not megatron(**{**NANOTRON, "zero_stage": "0"}).distributed_optimizer
+
+
+def test_nanotrons_network_is_its_busy_clusters() -> None:
+    """2 nodes got 361.7 of 400 GB/s, 4 nodes 160.1; 3 lie between by their logarithm: log(1.5) / log 2 =
+    0.585 of the way down, 243.8. Beyond 64 it stays."""
+    assert row(**NANOTRON).job.cluster.nic.efficiency == pytest.approx(361.7 / 400)
+    assert busy_p5_efficiency(3) * 400 == pytest.approx(243.8, abs=0.1)
+    assert busy_p5_efficiency(100) == busy_p5_efficiency(64) == pytest.approx(32.9 / 400)
+    assert row(**NANOTRON).job.cluster.name == "aws-p5"
+
+
+def test_deepspeed_beside_megatron_stays_deepspeeds() -> None:
+    for strategy in ("Megatron TP1 + DeepSpeed ZeRO-3", "TP1 PP1 DP16 + ZeRO-1", "ZeRO-0"):
+        stage = strategy[-1]
+        found = row(strategy=strategy, zero_stage=stage).job.strategy
+        assert isinstance(found, DeepSpeedConfig)
+        assert found.stage == int(stage)
+
+
+@pytest.mark.parametrize(("date", "is_early"), [("2021-04", True), ("2022-07", False)])
+def test_zero_3_of_before_2022_fetches_one_by_one(date: str, is_early: bool) -> None:
+    """DeepSpeed 0.6 is of March 2022."""
+    found = row(strategy="ZeRO-3 without model parallelism", zero_stage="3", date=date)
+    assert isinstance(found.job.strategy, DeepSpeedConfig)
+    assert found.job.strategy.fetches_one_by_one == is_early
+    assert any("before 0.6" in assumption for assumption in found.assumptions) == is_early
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "capacity"),
+    [
+        ("V100-SXM2-16GB", "dgx-1", 15.78), ("V100-SXM2-32GB", "jean-zay-v100", 31.75),
+        ("GB200-186GB", "gb200-nvl72", None),
+    ],
+)  # fmt: skip
+def test_new_gpus_have_their_cluster(gpu: str, name: str, capacity: float | None) -> None:
+    per_node = "8" if name == "dgx-1" else "4"
+    cluster = row(gpu=gpu, gpus_per_node=per_node, inter_gbps_per_gpu="12.5").job.cluster
+    assert cluster.name == name
+    if capacity:
+        assert cluster.gpu.memory.capacity == round(capacity * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind", "dropout"),
+    [
+        ("Megatron fused softmax (no flash)", None, 0.1), ("local impl", "math", 0.1),
+        ("unfused attention", "math", 0.1), ("TE/cuDNN flash", "flash", 0.0),
+    ],
+)  # fmt: skip
+def test_written_out_attention_of_megatrons_has_dropout(
+    attention: str, kind: str | None, dropout: float
+) -> None:
+    found: Any = row(attn_kernel=attention).job
+    core = next(module.work for module in found.model.blocks[0].modules if module.name == "attn.core")
+    assert core.dropout == dropout
+    assert kind in (None, found.training.attention)
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"), [("full-layer (uniform, every 1)", "full"), ("full-layer", "full")]
+)
+def test_every_layer_is_every_layer(text: str, policy: str) -> None:
+    assert row(act_ckpt=text).job.training.activation_checkpointing == policy

@@ -1,0 +1,97 @@
+"""Megatron's contiguous buffer of gradients (and, sharded, of parameters), and its buckets.
+
+Transcribed from Megatron-Core 0.12 `core/distributed/param_and_grad_buffer.py` (`_ParamAndGradBuffer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+_PARAMETER_ALIGNMENT, _BUCKET_ALIGNMENT = 64, 128  # elements
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Elements `start` to `end` of the buffer, padding included, and the parameters in them."""
+
+    number: int
+    start: int
+    end: int
+    names: tuple[str, ...]
+
+    @property
+    def numel(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """`places`: where each parameter's elements are, in the order in which backward reaches them."""
+
+    buckets: tuple[Bucket, ...]
+    places: Mapping[str, tuple[int, int]]
+
+    @property
+    def numel(self) -> int:
+        return self.buckets[-1].end if self.buckets else 0
+
+    def pieces(self, rank: int, ranks: int) -> list[int]:
+        """Elements of each parameter that one of `ranks` updates: every bucket is cut into equal shards."""
+        found = []
+        for bucket in self.buckets:
+            shard = bucket.numel // ranks
+            begin = bucket.start + rank * shard
+            for name in bucket.names:
+                start, end = self.places[name]
+                numel = min(end, begin + shard) - max(start, begin)
+                if numel > 0:
+                    found.append(numel)
+        return found
+
+
+def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
+    """Elements of whole tensors that each rank owns, where it owns any: in order, the next rank's turn comes
+    with the tensor that takes one more than 1.01 times its share (InternEvo's ParamBcastSyncHandler,
+    solver/optimizer/utils.py of v0.2.1dev20231121)."""
+    share = sum(numels) // ranks
+    owned, counted = [0], 0
+    for numel in numels:
+        counted += numel
+        if counted > 1.01 * share and len(owned) < ranks:
+            owned.append(0)
+            counted = 0
+        owned[-1] += numel
+    return [numel for numel in owned if numel]
+
+
+def lay_out(numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, is_sharded: bool) -> Buffer:
+    """The buffer of parameters that are registered in the order of `numels`, last first.
+
+    A bucket is closed once it holds `bucket_size` elements or more (None: one for all). Sharded, parameters
+    start at multiples of 64 and buckets end at multiples of 128 and of the number of ranks.
+    """
+    divisor = lcm(ranks, _BUCKET_ALIGNMENT)
+    places: dict[str, tuple[int, int]] = {}
+    buckets: list[Bucket] = []
+    names: list[str] = []
+    position = start = 0
+
+    def close() -> int:
+        end = -(-position // divisor) * divisor if is_sharded else position
+        buckets.append(Bucket(len(buckets), start, end, tuple(names)))
+        names.clear()
+        return end
+
+    for name in reversed(list(numels)):
+        if is_sharded:
+            position = -(-position // _PARAMETER_ALIGNMENT) * _PARAMETER_ALIGNMENT
+        places[name] = position, position + numels[name]
+        position += numels[name]
+        names.append(name)
+        if bucket_size is not None and position - start >= bucket_size:
+            position = start = close()
+    if names:
+        close()
+    return Buffer(tuple(buckets), places)
