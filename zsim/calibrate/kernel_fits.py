@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.compute import kernel_seconds
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels import Kernel, Layout
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.update_work import OptimizerImplementation, optimizer_kernels
 from zsim.cost.work import backward_kernels, forward_kernels
@@ -152,7 +152,9 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
         if getattr(gpu.peak, str(row["dtype"]), None) is None:
             continue
         shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-        timed.append((row, (Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape),)))
+        layout = row["layout"] if row["layout"] in get_args(Layout) else "nt"
+        kernel = Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape, layout=layout)
+        timed.append((row, (kernel,)))
     dtypes = sorted({str(row["dtype"]) for row, _ in timed}, key=lambda dtype: (dtype != "bf16", dtype))
     parameters = [Parameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0)]
     for index, dtype in enumerate(dtypes):

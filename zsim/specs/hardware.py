@@ -50,7 +50,8 @@ class GemmEfficiency(Table):
 
     `max_fraction` is what large products sustain on random data within the board's power; `by_dtype`
     replaces it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
-    `unaligned_fraction` where the rows of a matrix do not begin on multiples of 16 bytes.
+    `unaligned_fraction` where the rows of a matrix as it lies in memory do not begin on multiples of 16
+    bytes.
     """
 
     max_fraction: Fraction

@@ -31,7 +31,12 @@ from zsim.specs.importers.deepspeed_zeropp import check_even_nodes
 from zsim.specs.importers.huggingface import load_model, model_from_config
 from zsim.specs.importers.huggingface_config import MOST_BLOCKS
 from zsim.specs.jitter import slowest_gpu
-from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
+from zsim.specs.kernel_choices import (
+    attention_kind,
+    check_fp8_tokens,
+    cross_entropy_of,
+    with_attention,
+)
 from zsim.specs.model import Embedding, ModelSpec
 from zsim.specs.neighbours import neighbours, place_together
 from zsim.specs.node_links import Floats
@@ -115,6 +120,7 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
         notes += deepspeed.notes
     training = _training(experiment, model, cluster, deepspeed, notes)
     _check_size(model, training)
+    check_fp8_tokens(training)
     strategy: Strategy
     if deepspeed is not None:
         strategy = deepspeed
