@@ -19,6 +19,7 @@ from zsim.cost.collectives import CallLimit, edge_bytes
 from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
 from zsim.fabric.choice import planned_seconds
 from zsim.fabric.communicators import Choice, Instance, Limits, Transfer, ring_latency
+from zsim.fabric.flight import Flight
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES, sent_by_gpu
 from zsim.fabric.pooling import NO_EXTRA, Extra, lump
@@ -66,6 +67,7 @@ class Fabric:
         self.env = env
         self.topology = topology
         self.costs: CollectiveCosts = topology.cluster.collectives
+        self.slowdown = topology.cluster.gpu.interference.communication_slowdown
         self.groups = groups
         self.extra = extra
         self.num_transfers = 0
@@ -137,19 +139,21 @@ class Fabric:
         links: Ints,
         leaves_node: npt.NDArray[np.bool_],
     ) -> Choice:
-        key = (method.shape, costs.intra_fraction, costs.inter_fraction)
-        profile = profiles.get(key)
-        if profile is None:
-            fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
-            weights = instance.usage[method.shape][links] / fraction
-            used = np.nonzero(weights)[0]
-            pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
-            profile = profiles[key] = self.pool.profile(list(pairs))
+        found = []
+        for slowdown in (1.0, self.slowdown):  # alone, and beside kernels
+            key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
+            if key not in profiles:
+                fraction = np.where(leaves_node, key[2], key[1])
+                weights = instance.usage[method.shape][links] / fraction
+                used = np.nonzero(weights)[0]
+                pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
+                profiles[key] = self.pool.profile(list(pairs))
+            found.append(profiles[key])
         alone = self._limits(instance.usage[method.shape], costs, method.fraction)
         own = alone
         if method.shape in instance.own_usage:
             own = self._limits(instance.own_usage[method.shape], costs, method.fraction)
-        return Choice(method, protocol, costs, profile, alone, own)
+        return Choice(method, protocol, costs, found[0], found[1], alone, own)
 
     def _limits(self, usage: Floats, costs: ProtocolCosts, method_fraction: float) -> Limits:
         """What a usage's links allow: bus bytes per second."""
@@ -209,7 +213,7 @@ class Fabric:
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]
             fraction, name = choice.method.fraction, choice.method.algorithm
             transfer = Transfer(
-                latencies[0], size / fraction, choice.profile, name, choice.protocol, *seconds
+                latencies[0], size / fraction, choice.profile, name, choice.protocol, *seconds, choice.beside
             )
             found.append(transfer)
         return found
@@ -247,18 +251,17 @@ class Fabric:
         is_whole = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
         return "all_reduce" if is_whole else work.kind
 
-    def run(self, transfer: Transfer, on_end: Callable[[], None]) -> None:
-        """Start a transfer now; `on_end` is called when it is done."""
+    def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
+        """Start a transfer now; `on_end` is called when it is done. `busy`: on how many of its GPUs kernels
+        run."""
         self.num_transfers += 1
+        flight = Flight(self.pool, transfer, on_end, busy)
         if transfer.latency_seconds <= 0:
-            self.pool.start(transfer.profile, transfer.size, on_end)
-            return
+            flight.begin()
+            return flight
         wait = simpy.Timeout(self.env, transfer.latency_seconds)
-
-        def begin(_event: simpy.Event) -> None:
-            self.pool.start(transfer.profile, transfer.size, on_end)
-
-        wait.callbacks = [begin]
+        wait.callbacks = [lambda _event: flight.begin()]
+        return flight
 
     # -- accounting ---------------------------------------------------------------------------------
 

@@ -128,9 +128,13 @@ class KernelLaunch(Table):
 
 
 class Interference(Table):
-    """How much slower kernels run while a collective is under way on the same GPU (1.0: not at all)."""
+    """What kernels and collectives on one GPU cost each other (1.0: nothing): how much slower kernels run
+    while a collective is under way, and how much longer a collective takes to move bytes inside its node
+    while kernels run on one of its GPUs. The way through network cards, which need few multiprocessors, stays
+    as fast."""
 
     compute_slowdown: float = Field(ge=1)
+    communication_slowdown: float = Field(default=1.0, ge=1)
 
 
 class Power(Table):
