@@ -187,17 +187,25 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
 
 
 def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
-    """Products beside a collective under way over products alone; the median over the groups measured."""
-    alone = {row["ranks"]: row.seconds for row in measured.of("interference", measured="gemm", beside=False)}
-    beside = {row["ranks"]: row.seconds for row in measured.of("interference", measured="gemm", beside=True)}
-    both = sorted(set(alone) & set(beside))
-    if not both:
-        return gpu, []
-    ratios = sorted(max(1.0, beside[ranks] / alone[ranks]) for ranks in both)
-    value = {"interference.compute_slowdown": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
-    rows = measured.of("interference", measured="gemm")
-    ranges = {"ranks": span([float(ranks) for ranks in both])}
-    return replaced(gpu, value), [Fit("products beside a collective", value, (), ranges, sources(rows))]
+    """Products beside a collective under way over products alone, and a collective beside products over the
+    same alone; the median over the groups measured."""
+    fits = []
+    for name, what, title in (
+        ("compute_slowdown", "gemm", "products beside a collective"),
+        ("communication_slowdown", "all_reduce", "a collective beside products"),
+    ):
+        rows = measured.of("interference", measured=what)
+        alone = {row["ranks"]: row.seconds for row in rows if not row["beside"]}
+        beside = {row["ranks"]: row.seconds for row in rows if row["beside"]}
+        both = sorted(set(alone) & set(beside))
+        if not both:
+            continue
+        ratios = sorted(max(1.0, beside[ranks] / alone[ranks]) for ranks in both)
+        value = {f"interference.{name}": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
+        gpu = replaced(gpu, value)
+        ranges = {"ranks": span([float(ranks) for ranks in both])}
+        fits.append(Fit(title, value, (), ranges, sources(rows)))
+    return gpu, fits
 
 
 def _fit(
