@@ -189,11 +189,18 @@ class Fabric:
         """What bounds the collective, in the slowest of its groups, when nothing else runs."""
         numbers = [number for name, number in self._instances if name == work.group]
         transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.seconds_alone)
-        tier = ""
+        tier, slowed = "", 0.0
         if transfer.profile.usage:
-            slowest = min(transfer.profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])[0]
+            slowest, rate = self._bound(transfer.profile)
             tier = self.topology.class_of(int(self._links[slowest])).tier
-        return CallLimit(transfer.latency_seconds, transfer.seconds_alone, tier)
+            if transfer.beside is not None:
+                slowed = transfer.size / self._bound(transfer.beside)[1] - transfer.size / rate
+        return CallLimit(transfer.latency_seconds, transfer.seconds_alone, tier, slowed)
+
+    def _bound(self, profile: Profile) -> tuple[int, float]:
+        """The link that bounds an activity on idle links, and its rate there."""
+        link, weight = min(profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])
+        return link, self.pool.capacity[link] / weight
 
     def options(self, work: Collective, instance: int = 0) -> list[Transfer]:
         """The collective with every algorithm and protocol that it may run with."""
