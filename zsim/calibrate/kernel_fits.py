@@ -152,7 +152,7 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
         if getattr(gpu.peak, str(row["dtype"]), None) is None:
             continue
         shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-        layout = row["layout"] if row["layout"] in get_args(Layout) else "nt"
+        layout: Layout = row["layout"] if row["layout"] in get_args(Layout) else "nt"
         kernel = Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape, layout=layout)
         timed.append((row, (kernel,)))
     dtypes = sorted({str(row["dtype"]) for row, _ in timed}, key=lambda dtype: (dtype != "bf16", dtype))

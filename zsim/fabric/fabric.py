@@ -219,10 +219,8 @@ class Fabric:
             latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in limits]
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]
             fraction, name = choice.method.fraction, choice.method.algorithm
-            transfer = Transfer(
-                latencies[0], size / fraction, choice.profile, name, choice.protocol, *seconds, choice.beside
-            )
-            found.append(transfer)
+            known = latencies[0], size / fraction, choice.profile, name, choice.protocol
+            found.append(Transfer(*known, seconds[0], seconds[1], choice.beside))
         return found
 
     def _fill(self, work: Collective, choice: Choice, limits: Limits, num_domains: int) -> float:
