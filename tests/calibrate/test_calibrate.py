@@ -157,6 +157,8 @@ def test_products_and_collectives_beside_each_other_give_the_slowdown_of_both() 
         "interference.compute_slowdown": pytest.approx(1.2),
         "interference.communication_slowdown": pytest.approx(1.5),
     }
+    for title in ("products beside a collective", "a collective beside products"):
+        assert title in found.tables["gpu.interference"]["source"]
 
 
 def test_rows_measured_beside_others_work_are_left_out_aloud() -> None:
