@@ -387,4 +387,9 @@ def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
             f"kernels run {beside.compute_slowdown:g} times slower while a collective is under way "
             f"({beside.evidence})"
         )
+    if beside.communication_slowdown > 1:
+        notes.append(
+            f"collectives take {beside.communication_slowdown:g} times as long inside a node while kernels "
+            f"run ({beside.evidence})"
+        )
     return notes

@@ -141,6 +141,26 @@ def test_measurements_that_say_nothing_of_the_cluster_are_refused() -> None:
         calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements((row,)))
 
 
+def test_products_and_collectives_beside_each_other_give_the_slowdown_of_both() -> None:
+    """Products 10 s alone and 12 beside, a collective 4 and 6; of two groups the smaller counts."""
+    rows = [
+        Measurement("interference", {"measured": what, "beside": beside, "ranks": ranks}, seconds, "a.json")
+        for what, beside, ranks, seconds in (
+            ("gemm", False, 2, 10.0), ("gemm", True, 2, 12.0),
+            ("all_reduce", False, 2, 4.0), ("all_reduce", True, 2, 6.0),
+            ("all_reduce", False, 4, 5.0), ("all_reduce", True, 4, 10.0),
+        )
+    ]  # fmt: skip
+    found = calibrate(load_cluster("dgx-h100"), "dgx-h100", "mine", Measurements(tuple(rows)))
+    values = {name: value for fit in found.fits for name, value in fit.values.items()}
+    assert values == {
+        "interference.compute_slowdown": pytest.approx(1.2),
+        "interference.communication_slowdown": pytest.approx(1.5),
+    }
+    for title in ("products beside a collective", "a collective beside products"):
+        assert title in found.tables["gpu.interference"]["source"]
+
+
 def test_rows_measured_beside_others_work_are_left_out_aloud() -> None:
     rows = synthetic().rows
     noisy = Measurement("copy", {"bytes": 1}, 1.0, "a.json", bytes=2.0**30, foreign_cpu_fraction=0.5)

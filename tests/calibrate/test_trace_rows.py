@@ -18,10 +18,12 @@ GLOO = Path(__file__).resolve().parents[2] / "traces" / "gloo"
 
 
 def recorded(folder: Path, model: str) -> Path:
-    """All ranks of a node whose NVLinks reach half of their rate."""
+    """All ranks of a node whose NVLinks reach half of their rate, also beside kernels."""
+    origin = {"source": "a test", "evidence": "assumed"}
     cluster = {
         "extends": "dgx-h100",
-        "node_link": {"efficiency": 0.5, "source": "a test", "evidence": "assumed"},
+        "node_link": {"efficiency": 0.5, **origin},
+        "gpu": {"interference": {"compute_slowdown": 1.2, "communication_slowdown": 1.0, **origin}},
     }
     result = zsim.simulate(
         zsim.Experiment(model=model, cluster=cluster, nodes=1, training={"sequence_length": 512}), unfold=True

@@ -39,7 +39,7 @@ PAGES = {
     ),
     "commands.calibrate:calibrate": Written(
         ["calibrate", str(ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"), "--base", "cpu-gloo",
-         "--page", "page.html"], "page.html", [f"fit{number}" for number in (2, 3, 4, 5, 9, 10, 11)],
+         "--page", "page.html"], "page.html", [f"fit{number}" for number in (2, 3, 4, 5, 10, 11, 12)],
     ),
     "commands.compare:compare": Written(
         ["compare", "one.toml", "other.toml", "--out", "page.html"], "page.html",

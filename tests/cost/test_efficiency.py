@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from zsim.cost.efficiency import attention_fraction, gemm_fraction, hbm_fraction
+from zsim.cost.efficiency import attention_fraction, contiguous, gemm_fraction, hbm_fraction
+from zsim.cost.kernels import Layout
 from zsim.specs.hardware import AttentionEfficiency, GemmEfficiency
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
@@ -80,6 +81,45 @@ def test_the_fraction_is_above_zero_and_never_above_the_maximum(
 ) -> None:
     value = fraction(m, n, k, gemm(k_half=k_half), batch=batch, sm_count=132)
     assert 0 < value <= 0.8 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("layout", "expected"), [("nt", (5, 5, 3)), ("nn", (5, 3, 3)), ("tn", (2, 3, 3))])
+def test_the_rows_of_a_product_are_those_that_lie_in_memory(
+    layout: Layout, expected: tuple[int, int, int]
+) -> None:
+    """m, n, k = 2, 3, 5: x W^T reads rows of 5 and 5, dy W of 5 and 3, dy^T x of 2 and 3; all write of 3."""
+    assert contiguous(2, 3, 5, layout) == expected
+
+
+@given(
+    tokens=st.integers(1, 20_000),
+    inputs=st.integers(1, 5_000),
+    outputs=st.integers(1, 5_000),
+    dtype=st.sampled_from([("bf16", 8), ("fp16", 8), ("fp32", 4), ("tf32", 4)]),
+)
+def test_a_linears_products_are_aligned_by_its_features_alone(
+    tokens: int, inputs: int, outputs: int, dtype: tuple[str, int]
+) -> None:
+    name, elements = dtype
+    products: list[tuple[int, int, int, Layout]] = [
+        (tokens, outputs, inputs, "nt"),
+        (tokens, inputs, outputs, "nn"),
+        (outputs, inputs, tokens, "tn"),
+    ]
+    left = 1.0 if inputs % elements == 0 and outputs % elements == 0 else 0.4
+    for m, n, k, layout in products:
+        odd, even = (
+            gemm_fraction(m, n, k, 1, name, gemm(k_half=100, unaligned_fraction=u), 108, layout)
+            for u in (0.4, 1.0)
+        )
+        assert odd == pytest.approx(left * even)
+
+
+def test_one_token_less_costs_what_its_waves_cost_and_no_alignment() -> None:
+    """8,191 tokens fill the same 64 rows of tiles as 8,192: 8191/8192 of the rate."""
+    curve = gemm(unaligned_fraction=0.43)
+    rates = [gemm_fraction(tokens, 2560, 4096, 1, "bf16", curve, 100) for tokens in (8191, 8192)]
+    assert rates[0] == pytest.approx(rates[1] * 8191 / 8192)
 
 
 def test_attention_saturates_with_length_and_width() -> None:

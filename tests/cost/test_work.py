@@ -65,8 +65,8 @@ def test_a_linear_is_one_product_forward_and_two_backward() -> None:
     forward, backward = forward_kernels(linear(), SHAPE, EAGER), backward_kernels(linear(), SHAPE, EAGER)
     assert forward == (Kernel("gemm", 120_000.0, 16_600.0, "bf16", (200, 30, 10)),)
     assert backward == (
-        Kernel("gemm", 120_000.0, 16_600.0, "bf16", (200, 10, 30)),
-        Kernel("gemm", 120_000.0, 16_600.0, "bf16", (30, 10, 200)),
+        Kernel("gemm", 120_000.0, 16_600.0, "bf16", (200, 10, 30), layout="nn"),
+        Kernel("gemm", 120_000.0, 16_600.0, "bf16", (30, 10, 200), layout="tn"),
     )
 
 

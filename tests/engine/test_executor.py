@@ -15,19 +15,24 @@ from zsim.cost.compute import KernelPricer
 from zsim.cost.kernels import Kernel
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import StuckError
+from zsim.fluid.sharing import FluidPool
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Memory, Op, Plan
 from zsim.specs.experiment import Experiment
+from zsim.specs.faults import FaultsTable
 from zsim.specs.job import Job, resolve
 
 LONG = Kernel("copy", 0.0, 3e9)  # about a millisecond on an H100
 SHORT = Kernel("copy", 0.0, 1e9)
 
 
-def job_of(gpus: int = 8, slowdown: float = 1.0) -> Job:
-    job = resolve(Experiment(model="llama-2-7b", cluster="dgx-h100", gpus=gpus))
+def job_of(
+    gpus: int = 8, slowdown: float = 1.0, communication: float = 1.0, cluster: str = "dgx-h100"
+) -> Job:
+    job = resolve(Experiment(model="llama-2-7b", cluster=cluster, gpus=gpus))
     gpu = job.cluster.gpu
-    interference = gpu.interference.model_copy(update={"compute_slowdown": slowdown})
+    update = {"compute_slowdown": slowdown, "communication_slowdown": communication}
+    interference = gpu.interference.model_copy(update=update)
     cluster = job.cluster.model_copy(update={"gpu": gpu.model_copy(update={"interference": interference})})
     return replace(job, cluster=cluster)
 
@@ -207,6 +212,99 @@ def test_with_a_factor_of_one_they_do_not_disturb_each_other() -> None:
     b.kernels("kernel", [LONG])
     start, end = spans(run(b))["kernel"]
     assert end - start == pytest.approx(seconds_of(LONG), **EXACT)
+
+
+def latency_of(outcome: Outcome) -> float:
+    (call,) = outcome.calls.values()
+    return call.latency_seconds
+
+
+def test_a_collective_takes_longer_while_kernels_run_on_its_gpus() -> None:
+    """By the GPU's factor, here 1.5, but for the rounds in which its messages are on their way."""
+    b = builder()
+    collective(b)
+    b.kernels("kernel", [LONG, LONG])
+    outcome = run(b, job_of(communication=1.5))
+    times = spans(outcome)
+    assert times["kernel"][1] > times["gather"][1]
+    latency = latency_of(outcome)
+    expected = latency + 1.5 * (alone() - latency)
+    assert times["gather"][1] - times["gather"][0] == pytest.approx(expected, **EXACT)
+    assert times["kernel"][1] - times["kernel"][0] == pytest.approx(seconds_of(LONG, LONG), **EXACT)
+
+
+def test_a_collective_is_slowed_from_the_first_kernel_to_the_last() -> None:
+    """The gathering outlasts two kernels with the host's pause between them: c (1 - 1 / 1.5) is lost to each
+    c that they run."""
+    b = builder()
+    collective(b, full_bytes=10**10)
+    first = b.kernels("first", [SHORT])
+    b.host_wait(first)
+    b.kernels("second", [SHORT])
+    times = spans(run(b, job_of(communication=1.5)))
+    assert times["second"][0] > times["first"][1]
+    latency = latency_of(run_alone(10**10))
+    began = times["gather"][0] + latency
+    beside = times["second"][1] - times["second"][0] + times["first"][1] - max(times["first"][0], began)
+    expected = alone(10**10) + beside * (1 - 1 / 1.5)
+    assert times["gather"][1] - times["gather"][0] == pytest.approx(expected, **EXACT)
+
+
+def test_kernels_that_follow_each_other_at_once_are_one_disturbance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 back to back, the first turns the GPU busy and the last idle: two changes of rate."""
+    changes: list[float] = []
+    change = FluidPool.change
+
+    def counted(pool: FluidPool, *args: Any) -> None:
+        changes.append(pool.env.now)
+        change(pool, *args)
+
+    monkeypatch.setattr(FluidPool, "change", counted)
+    b = builder()
+    collective(b, full_bytes=10**10)
+    for number in range(20):
+        b.kernels(str(number), [Kernel("copy", 0.0, 3e8)])
+    times = spans(run(b, job_of(communication=1.5)))
+    began = times["gather"][0] + latency_of(run_alone(10**10))
+    expected = [time for time in (times["0"][0], times["19"][1]) if time > began]
+    assert changes == expected
+    assert expected[-1] == times["19"][1]
+
+
+def test_what_cards_send_is_not_slowed() -> None:
+    """16 GPUs of two AWS p4d: four cards of 100 Gb/s per node bound it, NVLink at two thirds has room."""
+    took = []
+    for communication in (1.0, 1.5):
+        b = PlanBuilder([Group("world", 16)])
+        b.collective("all_gather", 10**9, "bf16", "world", stream="comm", name="gather")
+        b.kernels("kernel", [LONG] * 60)
+        times = spans(run(b, job_of(16, communication=communication, cluster="aws-p4d")))
+        assert times["kernel"][1] > times["gather"][1]
+        took.append(times["gather"][1] - times["gather"][0])
+    assert took[0] == took[1]
+
+
+def test_one_busy_rank_slows_the_collective_of_all_folded_or_not() -> None:
+    """Rank 3 is slow, so its kernel runs on while the others' GPUs are idle already and wait for the next."""
+    faults = {"slow_gpus": {"3": 3.0}}
+    job = job_of(communication=1.5)
+    job = replace(job, experiment=job.experiment.model_copy(update={"faults": FaultsTable(**faults)}))
+    steps = []
+    for unfold in (False, True):
+        b = builder()
+        collective(b, full_bytes=10**9)
+        b.kernels("kernel", [LONG, LONG])
+        times = spans(run(b, job, unfold=unfold))
+        steps.append(times["gather"])
+    assert steps[0] == steps[1]
+    latency = latency_of(run_alone(10**9))
+    assert steps[0][1] - steps[0][0] == pytest.approx(latency + 1.5 * (alone(10**9) - latency), **EXACT)
+
+
+def run_alone(full_bytes: int) -> Outcome:
+    b = builder()
+    collective(b, full_bytes=full_bytes)
+    return run(b)
 
 
 def test_two_communicators_on_the_same_links_share_them() -> None:

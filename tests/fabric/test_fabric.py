@@ -275,3 +275,23 @@ def test_what_a_gpu_sends_is_split_into_inside_and_between(cluster: str, per_nod
     work = collective("all_gather", 16 * 10**8)
     sent = edge_bytes("all_gather", work.bytes, 2 * per_node)
     assert fabric.sent(work) == pytest.approx((sent * inside / 8, sent / 8))
+
+
+@pytest.mark.parametrize(("cluster", "nodes", "expected"), [("dgx-h100", 1, 0.5), ("aws-p4d", 2, 0.0)])
+def test_what_kernels_can_add_to_a_collective_is_told_where_links_inside_nodes_bound_it(
+    cluster: str, nodes: int, expected: float
+) -> None:
+    """By a factor of 1.5: half of the time on NVLink, none of that on the cards."""
+    spec = load_cluster(cluster)
+    interference = spec.gpu.interference.model_copy(update={"communication_slowdown": 1.5})
+    spec = spec.model_copy(update={"gpu": spec.gpu.model_copy(update={"interference": interference})})
+    limit = fabric_of(spec, nodes).limit(collective())
+    assert limit.slowed_seconds == pytest.approx(expected * (limit.seconds - limit.latency_seconds))
+
+
+def test_without_a_slowdown_a_collective_has_one_profile() -> None:
+    spec = load_cluster("dgx-h100")
+    interference = spec.gpu.interference.model_copy(update={"communication_slowdown": 1.0})
+    spec = spec.model_copy(update={"gpu": spec.gpu.model_copy(update={"interference": interference})})
+    transfer = fabric_of(spec).transfer(collective(), 0)
+    assert transfer.beside is transfer.profile

@@ -42,6 +42,16 @@ def test_one_activity_takes_its_size_over_the_capacity() -> None:
     assert clock.run() == {"a": 5.0}
 
 
+def test_an_activity_goes_on_under_another_profile() -> None:
+    """20 of 50 are done at 2; a unit then takes twice as much, so 30 are left at 5 a second: 8."""
+    clock = Clock(10.0)
+    once, twice = clock.pool.profile([(0, 1.0)]), clock.pool.profile([(0, 2.0)])
+    activity = clock.pool.start(once, 50.0, lambda: clock.ended.update(a=clock.env.now))
+    later = simpy.Timeout(clock.env, 2.0)
+    later.callbacks = [lambda _event: clock.pool.change(activity, twice)]
+    assert clock.run() == {"a": 8.0}
+
+
 def test_two_share_until_one_ends_and_the_other_speeds_up() -> None:
     """At 5 each, 20 are done at 4; of b's 50, 30 are left at 10: 7."""
     clock = Clock(10.0)

@@ -161,6 +161,16 @@ def test_a_collective_is_latency_and_the_tier_that_bounds_it() -> None:
     assert seconds(2, 1.5) == {"latency": 0.5, "network": 1.0}
 
 
+def test_what_kernels_can_add_to_a_collective_is_interference_and_the_rest_sharing() -> None:
+    """Of 3 s alone, kernels can make 3.5: 0.3 s more are theirs, of 2 s more half a second."""
+    plan = Plan("by hand", 8, (Op("", "s", GATHER),), {"world": Group("world", 8)}, ())
+    causes = OpCauses(plan, GPU, {GATHER: CallLimit(1.0, 3.0, "nvlink", 0.5)}, {})
+    little = critical_seconds([Link(0, 0, 0.0, 3.3)], causes)
+    assert little == pytest.approx({"interference": 0.3, "latency": 1.0, "nvlink": 2.0})
+    much = critical_seconds([Link(0, 0, 0.0, 5.0)], causes)
+    assert much == pytest.approx({"interference": 0.5, "latency": 1.0, "nvlink": 3.5})
+
+
 def test_offloaded_work_is_put_down_to_what_bounds_it() -> None:
     assert seconds(3, 2.0) == {"host memory": 2.0}
     assert seconds(4, 2.0) == {"cpu": 2.0}

@@ -391,3 +391,17 @@ def test_hardware_queues_are_cudas() -> None:
     made = job(cluster="mi300x-x8", training={"device_max_connections": 1})
     assert made.training.device_max_connections == 8
     assert any("device_max_connections is CUDA's" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "length", "nearest"), [(1, 4095, "4,096"), (8, 1001, "1,000"), (1, 3, "16")]
+)
+def test_fp8_refuses_a_number_of_tokens_that_its_products_cannot_sum_over(
+    sequences: int, length: int, nearest: str
+) -> None:
+    """In 16s: of 8 sequences every even length does."""
+    training = {"precision": "fp8", "micro_batch_size": sequences, "sequence_length": length}
+    with pytest.raises(InputError, match=rf"that 16 divides.*nearest sequence_length is {nearest}$"):
+        job(training=training)
+    job(training={**training, "sequence_length": int(nearest.replace(",", ""))})
+    job(training={**training, "precision": "bf16"})

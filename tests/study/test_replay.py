@@ -6,9 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simpy
 
 import zsim
+from zsim.fabric.fabric import Fabric
 from zsim.plan.builder import PlanBuilder
+from zsim.plan.ops import Collective, Group
+from zsim.specs.cluster_files import load_cluster
+from zsim.specs.topology import Topology
 from zsim.study.replay_what_if import is_matrix_product, recorded_gpu
 from zsim.trace.chrome import write_chrome_traces
 from zsim.trace.spans import SpanInfo
@@ -93,8 +98,15 @@ def test_a_slower_network_takes_what_a_simulation_of_it_takes(recorded):
     assert replay.step_seconds > 1.01 * step.step_seconds
 
 
-def test_the_replayed_trace_is_a_trace_like_any_other(recorded):
-    _, step, trace = recorded
+def test_the_replayed_trace_is_a_trace_like_any_other(recorded, tmp_path):
+    """Where kernels leave collectives as they are: of one recorded rank the shortest call of a kind and size
+    is taken for the transfer of all."""
+    origin = {"source": "a test", "evidence": "assumed"}
+    interference = {"compute_slowdown": 1.2, "communication_slowdown": 1.0, **origin}
+    quiet = {"extends": "dgx-h100", "gpu": {"interference": interference}}
+    step = simulated(STRATEGIES[recorded[0]], cluster=quiet)
+    write_chrome_traces(step, tmp_path)
+    trace = zsim.read_trace(tmp_path)
     replayed = zsim.replay(trace).replayed
     assert replayed.source == "simulated"
     assert len(replayed) == len(step)
@@ -159,6 +171,42 @@ def test_a_faster_transfer_ends_the_step_sooner(kineto, metadata, tmp_path):
     assert row["bytes"] == 4_000_000
     assert gathered[0] < 100e-6
     assert replay.step_seconds == pytest.approx(211e-6 + gathered[0], abs=1e-9)
+
+
+def cluster_with(slowdown: float):
+    """A DGX H100 whose collectives kernels slow down, and nothing the other way."""
+    cluster = load_cluster("dgx-h100")
+    update = {"compute_slowdown": 1.0, "communication_slowdown": slowdown}
+    interference = cluster.gpu.interference.model_copy(update=update)
+    return cluster.model_copy(update={"gpu": cluster.gpu.model_copy(update={"interference": interference})})
+
+
+def test_a_modelled_transfer_is_slowed_by_the_kernels_beside_it_and_a_recorded_one_is_not_again(
+    kineto, metadata, tmp_path, monkeypatch
+):
+    """Both ranks compute 5 ms beside a gathering of 40 MB: modelled, it takes 1.5 times as long but for its
+    latency. As recorded it keeps its 4 ms, kernels or not."""
+    for rank in (0, 1):
+        file = kineto(rank=rank)
+        file.step(1, 0, 20)
+        file.launch("gemm", 0, 3, 5000)
+        args = metadata("_allgather_base", 10_000_000, 20_000_000, [0, 1])
+        file.launch(GATHER, 5, 8, 4000, stream=20, **args)
+        file.write(tmp_path / f"rank{rank}.json")
+    trace = zsim.read_trace(tmp_path)
+    took = []
+    for slowdown in (1.0, 1.5):
+        monkeypatch.setattr("zsim.study.replay.load_cluster", lambda _, s=slowdown: cluster_with(s))
+        replay = zsim.replay(trace, cluster="dgx-h100")
+        (lasted, _) = [end - start for _, info, start, end in replay.replayed.rows() if info.group]
+        took.append(lasted)
+    (row,) = replay.collectives()
+    alone = Fabric(simpy.Environment(), Topology(cluster_with(1.0), 1, 2), {"pg": Group("pg", 2)})
+    latency = alone.transfer(Collective("all_gather", row["bytes"], "bf16", "pg"), 0).latency_seconds
+    assert took[1] - latency == pytest.approx(1.5 * (took[0] - latency), rel=1e-6)
+    same = zsim.replay(trace)
+    lasted = next(end - start for _, info, start, end in same.replayed.rows() if info.group)
+    assert lasted == pytest.approx(4e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "cpu-gloo"])

@@ -69,7 +69,8 @@ def calibrate(
     for fit in gpu_fits:
         for dotted, value in fit.values.items():
             table, _, key = dotted.partition(".")
-            content = tables.setdefault(f"gpu.{table}", _origin([fit], rows))
+            own = [other for other in gpu_fits if _belongs(other, table)]
+            content = tables.setdefault(f"gpu.{table}", _origin(own, rows))
             if key.startswith("by_dtype."):
                 content.setdefault("by_dtype", {})[key.removeprefix("by_dtype.")] = _rounded(value)
             else:

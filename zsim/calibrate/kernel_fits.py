@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.cost.compute import kernel_seconds
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels import Kernel, Layout
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.update_work import OptimizerImplementation, optimizer_kernels
 from zsim.cost.work import backward_kernels, forward_kernels
@@ -152,7 +152,9 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
         if getattr(gpu.peak, str(row["dtype"]), None) is None:
             continue
         shape = (int(row["m"]), int(row["n"]), int(row["k"]))
-        timed.append((row, (Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape),)))
+        layout: Layout = row["layout"] if row["layout"] in get_args(Layout) else "nt"
+        kernel = Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape, layout=layout)
+        timed.append((row, (kernel,)))
     dtypes = sorted({str(row["dtype"]) for row, _ in timed}, key=lambda dtype: (dtype != "bf16", dtype))
     parameters = [Parameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0)]
     for index, dtype in enumerate(dtypes):
@@ -185,17 +187,25 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
 
 
 def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
-    """Products beside a collective under way over products alone; the median over the groups measured."""
-    alone = {row["ranks"]: row.seconds for row in measured.of("interference", measured="gemm", beside=False)}
-    beside = {row["ranks"]: row.seconds for row in measured.of("interference", measured="gemm", beside=True)}
-    both = sorted(set(alone) & set(beside))
-    if not both:
-        return gpu, []
-    ratios = sorted(max(1.0, beside[ranks] / alone[ranks]) for ranks in both)
-    value = {"interference.compute_slowdown": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
-    rows = measured.of("interference", measured="gemm")
-    ranges = {"ranks": span([float(ranks) for ranks in both])}
-    return replaced(gpu, value), [Fit("products beside a collective", value, (), ranges, sources(rows))]
+    """Products beside a collective under way over products alone, and a collective beside products over the
+    same alone; the median over the groups measured."""
+    fits = []
+    for name, what, title in (
+        ("compute_slowdown", "gemm", "products beside a collective"),
+        ("communication_slowdown", "all_reduce", "a collective beside products"),
+    ):
+        rows = measured.of("interference", measured=what)
+        alone = {row["ranks"]: row.seconds for row in rows if not row["beside"]}
+        beside = {row["ranks"]: row.seconds for row in rows if row["beside"]}
+        both = sorted(set(alone) & set(beside))
+        if not both:
+            continue
+        ratios = sorted(max(1.0, beside[ranks] / alone[ranks]) for ranks in both)
+        value = {f"interference.{name}": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
+        gpu = replaced(gpu, value)
+        ranges = {"ranks": span([float(ranks) for ranks in both])}
+        fits.append(Fit(title, value, (), ranges, sources(rows)))
+    return gpu, fits
 
 
 def _fit(

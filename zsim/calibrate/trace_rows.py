@@ -1,6 +1,7 @@
 """Measurements in a recorded trace: its collectives and copies, which say their bytes. Kernels do not.
 
 A collective's transfer is what counts, not its wait for the last rank: that needs all ranks of a group.
+Kernels that ran beside it made it longer (`zsim.calibrate.interference`): links come out as in a step.
 """
 
 from __future__ import annotations

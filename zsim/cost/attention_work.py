@@ -17,7 +17,7 @@ dropout.
 from __future__ import annotations
 
 from zsim.cost.elementwise import ROTARY_EAGER, ROTARY_FUSED
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels import Kernel, Layout
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.specs.model import Attention, Module
 
@@ -161,12 +161,21 @@ def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) ->
 
 
 def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str) -> Kernel:
-    """One batched product with a b a s x s side; `inner` names the dimension summed over."""
+    """One batched product with a b a s x s side; `inner` names the dimension summed over.
+
+    The scores' rows are keys, so a sequence that is not aligned costs every one of them; whether they are
+    taken as they lie (the output, the queries' gradient) or transposed (the keys' and values') tells nothing,
+    because they are square.
+    """
     length, batch = shape.sequence_length, shape.sequences * work.num_heads
-    mnk = (length, length, head_dim) if inner == "head" else (length, head_dim, length)
+    over_heads = inner == "head"
+    mnk = (length, length, head_dim) if over_heads else (length, head_dim, length)
+    layout: Layout = "nt" if over_heads else "nn"
     elements = batch * (length * length + 2 * length * head_dim)
     flops = 2.0 * batch * length * length * head_dim
-    return Kernel("gemm", flops, float(elements * options.activation_bytes), options.kernel_dtype, mnk)
+    return Kernel(
+        "gemm", flops, float(elements * options.activation_bytes), options.kernel_dtype, mnk, layout=layout
+    )
 
 
 def _math_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:

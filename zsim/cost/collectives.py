@@ -48,11 +48,12 @@ class Rounds:
 
 class CallLimit(NamedTuple):
     """One collective on idle links: its latency, the whole of its time, and the tier of links that bounds the
-    rest of it ("" where nothing is sent)."""
+    rest of it ("" where nothing is sent); and how much longer kernels on its GPUs can make it."""
 
     latency_seconds: float
     seconds: float
     tier: str
+    slowed_seconds: float = 0.0
 
 
 def edge_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:

@@ -35,7 +35,7 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
     if kernel.kind == "gemm":
         m, n, k = kernel.shape
         batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.launches)))
-        fraction = gemm_fraction(m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count)
+        fraction = gemm_fraction(m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout)
     elif kernel.kind in ("attention_forward", "attention_backward"):
         _, _, keys, head_dim = kernel.shape
         is_backward = kernel.kind == "attention_backward"

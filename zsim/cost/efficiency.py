@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from zsim.cost.kernels import Layout
 from zsim.specs.hardware import AttentionCurve, GemmEfficiency
 
 _MAX_SPLITS = 32
@@ -14,7 +15,14 @@ _ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16}
 
 
 def gemm_fraction(
-    m: int, n: int, k: int, batch: int, dtype: str, gemm: GemmEfficiency, sm_count: int
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    dtype: str,
+    gemm: GemmEfficiency,
+    sm_count: int,
+    layout: Layout = "nt",
 ) -> float:
     """Fraction of peak that `batch` products of m x k by k x n reach.
 
@@ -26,8 +34,8 @@ def gemm_fraction(
     halvings (up to 3, of the longer side) of the tile t_m x t_n, each keeping c = `half_tile_fraction` of the
     rate, and s = 1, 2, 4 ... splits of k as long as all tiles fit in two waves and k/s is not below K.
     w is the part of all SM-tiles of all waves that is real work: the last wave's idle SMs and the tiles'
-    overhang beyond m and n lower it. Where m, n or k is not a multiple of 16 bytes' worth of elements, the
-    rows of a matrix are not aligned, and `unaligned_fraction` of that is left (an odd vocabulary, 50257).
+    overhang beyond m and n lower it. Where the rows of a matrix as it lies in memory (`contiguous`) are not a
+    multiple of 16 bytes, `unaligned_fraction` of that is left (an odd vocabulary, 50257).
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
@@ -51,9 +59,21 @@ def gemm_fraction(
         else:
             tile_m = max(1, tile_m // 2)
     per_row = _ALIGNED_ELEMENTS.get(dtype, 8)
-    if m % per_row or n % per_row or k % per_row:
+    if any(length % per_row for length in contiguous(m, n, k, layout)):
         best *= gemm.unaligned_fraction
     return gemm.by_dtype.get(dtype, gemm.max_fraction) * best
+
+
+def contiguous(m: int, n: int, k: int, layout: Layout) -> tuple[int, int, int]:
+    """Elements of a row of the left operand, the right one and the result, as they lie in memory.
+
+    Only these must be aligned: (op_A = N ? m : k), (op_B = N ? k : n) and m of cuBLAS's column-major matrices
+    (NVIDIA, "cuBLAS library", section "Tensor Core Usage"), whose m is the n here. So the number of tokens,
+    m of a Linear's forward product and k of its weight's gradient, is never among them.
+    """
+    left = k if layout[0] == "n" else m
+    right = n if layout[1] == "n" else k
+    return left, right, n
 
 
 def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, is_backward: bool) -> float:

@@ -62,8 +62,8 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
         kernels += [
             gemm(size, vocab, hidden, e, dtype),
             Kernel("loss", 0.0, float(3 * size * vocab * e), dtype),
-            gemm(size, hidden, vocab, e, dtype),
-            gemm(vocab, hidden, size, e, dtype),
+            gemm(size, hidden, vocab, e, dtype, "nn"),
+            gemm(vocab, hidden, size, e, dtype, "tn"),
             *accumulate_kernels(weight, dtype, dtype),
         ]
     is_scaled = options.dtype == "fp16"

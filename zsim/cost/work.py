@@ -12,7 +12,7 @@ from typing import Any
 
 from zsim.cost.attention_work import attention_backward, attention_forward, rotary_forward
 from zsim.cost.elementwise import activation_cost, norm_cost
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels import Kernel, Layout
 from zsim.cost.losses import loss_kernels
 from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.cost.update_work import (
@@ -86,10 +86,12 @@ def total_flops(kernels: Iterable[Kernel]) -> float:
     return sum(kernel.flops for kernel in kernels)
 
 
-def gemm(m: int, n: int, k: int, element_bytes: int, dtype: str, *, extra_bytes: int = 0) -> Kernel:
+def gemm(
+    m: int, n: int, k: int, element_bytes: int, dtype: str, layout: Layout = "nt", *, extra_bytes: int = 0
+) -> Kernel:
     """One product of m x k by k x n: 2 m n k FLOPs, (m k + k n + m n) elements."""
     hbm_bytes = (m * k + k * n + m * n) * element_bytes + extra_bytes
-    return Kernel("gemm", 2.0 * m * n * k, float(hbm_bytes), dtype, (m, n, k))
+    return Kernel("gemm", 2.0 * m * n * k, float(hbm_bytes), dtype, (m, n, k), layout=layout)
 
 
 def _elementwise(hbm_bytes: float, dtype: str, launches: int = 1) -> Kernel:
@@ -121,13 +123,15 @@ def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
     m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
     kernels: list[Kernel] = []
     if runs_in_fp8(module, options):
+        # Every fp8 product is "nt": cuBLAS has no other, so what is cast is transposed on the way.
         kernels += [_fp8_cast(size, options) for size in (m * n, k * n, m * k)]
         kernels += [
             Kernel("gemm", 2.0 * m * n * k, float(m * n + k * n + m * k * e), "fp8", (m, k, n)),
             Kernel("gemm", 2.0 * m * n * k, float(m * n + m * k + k * n * e), "fp8", (n, k, m)),
         ]
     else:
-        kernels += [gemm(m, k, n, e, options.kernel_dtype), gemm(n, k, m, e, options.kernel_dtype)]
+        dtype = options.kernel_dtype
+        kernels += [gemm(m, k, n, e, dtype, "nn"), gemm(n, k, m, e, dtype, "tn")]
         kernels += _autocast_cast(n * k, options)
     if _has_bias(module):
         kernels.append(_elementwise((m * n + n) * e, options.kernel_dtype))

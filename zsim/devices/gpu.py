@@ -15,7 +15,8 @@ class Gpu:
     """The kernels that run now, as (op, seconds of work left alone on the GPU).
 
     `call_at(delay, gpu, ticket)` must call `on_wake(now, ticket)` after `delay` seconds; `on_end(op, now)`
-    is called for each kernel that ends.
+    is called for each kernel that ends; `on_turn(is_busy)`, if given, where the GPU turns from idle to busy
+    or back: not where a kernel follows another at once.
 
     # [Note: late wake-ups]
     When kernels get slower, the wake-up that is already planned comes too early; it is left as it is and
@@ -23,8 +24,8 @@ class Gpu:
     """
 
     __slots__ = (
-        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_ops", "_slowdown",
-        "_ticket",
+        "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_on_turn", "_ops",
+        "_slowdown", "_ticket", "is_busy",
     )  # fmt: skip
 
     def __init__(
@@ -32,10 +33,13 @@ class Gpu:
         slowdown: float,
         call_at: Callable[[float, Gpu, int], None],
         on_end: Callable[[int, float], None],
+        on_turn: Callable[[bool], None] | None = None,
     ) -> None:
         self._slowdown = slowdown
         self._call_at = call_at
         self._on_end = on_end
+        self._on_turn = on_turn
+        self.is_busy = False
         self._ops: list[int] = []
         self._left: list[float] = []
         self._collectives = 0
@@ -51,6 +55,8 @@ class Gpu:
             self._left.append(seconds)
             self._plan_wake_up()
             return
+        if not self.is_busy:
+            self._turn(True)
         self._last_change = now
         self._ops.append(op)
         self._left.append(seconds)
@@ -84,6 +90,8 @@ class Gpu:
         if len(self._ops) == 1:
             self._left.clear()
             self._on_end(self._ops.pop(), now)
+            if not self._ops:
+                self._turn(False)
             return
         self._settle(now)
         least = min(self._left)
@@ -94,6 +102,13 @@ class Gpu:
             self._plan_wake_up()
         for op in ended:
             self._on_end(op, now)
+        if not self._ops:
+            self._turn(False)
+
+    def _turn(self, is_busy: bool) -> None:
+        self.is_busy = is_busy
+        if self._on_turn is not None:
+            self._on_turn(is_busy)
 
     def _stretch(self) -> float:
         """Wall seconds per second of work."""

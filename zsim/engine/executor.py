@@ -16,6 +16,7 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import Gpu
+from zsim.engine.beside import Flights, landed, num_busy, took_off
 from zsim.engine.offload import Offload
 from zsim.engine.program import Program
 from zsim.errors import StuckError
@@ -29,8 +30,9 @@ class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
 
     __slots__ = (
-        "allocator", "allocator_blocks", "began", "blocked_on", "ended", "gpu", "host_blocks", "host_time",
-        "instances", "is_in_allocator", "issue", "kernel_seconds", "next_op", "pending", "rank", "start",
+        "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
+        "host_time", "instances", "is_in_allocator", "issue", "kernel_seconds", "next_op", "pending", "rank",
+        "start",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +57,7 @@ class Lane:
         self.allocator: Allocator | None = None
         self.host_blocks: list[tuple[float, float, int]] = []
         self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
+        self.flights = Flights()
         self.gpu: Gpu
 
 
@@ -93,10 +96,12 @@ class Executor:
         self._arrived: dict[tuple[int, int], list[Lane]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
+        self._slows_collectives = fabric.slowdown > 1
         for rank, seconds in zip(ranks, kernel_seconds, strict=True):
             instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
             lane = Lane(rank, program, instances, seconds, env.now)
-            lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane))
+            turn = lane.flights.turn if self._slows_collectives else None
+            lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane), turn)
             if allocator is not None:
                 lane.allocator = allocator.copy()
             self.lanes.append(lane)
@@ -253,7 +258,17 @@ class Executor:
         now = self.env.now
         for member in arrived:
             member.gpu.collective_started(now)
-        self.fabric.run(transfer, lambda: self._end_collective(arrived, op))
+        if not self._slows_collectives:
+            self.fabric.run(transfer, lambda: self._end_collective(arrived, op))
+            return
+        flights = [member.flights for member in arrived]
+
+        def end() -> None:
+            landed(flight, flights)
+            self._end_collective(arrived, op)
+
+        flight = self.fabric.run(transfer, end, num_busy(member.gpu for member in arrived))
+        took_off(flight, flights)
 
     def _end_collective(self, members: list[Lane], op: int) -> None:
         self.num_events += len(members)

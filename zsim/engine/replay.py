@@ -15,13 +15,16 @@ import numpy as np
 import simpy
 
 from zsim.devices.gpu import Gpu
+from zsim.engine.beside import Flights, landed, num_busy, took_off
 from zsim.errors import StuckError
+from zsim.fabric.flight import Flight
 from zsim.plan.replay_alone import runs_on_gpu
 from zsim.plan.replay_ops import ReplayOp, ReplayPlan
 from zsim.trace.spans import SpanInfo, Trace
 
 OnEnd = Callable[[], None]
-RunCollective = Callable[[ReplayOp, int, float, OnEnd], None]  # op, a rank of the group, recorded seconds
+# op, a rank of the group, recorded seconds, on how many of its GPUs kernels run
+RunCollective = Callable[[ReplayOp, int, float, OnEnd, int], Flight | None]
 
 
 class Lane:
@@ -41,6 +44,7 @@ class Lane:
         self.host_time = plan.host_begin + zero
         self.host_blocks: list[tuple[float, float, int]] = []
         self.gpu: Gpu | None = None
+        self.flights = Flights()
         self.first, self.begin = 0, plan.begin + zero  # of the step that counts
         last: dict[str, int] = {}
         for number, op in enumerate(plan.ops):
@@ -65,8 +69,9 @@ class Lane:
 
 class Replayer:
     """Runs lanes on one clock. `instance_of(group, rank)` tells which of a group's instances a rank is in;
-    `run_collective` takes a collective from the moment all are there to its end. With a `slowdown`, kernels'
-    seconds are what they take alone, and they share the GPU with each other and with collectives."""
+    `run_collective` takes a collective from the moment all are there to its end; where it is modelled it
+    tells as what, so that kernels slow it down. With a `slowdown`, kernels' seconds are what they take alone,
+    and they share the GPU with each other and with collectives."""
 
     def __init__(
         self,
@@ -84,7 +89,7 @@ class Replayer:
         self.zero = -min([0.0, *begins])
         self.lanes = {rank: Lane(plan, self.zero) for rank, plan in plans.items()}
         for lane in self.lanes.values() if slowdown is not None else ():
-            lane.gpu = Gpu(slowdown or 1.0, self._wake, partial(self._on_kernel_end, lane))
+            lane.gpu = Gpu(slowdown or 1.0, self._wake, partial(self._on_kernel_end, lane), lane.flights.turn)
         self._instance_of = instance_of
         self._run_collective = run_collective
         self._members: dict[Hashable, int] = {}
@@ -172,13 +177,20 @@ class Replayer:
         del self._arrived[key, op.meeting[1]]
         seconds = max(other.plan.ops[index].seconds for other, index in arrived)
 
+        flights = [other.flights for other, _ in arrived]
+
         def end() -> None:
+            if flight is not None:
+                landed(flight, flights)
             for other, index in arrived:
                 if other.gpu is not None:
                     other.gpu.collective_ended(self.env.now)
                 self._end(other, index)
 
-        self._run_collective(op, lane.plan.rank, seconds, end)
+        busy = num_busy(other.gpu for other, _ in arrived)
+        flight = self._run_collective(op, lane.plan.rank, seconds, end, busy)
+        if flight is not None:
+            took_off(flight, flights)
 
     def _wake(self, delay: float, gpu: Gpu, ticket: int) -> None:
         self._call_at(self.env.now + delay, lambda: gpu.on_wake(self.env.now, ticket))

@@ -9,6 +9,7 @@ import simpy
 
 from zsim.engine.replay import OnEnd, Replayer
 from zsim.fabric.fabric import Fabric
+from zsim.fabric.flight import Flight
 from zsim.fabric.symmetry import are_alike
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.plan.replay_ops import ReplayOp, ReplayPlan
@@ -69,13 +70,16 @@ class _Runner:
         sets = self.members.get(group, ())
         return next((number for number, ranks in enumerate(sets) if rank in ranks), ("alone", rank))
 
-    def _run_collective(self, op: ReplayOp, rank: int, seconds: float, on_end: OnEnd) -> None:
+    def _run_collective(
+        self, op: ReplayOp, rank: int, seconds: float, on_end: OnEnd, busy: int
+    ) -> Flight | None:
+        """As recorded, what kernels made of it included; or as modelled, beside the kernels of the replay."""
         if self.fabric is None:
             event = simpy.Timeout(self.env, seconds)
             event.callbacks = [lambda _event: on_end()]
-            return
+            return None
         instance = self._block_of(op.info.group, rank)
-        self.fabric.run(self.fabric.transfer(_work(op), instance), on_end)
+        return self.fabric.run(self.fabric.transfer(_work(op), instance), on_end, busy)
 
     def _block_of(self, group: str, rank: int) -> int:
         """The number of a group's block on the fabric; the one there is when one rank stands for all, whose

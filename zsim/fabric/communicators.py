@@ -27,6 +27,7 @@ class Transfer:
     """A collective ready to run: wait `latency_seconds`, then move `size` under `profile`.
 
     `seconds_alone` on links that nothing else uses; `choice_seconds` with a single group of its kind.
+    `beside`: its profile while kernels run on one of its GPUs.
     """
 
     latency_seconds: float
@@ -36,6 +37,7 @@ class Transfer:
     protocol: str
     seconds_alone: float
     choice_seconds: float = 0.0
+    beside: Profile | None = None
 
 
 class Limits(NamedTuple):
@@ -57,6 +59,7 @@ class Choice:
     protocol: str
     costs: ProtocolCosts
     profile: Profile
+    beside: Profile  # while kernels run on one of its GPUs
     limits: Limits  # alone
     own_limits: Limits  # the same without the other groups of its kind
 

@@ -19,6 +19,7 @@ from zsim.cost.collectives import CallLimit, edge_bytes
 from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
 from zsim.fabric.choice import planned_seconds
 from zsim.fabric.communicators import Choice, Instance, Limits, Transfer, ramp_seconds, ring_latency
+from zsim.fabric.flight import Flight
 from zsim.fabric.methods import Method, methods
 from zsim.fabric.patterns import SHAPES, sent_by_gpu
 from zsim.fabric.pooling import NO_EXTRA, Extra, lump
@@ -65,6 +66,7 @@ class Fabric:
         self.env = env
         self.topology = topology
         self.costs: CollectiveCosts = topology.cluster.collectives
+        self.slowdown = topology.cluster.gpu.interference.communication_slowdown
         self.groups = groups
         self.extra = extra
         self.num_transfers = 0
@@ -136,19 +138,21 @@ class Fabric:
         links: Ints,
         leaves_node: npt.NDArray[np.bool_],
     ) -> Choice:
-        key = (method.shape, costs.intra_fraction, costs.inter_fraction)
-        profile = profiles.get(key)
-        if profile is None:
-            fraction = np.where(leaves_node, costs.inter_fraction, costs.intra_fraction)
-            weights = instance.usage[method.shape][links] / fraction
-            used = np.nonzero(weights)[0]
-            pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
-            profile = profiles[key] = self.pool.profile(list(pairs))
+        found = []
+        for slowdown in (1.0, self.slowdown):  # alone, and beside kernels
+            key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
+            if key not in profiles:
+                fraction = np.where(leaves_node, key[2], key[1])
+                weights = instance.usage[method.shape][links] / fraction
+                used = np.nonzero(weights)[0]
+                pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
+                profiles[key] = self.pool.profile(list(pairs))
+            found.append(profiles[key])
         alone = self._limits(instance.usage[method.shape], costs, method.fraction)
         own = alone
         if method.shape in instance.own_usage:
             own = self._limits(instance.own_usage[method.shape], costs, method.fraction)
-        return Choice(method, protocol, costs, profile, alone, own)
+        return Choice(method, protocol, costs, found[0], found[1], alone, own)
 
     def _limits(self, usage: Floats, costs: ProtocolCosts, method_fraction: float) -> Limits:
         """What a usage's links allow: bus bytes per second."""
@@ -184,11 +188,18 @@ class Fabric:
         """What bounds the collective, in the slowest of its groups, when nothing else runs."""
         numbers = [number for name, number in self._instances if name == work.group]
         transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.seconds_alone)
-        tier = ""
+        tier, slowed = "", 0.0
         if transfer.profile.usage:
-            slowest = min(transfer.profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])[0]
+            slowest, rate = self._bound(transfer.profile)
             tier = self.topology.class_of(int(self._links[slowest])).tier
-        return CallLimit(transfer.latency_seconds, transfer.seconds_alone, tier)
+            if transfer.beside is not None:
+                slowed = transfer.size / self._bound(transfer.beside)[1] - transfer.size / rate
+        return CallLimit(transfer.latency_seconds, transfer.seconds_alone, tier, slowed)
+
+    def _bound(self, profile: Profile) -> tuple[int, float]:
+        """The link that bounds an activity on idle links, and its rate there."""
+        link, weight = min(profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])
+        return link, self.pool.capacity[link] / weight
 
     def options(self, work: Collective, instance: int = 0) -> list[Transfer]:
         """The collective with every algorithm and protocol that it may run with."""
@@ -207,10 +218,8 @@ class Fabric:
             latencies = [latency + self._fill(work, choice, rates, own.num_domains) for rates in limits]
             seconds = [wait + size / rates.bandwidth for wait, rates in zip(latencies, limits, strict=True)]
             fraction, name = choice.method.fraction, choice.method.algorithm
-            transfer = Transfer(
-                latencies[0], size / fraction, choice.profile, name, choice.protocol, *seconds
-            )
-            found.append(transfer)
+            known = latencies[0], size / fraction, choice.profile, name, choice.protocol
+            found.append(Transfer(*known, seconds[0], seconds[1], choice.beside))
         return found
 
     def _fill(self, work: Collective, choice: Choice, limits: Limits, num_domains: int) -> float:
@@ -246,18 +255,17 @@ class Fabric:
         is_whole = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
         return "all_reduce" if is_whole else work.kind
 
-    def run(self, transfer: Transfer, on_end: Callable[[], None]) -> None:
-        """Start a transfer now; `on_end` is called when it is done."""
+    def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
+        """Start a transfer now; `on_end` is called when it is done. `busy`: on how many of its GPUs kernels
+        run."""
         self.num_transfers += 1
+        flight = Flight(self.pool, transfer, on_end, busy)
         if transfer.latency_seconds <= 0:
-            self.pool.start(transfer.profile, transfer.size, on_end)
-            return
+            flight.begin()
+            return flight
         wait = simpy.Timeout(self.env, transfer.latency_seconds)
-
-        def begin(_event: simpy.Event) -> None:
-            self.pool.start(transfer.profile, transfer.size, on_end)
-
-        wait.callbacks = [begin]
+        wait.callbacks = [lambda _event: flight.begin()]
+        return flight
 
     # -- accounting ---------------------------------------------------------------------------------
 

@@ -79,6 +79,12 @@ class FluidPool:
         self._mark_dirty()
         return activity
 
+    def change(self, activity: Activity, profile: Profile) -> None:
+        """Let an activity go on under another profile from now on."""
+        self._settle()
+        activity.profile = profile
+        self._mark_dirty()
+
     @property
     def active(self) -> Sequence[Activity]:
         return self._active

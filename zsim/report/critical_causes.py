@@ -17,7 +17,7 @@ CAUSES: dict[str, Meaning] = {
     "compute": Meaning("compute", "#2F7FBF", "blue"),
     "hbm": Meaning("HBM", "#4FB3BF", "cyan"),
     "launch": Meaning("gaps between kernels", "#8DBFE6", "cyan"),
-    "interference": Meaning("slowed kernels", "#12946C", "green"),
+    "interference": Meaning("slowed by each other", "#12946C", "green"),
     "latency": Meaning("collectives' latency", "#E69F00", "yellow"),
     "nvlink": Meaning("NVLink", "#F2A65A", "yellow"),
     "pcie": Meaning("PCIe", "#D58BB8", "magenta"),
@@ -66,6 +66,11 @@ class OpCauses:
             known = self._known[id(work)] = self._causes(work)
         return known
 
+    def slowed(self, number: int) -> float:
+        """Seconds that kernels can add to op `number`, a collective; 0 for another."""
+        work = self._ops[number].work if number >= 0 else None
+        return self._calls[work].slowed_seconds if isinstance(work, Collective) else 0.0
+
     def _causes(self, work: Work | None) -> dict[str, float]:
         if isinstance(work, Kernels):
             activity = kernel_activity(work.kernels, self._gpu)
@@ -91,7 +96,8 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
     """Seconds of the chain by cause; they add up to the chain.
 
     An op that took longer than alone was slowed down: kernels by collectives, by other kernels or on a slow
-    GPU (`interference`), transfers by others on the links that bound them.
+    GPU, collectives by kernels as far as these can (`interference`), transfers by others on the links that
+    bound them.
     """
     totals: dict[str, float] = {}
     for link in links:
@@ -103,7 +109,9 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
             parts["interference"] = link.seconds - alone
         else:
             shared = next((cause for cause in parts if cause != "latency"), "latency")
-            parts[shared] += link.seconds - alone
+            slowed = min(link.seconds - alone, causes.slowed(link.op))
+            parts[shared] += link.seconds - alone - slowed
+            parts["interference"] = slowed
         for cause, seconds in parts.items():
             totals[cause] = totals.get(cause, 0.0) + seconds
     return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}

@@ -50,7 +50,8 @@ class GemmEfficiency(Table):
 
     `max_fraction` is what large products sustain on random data within the board's power; `by_dtype`
     replaces it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
-    `unaligned_fraction` where the rows of a matrix do not begin on multiples of 16 bytes.
+    `unaligned_fraction` where the rows of a matrix as it lies in memory do not begin on multiples of 16
+    bytes.
     """
 
     max_fraction: Fraction
@@ -127,9 +128,13 @@ class KernelLaunch(Table):
 
 
 class Interference(Table):
-    """How much slower kernels run while a collective is under way on the same GPU (1.0: not at all)."""
+    """What kernels and collectives on one GPU cost each other (1.0: nothing): how much slower kernels run
+    while a collective is under way, and how much longer a collective takes to move bytes inside its node
+    while kernels run on one of its GPUs. The way through network cards, which need few multiprocessors, stays
+    as fast."""
 
     compute_slowdown: float = Field(ge=1)
+    communication_slowdown: float = Field(default=1.0, ge=1)
 
 
 class Power(Table):

@@ -34,6 +34,7 @@ from zsim.specs.jitter import slowest_gpu
 from zsim.specs.kernel_choices import (
     as_megatron_runs,
     attention_kind,
+    check_fp8_tokens,
     cross_entropy_of,
     with_attention,
 )
@@ -125,6 +126,7 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
         notes += deepspeed.notes
     training = _training(experiment, model, cluster, deepspeed, notes)
     _check_size(model, training)
+    check_fp8_tokens(training)
     strategy: Strategy
     if deepspeed is not None:
         strategy = deepspeed

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from zsim.errors import InputError
 from zsim.specs.experiment import TrainingTable
 from zsim.specs.hardware import Cluster, with_attention_variant
 from zsim.specs.megatron import CLIP_GRAD
-from zsim.specs.strategy import AttentionKind, CrossEntropy, Precision
+from zsim.specs.strategy import AttentionKind, CrossEntropy, Precision, Training
+
+_FP8_TOKENS = 16
 
 
 def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
@@ -51,3 +55,25 @@ def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
     if table.cross_entropy is not None:
         return table.cross_entropy
     return "fused_linear" if table.liger else "fused" if table.compile else "eager"
+
+
+def check_fp8_tokens(training: Training) -> None:
+    """The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
+
+    torch's `_scaled_mm` refuses others ("Expected trailing dimension of mat1 to be divisible by 16"), torchao
+    pads only where `pad_inner_dim` asks for it (False by default, and torchtitan leaves it so), Transformer
+    Engine's `assert_dim_for_fp8_exec` refuses other than multiples of 8. Source: pytorch/ao issue 571,
+    torchao/float8/config.py; NVIDIA/TransformerEngine, transformer_engine/pytorch/utils.py.
+    """
+    tokens = training.micro_batch_tokens
+    if training.precision != "fp8" or tokens % _FP8_TOKENS == 0:
+        return
+    step = _FP8_TOKENS // gcd(training.micro_batch_size, _FP8_TOKENS)
+    length = training.sequence_length
+    nearest = max(step, round(length / step) * step)
+    raise InputError(
+        f"training.sequence_length: found {length:,} (times micro_batch_size {training.micro_batch_size:,}: "
+        f"{tokens:,} tokens) with precision fp8, expected a number of tokens that {_FP8_TOKENS} divides: the "
+        f"gradients of weights are products over them, which torch refuses otherwise; the nearest "
+        f"sequence_length is {nearest:,}"
+    )

@@ -134,6 +134,8 @@ HARDWARE: dict[str, Knob] = {
         Knob("gap between kernels", ("gpu.launch.seconds_per_kernel",), "s", "us", 1e-6, is_wanted_less=True),
         Knob("slowdown beside collectives", ("gpu.interference.compute_slowdown",), is_excess=True,
              is_wanted_less=True),
+        Knob("slowdown of collectives", ("gpu.interference.communication_slowdown",), is_excess=True,
+             is_wanted_less=True),
         Knob("NVLink bandwidth", ("node_link.bandwidth",), "B/s", "GB/s per GPU", 1e9),
         Knob("NVLink efficiency", ("node_link.efficiency",), is_fraction=True),
         Knob("network bandwidth", ("nic.bandwidth",), "B/s", "Gb/s per card", 1e9 / 8),

@@ -182,6 +182,11 @@ def _about_kernels(gpu: Gpu | None, new: Gpu) -> list[str]:
             f"kernels run {before.compute_slowdown:g} times slower while a collective is under way in the "
             f"recording, {after.compute_slowdown:g} times in the replay ({after.evidence})"
         )
+    if after.communication_slowdown > 1:
+        notes.append(
+            f"collectives take {after.communication_slowdown:g} times as long inside a node beside kernels "
+            f"({after.evidence})"
+        )
     return notes
 
 

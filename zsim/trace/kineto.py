@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -169,6 +170,8 @@ def _take_device_event(file: KinetoFile, event: Event, start: int, end: int) -> 
         kept = args
     elif "bytes" in args:
         kept = {"bytes": args["bytes"]}
+    elif "grid" in args:
+        kept = {"launch": sys.intern(f"{args['grid']} x {args.get('block')}")}
     device, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
     hash((device, stream))  # a list or an object is refused here, where the event is known
     correlation, external = as_int(args.get("correlation"), -1), as_int(args.get("External id"), -1)

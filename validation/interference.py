@@ -1,0 +1,60 @@
+"""What recordings say of kernels and collectives that run beside each other.
+
+    python -m validation.interference TRACE.json[.gz] ... [--rows 10]
+
+The files are one run's, a rank each, or a folder of them. See zsim.calibrate.interference for what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from zsim.calibrate.interference import Pair, collective_pairs, kernel_pairs, slowdown
+from zsim.errors import InputError
+from zsim.trace.json_stream import JsonStream
+from zsim.trace.kineto import load
+from zsim.trace.read import read_trace
+
+
+def lines(paths: Sequence[Path], rows: int) -> Iterable[str]:
+    """The report, line by line."""
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    kernels: list[Pair] = []
+    for file in files:
+        kernels += kernel_pairs(load(file, JsonStream(file)).device_events)
+    yield from _block("kernels, beside collectives over alone", kernels, rows)
+    trace = read_trace(files, whole=True)
+    if trace.metadata.get("transfers_bounded"):
+        yield "not every rank of a group is recorded: the shortest call each way, which may have waited"
+    yield from _block("collectives, beside kernels over alone", collective_pairs(trace), rows)
+
+
+def _block(title: str, pairs: Sequence[Pair], rows: int) -> Iterable[str]:
+    if not pairs:
+        yield f"{title}: nothing was done both ways"
+        return
+    seconds = sum(pair.alone_seconds * pair.num_beside for pair in pairs)
+    yield f"{title}: {slowdown(pairs):.3f} ({len(pairs)} kinds, {seconds * 1e3:.2f} ms alone)"
+    for pair in sorted(pairs, key=lambda pair: -pair.beside_seconds * pair.num_beside)[:rows]:
+        yield (
+            f"  {pair.ratio:6.3f}  {pair.alone_seconds * 1e6:10.1f} us alone ({pair.num_alone}), "
+            f"{pair.beside_seconds * 1e6:10.1f} us beside ({pair.num_beside})  {pair.name[:60]} {pair.shape}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", nargs="+", type=Path)
+    parser.add_argument("--rows", type=int, default=10)
+    given = parser.parse_args()
+    try:
+        print("\n".join(lines(given.traces, given.rows)))
+    except InputError as error:
+        sys.exit(f"validation.interference: {error}")
+
+
+if __name__ == "__main__":
+    main()

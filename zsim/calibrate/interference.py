@@ -1,0 +1,167 @@
+"""What kernels and collectives cost each other, measured in recordings of torch.profiler.
+
+A kernel that was launched with one and the same grid does the same work every time: its time while
+collectives were under way on its GPU over its time while none was is `compute_slowdown`. A collective of one
+kind and size does too: its transfer while kernels ran over its transfer while none did is
+`communication_slowdown`.
+
+# [Note: what a recording can tell]
+Only what was done both ways tells anything, and what overlapped in part is left out. So are kernels that
+shared their GPU with other kernels, and those of less than 10 us, which a clock of 1 us (torch before 2.1)
+does not show. A collective's kernel runs from the moment its own rank is there, so its time is mostly
+waiting: with all ranks recorded the transfer is what follows the last arrival (zsim.trace.matching); with one
+rank the shortest call each way is taken, which still may have waited. What is beside what is not drawn by lot
+either: a kernel that finds its input in a cache is faster in either place, and one grid may hide two shapes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from zsim.trace.collective_names import is_collective_kernel
+from zsim.trace.kineto import DeviceEvent
+from zsim.trace.spans import COLLECTIVES, Trace
+
+LEAST_SECONDS = 10e-6
+ALL, NONE = 0.95, 0.01  # shares of a time that count as all of it and as none
+_GPU_KINDS = frozenset({"compute", "optimizer", "copy"})
+
+
+class Pair(NamedTuple):
+    """One piece of work that was done both ways: what it is, how long it took and how often it was done."""
+
+    name: str
+    shape: str
+    alone_seconds: float
+    beside_seconds: float
+    num_alone: int
+    num_beside: int
+
+    @property
+    def ratio(self) -> float:
+        return self.beside_seconds / self.alone_seconds
+
+
+class Covered:
+    """A union of intervals, asked for its share of others."""
+
+    def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self._before: list[float] = []  # length of all intervals before each
+        total = 0.0
+        for start, end in sorted(intervals):
+            if self._ends and start <= self._ends[-1]:
+                total += max(0.0, end - self._ends[-1])
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._before.append(total)
+                self._starts.append(start)
+                self._ends.append(end)
+                total += end - start
+
+    def share(self, start: float, end: float) -> float:
+        """How much of a time the intervals cover: 0 to 1."""
+        return (self._until(end) - self._until(start)) / (end - start) if end > start else 0.0
+
+    def _until(self, time: float) -> float:
+        place = bisect_right(self._starts, time) - 1
+        if place < 0:
+            return 0.0
+        return self._before[place] + min(time, self._ends[place]) - self._starts[place]
+
+
+def slowdown(pairs: Sequence[Pair]) -> float:
+    """All that was done beside over the same alone; NaN without pairs."""
+    alone = sum(pair.alone_seconds * pair.num_beside for pair in pairs)
+    beside = sum(pair.beside_seconds * pair.num_beside for pair in pairs)
+    return beside / alone if alone else float("nan")
+
+
+def kernel_pairs(events: Sequence[DeviceEvent]) -> list[Pair]:
+    """Kernels of one rank's file, by name and launch: alone, and beside its collectives."""
+    kernels = [event for event in events if event.kind == "kernel" and event.end > event.start]
+    collectives = _by_device(event for event in kernels if is_collective_kernel(event.name))
+    others = [event for event in kernels if not is_collective_kernel(event.name)]
+    busy: dict[Hashable, list[DeviceEvent]] = {}
+    for event in sorted(others, key=lambda event: (event.start, event.end)):
+        busy.setdefault(event.device, []).append(event)
+    found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for device, row in busy.items():
+        covered = collectives.get(device)
+        for event in _one_at_a_time(row):
+            share = covered.share(event.start, event.end) if covered else 0.0
+            key = event.name, str(event.args.get("launch", ""))
+            _note(found, key, (event.end - event.start) * 1e-9, share)
+    return [pair for pair in _pairs(found, median) if pair.alone_seconds >= LEAST_SECONDS]
+
+
+def collective_pairs(trace: Trace) -> list[Pair]:
+    """Collectives of a recording, by kind, size and group: alone, and beside kernels on any of its ranks."""
+    kernels = kernels_of(trace)
+    is_bounded = bool(trace.metadata.get("transfers_bounded")) or trace.transfer_seconds is None
+    found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for place, (_, info, start, end) in enumerate(trace.rows()):
+        if info.kind not in COLLECTIVES or not info.bytes:
+            continue
+        if not is_bounded and trace.transfer_seconds is not None:
+            start = max(start, end - float(trace.transfer_seconds[place]))
+        if end > start:
+            key = info.kind, f"{info.bytes:,} B, {info.group_size} ranks"
+            _note(found, key, end - start, kernels.share(start, end))
+    return _pairs(found, min if is_bounded else median)
+
+
+def kernels_of(trace: Trace) -> Covered:
+    """When kernels ran on any of the recorded ranks."""
+    return Covered(
+        (start, end) for _, info, start, end in trace.rows() if info.kind in _GPU_KINDS and end > start
+    )
+
+
+def _by_device(events: Iterable[DeviceEvent]) -> Mapping[Hashable, Covered]:
+    intervals: dict[Hashable, list[tuple[float, float]]] = {}
+    for event in events:
+        intervals.setdefault(event.device, []).append((event.start, event.end))
+    return {device: Covered(found) for device, found in intervals.items()}
+
+
+def _one_at_a_time(kernels: Sequence[DeviceEvent]) -> list[DeviceEvent]:
+    """Those, in order of their starts, that no other kernel ran beside."""
+    found = []
+    last_end = 0
+    for place, kernel in enumerate(kernels):
+        is_before_next = place + 1 == len(kernels) or kernels[place + 1].start >= kernel.end
+        if kernel.start >= last_end and is_before_next:
+            found.append(kernel)
+        last_end = max(last_end, kernel.end)
+    return found
+
+
+def _note(
+    found: dict[tuple[str, str], tuple[list[float], list[float]]],
+    key: tuple[str, str],
+    seconds: float,
+    share: float,
+) -> None:
+    alone, beside = found.setdefault(key, ([], []))
+    if share <= NONE:
+        alone.append(seconds)
+    elif share >= ALL:
+        beside.append(seconds)
+
+
+def _pairs(
+    found: Mapping[tuple[str, str], tuple[list[float], list[float]]],
+    middle: Callable[[list[float]], float],
+) -> list[Pair]:
+    """The longest beside first."""
+    pairs = [
+        Pair(*key, middle(alone), middle(beside), len(alone), len(beside))
+        for key, (alone, beside) in found.items()
+        if alone and beside
+    ]
+    return sorted(pairs, key=lambda pair: -pair.beside_seconds * pair.num_beside)

@@ -1,0 +1,42 @@
+"""A collective under way, faster or slower as its GPUs are idle or not.
+
+Kernels take multiprocessors' time slices, caches and HBM bandwidth from a collective's copies, as it takes
+them from kernels. A ring is as fast as its slowest rank, so one busy GPU slows all of it. Which of its links
+that touches is the fabric's to say (`Transfer.beside`); what waits for rounds of messages is not slowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zsim.fabric.communicators import Transfer
+from zsim.fluid.sharing import Activity, FluidPool
+
+
+class Flight:
+    """One run of a transfer; `busy` counts its GPUs on which kernels run."""
+
+    __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "busy")
+
+    def __init__(
+        self, pool: FluidPool, transfer: Transfer, on_end: Callable[[], None], busy: int = 0
+    ) -> None:
+        self._pool = pool
+        self._transfer = transfer
+        self._on_end = on_end
+        self._activity: Activity | None = None
+        self.busy = busy
+
+    def begin(self) -> None:
+        """The latency is over: move the bytes."""
+        transfer = self._transfer
+        profile = transfer.beside if self.busy and transfer.beside is not None else transfer.profile
+        self._activity = self._pool.start(profile, transfer.size, self._on_end)
+
+    def turn(self, is_busy: bool) -> None:
+        """One of its GPUs has turned busy, or idle."""
+        before, self.busy = self.busy, self.busy + (1 if is_busy else -1)
+        beside = self._transfer.beside
+        if self._activity is None or beside is None or (before > 0) == (self.busy > 0):
+            return
+        self._pool.change(self._activity, beside if self.busy else self._transfer.profile)
