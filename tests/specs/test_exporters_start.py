@@ -98,6 +98,9 @@ def test_accelerate_launch_starts_the_yaml_on_two_ranks(name: str, tmp_path: Pat
     (tmp_path / "train.py").write_text(TRAIN_ACCELERATE)
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
     out = started(
-        [*launch, "--main_process_port", "0", "train.py"], tmp_path, ACCELERATE_USE_CPU="true", DS_ACCELERATOR="cpu"
+        [*launch, "--main_process_port", "0", "train.py"],
+        tmp_path,
+        ACCELERATE_USE_CPU="true",
+        DS_ACCELERATOR="cpu",
     )
     assert "STARTED on 2" in out

@@ -203,8 +203,9 @@ def test_a_cause_is_netted_against_what_it_replaced() -> None:
     (knee,) = moved.knees()
     assert knee == Bend(8, 16, 1.0, 0.8, "latency", 1.0, 0.25, 0.2, "compute")
     assert list(sentences(moved)) == [
-        "8 -> 16 GPUs: efficiency falls from 100 % to 80 %; a token costs 20 % more for collectives' latency, "
-        "net: 100 % more by itself, but less for what it replaced on the critical path, compute above all."
+        "8 -> 16 GPUs: efficiency falls from 100 % to 80 %; a token costs 20 % more for collectives' "
+        "latency, net: 100 % more by itself, but less for what it replaced on the critical path, compute "
+        "above all."
     ]
 
 
@@ -213,7 +214,7 @@ def scale_of(gpus: int, seconds: float, **more: Any) -> Scale:
 
 
 def test_linear_is_the_best_point_that_has_room() -> None:
-    """Tokens per second per GPU: 1 on 8, where the allocator runs short, 2 on 16, 1.6 on 32; 4 does not fit."""
+    """Tokens per second per GPU: 1 on 8, where the allocator runs short, 2 on 16, 1.6 on 32; 4 is no fit."""
     scales = [
         scale_of(4, 0.1, fits=False),
         scale_of(8, 1.0, allocator_retries=3),

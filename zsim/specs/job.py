@@ -32,7 +32,7 @@ from zsim.specs.importers.huggingface import load_model, model_from_config
 from zsim.specs.importers.huggingface_config import MOST_BLOCKS
 from zsim.specs.jitter import slowest_gpu
 from zsim.specs.kernel_choices import attention_kind, cross_entropy_of, with_attention
-from zsim.specs.model import Embedding, ModelSpec
+from zsim.specs.model import ModelSpec
 from zsim.specs.neighbours import neighbours, place_together
 from zsim.specs.node_links import Floats
 from zsim.specs.placement import Placement, place
@@ -191,7 +191,7 @@ def _training(
     longest = model.max_positions
     length = table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
     if longest and length > longest:
-        if sum(isinstance(module.work, Embedding) for module in model.before) > 1:
+        if model.learned_positions:
             raise InputError(
                 f"training.sequence_length: found {length}, but '{model.name}' has {longest} learned "
                 "positions"

@@ -69,9 +69,9 @@ class Scale:
 class Bend:
     """Between two counts efficiency went from `before` to `after`, mostly for `cause`.
 
-    Of a token's whole cost before, the cost changed by `change`, that for `cause` alone by `cause_change`, and
-    by `net_change` after what went the other way is taken off every cause that went with it, in proportion:
-    the net changes of all causes that went with it sum to `change`. `offset`: what went most the other way.
+    Of a token's whole cost before, the cost changed by `change`, that for `cause` alone by `cause_change`,
+    and by `net_change` after what went the other way is taken off every cause that went with it, in
+    proportion: the net changes of all that went with it sum to `change`. `offset` went most the other way.
     """
 
     start: int
