@@ -37,13 +37,12 @@ def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str
 
 
 def listed(file: str, sentences: Sequence[str]) -> str:
-    """One problem as a sentence, several as a list below their number."""
+    """One problem as a sentence, several numbered in one paragraph."""
     if len(sentences) == 1:
         return f"{file}: {sentences[0]}"
-    shown = [f"\n  {sentence}" for sentence in sentences[:_MOST_LISTED]]
+    shown = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MOST_LISTED], 1)]
     left = len(sentences) - len(shown)
-    more = f"\n  and {left} more" if left else ""
-    return f"{file}: {len(sentences)} problems:{''.join(shown)}{more}"
+    return f"{file}: {len(sentences)} problems: {'; '.join(shown)}{f'; and {left} more' if left else ''}"
 
 
 def _distinct(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
