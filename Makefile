@@ -8,6 +8,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# DeepSpeed compiles its CPU collectives at their first use, a minute that no test should wait for
+WARM := DS_ACCELERATOR=cpu $(BIN)/python -c "from deepspeed.accelerator import get_accelerator as a; \
+	a().create_op_builder('ShareMemCommBuilder').load()" > /dev/null 2>&1
+
 .PHONY: demo test check check-accuracy format bench clean
 
 demo: $(VENV)/.installed
@@ -45,4 +49,5 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev-installed: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install torch==2.13.0
 	$(PIP) install -e ".[dev]"
+	$(PIP) install -e ".[interop]" && $(WARM) || echo "accelerate, DeepSpeed, torchtitan: not all there; tests say what they skip"
 	touch $@ $(VENV)/.installed

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from zsim.commands.options import EXAMPLE
+
 ZSIM = [sys.executable, "-c", "from zsim.cli import main; main()"]
 SMALL = ["--model", "gpt2", "--gpus", "8", "--set", "training.sequence_length=512"]
 
@@ -66,20 +68,21 @@ def test_out_writes_report_trace_and_json(tmp_path: Path) -> None:
     assert names == ["report.html", "report.json", "trace.json.gz"]
 
 
-def test_another_model_brings_its_own_sequence_length() -> None:
+def test_another_model_has_no_more_than_its_own_positions() -> None:
     """The example trains on 8192 tokens; GPT-2 has 1024 positions, and nobody asked for more."""
     done = zsim("run", "--model", "gpt2", "--gpus", "8", "--json", "-")
     assert json.loads(done.stdout)["experiment"]["training"]["sequence_length"] == 1024
 
 
 def test_a_model_trains_by_the_same_defaults_with_a_file_and_without(tmp_path: Path) -> None:
-    """The example's checkpointing is for its 70B; a model of one's own begins with none, and the second line
-    says what it has."""
+    """What the example says of training stays with another model, as a file's does, and is said."""
     file = tmp_path / "job.toml"
-    file.write_text('model = "gpt2"\ncluster = "hgx-h200"\nnodes = 1\n[strategy]\nkind = "fsdp2"\n')
-    named = zsim("run", "--model", "gpt2", "--nodes", "1", "--set", "strategy.kind=fsdp2")
-    assert zsim("run", str(file)).stdout.splitlines()[:8] == named.stdout.splitlines()[:8]
-    assert named.stdout.splitlines()[1] == "bf16, no activation checkpointing"
+    file.write_text(EXAMPLE.read_text())
+    changes = ("--model", "gpt2", "--nodes", "1", "--set", "strategy.kind=fsdp2")
+    named, filed = zsim("run", *changes).stdout, zsim("run", str(file), *changes).stdout
+    assert filed.splitlines()[:8] == named.splitlines()[:8]
+    assert named.splitlines()[1] == "bf16, full activation checkpointing"
+    assert "the model is changed from 'llama-3-70b' to 'gpt2'" in " ".join(named.split())
 
 
 def test_a_training_file_is_not_simulated_for_a_model_or_cluster_that_nobody_named(tmp_path: Path) -> None:

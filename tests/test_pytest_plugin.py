@@ -148,3 +148,18 @@ def test_what_is_no_trace_is_refused(project: pytest.Pytester) -> None:
     result = project.runpytest_inprocess()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*found int, expected a path, an experiment, a result or a trace*"])
+
+
+@pytest.mark.parametrize(
+    "call", ["zsim_check('jobs/gone.toml')", "zsim_check('jobs/gpt2.toml', 'gone.json')"]
+)
+def test_a_missing_file_is_one_paragraph_and_no_traceback(project: pytest.Pytester, call: str) -> None:
+    write_test(project, f"def test_one(zsim_check): {call}\n")
+    result = project.runpytest_inprocess()
+    result.assert_outcomes(failed=1)
+    shown = result.stdout.str()
+    [first, *_] = [line for line in shown.splitlines() if "gone." in line and "no such file" in line]
+    assert str(project.path) in first
+    assert "Traceback" not in shown
+    assert "sides.py" not in shown
+    assert "raise InputError" not in shown

@@ -217,8 +217,9 @@ def step_work(job: Job) -> StepWork:
     policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
     hardware = hardware_flops_per_token(job.model, length, policies)
     peak: float | None = getattr(job.cluster.gpu.peak, training.precision)
+    model = model_flops_per_token(job.model, length)
     return StepWork(
-        tokens, tokens * model_flops_per_token(job.model, length), tokens * hardware, peak, FLOPS_CONVENTION
+        tokens, tokens * model, tokens * hardware, peak, FLOPS_CONVENTION, peak_dtype=training.precision
     )
 
 

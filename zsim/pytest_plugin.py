@@ -69,7 +69,24 @@ class ZsimCheck:
     def __call__(
         self, simulated: Any, recorded: Any = None, *, name: str | None = None, **tolerances: float
     ) -> Comparison | None:
+        from zsim.errors import ZsimError
+
         given = {**self._marked(), **tolerances}
+        try:
+            comparison = self._checked(simulated, recorded, name, given)
+        except ZsimError as error:  # a missing file, a wrong key: the message says it all
+            _fail(str(error))
+        if comparison is None:
+            return None
+        if comparison.verdict == "fail":
+            pytest.fail(str(comparison), pytrace=False)
+        if comparison.verdict == "inconclusive":
+            pytest.skip(f"inconclusive: {comparison.doubt}")
+        return comparison
+
+    def _checked(
+        self, simulated: Any, recorded: Any, name: str | None, given: Mapping[str, float]
+    ) -> Comparison | None:
         trace = _trace(simulated, self._folder)
         if recorded is None:
             self._hold(trace, name or self._name(simulated), given)
@@ -77,14 +94,9 @@ class ZsimCheck:
         from zsim.report.compare import compare
 
         names = (_words(simulated, "simulated"), _words(recorded, "recorded"))
-        comparison = compare(
+        return compare(
             trace, _trace(recorded, self._folder), tolerances=_tolerances(given, None), names=names
         )
-        if comparison.verdict == "fail":
-            pytest.fail(str(comparison), pytrace=False)
-        if comparison.verdict == "inconclusive":
-            pytest.skip(f"inconclusive: {comparison.doubt}")
-        return comparison
 
     def _hold(self, trace: Trace, name: str, given: Mapping[str, float]) -> None:
         from zsim.study.baseline import Baseline, read_baseline

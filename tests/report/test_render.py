@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from zsim.report.html import tiles
 from zsim.report.memory import OutOfMemory
 from zsim.report.render import print_report
 from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report
@@ -129,3 +131,16 @@ def test_states_that_never_fit_are_called_so():
 def test_what_the_host_issued_in_the_step_before_has_no_time_in_this_one():
     finding = OutOfMemory("blocks.24 forward", "gpu", 0, 0.0, 10**9, 2 * 10**9, 80 * 10**9)
     assert "'blocks.24 forward', issued ahead of the step, is the first" in missing_memory(finding)
+
+
+def test_fp8s_mfu_says_that_it_is_of_fp8s_peak(report):
+    """Twice that of 16 bits; another type's goes without saying."""
+    bf16 = report()
+    fp8 = replace(bf16, work=replace(bf16.work, peak_dtype="fp8"))
+    assert "of fp8's peak" in printed(fp8)
+    assert "peak" not in next(line for line in printed(bf16).splitlines() if "MFU" in line)
+    assert any("of fp8's peak" in small for label, _, small in tiles(fp8) if label == "MFU")
+    assert fp8.to_dict()["mfu_peak"] == {
+        "dtype": "fp8",
+        "flops_per_second": bf16.work.peak_flops_per_second,
+    }

@@ -98,11 +98,32 @@ def test_a_changed_table_names_both_sources_and_has_the_weaker_grade(tmp_path: P
     assert nic.source == f"what if it were other; the rest as in dgx-h100: {base.source}"
 
 
-def test_a_changed_number_without_a_source_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path, 'schema = 1\nextends = "dgx-h100"\n[nic]\nbandwidth = "800 Gb/s"\n')
+@pytest.mark.parametrize(
+    ("said", "source", "evidence"),
+    [
+        ("", "the file does not say", "assumed"),
+        ('evidence = "measured"\n', "the file does not say", "measured"),
+        ('source = "me"\n', "me", "assumed"),
+    ],
+)
+def test_a_changed_number_is_assumed_where_the_file_does_not_say(
+    tmp_path: Path, said: str, source: str, evidence: str
+) -> None:
+    path = write(tmp_path, f'schema = 1\nextends = "dgx-h100"\n[nic]\nbandwidth = "800 Gb/s"\n{said}')
+    nic = load_cluster(path).nic
+    assert nic.bandwidth == 100e9
+    assert nic.evidence == evidence
+    assert nic.source.startswith(f"{source}; the rest as in dgx-h100: ")
+
+
+def test_every_problem_of_a_file_is_said_at_once(tmp_path: Path) -> None:
+    """'bandwith' is what 'bandwidth' is missing for: one problem."""
+    tables = '[nic]\nbandwith = "1 GB/s"\nlatency = "x"\n'
+    path = write(tmp_path, f'schema = 1\nextends = "dgx-h100"\ngpus_per_nod = 8\n{tables}')
     assert message_of(path) == (
-        "mine.toml: nic: changes 'bandwidth' of dgx-h100 without saying where the number comes from; add "
-        "'source' and 'evidence' to the table"
+        "mine.toml: 3 problems: (1) nic: unknown key 'bandwith'; did you mean 'bandwidth'?; "
+        "(2) unknown key 'gpus_per_nod'; did you mean 'gpus_per_node'?; "
+        "(3) nic.latency: 'x' is not a quantity; expected a number and a unit (s, ms, us, µs, ns)"
     )
 
 
@@ -174,7 +195,7 @@ def test_a_truncated_preset_is_an_error_wherever_it_ends(tmp_path: Path) -> None
         (
             "[node_link]",
             "[node_lnk]",
-            "mine.toml: unknown key 'node_lnk'; did you mean 'node_link'? (and 1 more",
+            "mine.toml: unknown key 'node_lnk'; did you mean 'node_link'?",
         ),
         ('kind = "switch"\n', "", "mine.toml: node_link: missing key 'kind'"),
         (
@@ -232,7 +253,7 @@ def test_a_truncated_preset_is_an_error_wherever_it_ends(tmp_path: Path) -> None
         (
             "[node_link]",
             "node_link = 3\n[other]",
-            "mine.toml: unknown key 'other'; expected one of schema, name, ",
+            "mine.toml: 2 problems: (1) unknown key 'other'; expected one of schema, name, ",
         ),
         ('gpu = "h100-sxm-80gb"', 'gpu = "h100"', "unknown GPU 'h100'"),
         ('gpu = "h100-sxm-80gb"', "gpu = 100", "mine.toml: gpu: expected the name of a GPU"),

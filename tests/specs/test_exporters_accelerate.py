@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.specs.written_files import cases_with, job_of, write
 from zsim.specs.exporters.files import export_files
 from zsim.specs.job import resolve
 
-pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install zsim[interop]")
 
 
 def written(folder: Path, strategy: dict[str, Any], **training: Any) -> str:
@@ -42,7 +43,54 @@ def test_the_config_class_knows_every_key(tmp_path: Path, strategy: dict[str, An
     from accelerate.commands.config.config_args import ClusterConfig
 
     config = ClusterConfig.from_yaml_file(written(tmp_path, strategy, activation_checkpointing="full"))
-    assert (config.num_machines, config.num_processes, config.mixed_precision) == (2, 16, "bf16")
+    assert (config.num_machines, config.num_processes) == (2, 16)
+    assert config.mixed_precision == (None if strategy["kind"] == "deepspeed" else "bf16")
+
+
+@pytest.mark.parametrize("name", cases_with("accelerate.yaml"))
+def test_accelerate_launch_takes_every_yaml(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `accelerate launch` checks before it starts the ranks, and what the plugins check in them."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.parallelism_config import ParallelismConfig
+    from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    if name.startswith("deepspeed"):
+        pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install zsim[interop]")
+    job = job_of(name)
+    write(job, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    said = ["--config_file", "accelerate.yaml", "--main_process_ip", "10.0.0.1", "--machine_rank", "1"]
+    asked = launch_command_parser().parse_args([*said, "train.py"])
+    args, defaults, has_precision = _validate_launch_command(asked)
+    if args.use_deepspeed:
+        fields = [*defaults.deepspeed_config, *(["mixed_precision"] if has_precision else [])]
+        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        command, env = prepare_deepspeed_cmd_env(args)
+        assert command is None  # torch's launcher on each node, not pdsh
+    else:
+        env = prepare_multi_gpu_env(args)
+    assert (args.nnodes, args.node_rank, args.nproc_per_node) == ("2", 1, "8")
+    assert args.rdzv_endpoint == "10.0.0.1:29500"
+    env |= {"FSDP_SYNC_MODULE_STATES": "false", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false"}  # those need a GPU
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    if args.use_deepspeed:
+        plugin = DeepSpeedPlugin()
+        plugin.set_mixed_precision(env["ACCELERATE_MIXED_PRECISION"])
+        for kind in ("bf16", "fp16"):
+            assert plugin.deepspeed_config[kind]["enabled"] == (job.training.precision == kind)
+    elif args.use_fsdp:
+        sharded = FullyShardedDataParallelPlugin()
+        assert job.kind == f"fsdp{sharded.fsdp_version}"
+        if env["ACCELERATE_MIXED_PRECISION"] != "no":
+            sharded.set_mixed_precision(env["ACCELERATE_MIXED_PRECISION"])
+        replicate = getattr(job.strategy, "replicate", 1)
+        if job.kind == "fsdp2" and replicate > 1:
+            sizes = ParallelismConfig()
+            assert (sizes.dp_replicate_size, sizes.dp_shard_size) == (replicate, 16 // replicate)
 
 
 @pytest.mark.parametrize("version", [1, 2])

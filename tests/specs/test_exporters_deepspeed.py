@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.specs.written_files import cases_with, job_of
 from zsim.specs.exporters.files import export_files
 from zsim.specs.job import resolve
 
-pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install deepspeed")
+pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install zsim[interop]")
 
 
 @pytest.fixture
@@ -64,3 +65,12 @@ def test_deepspeeds_own_class_reads_the_same_values(deepspeed_config: Any, stage
             assert getattr(zero_config, key) == getattr(ours.zero, key), key
         param = zero_config.offload_param
         assert (str(param.device).rpartition(".")[2] if param is not None else "none") == offload
+
+
+@pytest.mark.parametrize("name", cases_with("ds_config.json"))
+def test_deepspeed_takes_every_json(deepspeed_config: Any, name: str) -> None:
+    job = job_of(name)
+    theirs = deepspeed_config(json.loads(export_files(job).files["ds_config.json"]))
+    assert theirs.train_micro_batch_size_per_gpu == 2
+    assert theirs.bfloat16_config.enabled == (job.training.precision == "bf16")
+    assert theirs.float16_config.enabled == (job.training.precision == "fp16")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
+from tests.validation.live_deepspeed import need_live_deepspeed  # noqa: E402
 from validation.backends import Optimization, Strategy  # noqa: E402
 from validation.launch import run  # noqa: E402
 from validation.training import TrainCase, TrainResult  # noqa: E402
@@ -214,8 +214,7 @@ def test_stages_give_the_same_bits_in_bf16(name: str) -> None:
 @pytest.mark.parametrize("name", DEEPSPEED)
 def test_deepspeed_trains_as_ddp_does(name: str) -> None:
     """Sums of stage 3 are ordered otherwise."""
-    if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed (pip install deepspeed): not trained here")
+    need_live_deepspeed("not trained here")
     loss, parameters = difference(deepspeed_results()[name], deepspeed_results()["ddp"])
     assert loss <= 1e-6
     assert parameters <= 5e-5

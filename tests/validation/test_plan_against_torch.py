@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import zsim
+from tests.validation.live_deepspeed import need_live_deepspeed
 from validation import plan_check, plan_check_page
 from validation.calls import Call, unfold
 from validation.oracle.answer import Answer
@@ -200,8 +201,7 @@ def test_live_fsdp2_on_gloo_is_what_was_recorded_and_what_zsim_plans(tmp_path: P
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["deepspeed1-even", "deepspeed3-uneven"])
 def test_live_deepspeed_is_what_was_recorded_and_what_zsim_plans(tmp_path: Path, name: str) -> None:
-    if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed (pip install deepspeed): not checked live here")
+    need_live_deepspeed("not checked live here")
     check_live(tmp_path, name)
 
 

@@ -21,7 +21,7 @@ ExperimentFile = Annotated[
     Path | None,
     typer.Argument(
         help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML). "
-        "Without it the README's example; --model then keeps its cluster, nodes and strategy.",
+        "Without it the README's example. --model keeps all else, how it trains included, and says so.",
         show_default=False,
     ),
 ]
@@ -50,7 +50,6 @@ def experiment_from(
     """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML may stand in its place; model and cluster, where it names none, must then be given."""
     from zsim.specs import experiment
-    from zsim.specs.cluster_files import read_toml
     from zsim.specs.importers.training_file import is_training_file, names_training_file
 
     overrides: dict[str, Any] = dict(setting(text) for text in settings or [])
@@ -65,10 +64,6 @@ def experiment_from(
         return experiment.experiment_from({}, _with_file(overrides, path), origin="command line")
     if path is None and is_training_file(overrides.get("strategy.config")):
         return experiment.experiment_from({}, overrides, origin="command line")
-    if path is None and "model" in overrides:  # how the example trains is for its model
-        data = read_toml(EXAMPLE)
-        del data["training"]
-        return experiment.experiment_from(data, overrides, origin="command line")
     origin = None if path is not None else "command line" if overrides else "example"
     return experiment.load_experiment(path or EXAMPLE, overrides, origin=origin)
 

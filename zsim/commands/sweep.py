@@ -37,7 +37,7 @@ def sweep(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Only say which points there are.")] = False,
 ) -> None:
-    """Simulate an experiment at every point of a study: results.csv and results.parquet.
+    """Simulate an experiment at every point of a study: results.csv, and results.parquet with pyarrow.
 
     Run it again to go on where it was stopped, and to get new points only.
     """
@@ -102,5 +102,7 @@ def _print(sweep: Sweep) -> None:
     print()
     for kind, path in sweep.files.items():
         print(f"{kind:<8}{path}")
+    if "parquet" not in sweep.files:
+        print("no results.parquet: it needs pyarrow (pip install zsim[parquet])")
     if sweep.is_stopped:
         print(f"stopped: {total - sweep.done} points are left; the same command goes on with them")

@@ -112,7 +112,10 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     if tokens is not None:
         yield "Tokens/s/GPU", f"{tokens:,.0f}", f"{tokens * report.simulation.world_size:,.0f} in all"
     if report.mfu_fraction is not None:
-        yield "MFU", _percent(report.mfu_fraction), format_flops(flops or 0.0)
+        small = format_flops(flops or 0.0)
+        if report.mfu_peak:
+            small += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
+        yield "MFU", _percent(report.mfu_fraction), small
         yield "HFU", _percent(report.hfu_fraction), "with recomputation"
     of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
     if report.allocator is not None:

@@ -87,7 +87,8 @@ def _fit(report: Report) -> Text:
 def _speed(report: Report) -> Table:
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     table = _grid()
-    table.add_row("step", format_seconds(report.step_seconds), "MFU", _percent(report.mfu_fraction))
+    mfu = f"{_percent(report.mfu_fraction)} {report.mfu_peak}".rstrip()
+    table.add_row("step", format_seconds(report.step_seconds), "MFU", mfu)
     table.add_row(
         "tokens/s/GPU", "-" if tokens is None else f"{tokens:,.0f}", "HFU", _percent(report.hfu_fraction)
     )

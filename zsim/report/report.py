@@ -23,13 +23,14 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What one GPU's step is worth: its tokens, the model's FLOPs by `convention` (without recomputation),
-    the FLOPs that ran (with it), and the GPU's dense peak for the type it computes in."""
+    the FLOPs that ran (with it), and the GPU's dense peak for `peak_dtype`, the type it computes in."""
 
     tokens: int
     model_flops: float
     hardware_flops: float
     peak_flops_per_second: float | None
     convention: str
+    peak_dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,11 @@ class Report:
         """Hardware FLOPs utilisation: as MFU, with recomputation counted as work."""
         return _ratio(_ratio(self.work.hardware_flops, self.step_seconds), self.work.peak_flops_per_second)
 
+    @property
+    def mfu_peak(self) -> str:
+        """Against which peak, where people may take it for another: fp8's is twice that of 16 bits."""
+        return "of fp8's peak" if self.work.peak_dtype == "fp8" else ""
+
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` writes: plain, finite, `None` where not applicable."""
         return {
@@ -142,6 +148,10 @@ class Report:
                 phase: dict(row) for phase, row in self.breakdown.by_phase.items()
             },
             "overlap_fraction": self.overlap_fraction,
+            "mfu_peak": {
+                "dtype": self.work.peak_dtype,
+                "flops_per_second": self.work.peak_flops_per_second,
+            },
             "traffic": [asdict(row) for row in self.traffic],
             "traffic_by_phase": [asdict(row) for row in self.sent],
             "notes": list(self.notes),

@@ -1,8 +1,9 @@
 """Reads cluster and GPU descriptions: presets by name, or TOML files of one's own.
 
 A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file) and then needs only what
-differs, key by key within a table. A table that changes numbers says where *its* numbers come from, with
-its own `source` and `evidence`; what it keeps is named with them, and the table's grade is the weaker one.
+differs, key by key within a table. A table that changes numbers may say where *its* numbers come from, with
+its own `source` and `evidence`, and is assumed where it does not; what it keeps is named with them, and the
+table's grade is the weaker one.
 A file with changes and no `description` does not keep the parent's: it may say what the file changes.
 """
 
@@ -18,6 +19,7 @@ from zsim.specs.collective_costs import LinkLatencies
 from zsim.specs.hardware import EVIDENCE_ORDER, Cluster, Gpu
 from zsim.specs.offload import default_offload_table
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
+from zsim.specs.table import UNSAID
 from zsim.specs.validation import validated
 
 _ORIGIN_KEYS = frozenset({"source", "evidence"})
@@ -159,11 +161,8 @@ def _merged_table(
 ) -> dict[str, Any]:
     """`child` over `parent`, tables within them too; the sources of both where both have numbers."""
     changed = set(child) - _ORIGIN_KEYS
-    if "source" in parent and changed and not set(child) >= _ORIGIN_KEYS:
-        raise InputError(
-            f"{file}: {table}: changes '{min(changed)}' of {parent_name} without saying where the number "
-            "comes from; add 'source' and 'evidence' to the table"
-        )
+    if "source" in parent and changed:
+        child = {"source": UNSAID, "evidence": "assumed", **child}
     kept = {name: span for name, span in parent.get("spread", {}).items() if name not in child}
     merged = _merged_keys(child, {**parent, "spread": kept} if "spread" in parent else parent)
     if "source" in parent and changed and set(parent) - set(child):

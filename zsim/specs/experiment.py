@@ -20,6 +20,7 @@ from zsim.specs.faults import FaultsTable
 from zsim.specs.importers.training_file import with_training_file
 from zsim.specs.jitter import JitterTable
 from zsim.specs.megatron import MegatronTable
+from zsim.specs.model_change import with_model
 from zsim.specs.overrides import with_overrides
 from zsim.specs.parallelisms import refuse_parallelisms
 from zsim.specs.placement import PlacementTable
@@ -31,7 +32,7 @@ from zsim.specs.strategy import (
     CrossEntropy,
     Precision,
 )
-from zsim.specs.validation import raise_input_error
+from zsim.specs.validation import listed, problems_of
 
 Count = Annotated[int, Field(gt=0, strict=True)]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -220,7 +221,7 @@ class Experiment(_ExperimentFile):
         for name in ("training", "strategy", "parallelism"):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
-        data = _with_strategy_kind(data, origin)
+        data, problems = _with_strategy_kind(data)
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(
                 f"{origin}: cluster: a job on several clusters is not simulated; give one"
@@ -228,43 +229,49 @@ class Experiment(_ExperimentFile):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            try:
-                raise_input_error(error, origin, type(self))
-            except InputError as message:  # without the kind that pydantic puts into the path
-                kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""
-                raise InputError(str(message).replace(f"strategy.{kind}.", "strategy.")) from None
+            # without the kind that pydantic puts into the path
+            kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""
+            found = problems_of(error, type(self))
+            problems += [sentence.replace(f"strategy.{kind}.", "strategy.") for sentence in found]
+        if problems:
+            raise InputError(listed(origin, problems)) from None
 
 
-def _with_strategy_kind(data: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Check the keys of `[strategy]` against its kind, which may be left out where the keys tell it."""
+def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The data with the kind of `[strategy]`, which may be left out where the keys tell it, and without the
+    keys that its kind does not have; and a sentence about each of those."""
     table = data.get("strategy")
     if not isinstance(table, Mapping):
-        return data
+        return data, []
     keys = {str(key) for key in table} - {"kind"}
     fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
     kind = table.get("kind")
     if kind is None:
         kind = "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None
+    problems = []
     if kind is not None and not is_strategy(kind):
-        raise InputError(
-            f"{origin}: strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
+        problems.append(
+            f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
             f"{did_you_mean(str(kind), STRATEGIES)}"
         )
+        return {**data, "strategy": {"kind": "fsdp2"}}, problems
     known = set(STRATEGIES[kind].model_fields) if kind else set()
     for key in sorted(keys - known):
         owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
-        if kind and owners:
-            raise InputError(
-                f"{origin}: strategy.{key} does not belong to kind '{kind}'; it is a key of "
-                f"{' and '.join(owners)}"
-            )
         options = known or {name for model in STRATEGIES.values() for name in model.model_fields}
-        if not owners:
+        if kind and owners:
+            problems.append(
+                f"strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
+            )
+        elif not owners:
             expected = did_you_mean(key, options) or f"; expected one of {', '.join(sorted(options))}"
-            raise InputError(f"{origin}: strategy: unknown key '{key}'{expected}")
+            problems.append(f"strategy: unknown key '{key}'{expected}")
     if kind is None:
-        raise InputError(f"{origin}: strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
-    return {**data, "strategy": {**table, "kind": kind}}
+        if not problems:
+            problems.append(f"strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
+        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+    kept = {key: value for key, value in table.items() if str(key) in known}
+    return {**data, "strategy": {**kept, "kind": kind}}, problems
 
 
 def load_experiment(
@@ -296,10 +303,12 @@ def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:
     """An experiment from file-shaped data and dotted overrides.
 
-    An override of `strategy.kind` drops the keys of the old kind; of `nodes`, the file's `gpus`, and so on.
+    An override of `strategy.kind` drops the keys of the old kind; of `nodes`, the file's `gpus`, and so on;
+    of `model` keeps [training], see `zsim.specs.model_change`.
     `strategy.config` may be another program's file, whose content then stands in its place.
     """
     data, overrides = with_training_file(data, overrides, origin=origin)
+    data = with_model(data, overrides)
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     new_kind = overrides.get("strategy.kind")
     if is_strategy(new_kind) and isinstance(data.get("strategy"), dict):
@@ -322,7 +331,8 @@ def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
     data = experiment.model_dump(exclude_unset=True, include=own)
     new = experiment_from(data, overrides, origin="experiment")
     own |= {key.partition(".")[0] for key in overrides}
-    return experiment.model_copy(update={key: getattr(new, key) for key in own})
+    notes = (*experiment.notes, *new.notes) if "notes" not in own else new.notes
+    return experiment.model_copy(update={**{key: getattr(new, key) for key in own}, "notes": notes})
 
 
 def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:

@@ -39,7 +39,7 @@ from zsim.specs.kernel_choices import (
     with_attention,
 )
 from zsim.specs.megatron import Megatron, MegatronTable, megatron_strategy, with_padded_vocabulary
-from zsim.specs.model import Embedding, ModelSpec
+from zsim.specs.model import ModelSpec
 from zsim.specs.neighbours import neighbours, place_together
 from zsim.specs.node_links import Floats
 from zsim.specs.placement import Placement, place
@@ -207,7 +207,7 @@ def _training(
     longest = model.max_positions
     length = table.sequence_length or min(longest or _DEFAULT_SEQUENCE, _DEFAULT_SEQUENCE)
     if longest and length > longest:
-        if sum(isinstance(module.work, Embedding) for module in model.before) > 1:
+        if model.learned_positions:
             raise InputError(
                 f"training.sequence_length: found {length}, but '{model.name}' has {longest} learned "
                 "positions"

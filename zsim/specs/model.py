@@ -191,6 +191,12 @@ class ModelSpec:
     not_simulated: str | None = None
     registered_before_blocks: tuple[str, ...] | None = None
 
+    @property
+    def learned_positions(self) -> int | None:
+        """The longest sequence where positions are a table of weights; None where they are not."""
+        tables = sum(isinstance(module.work, Embedding) for module in self.before)
+        return self.max_positions if tables > 1 else None
+
     @cached_property
     def numel(self) -> int:
         """Parameters in all, tied weights counted once."""

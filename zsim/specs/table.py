@@ -11,13 +11,16 @@ EVIDENCE_ORDER: tuple[Evidence, ...] = ("measured", "calibrated", "data sheet", 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
+UNSAID = "the file does not say"
+
+
 class Table(BaseModel):
-    """A table of numbers with their origin."""
+    """A table of numbers with their origin; one that does not say it is assumed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    source: str = Field(min_length=10)
-    evidence: Evidence
+    source: str = Field(default=UNSAID, min_length=1)
+    evidence: Evidence = "assumed"
     measured_range: dict[str, tuple[float, float]] = Field(
         default_factory=dict,
         description="what the measurements behind the numbers cover, by what varies (bytes, flops, ranks)",

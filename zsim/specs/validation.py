@@ -1,19 +1,20 @@
-"""Turns what pydantic finds wrong with a file into one sentence a person can act on."""
+"""Turns what pydantic finds wrong with a file into sentences a person can act on."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from zsim.errors import InputError, did_you_mean
+from zsim.errors import InputError, did_you_mean, nearest
 
 _FEW_KEYS = 16
+_MOST_LISTED = 20
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -26,15 +27,45 @@ def validated(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Mo
 
 
 def raise_input_error(error: ValidationError, file: str, model_type: type[BaseModel]) -> NoReturn:
-    """Raises InputError for the problem of `error` that most likely explains the others.
+    """Raises InputError for all that `error` found, each problem with where, what and what was expected."""
+    raise InputError(listed(file, problems_of(error, model_type))) from None
 
-    An unknown key comes first, because a misspelt key also shows up as a missing one.
-    """
-    details = error.errors(include_url=False)
-    first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
-    others = len(details) - 1
-    more = f" (and {others} more problem{'s' if others > 1 else ''})" if others else ""
-    raise InputError(f"{file}: {_sentence(first, model_type)}{more}") from None
+
+def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str]:
+    """A sentence for each problem that `error` found."""
+    return [_sentence(detail, model_type) for detail in _distinct(error.errors(include_url=False))]
+
+
+def listed(file: str, sentences: Sequence[str]) -> str:
+    """One problem as a sentence, several numbered in one paragraph."""
+    if len(sentences) == 1:
+        return f"{file}: {sentences[0]}"
+    shown = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MOST_LISTED], 1)]
+    left = len(sentences) - len(shown)
+    return f"{file}: {len(sentences)} problems: {'; '.join(shown)}{f'; and {left} more' if left else ''}"
+
+
+def _distinct(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Unknown keys first. Left out: a missing key that an unknown one beside it is the misspelling of, and
+    what the other types of a union say about a value."""
+    unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
+    found = list(unknown)
+    for detail in details:
+        location = detail["loc"]
+        if detail["type"] == "missing":
+            beside = [str(other["loc"][-1]) for other in unknown if other["loc"][:-1] == location[:-1]]
+            if any(nearest(key, [str(location[-1])]) for key in beside):
+                continue
+        elif detail["type"] == "extra_forbidden" or any(
+            other["type"] not in ("missing", "extra_forbidden")
+            and other["input"] is detail["input"]
+            and len(location) > 1
+            and other["loc"][: len(location) - 1] == location[:-1]
+            for other in found
+        ):
+            continue
+        found.append(detail)
+    return found
 
 
 def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:

@@ -5,8 +5,10 @@ micro-batch that fits and that torch's allocator does not hold up, which grows a
 
 # [Note: what a token costs]
 The critical path of a step, by cause, times the GPUs, over the tokens of the step is what a token costs in
-GPU-seconds, by cause. Efficiency is that cost at the smallest count over that at this one, so a loss of
-efficiency has a reason: the cause whose cost per token grew most.
+GPU-seconds, by cause. Efficiency is that cost where it is lowest over that at this count, so a loss of
+efficiency has a reason: the cause whose cost per token grew most. A path that leaves a cause enters another:
+what computing had hidden is waited for where computing goes faster. So where causes went both ways, the
+largest cause's change says too much; its net is its share of the whole change.
 """
 
 from __future__ import annotations
@@ -65,8 +67,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """Between two counts efficiency went from `before` to `after`, mostly for `cause`, whose cost per token
-    changed by `cause_change` of the whole cost before."""
+    """Between two counts efficiency went from `before` to `after`, mostly for `cause`.
+
+    Of a token's whole cost before, the cost changed by `change`, that for `cause` alone by `cause_change`,
+    and by `net_change` after what went the other way is taken off every cause that went with it, in
+    proportion: the net changes of all that went with it sum to `change`. `offset` went most the other way.
+    """
 
     start: int
     end: int
@@ -74,6 +80,9 @@ class Bend:
     after: float
     cause: str
     cause_change: float
+    change: float
+    net_change: float
+    offset: str = ""
 
     @property
     def change_per_doubling(self) -> float:
@@ -82,7 +91,7 @@ class Bend:
 
 @dataclass(frozen=True)
 class Scaling:
-    """All counts in order. Efficiency is against `base`, the smallest count that fits (or else runs)."""
+    """All counts in order. Efficiency is against `base`, where a token costs least, see `best_of`."""
 
     title: str
     mode: Mode
@@ -128,8 +137,22 @@ class Scaling:
         names = dict.fromkeys([*one.costs, *other.costs])
         growth = {name: other.costs.get(name, 0.0) - one.costs.get(name, 0.0) for name in names}
         cause = max(growth, key=lambda name: sign * growth[name], default="")
-        share = growth.get(cause, 0.0) / one.token_gpu_seconds
-        return Bend(one.gpus, other.gpus, before, after, cause, share)
+        whole = one.token_gpu_seconds
+        change = (other.token_gpu_seconds - whole) / whole
+        share = growth.get(cause, 0.0) / whole
+        along = sum(part for part in growth.values() if part * sign > 0) / whole
+        net = share * change / along if along else 0.0
+        other_way = min(growth, key=lambda name: sign * growth[name], default="")
+        offset = other_way if sign * growth.get(other_way, 0.0) < 0 else ""
+        return Bend(one.gpus, other.gpus, before, after, cause, share, change, net, offset)
+
+
+def best_of(runs: Sequence[Scale]) -> Scale:
+    """Where a token costs least, the fewest GPUs of equals: of those that fit with room for torch's
+    allocator, else of those that fit, else of all."""
+    fitting = [scale for scale in runs if scale.fits] or list(runs)
+    roomy = [scale for scale in fitting if not scale.allocator_retries] or fitting
+    return min(roomy, key=lambda scale: scale.token_gpu_seconds)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -200,7 +223,7 @@ def run_scaling(
     runs = [scale for scale in scales if scale.error is None]
     if not runs and not run.is_stopped:
         raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
-    base = next((scale for scale in runs if scale.fits), runs[0] if runs else scales[0])
+    base = best_of(runs) if runs else scales[0]
     first = next((p.experiment for p, s in zip(points, scales, strict=True) if s is base), None)
     return Scaling(_title(first or experiment), mode, scales, base, run.is_stopped)
 

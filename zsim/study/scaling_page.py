@@ -72,21 +72,29 @@ def sentences(scaling: Scaling) -> Iterator[str]:
 
 
 def _because(bend: Bend, scaling: Scaling) -> str:
-    much = f"{abs(bend.cause_change) * 100:.0f} % {'more' if bend.cause_change > 0 else 'less'}"
-    return f"a token costs {much} for {cause_meaning(bend.cause).label}"
+    more, less = ("more", "less") if bend.net_change > 0 else ("less", "more")
+    much = f"{abs(bend.net_change) * 100:.0f} % {more}"
+    netted = abs(bend.cause_change - bend.net_change)
+    but = ""
+    if bend.offset and netted >= _WORTH_SAYING:
+        but = (
+            f", net: {abs(bend.cause_change) * 100:.0f} % {more} by itself, but {less} for what it replaced "
+            f"on the critical path, {cause_meaning(bend.offset).label} above all"
+        )
+    return f"a token costs {much} for {cause_meaning(bend.cause).label}{but}"
 
 
 def scaling_page(scaling: Scaling) -> str:
     """The page as text."""
     sections = [
         Section("How far from linear", [
-            ("efficiency", "Tokens per second per GPU, of those on the fewest GPUs that fit. Marked: knees.",
+            ("efficiency", "Tokens per second per GPU, of the best point that fits. Marked: knees.",
              efficiency(scaling)),
             ("throughput", "Tokens per second; dashed: linear.", throughput(scaling)),
         ]),
         Section("Why", [
             ("causes", "What a token costs in GPU time, by what the end of the step waited for (the critical "
-             "path); 100 % is its cost on the fewest GPUs. What grows is what keeps it from scaling.",
+             "path); 100 % is its cost at the best point. What grows is what keeps it from scaling.",
              causes(scaling)),
         ], ["GPUs", "nodes", "batch per GPU", "step", "tokens/s", "of linear", "MFU", "GPU memory",
             "mostly waiting for"], [_cells(scaling, scale) for scale in scaling.scales]),
@@ -215,7 +223,7 @@ def causes(scaling: Scaling) -> Figure:
             hovertemplate="%{x} GPUs: " + meaning.label + " %{y:.1f} %<extra></extra>",
         )
     figure.update_xaxes(title_text="GPUs", type="category")
-    figure.update_yaxes(title_text="% of a token's cost on the fewest GPUs", automargin=True)
+    figure.update_yaxes(title_text="% of a token's cost at the best point", automargin=True)
     return figure
 
 
@@ -287,4 +295,6 @@ def _bend_dict(bend: Bend) -> dict[str, Any]:
         "efficiency_after_fraction": bend.after,
         "cause": bend.cause,
         "cause_change_fraction": bend.cause_change,
+        "change_fraction": bend.change,
+        "cause_net_change_fraction": bend.net_change,
     }

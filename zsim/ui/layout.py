@@ -110,7 +110,7 @@ def _results() -> list[Any]:
                 dcc.RadioItems(modes, "weak", id="mode"),
                 html.P(id="curve-words"),
                 _pair(
-                    _plot("efficiency", "Against linear from the fewest GPUs that fit; crosses do not fit."),
+                    _plot("efficiency", "Against linear from the best point that fits; crosses do not fit."),
                     _plot("throughput", "All GPUs together; dashed: linear."),
                 ),
             ],

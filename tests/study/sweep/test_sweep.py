@@ -15,7 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from zsim.cli import app
 from zsim.errors import InputError
 from zsim.study.sweep import record as record_module
 from zsim.study.sweep.pool import Task, run_tasks
@@ -82,6 +84,17 @@ def test_the_parquet_holds_what_the_csv_holds(tmp_path: Path) -> None:
     assert found[2]["step_seconds"] is None
     assert found[2]["status"] == "error"
     assert list(found[0]) == list(rows[0])
+
+
+def test_what_makes_the_parquet_is_said_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = study_file(tmp_path, SMALL.replace("[1, 3]", "[1]").replace("[8, 16]", "[8]"))
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out"), "-j", "1"])
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "out" / "results.parquet").exists()
+    assert "no results.parquet: it needs pyarrow (pip install zsim[parquet])" in done.output
 
 
 def test_a_column_of_mixed_kinds_is_text_in_parquet(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def accelerate_yaml(job: Job) -> str:
     if isinstance(strategy, DeepSpeedConfig):
         flag = strategy.stage == 3
         block: dict[str, Any] = {"deepspeed_config_file": DEEPSPEED_FILE, "zero3_init_flag": flag}
+        if job.num_nodes > 1:  # else pdsh and a hostfile, whatever num_machines says
+            block["deepspeed_multinode_launcher"] = "standard"
         data |= {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
     elif isinstance(strategy, Fsdp2):
         data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp2(job, strategy)}
@@ -76,8 +78,9 @@ def accelerate_yaml(job: Job) -> str:
         data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
     else:
         data["distributed_type"] = "MULTI_GPU" if job.world_size > 1 else "NO"
-    precision = job.training.precision
-    data["mixed_precision"] = "no" if precision == "fp32" else precision
+    if not isinstance(strategy, DeepSpeedConfig):  # beside deepspeed_config_file accelerate refuses the key
+        precision = job.training.precision
+        data["mixed_precision"] = "no" if precision == "fp32" else precision
     if job.training.compile:
         data["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     data |= {"num_machines": job.num_nodes, "num_processes": job.world_size, "rdzv_backend": "static"}

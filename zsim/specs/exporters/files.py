@@ -12,7 +12,11 @@ from zsim.specs.exporters.deepspeed_json import deepspeed_json
 from zsim.specs.exporters.experiment_toml import experiment_toml
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.fsdp_python import python_file, why_not_python
-from zsim.specs.exporters.torchtitan_toml import torchtitan_toml, why_not_torchtitan
+from zsim.specs.exporters.torchtitan_toml import (
+    torchtitan_model,
+    torchtitan_toml,
+    why_not_torchtitan,
+)
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
 from zsim.specs.strategy import DEFAULT_CONNECTIONS, Ddp
@@ -44,14 +48,40 @@ def export_files(job: Job) -> Exported:
         missing["accelerate.yaml"] = reason
     files["experiment.toml"] = experiment_toml(_portable(job.experiment, DEEPSPEED_FILE in files))
     notes = _script_notes(job)
-    if "accelerate.yaml" in files and not isinstance(job.strategy, DeepSpeedConfig):
+    if "accelerate.yaml" in files:
+        notes += _accelerate_notes(job)
+    if "torchtitan.toml" in files:
+        notes += _torchtitan_notes(job)
+    return Exported(files, missing, tuple(notes))
+
+
+def _accelerate_notes(job: Job) -> list[str]:
+    notes = []
+    if isinstance(job.strategy, DeepSpeedConfig):
+        notes.append(f"accelerate.yaml: start it in its own folder, where {DEEPSPEED_FILE} lies")
+    else:
         notes.append(f"accelerate.yaml: the script's: {', '.join(_accelerate_calls(job))}")
-    if "torchtitan.toml" in files and not job.training.gradient_clipping:
+    if job.num_nodes > 1:
+        notes.append(
+            "accelerate.yaml: every node's own: accelerate launch --machine_rank NUMBER "
+            "--main_process_ip ADDRESS_OF_NODE_0 --main_process_port 29500"
+        )
+    return notes
+
+
+def _torchtitan_notes(job: Job) -> list[str]:
+    notes = []
+    if torchtitan_model(job) is None:
+        notes.append(
+            f"torchtitan.toml: torchtitan 0.2 has no flavor that is {job.model.name}: without model.name and "
+            "model.flavor it trains its debugmodel"
+        )
+    if not job.training.gradient_clipping:
         notes.append(
             "torchtitan.toml: torchtitan always takes the gradients' norm, the simulated step does not; "
             "max_norm = 1e9 clips nothing"
         )
-    return Exported(files, missing, tuple(notes))
+    return notes
 
 
 def _portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
@@ -83,8 +113,9 @@ def _script_notes(job: Job) -> list[str]:
             notes.append(f"the optimizer is the script's: deepspeed.ops.adam.{optimizer}")
         if training.compile:
             notes.append("compile the blocks: block.compile()")
-        if training.precision == "fp8":
-            notes.append("fp8 products are the script's (torchao, Transformer Engine)")
+    if training.precision == "fp8":
+        but = "" if isinstance(job.strategy, DeepSpeedConfig) else ", but torchtitan's"
+        notes.append(f"fp8 products are the script's (torchao, Transformer Engine){but}")
     if training.liger:
         notes.append("Liger's kernels are the script's: use_liger_kernel")
     if training.expandable_segments:

@@ -13,6 +13,7 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
 _LOSSES = ("eager", "fused")  # fused where it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan takes the norm in any case
+_NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
 _POLICIES = {None: "default", True: "always", False: "never"}
 
 
@@ -100,7 +101,8 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
         "compile": _compile(training),
     }
     if training.precision == "fp8":
-        sections["float8"] = {"enable_fsdp_float8_all_gather": strategy.param_dtype == "fp8"}
+        gathers = {"enable_fsdp_float8_all_gather": strategy.param_dtype == "fp8"}
+        sections["quantize"] = {"linear": {"float8": gathers}}
     return sections
 
 
@@ -111,8 +113,13 @@ def _compile(training: Training) -> dict[str, Any]:
     return {"enable": bool(parts), **({"components": parts} if len(parts) == 1 else {})}
 
 
-def _model(job: Job) -> dict[str, Any]:
+def torchtitan_model(job: Job) -> tuple[str, str] | None:
+    """torchtitan 0.2's name and flavor of the job's model; None where it has none."""
     asked = job.experiment.model
-    found = next((key for key, preset in PRESETS.items() if preset == asked), None)
+    return next((key for key, preset in PRESETS.items() if preset == asked and key not in _NOT_IN_0_2), None)
+
+
+def _model(job: Job) -> dict[str, Any]:
+    found = torchtitan_model(job)
     model: dict[str, Any] = {} if found is None else {"name": found[0], "flavor": found[1]}
-    return model | ({"converters": ["float8"]} if job.training.precision == "fp8" else {})
+    return model | ({"converters": ["quantize.linear.float8"]} if job.training.precision == "fp8" else {})

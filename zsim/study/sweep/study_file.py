@@ -22,20 +22,23 @@ where = ["nodes * 8 >= 16"]              # which points to keep
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.experiment import Experiment, located
+from zsim.specs.validation import listed
 from zsim.study.sweep.expressions import Expression, parse_expression
 
 LABEL = "label"
 _KEYS = ("name", "experiment", "base", "axes", "zip", "set", "where")
 _RANGES = {frozenset({"from", "to", "step"}), frozenset({"from", "to", "factor"})}
 _MOST_POINTS = 1_000_000
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -100,33 +103,62 @@ def study_from(
             f"{file}: is an experiment, not a study; expected a file with experiment = {file!r} and [axes] "
             "(zsim run simulates one experiment)"
         )
-    for key in data:
-        if key in Experiment.model_fields:
-            raise InputError(
-                f"{file}: unknown key '{key}': it belongs to the experiment; expected experiment = \"FILE\", "
-                f"or the experiment's keys in the table [base], or '{key}' in [axes] where it varies"
-            )
-        if key not in _KEYS:
-            raise InputError(f"{file}: unknown key '{key}'{did_you_mean(key, _KEYS)}")
-    base = _base(data, folder, file)
-    axes = [
-        _axis({key: value}, f"{file}: axes", folder)
-        for key, value in _flat(_table(data.get("axes", {}), f"{file}: axes"))
-    ]
-    axes += [
-        _axis(dict(_flat(table)), f"{file}: zip {number}", folder)
-        for number, table in _tables(data, "zip", file)
-    ]
-    if not axes:
-        raise InputError(f"{file}: nothing varies; expected [axes] or [[zip]]")
-    rules = tuple(_rule(table, f"{file}: set {number}") for number, table in _tables(data, "set", file))
-    where = data.get("where", [])
-    conditions = tuple(
-        parse_expression(text, f"{file}: where") for text in (where if isinstance(where, list) else [where])
+    problems = list(_unknown_keys(data))
+    # what a misspelt key would have held is not missing
+    bases = list(_parts(problems, file, [lambda: _base(data, folder, file)]))
+    axes = list(_parts(problems, file, _axis_readers(data, folder, file, problems)))
+    if not axes and not problems:
+        problems.append("nothing varies; expected [axes] or [[zip]]")
+    tables = _parts(problems, file, [lambda: list(_tables(data, "set", file))])
+    rules = tuple(
+        _parts(
+            problems,
+            file,
+            [partial(_rule, table, f"{file}: set {number}") for found in tables for number, table in found],
+        )
     )
+    where = data.get("where", [])
+    texts = where if isinstance(where, list) else [where]
+    conditions = tuple(
+        _parts(problems, file, [partial(parse_expression, text, f"{file}: where") for text in texts])
+    )
+    if problems:
+        raise InputError(listed(file, problems))
+    (base,) = bases
     study = Study(str(data.get("name", name)), base, dict(overrides or {}), tuple(axes), rules, conditions)
     _check(study, file)
     return study
+
+
+def _unknown_keys(data: Mapping[str, Any]) -> Iterator[str]:
+    for key in data:
+        if key in Experiment.model_fields:
+            yield (
+                f"unknown key '{key}': it belongs to the experiment; expected experiment = \"FILE\", "
+                f"or the experiment's keys in the table [base], or '{key}' in [axes] where it varies"
+            )
+        elif key not in _KEYS:
+            yield f"unknown key '{key}'{did_you_mean(key, _KEYS)}"
+
+
+def _axis_readers(
+    data: Mapping[str, Any], folder: Path, file: str, problems: list[str]
+) -> Iterator[Callable[[], Axis]]:
+    for table in _parts(problems, file, [lambda: _table(data.get("axes", {}), f"{file}: axes")]):
+        for key, value in _flat(table):
+            yield partial(_axis, {key: value}, f"{file}: axes", folder)
+    for tables in _parts(problems, file, [lambda: list(_tables(data, "zip", file))]):
+        for number, table in tables:
+            yield partial(_axis, dict(_flat(table)), f"{file}: zip {number}", folder)
+
+
+def _parts(problems: list[str], file: str, readers: Iterable[Callable[[], Part]]) -> Iterator[Part]:
+    """What each reader gives; what one raises goes to `problems`, without the file's name."""
+    for reader in readers:
+        try:
+            yield reader()
+        except InputError as error:
+            problems.append(str(error).removeprefix(f"{file}: "))
 
 
 def _base(data: Mapping[str, Any], folder: Path, file: str) -> dict[str, Any]:
@@ -140,7 +172,7 @@ def _base(data: Mapping[str, Any], folder: Path, file: str) -> dict[str, Any]:
         path = folder / data["experiment"]
         base = located(read_toml(path), path.parent)
     changes = _table(data.get("base", {}), f"{file}: base")
-    if not base and not changes:
+    if not base and not changes and set(data) <= set(_KEYS):
         raise InputError(f"{file}: what to vary? expected 'experiment' (a file), or [base]")
     for key, value in changes.items():
         is_table = isinstance(value, dict) and isinstance(base.get(key), dict)

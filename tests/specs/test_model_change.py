@@ -1,0 +1,68 @@
+"""Another model in an experiment: [training] stays, and what the model cannot do is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zsim.commands.options import experiment_from as from_command_line
+from zsim.errors import InputError
+from zsim.specs.experiment import Experiment, load_experiment
+from zsim.specs.job import resolve
+from zsim.ui.form import form_of
+
+FILE = """
+model = "llama-3-70b"
+cluster = "hgx-h200"
+nodes = 16
+[training]
+sequence_length = 8192
+activation_checkpointing = "full"
+[strategy]
+kind = "deepspeed"
+stage = 3
+"""
+STAYS = (
+    "the model is changed from 'llama-3-70b' to '{}'; what training says stays: sequence_length 8192, "
+    "activation_checkpointing full"
+)
+
+
+def ways(folder: Path, model: str) -> dict[str, Experiment]:
+    """The example with another model: with a file, without one, and on the page."""
+    path = folder / "mine.toml"
+    path.write_text(FILE)
+    form = form_of(load_experiment(path))
+    return {
+        "a file": from_command_line(path, model, None, None, None, None),
+        "the example": from_command_line(None, model, None, None, None, None),
+        "--set": from_command_line(path, None, None, None, None, [f"model={model}"]),
+        "the page": form.experiment({**form.initial, "model": model}),
+    }
+
+
+def test_how_it_trains_stays_and_is_said_wherever_the_model_is_changed(tmp_path: Path) -> None:
+    for way, experiment in ways(tmp_path, "llama-3-8b").items():
+        assert experiment.training.sequence_length == 8192, way
+        assert experiment.training.activation_checkpointing == "full", way
+        assert STAYS.format("llama-3-8b") in resolve(experiment).notes, way
+
+
+def test_a_sequence_beyond_learned_positions_becomes_them_and_that_is_said(tmp_path: Path) -> None:
+    """GPT-2's positions are a table of 1,024 rows."""
+    for way, experiment in ways(tmp_path, "gpt2").items():
+        assert experiment.training.sequence_length == 1024, way
+        notes = resolve(experiment).notes
+        assert "sequence_length 8192 becomes 1024: 'gpt2' has no more learned positions" in notes, way
+        assert any("stays: activation_checkpointing full" in note for note in notes), way
+
+
+def test_a_length_that_is_asked_for_with_the_model_is_not_changed() -> None:
+    asked = from_command_line(None, "gpt2", None, None, None, ["training.sequence_length=4096"])
+    with pytest.raises(InputError, match=r"found 4096, but 'gpt2' has 1024 learned positions"):
+        resolve(asked)
+
+
+def test_the_same_model_is_no_change_and_nothing_is_said() -> None:
+    assert not from_command_line(None, "llama-3-70b", None, None, None, None).notes
