@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from zsim import Experiment
-from zsim.api import simulate
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import changed
+from zsim.study.advice import simulate
 from zsim.study.knobs import HARDWARE
 from zsim.study.offload_needs import Need, offload_need, offload_needs
 from zsim.study.search import least_factor

@@ -25,7 +25,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
         html.P(change_words(found.tokens_per_second, before), id="change"),
         html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
-        html.P(f"{GIGABYTES}.", className="limit"),
+        html.P(f"{GIGABYTES}.", className="source"),
     ]
 
 

@@ -24,7 +24,7 @@ from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, few_micro_batches
 from zsim.study.tune.tellings import script_changes
 
-_MOST_SIMULATED = 4
+_MOST_SIMULATED = 3
 AXES = ("checkpointing", "cross-entropy", "offload", "micro-batch")
 _IN_JSON = {
     MICRO_BATCH: "strategy.config.train_micro_batch_size_per_gpu",
