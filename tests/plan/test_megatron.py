@@ -245,3 +245,13 @@ def test_a_checkpointed_layer_is_entered_three_times(toys: Any) -> None:
     plan = toy_plan(toys, CORE, activation_checkpointing="full")
     events = [op.events for op in plan.ops if op.overhead == "megatron_core_block"]
     assert events == [1] * 4 + [2] * 4
+
+
+def test_a_skipped_update_ends_with_the_look_at_the_gradients(toys: Any) -> None:
+    """fp16 whose scale still falls: fp32 copies, unscaling, the flag; no norm, no update, no cast."""
+    early = replace(CORE, param_dtype="fp16", grad_dtype="fp16", skips_update=True)
+    plan = toy_plan(toys, early, precision="fp16", gradient_clipping=1.0)
+    last = [op.name for op in plan.ops if op.phase == "optimizer"]
+    assert last == ["copy gradients to fp32", "unscale gradients", "read overflow"]
+    levels = toys.host_levels(plan)["gradients"]
+    assert levels[-1] == levels[0] < max(levels)

@@ -107,6 +107,11 @@ def test_the_sizes_of_a_stage_are_its_own() -> None:
     assert names[2] == {"reduce_bucket_size", "allgather_bucket_size"}
     assert "stage3_prefetch_bucket_size" in names[3]
     assert set(software_numbers(resolve(llama(strategy={"kind": "ddp"})))) == {"bucket_cap_mb"}
+    overlapped = {"kind": "megatron", "overlap_grad_reduce": True}
+    assert software_numbers(resolve(llama(strategy=overlapped))) == {
+        "bucket_size": ("strategy.bucket_size", 40_000_000.0, True)
+    }
+    assert not software_numbers(resolve(llama(strategy={"kind": "megatron"})))
     assert software_numbers(resolve(llama())) == {}
 
 

@@ -16,6 +16,7 @@ from zsim.specs.hardware import Cluster
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.importers.deepspeed_reader import json_key
 from zsim.specs.job import Job
+from zsim.specs.megatron import Megatron
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 
@@ -175,6 +176,8 @@ def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
             for value in [getattr(zero, name)]
             if zero.stage in stages and value
         }
+    if isinstance(strategy, Megatron) and strategy.bucket_size is not None:
+        return {"bucket_size": ("strategy.bucket_size", float(strategy.bucket_size), True)}
     table = job.experiment.strategy
     if table.kind == "ddp":
         return {"bucket_cap_mb": ("strategy.bucket_cap_mb", table.bucket_cap_mb, False)}

@@ -151,7 +151,6 @@ def cross_entropy(run: PublishedRun) -> str | None:
         return "fused_linear" if software.endswith("-liger") else "unsloth"
     if software.startswith("InternEvo"):  # flash-attn's CrossEntropyLoss (model/loss.py)
         return "fused"
-    own = "egatron" in software or software.startswith(
-        "nanotron"
-    )  # its sharded_cross_entropy is in place too
-    return "megatron" if own else None
+    if software.startswith("nanotron"):  # its sharded_cross_entropy works in place too
+        return "megatron"
+    return "megatron" if "egatron" in software else None
