@@ -118,7 +118,7 @@ def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(make_tra
 
 
 def test_a_stream_that_is_free_late_delays_nothing_twice(make_trace):
-    """Issued 3 s before the step: the op starts at 0.5 because its stream is free at 0, and then waits 0.5."""
+    """Issued 3 s before the step: the op starts at 0.5 because its stream is free at 0, then waits 0.5."""
     (plan,) = replay_plans(make_trace([kernel("a", -3, 0.5, 1)])).values()
     assert plan.ops[0].lag_seconds == 0.5
 

@@ -312,7 +312,7 @@ def test_matrix_products_are_told_from_their_names(name, is_matrix):
 
 
 def test_one_recorded_step_has_one_length_and_what_is_a_ranks_own_is_said() -> None:
-    """Recorded, rank 1 takes longest: 45.29 ms. Rank 0, which two traces are compared by, began 55 us after it
+    """Recorded, rank 1 takes longest: 45.29 ms. Rank 0, which traces are compared by, began 55 us after it
     and took 43.94 ms."""
     trace = zsim.read_trace(GLOO / "zero3-even-2ranks")
     step = trace.typical_step()

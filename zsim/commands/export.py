@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from zsim.commands.options import (
     Cluster,
     ExperimentFile,

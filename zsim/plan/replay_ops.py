@@ -9,7 +9,7 @@ from zsim.trace.spans import SpanInfo
 
 
 class HostWait(NamedTuple):
-    """The host works for `seconds`, and is then blocked: until op number `op` is over, and `own_seconds` more.
+    """The host works for `seconds`, then is blocked: until op number `op` is over, and `own_seconds` more.
 
     `op` is None where no op is known that it waited for; `info` says what the wait counts as. See
     zsim.plan.replay_host, [Note: a call that blocks].

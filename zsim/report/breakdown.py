@@ -158,7 +158,7 @@ def _rows_and_scene(own: Trace) -> tuple[list[_Row], _Scene]:
 
 
 def _one_at_a_time(own: Trace) -> list[tuple[float, float, int]]:
-    """The host's blocks in order; of two threads' that overlap the first, and what the other has beyond it."""
+    """The host's blocks in order; of two threads' that overlap the first, and what the other has beyond."""
     blocks: list[tuple[float, float, int]] = []
     free = -math.inf
     for start, end, info in sorted(block[1:] for block in own.host_blocks):

@@ -122,8 +122,9 @@ def replay(
     """Run a recorded step again: its kernels with their durations, its collectives together.
 
     Without `cluster` every span takes what it took, and the recorded step comes back, each part of it. With
-    one, collectives run on its fabric; `gpus` or `nodes` puts them on another number of GPUs. `recorded_on` names the GPU of the recording where the trace does not;
-    `step` is the number of a step (else the typical one).
+    one, collectives run on its fabric; `gpus` or `nodes` puts them on another number of GPUs. `recorded_on`
+    names the GPU of the recording where the trace does not; `step` is the number of a step (else the typical
+    one).
 
     Raises InputError for a trace that cannot be replayed so, and says why.
     """
