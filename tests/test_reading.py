@@ -1,4 +1,4 @@
-"""What people give is read within limits: hostile files are one paragraph each, whichever reader gets them."""
+"""What people give is read within limits: hostile files are one paragraph each, whoever reads them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,9 @@ sequence_length = 1024
 kind = "deepspeed"
 stage = 3
 """
-DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
-"reduce_bucket_size": 5e8, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"params": {"lr": "auto"}}}"""
+DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true},
+"zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "offload_optimizer": {"device": "cpu"}},
+"optimizer": {"params": {"lr": "auto"}}}"""
 MODEL = """{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
 "vocab_size": 50257}"""
 CLUSTER = """extends = "dgx-h100"
@@ -79,13 +81,17 @@ seq_len = 8192
 [parallelism]
 data_parallel_shard_degree = -1
 """
-ARGUMENTS = '{"per_device_train_batch_size": 2, "bf16": true, "fsdp": "full_shard", "fsdp_config": {"version": 1}}'
+ARGUMENTS = (
+    '{"per_device_train_batch_size": 2, "bf16": true, "fsdp": "full_shard", "fsdp_config": {"version": 1}}'
+)
 SLURM = "SwitchName=s0 Nodes=tux[0-2]\nSwitchName=top Switches=s[0-1] LinkSpeed=100\n"
 NCCL = """<system version="1"><cpu numaid="0"><pci busid="1" class="0x060400" link_speed="32.0 GT/s PCIe">
-<pci busid="2" class="0x030200" link_width="16"><gpu dev="0" sm="90"><nvlink target="f" count="18"/></gpu></pci>
-</pci></cpu></system>"""
+<pci busid="2" class="0x030200" link_width="16"><gpu dev="0" sm="90"><nvlink target="f" count="18"/></gpu>
+</pci></pci></cpu></system>"""
 SMI = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tNV12\tPXB\nGPU1\tNV12\t X \tSYS\nNIC0\tPXB\tSYS\t X\n"
-ASTRA = "topology: [ Switch, Switch ]\nnpus_count: [ 8, 4 ]\nbandwidth: [ 400.0, 50.0 ]\nlatency: [ 500, 2000 ]\n"
+ASTRA = (
+    "topology: [ Switch, Switch ]\nnpus_count: [ 8, 4 ]\nbandwidth: [ 400.0, 50.0 ]\nlatency: [ 500, 2000 ]\n"
+)
 NCCL_TESTS = """#  Rank  0 Group  0 Pid  1 on  a device  0
 #  Rank  1 Group  0 Pid  2 on  b device  0
 # Collective test starting: all_gather_perf
@@ -98,15 +104,18 @@ KINETO = """{"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 
 "traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 90, "tid": 5},
 {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 2, "args": {"correlation": 1}},
 {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather", "ts": 9, "dur": 40, "args": {"correlation": 1,
-"stream": 20, "Collective name": "_allgather_base", "In msg nelems": 10, "Group size": 2, "dtype": "Float"}}]}"""
+"stream": 20, "Collective name": "_allgather_base", "In msg nelems": 10, "Group size": 2,
+"dtype": "Float"}}]}"""
 SPANS = """{"rank": 0, "world_size": 2}
 {"kind": "phase", "op": "forward", "step": 1, "issue_ns": 10, "done_ns": 90}
 {"kind": "coll", "op": "all_gather", "step": 1, "issue_ns": 20, "done_ns": 40, "bytes": 8, "unit": "a"}
 """
-FLIGHT = """{"version": "2.10", "entries": [{"record_id": 0, "profiling_name": "nccl:_all_gather_base",
-"process_group": ["0", "default_pg"], "input_sizes": [[10]], "output_sizes": [[20]], "input_dtypes": ["Float"],
-"collective_seq_id": 1, "time_created_ns": 5}], "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}}"""
-CURVES = """curve,cluster,nodes,gpus,collective,size_bytes,bus_gigabytes_per_second,harness_seconds,ids,how,source
+CALL = """{"record_id": 0, "profiling_name": "nccl:_all_gather_base", "process_group": ["0", "default_pg"],
+"input_sizes": [[10]], "output_sizes": [[20]], "input_dtypes": ["Float"], "time_created_ns": 5}"""
+FLIGHT = f"""{{"version": "2.10", "entries": [{CALL}, {CALL}, {CALL}, {CALL}],
+"pg_config": {{"0": {{"name": "0", "ranks": "[0, 1]"}}}}}}"""
+CURVES = """curve,cluster,nodes,gpus,collective,size_bytes,bus_gigabytes_per_second,harness_seconds,ids,how,\
+source
 one,dgx-a100-80gb,1,8,all_reduce,32768,1.308,3e-05,a,b,c
 """
 BASELINE = '{"format": 1, "tolerances": {"step": 0.02}, "cases": {"a": {"step": 1.5}}, "known": []}'
@@ -155,9 +164,9 @@ def test_the_files_that_are_damaged_below_are_read_when_whole(tmp_path: Path, ki
 @pytest.mark.parametrize("kind", [*IN_JSON, *IN_TOML])
 def test_a_number_of_5000_digits_is_refused_in_words(tmp_path: Path, kind: str) -> None:
     _, text, _ = READERS[kind]
-    number = re.search(r"(?<=[ =])-?[1-9][0-9]*(?:\\.[0-9]+)?(?=[,}\n])", text)
-    assert number is not None
-    message = refused(tmp_path, kind, text[: number.start()] + DIGITS + text[number.end() :])
+    value = re.search(r"(?<=[:=] )[^ ,}\[{\n]+", text)  # the first
+    assert value is not None
+    message = refused(tmp_path, kind, text[: value.start()] + DIGITS + text[value.end() :])
     assert "digits" in message
     assert DIGITS not in message
 
@@ -249,25 +258,28 @@ def test_a_curve_with_numbers_that_cannot_be_is_refused_by_its_line(
     assert "line 2: expected numbers in" in message
 
 
-@pytest.mark.parametrize("command", ["t.toml --a='", f"torchrun --nproc_per_node={DIGITS} t.toml --training.steps=1"])
+@pytest.mark.parametrize(
+    "command",
+    ["--module llama3 --config 'llama3_8b", f"torchrun --nproc_per_node={DIGITS} t.toml --training.steps=1"],
+)
 def test_a_command_line_that_cannot_be_read_is_refused(command: str) -> None:
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "gpus": 8}
     with pytest.raises(InputError):
         experiment_from(data, {"strategy.config": command}, origin="test")
 
 
-# -- what a fuzzer does: small damage anywhere, often with something that other readers stumble over ----------
+# -- what a fuzzer does: small damage anywhere, often with something that other readers stumble over ------
 
 HOSTILE = [
-    "", "0", "-1", "1e309", "nan", "inf", "9" * 20, "9" * 400, DIGITS, "true", "null", '""', "[]", "{}", "[[", "{",
-    "a.b", "\x00", "\N{SUPERSCRIPT TWO}", "\n", '"', "'", "A" * 5000, "1979-05-27", "[0-99999999]", "{a=" * 99,
-    "[" * 2000, "0x7fffffffffffffff",
+    "", "0", "-1", "1e309", "nan", "inf", "9" * 20, "9" * 400, DIGITS, "true", "null", '""', "[]", "{}", "[[",
+    "{", "a.b", "\x00", "\N{SUPERSCRIPT TWO}", "\n", '"', "'", "A" * 5000, "1979-05-27", "[0-99999999]",
+    "{a=" * 99, "[" * 2000, "0x7fffffffffffffff",
 ]  # fmt: skip
 TOKEN = re.compile(r'"[^"\n]*"|[A-Za-z_]\w*|-?[0-9][0-9._eE+-]*|[^\s]')
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=st.lists(st.tuples(st.integers(0, 400), st.sampled_from(HOSTILE)), min_size=1, max_size=3))
 def test_a_damaged_file_is_read_or_refused_and_nothing_else(
     tmp_path: Path, kind: str, damage: list[tuple[int, str]]
@@ -279,12 +291,8 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(
             token = tokens[place % len(tokens)]
             text = text[: token.start()] + what + text[token.end() :]
     (tmp_path / name).write_text(text)
-    try:
+    with suppress(ZsimError, OverflowError):  # the second of sizes: the command line says they are too large
         read(tmp_path / name)
-    except ZsimError as error:
-        assert str(error)
-    except OverflowError as error:  # of sizes: the command line says what it is
-        assert "int" in str(error)
 
 
 def test_a_table_of_runs_and_a_folder_hold_what_they_hold(tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ def test_nothing_is_written_to_disk(tmp_path, ranks, monkeypatch):
     [
         ({"rank0.json->": b"/etc/passwd"}, r"a\.tar\.gz/rank0\.json: is a link or a device; expected a file"),
         ({"readme.md": b"x"}, "has no trace in it; expected a file per rank"),
-        ({}, "has no trace in it|is empty"),
         ({"a.sqlite": b"SQLite format 3\x00...."}, r"a\.sqlite: is read from a file of its own; unpack"),
         ({"rank0.json": b'{"traceEvents": ['}, r"a\.tar\.gz/rank0\.json: is cut off"),
     ],
@@ -87,7 +86,7 @@ def test_an_archive_that_is_cut_off_says_so(tmp_path, ranks):
 
 
 def test_an_archive_that_unpacks_without_end_is_refused_where_it_does(tmp_path):
-    """3 GB that no trace is in, of which 64 MB are looked at: a header, and zeros packed a thousand times."""
+    """3 GB that no trace is in, of which 16 MB are looked at: a header, and zeros packed a thousand times."""
     header = tarfile.TarInfo("large.bin")
     header.size = 3 * 2**30
     zeros = gzip.compress(bytes(2**20))

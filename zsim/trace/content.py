@@ -3,7 +3,7 @@
 # [Note: how large a trace may be]
 Real traces are gigabytes of JSON, so size alone refuses nothing. A file that was made to be large is told by
 what it does not say: gzip packs Kineto's JSON 10 to 60 times, and what unpacks to more than 200 times its
-size (and 64 MB) is refused, as is a run of 64 MB of blanks, unzipped or not. What is between is read.
+size (and 16 MB) is refused, as is a run of 64 MB of blanks, unzipped or not. What is between is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from zsim.errors import InputError
 
 CHUNK_BYTES = 2**20
 _MOST_RATIO = 200  # deflate's own limit is 1,032
-_MOST_BLANK = _SURELY_SMALL = 64 * 2**20
+_MOST_BLANK = 64 * 2**20
+_SURELY_SMALL = 16 * 2**20
 _GZIP = b"\x1f\x8b"
 
 

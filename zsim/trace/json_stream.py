@@ -135,10 +135,10 @@ class JsonStream:
         length = len(self._buffer) - self._at
         if length > _LONGEST_VALUE:
             raise self._wrong(f"has a value of more than {_LONGEST_VALUE // 2**20} MB")
-        while self._read_more():
-            if len(self._buffer) >= 2 * length:
-                return True
-        return len(self._buffer) > length
+        while len(self._buffer) - self._at < 2 * length + 1:
+            if not self._read_more():
+                break
+        return len(self._buffer) - self._at > length
 
     def _read_more(self) -> bool:
         chunk = next((chunk for chunk in self._text if chunk), "")
