@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "zsim"
 FLOOR = {
     "errors": -1,
-    "units": 0, "files": 0, "resources": 0, "version": 0,
+    "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
     "specs": 1, "trace": 1,
     "cost": 2,
     "plan": 3,
@@ -26,7 +26,7 @@ FLOOR = {
 }  # fmt: skip
 WINGS = {
     "report": {"units", "errors", "files", "resources", "version", "specs", "trace", "cost", "plan"},
-    "calibrate": {"units", "errors", "version", "specs", "trace", "cost"},
+    "calibrate": {"units", "errors", "reading", "version", "specs", "trace", "cost"},
 }
 CLOCK = {"fluid", "fabric", "devices", "engine"}
 HEAVY = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -359,3 +360,28 @@ def test_a_name_longer_than_a_file_may_have_is_refused_like_another(words: list[
     name = "n" * 300
     error = refused(*(word.replace("NAME", name) for word in words))
     assert reason.replace("NAME", name) in error
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("9" * 5000, "--set training.seed: has a number of more than 40 digits"),
+        ("[" * 50_000, "--set training.seed: is nested more than 64 levels deep; expected a few"),
+    ],
+)
+def test_a_hostile_setting_is_one_short_paragraph(value: str, reason: str) -> None:
+    assert refused("plan", "--set", f"training.seed={value}") == f"zsim: {reason}\n"
+
+
+def test_what_a_reason_quotes_is_cut_and_moves_no_cursor() -> None:
+    said = refused("plan", "--set", "\x1b[2J" + "a" * 50_000)
+    assert len(said) < 3100
+    assert "\x1b" not in said
+    assert said.endswith("expected KEY=VALUE, e.g. --set training.micro_batch_size=2\n")
+
+
+def test_three_gigabytes_of_blanks_in_a_trace_are_refused(tmp_path: Path) -> None:
+    """Three megabytes on disk."""
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(b" " * 2**20) * 3072)
+    assert "unpacks to more than 200 times its size" in refused("replay", str(path))

@@ -55,6 +55,8 @@ app = typer.Typer(
 # Of standard output: what zsim writes itself goes through zsim.files.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
+_LONGEST_REASON = 3_000  # characters; the longest of zsim's own lists have a thousand
+
 app.command()(calibrate)
 app.add_typer(topology_app, name="topology")
 app.command()(compare)
@@ -196,13 +198,22 @@ def _run_app() -> str | int | None:
         return done.code
     except ZsimError as error:
         return _refused(str(error))
-    except (MemoryError, OverflowError, RecursionError) as error:
+    except RecursionError:
+        return _refused("something in the input is nested deeper than zsim can follow")
+    except (MemoryError, OverflowError) as error:
         return _refused(f"the numbers are larger than zsim can hold ({type(error).__name__})")
     return 0
 
 
 def _refused(reason: str) -> int:
-    print(f"zsim: {reason}", file=sys.stderr)
+    """One paragraph, whatever a file or an argument holds that the reason quotes."""
+    if len(reason) > _LONGEST_REASON:
+        half = _LONGEST_REASON // 2
+        reason = f"{reason[:half]} [...] {reason[-half:]}"
+    shown = "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in reason
+    )
+    print(f"zsim: {shown}", file=sys.stderr)
     return 2
 
 

@@ -87,8 +87,40 @@ def test_the_host_works_waits_and_works_again(make_trace):
         [kernel("a", 1, 1, 8), kernel("b", 9, 9, 10)], step_seconds=10, host_blocks=[(0, 3.0, 8.0, "a")]
     )
     op = ops_of(trace)["b"]
-    assert op.host_waits == ((2.0, 0),)
+    assert [wait[:3] for wait in op.host_waits] == [(2.0, 0, 0.0)]
     assert op.host_seconds == 1.0
+
+
+def test_what_a_blocked_call_lasts_beyond_the_op_is_its_own(make_trace):
+    """Blocked from 3 to 8 on a kernel that is over at 6; then from 8.5 to 9 on one that is over already."""
+    trace = make_trace(
+        [kernel("a", 1, 1, 6), kernel("b", 9, 9, 10)],
+        step_seconds=10,
+        host_blocks=[(0, 3.0, 8.0, "a"), (0, 8.5, 9.0, "a")],
+    )
+    op = ops_of(trace)["b"]
+    assert [wait[:3] for wait in op.host_waits] == [(2.0, 0, 2.0), (0.5, 0, 0.5)]
+    assert op.host_seconds == 0.0
+
+
+def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(make_trace):
+    """A copy from pageable memory, from 2 to 9, whose copy is issued at 5: 3 s of its own, then the copy."""
+    copy = kernel("copy", 5, 5, 8, kind="h2d", stream="h2d")
+    trace = make_trace(
+        [kernel("a", 1, 1, 2), copy, kernel("b", 10, 10, 11)],
+        step_seconds=11,
+        host_blocks=[(0, 2.0, 9.0, "copy")],
+    )
+    ops = ops_of(trace)
+    assert [wait[:3] for wait in ops["copy"].host_waits] == [(1.0, None, 3.0)]
+    assert [wait[:3] for wait in ops["b"].host_waits] == [(0.0, 1, 1.0)]
+    assert ops["b"].host_seconds == 1.0
+
+
+def test_a_stream_that_is_free_late_delays_nothing_twice(make_trace):
+    """Issued 3 s before the step: the op starts at 0.5 because its stream is free at 0, then waits 0.5."""
+    (plan,) = replay_plans(make_trace([kernel("a", -3, 0.5, 1)])).values()
+    assert plan.ops[0].lag_seconds == 0.5
 
 
 def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace):
@@ -98,7 +130,7 @@ def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace):
         host_blocks=[(0, 4.0, 8.0, "b")],
     )
     assert ops_of(trace)["b"].host_waits == ()
-    assert ops_of(trace)["c"].host_waits == ((0.0, 1),)
+    assert [wait[:3] for wait in ops_of(trace)["c"].host_waits] == [(0.0, 1, 0.0)]
 
 
 def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace):

@@ -116,13 +116,61 @@ def test_the_replayed_trace_is_a_trace_like_any_other(recorded, tmp_path):
 
 @pytest.mark.parametrize("case", ["zero3-even-2ranks", "zero3-uneven-2ranks", "zero3-host-uneven-2ranks"])
 def test_real_ranks_that_wait_for_each_other_come_back(case):
-    """Both ranks' own computing, and transfers of the last to arrive: the recorded step within 1 %."""
+    """Both ranks' own computing, and what each waited in collectives for the other."""
     trace = zsim.read_trace(GLOO / case)
-    replay = zsim.replay(trace)
-    assert replay.step_seconds == pytest.approx(replay.recorded_seconds, rel=0.01)
+    assert_as_recorded(zsim.replay(trace))
     step = trace.typical_step()
     lasted = (step.end_seconds - step.start_seconds)[~np.isnan(step.transfer_seconds)].sum()
     assert np.nansum(step.transfer_seconds) < 0.9 * lasted  # the rest is waiting; more beside more load
+
+
+RECORDINGS = [
+    GLOO / "zero1-even-4ranks",
+    GLOO / "zero2-even-4ranks",
+    GLOO / "zero3-nvme-uneven-4ranks",
+    GLOO / "zero3-even-2ranks" / "rank1.kineto.json.gz",
+    GLOO / "fsdp2-reshard-even-2ranks" / "rank0.kineto.json.gz",
+]
+
+
+def assert_as_recorded(replay):
+    """Each part of the step is what it was, to the nanosecond of the files."""
+    assert replay.step_seconds == pytest.approx(replay.recorded_seconds, abs=1e-9)
+    parts = replay.breakdowns()
+    assert parts["replayed"] == pytest.approx(parts["recorded"], abs=1e-9)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.relative_to(GLOO).as_posix())
+def test_a_replay_without_changes_says_of_every_step_what_the_recording_says(recording):
+    """Ranks that wait in gloo, ranks whose peers have no file, calls whose time of issue is not recorded."""
+    trace = zsim.read_trace(recording)
+    for step in trace.steps:
+        replay = zsim.replay(trace, step=step.number)
+        assert_as_recorded(replay)
+        assert all(row["replayed_seconds"] == pytest.approx(row["recorded_seconds"], abs=1e-9)
+                   for row in replay.collectives())  # fmt: skip
+
+
+def test_what_the_host_is_blocked_on_is_waited_for_again_with_the_calls_own_time(kineto, metadata, tmp_path):
+    """By hand. The kernel is over at 105 us; `cudaStreamSynchronize` returns at 130. A copy from pageable
+    memory blocks the host from 132 to 160, though the GPU copies for 3 us only. A gather whose peer has no
+    file follows at 170 for 80 us; the host waits for it from 172 to 255."""
+    file = kineto(rank=0)
+    file.step(1, 0, 300)
+    file.launch("gemm", 0, 5, 100)
+    file.complete("cuda_runtime", "cudaStreamSynchronize", 10, 120)
+    file.complete("cuda_runtime", "cudaMemcpyAsync", 132, 28, correlation=7)
+    copy = {"device": 0, "stream": 7, "correlation": 7, "bytes": 640}
+    file.complete("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 156, 3, tid=7, **copy)
+    args = metadata("_allgather_base", 1_000_000, 2_000_000, [0, 1])
+    file.launch(GATHER, 165, 170, 80, stream=20, **args)
+    file.complete("cuda_runtime", "cudaStreamSynchronize", 172, 83)
+    file.launch("gemm again", 260, 265, 30)
+    replay = zsim.replay(zsim.read_trace(file.write(tmp_path / "rank0.json")))
+    assert_as_recorded(replay)
+    replayed = replay.breakdowns()["replayed"]
+    assert replayed["offload_stall"] == pytest.approx(28e-6, abs=1e-9)
+    assert replayed["exposed_communication"] == pytest.approx(83e-6, abs=1e-9)
 
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -312,20 +360,14 @@ def test_matrix_products_are_told_from_their_names(name, is_matrix):
 
 
 def test_one_recorded_step_has_one_length_and_what_is_a_ranks_own_is_said() -> None:
-    """Recorded, rank 1 takes longest: 45.29 ms; replayed it is rank 0, which began 55 us after rank 1 and
-    took 43.94 ms. Its optimizer is whole: 2.07 ms, as where two traces are compared."""
+    """Recorded, rank 1 takes longest: 45.29 ms. Rank 0, which traces are compared by, began 55 us after it
+    and took 43.94 ms."""
     trace = zsim.read_trace(GLOO / "zero3-even-2ranks")
     step = trace.typical_step()
     assert (step.steps[0].slowest_rank(), step.begins) == (1, {0: pytest.approx(54.922e-6)})
     result = zsim.replay(trace)
     assert result.recorded.step_seconds == trace.step_seconds == pytest.approx(45.29e-3, abs=5e-6)
-    assert (result.rank, result.recorded_seconds) == (0, pytest.approx(43.94e-3, abs=5e-6))
-    assert "rank 1 was, whose 45.29 ms are the step of the recording" in result.notes[-1]
+    assert (result.rank, result.recorded_seconds) == (1, pytest.approx(45.29e-3, abs=5e-6))
+    assert not any("is the slowest when replayed" in note for note in result.notes)
     comparison = zsim.compare(trace, trace)
     assert "it took rank 0, whose times are compared, 43.94 ms" in comparison.notes[-1]
-    figures = {metric.name: metric.recorded for metric in comparison.metrics}
-    parts = result.breakdowns()
-    assert parts["recorded"]["optimizer"] == pytest.approx(figures["optimizer"])
-    assert parts["replayed"]["optimizer"] == pytest.approx(figures["optimizer"])
-    remains = figures["step"] - result.recorded_seconds
-    assert parts["recorded"]["host_bound"] + remains == pytest.approx(figures["host-bound"])

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from zsim.calibrate.microbench import microbench_measurements
 from zsim.calibrate.part import MOST, Part, shown
 from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
 from zsim.errors import InputError
+from zsim.reading import parse_json, read_text
 
 _MOST_BYTES = 64_000_000
 _KINDS = {
@@ -68,9 +68,7 @@ def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path}: more than {_MOST_BYTES // 10**6} MB of measurements")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, _MOST_BYTES, errors="replace")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
@@ -82,7 +80,7 @@ def _text(path: Path) -> str:
 
 def _json(path: Path, text: str) -> Measurements:
     try:
-        data = json.loads(text)
+        data = parse_json(text, path)
     except ValueError as error:
         raise InputError(f"{path.name}: not JSON, or cut short: {error}") from None
     if "measurements" in data:

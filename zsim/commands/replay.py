@@ -13,7 +13,10 @@ from zsim.commands.options import file_option, folder_option, is_output, print_j
 def replay(
     trace: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE...", help="A rank's file, several of one run, or a folder of ranks."),
+        typer.Argument(
+            metavar="TRACE...",
+            help="A rank's file, several of one run, a folder of ranks, or a .tar.gz of it.",
+        ),
     ],
     cluster: Annotated[
         str | None, typer.Option(help="Run its collectives on this cluster: a preset, or a topology TOML.")
@@ -37,9 +40,9 @@ def replay(
 ) -> None:
     """Run a recorded step again: kernels as long as recorded, collectives together.
 
-    Without --cluster collectives take their recorded transfer, and the recorded step comes back, less what
-    waiting for ranks without a trace added. With --cluster they run on that fabric; --gpus and --nodes say
-    how many ranks there are.
+    Without --cluster everything takes what it took, and the recorded step comes back, each part of it. With
+    --cluster collectives run on that fabric, and ranks wait for each other there; --gpus and --nodes say how
+    many ranks there are.
 
     What stays as it was: model, batch per GPU, strategy, the host's time between launches, and the schedule.
     Kernels on another GPU go by the ratio of peaks or of memory bandwidths. With more ranks the outermost

@@ -1,7 +1,7 @@
 """Running recorded programs again: each rank's own ops and seconds, collectives together.
 
-Kernels take what they took, so nothing is shared here but the links: a collective begins when every replayed
-rank of its group has reached it, and takes what was recorded or what the fabric needs.
+Kernels take what they took, so nothing is shared here but the links: a collective that meets others begins
+when every replayed rank of its group has reached it, and takes what the fabric needs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from zsim.engine.beside import Flights, landed, num_busy, took_off
 from zsim.errors import StuckError
 from zsim.fabric.flight import Flight
 from zsim.plan.replay_alone import runs_on_gpu
-from zsim.plan.replay_ops import ReplayOp, ReplayPlan
+from zsim.plan.replay_ops import HostWait, ReplayOp, ReplayPlan
 from zsim.trace.spans import SpanInfo, Trace
 
 OnEnd = Callable[[], None]
-# op, a rank of the group, recorded seconds, on how many of its GPUs kernels run
-RunCollective = Callable[[ReplayOp, int, float, OnEnd, int], Flight | None]
+# op, a rank of the group, on how many of its GPUs kernels run
+RunCollective = Callable[[ReplayOp, int, OnEnd, int], Flight]
 
 
 class Lane:
@@ -39,10 +39,10 @@ class Lane:
         self.pending = [0] * count
         self.successors: list[list[int]] = [[] for _ in range(count)]
         self.issue, self.start, self.end = [math.nan] * count, [math.nan] * count, [math.nan] * count
-        self.floor = [0.0] * count  # of a stream's first op: when the stream is free
+        self.ready = [-math.inf] * count  # when all that an op waited for so far was over
         self.next_op, self.next_wait, self.blocked_on = 0, 0, -1
         self.host_time = plan.host_begin + zero
-        self.host_blocks: list[tuple[float, float, int]] = []
+        self.host_blocks: list[tuple[float, float, SpanInfo]] = []
         self.gpu: Gpu | None = None
         self.flights = Flights()
         self.first, self.begin = 0, plan.begin + zero  # of the step that counts
@@ -54,11 +54,19 @@ class Lane:
             if op.stream in last:
                 before.add(last[op.stream])
             else:
-                self.floor[number] = plan.stream_begins.get(op.stream, 0.0) + zero
+                self.ready[number] = plan.stream_begins.get(op.stream, 0.0) + zero
             last[op.stream] = number
             for other in before:
                 self.successors[other].append(number)
             self.pending[number] = len(before)
+
+    def wait(self, wait: HostWait) -> None:
+        """The host works and then is blocked; what it waits for is over at a time that is known."""
+        began = self.host_time + wait.seconds
+        over = began if wait.op is None else max(began, self.end[wait.op])
+        self.host_time = max(began, over + wait.own_seconds)
+        if self.host_time > began and wait.info is not None:
+            self.host_blocks.append((began, self.host_time, wait.info))
 
     @property
     def step_seconds(self) -> float:
@@ -89,7 +97,7 @@ class Replayer:
         self.zero = -min([0.0, *begins])
         self.lanes = {rank: Lane(plan, self.zero) for rank, plan in plans.items()}
         for lane in self.lanes.values() if slowdown is not None else ():
-            lane.gpu = Gpu(slowdown or 1.0, self._wake, partial(self._on_kernel_end, lane), lane.flights.turn)
+            lane.gpu = Gpu(slowdown or 1.0, self._wake, partial(self._end, lane), lane.flights.turn)
         self._instance_of = instance_of
         self._run_collective = run_collective
         self._members: dict[Hashable, int] = {}
@@ -123,15 +131,12 @@ class Replayer:
             is_tail = number == len(ops)
             waits = lane.plan.tail_waits if is_tail else ops[number].host_waits
             while lane.next_wait < len(waits):
-                seconds, other = waits[lane.next_wait]
-                if math.isnan(lane.end[other]):
-                    lane.blocked_on = other
+                wait = waits[lane.next_wait]
+                if wait.op is not None and math.isnan(lane.end[wait.op]):
+                    lane.blocked_on = wait.op
                     return
                 lane.next_wait += 1
-                lane.host_time += seconds
-                if lane.end[other] > lane.host_time:
-                    lane.host_blocks.append((lane.host_time, lane.end[other], other))
-                    lane.host_time = lane.end[other]
+                lane.wait(wait)
             lane.next_wait = 0
             lane.host_time += lane.plan.tail_seconds if is_tail else ops[number].host_seconds
             lane.next_op += 1
@@ -146,11 +151,11 @@ class Replayer:
             lane.host_time += op.seconds
             lane.end[number] = lane.host_time
         elif lane.pending[number] == 0:
-            self._start_after(lane, number, lane.host_time)
+            self._start_when_ready(lane, number)
 
-    def _start_after(self, lane: Lane, number: int, ready: float) -> None:
-        """Start an op once all that it waits for is over, its lag later."""
-        time = max(ready, lane.issue[number], lane.floor[number]) + lane.plan.ops[number].lag_seconds
+    def _start_when_ready(self, lane: Lane, number: int) -> None:
+        """Start an op that is issued, and all that it waits for is over, its lag later."""
+        time = max(lane.issue[number], lane.ready[number]) + lane.plan.ops[number].lag_seconds
         lane.start[number] = time
         self._call_at(time, lambda: self._start(lane, number))
 
@@ -167,7 +172,8 @@ class Replayer:
         if lane.gpu is not None and op.meeting is not None:
             lane.gpu.collective_started(self.env.now)
         if op.meeting is None:
-            self._call_at(lane.start[number] + op.seconds, lambda: self._end(lane, number))
+            end = lane.start[number] + op.seconds
+            self._call_at(end, lambda: self._end(lane, number, end))
             return
         key = op.meeting[0], self._instance_of(op.meeting[0], lane.plan.rank)
         arrived = self._arrived.setdefault((key, op.meeting[1]), [])
@@ -175,36 +181,30 @@ class Replayer:
         if len(arrived) < self._members[key]:
             return
         del self._arrived[key, op.meeting[1]]
-        seconds = max(other.plan.ops[index].seconds for other, index in arrived)
 
         flights = [other.flights for other, _ in arrived]
 
-        def end() -> None:
-            if flight is not None:
-                landed(flight, flights)
+        def end_all() -> None:
+            landed(flight, flights)
             for other, index in arrived:
                 if other.gpu is not None:
                     other.gpu.collective_ended(self.env.now)
-                self._end(other, index)
+                self._end(other, index, self.env.now)
 
         busy = num_busy(other.gpu for other, _ in arrived)
-        flight = self._run_collective(op, lane.plan.rank, seconds, end, busy)
-        if flight is not None:
-            took_off(flight, flights)
+        flight = self._run_collective(op, lane.plan.rank, end_all, busy)
+        took_off(flight, flights)
 
     def _wake(self, delay: float, gpu: Gpu, ticket: int) -> None:
         self._call_at(self.env.now + delay, lambda: gpu.on_wake(self.env.now, ticket))
 
-    def _on_kernel_end(self, lane: Lane, number: int, _now: float) -> None:
-        self._end(lane, number)
-
-    def _end(self, lane: Lane, number: int) -> None:
-        now = self.env.now
-        lane.end[number] = now
+    def _end(self, lane: Lane, number: int, time: float) -> None:
+        lane.end[number] = time
         for successor in lane.successors[number]:
             lane.pending[successor] -= 1
+            lane.ready[successor] = max(lane.ready[successor], time)
             if lane.pending[successor] == 0 and successor < lane.next_op:
-                self._start_after(lane, successor, now)
+                self._start_when_ready(lane, successor)
         if lane.blocked_on == number:
             lane.blocked_on = -1
             self._advance_host(lane)
@@ -215,17 +215,22 @@ class Replayer:
         """The replayed step as a trace, with the metadata of the recorded one."""
         index_of: dict[SpanInfo, int] = {}
         rows: list[tuple[int, int, float, float, float]] = []
-        blocks: list[tuple[int, float, float, int]] = []
+        blocks: list[tuple[int, float, float, SpanInfo]] = []
         zero = min(lane.begin for lane in self.lanes.values())
         for rank, lane in self.lanes.items():
             indices = [index_of.setdefault(op.info, len(index_of)) for op in lane.plan.ops]
-            columns = zip(indices, lane.issue, lane.start, lane.end, strict=True)
+            issues = zip(lane.plan.ops, lane.issue, strict=True)
+            issued = [time if op.is_issue_known else math.nan for op, time in issues]
+            columns = zip(indices, issued, lane.start, lane.end, strict=True)
             rows += [(rank, *row) for row in list(columns)[lane.first :]]
             blocks += [
-                (rank, max(start - zero, 0.0), end - zero, indices[op])
-                for start, end, op in lane.host_blocks
+                (rank, max(start - zero, 0.0), end - zero, info)
+                for start, end, info in lane.host_blocks
                 if end > zero
             ]
+        host_blocks = tuple(
+            (rank, start, end, index_of.setdefault(info, len(index_of))) for rank, start, end, info in blocks
+        )
         table = np.array(rows, dtype=np.float64).reshape(-1, 5)
         times = table[:, 2:] - zero
         return replace(
@@ -239,7 +244,7 @@ class Replayer:
             end_seconds=times[:, 2],
             step_seconds=max(seconds.values()),
             memory=None,
-            host_blocks=tuple(blocks),
+            host_blocks=host_blocks,
             begins={rank: lane.begin - zero for rank, lane in self.lanes.items() if lane.begin > zero},
             steps=(),
             step_numbers=None,

@@ -1,8 +1,8 @@
-"""Replayed ranks on a clock: collectives take what was recorded, or what a topology's links need."""
+"""Replayed ranks on a clock: collectives take what each rank recorded, or what a topology's links need."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import simpy
@@ -12,7 +12,7 @@ from zsim.fabric.fabric import Fabric
 from zsim.fabric.flight import Flight
 from zsim.fabric.symmetry import are_alike
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.plan.replay_ops import ReplayOp, ReplayPlan
+from zsim.plan.replay_ops import ReplayOp, ReplayPlan, as_recorded
 from zsim.specs.topology import Topology
 from zsim.trace.spans import Trace
 
@@ -40,8 +40,13 @@ class Place:
 def run_replay(
     step: Trace, plans: Mapping[int, ReplayPlan], place: Place | None, num_steps: int = 1
 ) -> tuple[dict[int, float], Trace]:
-    """Seconds of each rank's step, and the step as a trace; the last of `num_steps` that the plans hold."""
-    runner = _Runner(step, plans, place)
+    """Seconds of each rank's step, and the step as a trace; the last of `num_steps` that the plans hold.
+
+    Without a `place` nothing is another than it was, and every span has its recorded time.
+    """
+    if place is None:
+        plans = {rank: as_recorded(plan) for rank, plan in plans.items()}
+    runner = _Runner(plans, place)
     seconds = runner.replayer.run(num_steps)
     return seconds, runner.replayer.trace(step, seconds)
 
@@ -49,9 +54,8 @@ def run_replay(
 class _Runner:
     """What decides how long a collective takes."""
 
-    def __init__(self, step: Trace, plans: Mapping[int, ReplayPlan], place: Place | None) -> None:
+    def __init__(self, plans: Mapping[int, ReplayPlan], place: Place | None) -> None:
         self.env = simpy.Environment()
-        self.members = step.metadata.get("group_members", {})
         self.fabric: Fabric | None = None
         self.is_folded = place is not None and place.is_folded
         if place is not None:
@@ -61,23 +65,11 @@ class _Runner:
                 self.env, place.topology, place.groups, is_folded=place.is_folded, works=works
             )
         slowdown = None if place is None else place.slowdown
-        self.replayer = Replayer(self.env, plans, self._instance_of, self._run_collective, slowdown)
+        self.replayer = Replayer(self.env, plans, self._block_of, self._run_collective, slowdown)
 
-    def _instance_of(self, group: str, rank: int) -> Hashable:
-        """Which of a group's sets of ranks one is in; alone where they were not recorded."""
-        if self.fabric is not None:
-            return self._block_of(group, rank)
-        sets = self.members.get(group, ())
-        return next((number for number, ranks in enumerate(sets) if rank in ranks), ("alone", rank))
-
-    def _run_collective(
-        self, op: ReplayOp, rank: int, seconds: float, on_end: OnEnd, busy: int
-    ) -> Flight | None:
-        """As recorded, what kernels made of it included; or as modelled, beside the kernels of the replay."""
-        if self.fabric is None:
-            event = simpy.Timeout(self.env, seconds)
-            event.callbacks = [lambda _event: on_end()]
-            return None
+    def _run_collective(self, op: ReplayOp, rank: int, on_end: OnEnd, busy: int) -> Flight:
+        """As modelled, beside the kernels of the replay."""
+        assert self.fabric is not None
         instance = self._block_of(op.info.group, rank)
         return self.fabric.run(self.fabric.transfer(_work(op), instance), on_end, busy)
 

@@ -21,7 +21,8 @@ What remains unexplained stays as a delay of the op (`lag_seconds`), and is coun
 
 # [Note: the host of a replay]
 The host issues an op some time after the one before (what it did in between, as recorded), and first waits
-for what it was blocked on. On a CPU run it is the host that computes: such ops are done in line.
+for what it was blocked on (zsim.plan.replay_host). On a CPU run it is the host that computes: such ops are
+done in line.
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.plan.replay_ops import HostWait, ReplayOp, ReplayPlan
+from zsim.plan.replay_host import LONGEST_LAG, HostReader
+from zsim.plan.replay_ops import ReplayOp, ReplayPlan
 from zsim.trace.spans import COLLECTIVES, SpanInfo, Trace
 
 _TOLERANCE = 2e-6  # seconds: launches and clocks are no better
-_INSTANT = 1e-9  # times are whole nanoseconds
-_LONGEST_LAG = 50e-6  # an op that ended longer ago than this did not make the other wait
 _NEAR = 8  # ops: what belongs to one collective is issued together
 _REDUCTIONS = frozenset({"reduce_scatter", "all_reduce", "reduce"})
 _ON_HOST = frozenset({"compute", "optimizer", "copy"})  # what a CPU run computes in line
@@ -60,20 +60,22 @@ class _Row(NamedTuple):
     end: float
     seconds: float
     follows_wait: bool
+    is_issue_known: bool
 
 
 def _rows(step: Trace, rank: int) -> list[_Row]:
     """The spans of a rank; what has no time of issue was issued when it began."""
     mine = np.flatnonzero(step.ranks == rank)
     start, end, issue = step.start_seconds[mine], step.end_seconds[mine], step.issue_seconds[mine]
-    issue = np.where(np.isnan(issue), start, issue)
+    is_known = ~np.isnan(issue)
+    issue = np.where(is_known, issue, start)
     seconds = end - start
     if step.transfer_seconds is not None:
         transfers = step.transfer_seconds[mine]
         seconds = np.where(np.isnan(transfers), seconds, transfers)
     waits = np.zeros(len(mine), dtype=np.bool_) if step.follows_wait is None else step.follows_wait[mine]
     infos = [step.infos[index] for index in step.info_indices[mine].tolist()]
-    columns = (issue.tolist(), start.tolist(), end.tolist(), seconds.tolist(), waits.tolist())
+    columns = [column.tolist() for column in (issue, start, end, seconds, waits, is_known)]
     return [_Row(info, *row) for info, *row in zip(infos, *columns, strict=True)]
 
 
@@ -107,6 +109,7 @@ class _Reader:
         self.end = [row.end for row in rows]
         self.seconds = [row.seconds for row in rows]
         self.follows_wait = [row.follows_wait for row in rows]
+        self.is_issue_known = [row.is_issue_known for row in rows]
         self.streams = self._streams()
         self.before = self._before_on_stream()
         self.compute = self._compute_stream()
@@ -115,16 +118,20 @@ class _Reader:
         times = zip(self.start, self.end, strict=True)
         columns = zip(self.infos, self.streams, self.seconds, times, strict=True)
         ops = [ReplayOp(*column) for column in columns]
+        for op, is_known in zip(ops, self.is_issue_known, strict=True):
+            op.is_issue_known = is_known
         self._number_meetings(ops)
         begin, host_begin, end, host_end = self._bounds()
         plan = ReplayPlan(self.rank, ops, begin, host_begin, self._stream_begins(begin))
         plan.recorded_seconds = end - begin
-        self._add_host(plan, host_begin, host_end)
+        for op in ops:
+            op.is_on_host = self.is_cpu and op.info.kind in _ON_HOST
+        HostReader(self.issue, self.end, self._blocks()).add_to(plan, host_begin, host_end)
         waits = self._explain(ops)
         for number, others in enumerate(waits):
             ops[number].after = self._last_of_each_stream(others)
-        self._add_lags(ops)
-        plan.unexplained_seconds = sum(op.lag_seconds for op in ops if op.lag_seconds > _LONGEST_LAG)
+        self._add_lags(plan)
+        plan.unexplained_seconds = sum(op.lag_seconds for op in ops if op.lag_seconds > LONGEST_LAG)
         return plan
 
     # -- what is where ------------------------------------------------------------------------------
@@ -167,7 +174,13 @@ class _Reader:
             start, end, host_start, host_end = self.step.steps[0].bounds[self.rank]
             return start, host_start, end, host_end
         end = self.step.step_seconds
-        return 0.0, 0.0, end, min(end, max(self.issue, default=0.0))
+        blocked = (block[2] for block in self.step.host_blocks if block[0] == self.rank)
+        return 0.0, 0.0, end, min(end, max([0.0, *self.issue, *blocked]))
+
+    def _blocks(self) -> deque[tuple[float, float, SpanInfo]]:
+        """The host's waits in order, and what each was for."""
+        rows = sorted(block[1:] for block in self.step.host_blocks if block[0] == self.rank)
+        return deque((start, end, self.step.infos[info]) for start, end, info in rows)
 
     def _stream_begins(self, begin: float) -> dict[str, float]:
         """When each stream is free: at the step's start, or before where it was already at work then."""
@@ -182,41 +195,6 @@ class _Reader:
             if op.info.kind in COLLECTIVES and op.info.kind not in POINT_TO_POINT:
                 number = counts.get(op.info.group, 0)
                 op.meeting, counts[op.info.group] = (op.info.group, number), number + 1
-
-    # -- the host -----------------------------------------------------------------------------------
-
-    def _add_host(self, plan: ReplayPlan, host_begin: float, host_end: float) -> None:
-        """See [Note: the host of a replay]."""
-        blocks = deque(sorted(block[1:] for block in self.step.host_blocks if block[0] == self.rank))
-        time = host_begin
-        for number, op in enumerate(plan.ops):
-            op.is_on_host = self.is_cpu and op.info.kind in _ON_HOST
-            op.host_waits, time = self._blocked(self.issue[number], time, blocks, number)
-            op.host_seconds = max(self.issue[number] - time, 0.0)
-            time = max(time, self.end[number] if op.is_on_host else self.issue[number])
-        plan.tail_waits, time = self._blocked(host_end, time, blocks, len(plan.ops))
-        plan.tail_seconds = max(host_end - time, 0.0)
-
-    def _blocked(
-        self, until: float, time: float, blocks: deque[tuple[float, float, int]], number: int
-    ) -> tuple[tuple[HostWait, ...], float]:
-        """What the host was blocked on from `time` to `until`, and when it was free again."""
-        waits: list[HostWait] = []
-        while blocks and blocks[0][0] < until - _INSTANT:
-            start, end, info = blocks.popleft()
-            awaited = self._awaited(info, number, end) if end > time else None
-            if awaited is not None:
-                waits.append(HostWait(max(start - time, 0.0), awaited))
-                time = max(time, min(max(end, self.end[awaited]), until))
-        return tuple(waits), time
-
-    def _awaited(self, info: int, number: int, end: float) -> int | None:
-        """The op that a block of the host was for: the last one issued like it that is over by then."""
-        wanted = self.step.infos[info]
-        for other in range(number - 1, -1, -1):
-            if self.infos[other] == wanted and self.end[other] <= end + _LONGEST_LAG:
-                return other
-        return None
 
     # -- the streams --------------------------------------------------------------------------------
 
@@ -250,7 +228,7 @@ class _Reader:
         if start <= ready + _TOLERANCE:
             return None
         place = bisect_right(ends, start + _TOLERANCE) - 1
-        while place >= 0 and ends[place] > ready and start - ends[place] <= _LONGEST_LAG:
+        while place >= 0 and ends[place] > ready and start - ends[place] <= LONGEST_LAG:
             other = by_end[place]
             is_other = self.streams[other] != self.streams[number] and not ops[other].is_on_host
             if other < number and is_other:
@@ -308,17 +286,15 @@ class _Reader:
             last[stream] = max(other, last.get(stream, other))
         return tuple(sorted(last.values()))
 
-    def _add_lags(self, ops: list[ReplayOp]) -> None:
-        """What an op started later than everything it waited for."""
-        last: dict[str, float] = {}
-        for number, op in enumerate(ops):
+    def _add_lags(self, plan: ReplayPlan) -> None:
+        """What an op started later than everything it waited for (or before it, by less than clocks tell)."""
+        free = dict(plan.stream_begins)
+        for number, op in enumerate(plan.ops):
             if op.is_on_host:
                 continue
-            stream = self.streams[number]
-            ready = max(self.issue[number], last.get(stream, -np.inf))
-            ready = max([ready, *(self.end[other] for other in op.after)])
-            op.lag_seconds = max(self.start[number] - ready, 0.0)
-            last[stream] = self.end[number]
+            ready = max(self.issue[number], free[op.stream], *(self.end[other] for other in op.after))
+            op.lag_seconds = max(self.start[number] - ready, -_TOLERANCE)
+            free[op.stream] = self.end[number]
 
 
 def _same_unit(gathered: SpanInfo, other: SpanInfo) -> bool:

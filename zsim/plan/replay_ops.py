@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from zsim.trace.spans import SpanInfo
 
 
 class HostWait(NamedTuple):
-    """The host works for `seconds`, and then waits for op number `op`."""
+    """The host works for `seconds`, then is blocked: until op number `op` is over, and `own_seconds` more.
+
+    `op` is None where no op is known that it waited for; `info` says what the wait counts as. See
+    zsim.plan.replay_host, [Note: a call that blocks].
+    """
 
     seconds: float
-    op: int
+    op: int | None
+    own_seconds: float = 0.0
+    info: SpanInfo | None = None
 
 
 @dataclass(slots=True)
@@ -21,7 +27,7 @@ class ReplayOp:
 
     `recorded` is when it began and ended; `seconds` a kernel's length, or a collective's transfer;
     `host_seconds` what the host did before it issued the op, after what it waited for (`host_waits`);
-    `lag_seconds` what nothing explains.
+    `lag_seconds` what nothing explains. `is_issue_known`: whether its time of issue was recorded.
     `meeting` is (group, number) of a collective, the same on every rank that takes part.
     """
 
@@ -35,6 +41,7 @@ class ReplayOp:
     lag_seconds: float = 0.0
     meeting: tuple[str, int] | None = None
     is_on_host: bool = False
+    is_issue_known: bool = True
 
 
 @dataclass(slots=True)
@@ -52,3 +59,13 @@ class ReplayPlan:
     tail_waits: tuple[HostWait, ...] = ()
     recorded_seconds: float = 0.0
     unexplained_seconds: float = field(default=0.0)
+
+
+def as_recorded(plan: ReplayPlan) -> ReplayPlan:
+    """The plan with every collective as long as it was on this rank, with what it waited there for others:
+    where nothing else changes they come when they came."""
+    ops = [
+        op if op.meeting is None else replace(op, seconds=op.recorded[1] - op.recorded[0], meeting=None)
+        for op in plan.ops
+    ]
+    return replace(plan, ops=ops)

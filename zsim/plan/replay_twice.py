@@ -31,17 +31,22 @@ def twice(plan: ReplayPlan) -> ReplayPlan:
             after = (*after, last)
         seen.add(op.stream)
         meeting = None if op.meeting is None else (op.meeting[0], op.meeting[1] + meetings[op.meeting[0]])
-        waits = tuple(HostWait(wait.seconds, wait.op + count) for wait in op.host_waits)
+        waits = _later(op.host_waits, count)
         later = replace(op, after=after, meeting=meeting, host_waits=waits)
         again.append(_after_tail(plan, later) if number == 0 else later)
-    tail = tuple(HostWait(wait.seconds, wait.op + count) for wait in plan.tail_waits)
-    return replace(plan, ops=[*plan.ops, *again], tail_waits=tail)
+    return replace(plan, ops=[*plan.ops, *again], tail_waits=_later(plan.tail_waits, count))
+
+
+def _later(waits: tuple[HostWait, ...], count: int) -> tuple[HostWait, ...]:
+    """The same waits for ops of the second step."""
+    return tuple(wait if wait.op is None else wait._replace(op=wait.op + count) for wait in waits)
 
 
 def is_drained(plan: ReplayPlan) -> bool:
     """Whether the host waits for the GPU between backward and the end of the step, or computes itself."""
-    waits = any(op.host_waits for op in plan.ops if op.info.phase == "optimizer")
-    return waits or bool(plan.tail_waits) or any(op.is_on_host for op in plan.ops)
+    late = [op.host_waits for op in plan.ops if op.info.phase == "optimizer"]
+    waits = any(wait.op is not None for waits in (*late, plan.tail_waits) for wait in waits)
+    return waits or any(op.is_on_host for op in plan.ops)
 
 
 def _last_kernel(plan: ReplayPlan) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.workload import ModuleCall, Workload
+from zsim.reading import whole_number
 
 BLOCK_WRAPPINGS = ("huggingface", "torchtitan-0.1", "torchtitan")
 WRAPPINGS = (*BLOCK_WRAPPINGS, "none", "size:N")
@@ -90,9 +91,10 @@ def _wrapped_paths(workload: Workload, wrapping: str, calls: list[ModuleCall]) -
     if wrapping in BLOCK_WRAPPINGS:
         return [segment.name for segment in workload.segments if segment.kind == "block"]
     kind, _, threshold = wrapping.partition(":")
-    if kind == "size" and threshold.isdecimal() and int(threshold) > 0:
+    least = whole_number(threshold)
+    if kind == "size" and least:
         numels = {call.name: call.numel for call in calls if call.numel}
-        return size_based_paths(numels, int(threshold), module_lists=(workload.model.block_prefix,))
+        return size_based_paths(numels, least, module_lists=(workload.model.block_prefix,))
     raise InputError(
         f"strategy.wrapping: unknown preset '{wrapping}'{did_you_mean(wrapping, WRAPPINGS)}; "
         f"fsdp1 knows {', '.join(WRAPPINGS)} (N elements)"

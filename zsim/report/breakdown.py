@@ -149,7 +149,7 @@ def _rows_and_scene(own: Trace) -> tuple[list[_Row], _Scene]:
     rows.append(_Row(float(before[-1]), own.step_seconds, own.step_seconds, math.nan, -1))
 
     order = theirs[np.lexsort((own.start_seconds[theirs], own.end_seconds[theirs]))]
-    blocks = sorted((start, end, info) for _, start, end, info in own.host_blocks if end > start)
+    blocks = _one_at_a_time(own)
     return rows, _Scene(
         kinds=[info.kind for info in own.infos],
         starts=own.start_seconds[order].tolist(),
@@ -160,6 +160,17 @@ def _rows_and_scene(own: Trace) -> tuple[list[_Row], _Scene]:
         blocks=blocks,
         allocator=sorted((start, end) for _, start, end in own.allocator_blocks if end > start),
     )
+
+
+def _one_at_a_time(own: Trace) -> list[tuple[float, float, int]]:
+    """The host's blocks in order; of two threads' that overlap the first, and what the other has beyond."""
+    blocks: list[tuple[float, float, int]] = []
+    free = -math.inf
+    for start, end, info in sorted(block[1:] for block in own.host_blocks):
+        if end > max(start, free):
+            blocks.append((max(start, free), end, info))
+            free = end
+    return blocks
 
 
 _Stretch = tuple[float, float, str, int | None]
@@ -209,7 +220,7 @@ def _wait(row: _Row, issued: float, scene: _Scene) -> Iterator[_Stretch]:
     last = bisect_right(scene.ends, at + slack) - 1
     follower: int | None = None  # the span before which nothing ran: not issued yet, or waiting for its peers
     while at > issued:
-        while last >= 0 and scene.starts[last] >= at:
+        while last >= 0 and scene.starts[last] >= at - slack:
             last -= 1
         is_explained = last >= 0 and scene.ends[last] > issued
         ended = scene.ends[last] if is_explained else issued

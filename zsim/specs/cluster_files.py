@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.reading import MOST_TOML_BYTES, parse_toml, read_bytes
 from zsim.specs.collective_costs import LinkLatencies
 from zsim.specs.hardware import EVIDENCE_ORDER, Cluster, Gpu
 from zsim.specs.offload import default_offload_table
@@ -64,7 +65,7 @@ def load_gpu(source: str | Path | Mapping[str, Any]) -> Gpu:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; raises InputError when it cannot be read or is not TOML."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, MOST_TOML_BYTES)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
@@ -72,7 +73,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     if not content.strip():
         raise InputError(f"{path.name}: the file is empty")
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        return parse_toml(content.decode("utf-8"), path.name)
     except UnicodeDecodeError:
         raise InputError(f"{path.name}: not a TOML file: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:

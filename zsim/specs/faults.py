@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from zsim.errors import InputError
+from zsim.reading import whole_number
 from zsim.specs.link_names import NODE, find_card, find_links, find_node
 from zsim.specs.node_links import Condition, Floats, Ints
 from zsim.specs.placement import Placement
@@ -30,7 +31,7 @@ from zsim.specs.topology import Topology
 from zsim.units import Seconds
 
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
-_GPU = re.compile(r"^gpu(\d+)$")
+_GPU = re.compile(r"^gpu([0-9]{1,9})$")
 _MOST_SHOWN = 3  # faults named in a note
 
 
@@ -182,9 +183,10 @@ def kernel_slowdowns(
 
 def _ranks_called(topology: Topology, name: str, where: str) -> Ints:
     if name.isdecimal():
-        if int(name) >= topology.world_size:
+        rank = whole_number(name)
+        if rank is None or rank >= topology.world_size:
             raise InputError(f"{where}: the job has ranks 0 to {topology.world_size - 1}")
-        return np.array([int(name)])
+        return np.array([rank])
     match = NODE.match(name)
     gpu = _GPU.match(match[2]) if match is not None and match[2] else None
     if match is None or (match[2] and gpu is None):

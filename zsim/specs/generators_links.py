@@ -16,7 +16,7 @@ from zsim.specs.wiring import Floats, Ints, Inventory, Links, Path, View, hashed
 if TYPE_CHECKING:
     from zsim.specs.generators import Cards
 
-_NODE = re.compile(r"^node(\d+)(?:\.nic(\d+))?$")
+_NODE = re.compile(r"^node([0-9]{1,9})(?:\.nic([0-9]{1,9}))?$")
 _MOST_PATHS = 64
 
 

@@ -21,8 +21,8 @@ from zsim.errors import InputError, did_you_mean
 from zsim.specs.node_links import Ints
 from zsim.specs.topology import Topology
 
-NODE = re.compile(r"^node(\d+)(?:\.(.+))?$")
-_PART = re.compile(r"^(nic|gpu|pcie)(\d+)(?:\.(nvlink|pcie))?$")
+NODE = re.compile(r"^node([0-9]{1,9})(?:\.(.+))?$")
+_PART = re.compile(r"^(nic|gpu|pcie)([0-9]{1,9})(?:\.(nvlink|pcie))?$")
 _MOST_OPTIONS = 2000  # names among which the nearest is looked for
 _FORMS = "expected a name like 'node3.nic2', 'node3.gpu5.nvlink', 'leaf0-spine1', or a tier like"
 

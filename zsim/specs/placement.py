@@ -24,7 +24,7 @@ from zsim.specs.hardware import Cluster
 Ints = npt.NDArray[np.int64]
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]
-_RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
+_RANGE = re.compile(r"^\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?$")
 MOST_NODES = 2**20
 MOST_GPUS = 2**20
 

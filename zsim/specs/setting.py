@@ -6,6 +6,9 @@ import tomllib
 from typing import Any
 
 from zsim.errors import InputError
+from zsim.reading import parse_toml
+
+_MOST_PARTS = 32
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -14,7 +17,9 @@ def setting(text: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
+    if key.count(".") > _MOST_PARTS:
+        raise InputError(f"--set {key[:60]}...: found {key.count('.') + 1:,} parts, expected a few")
     try:
-        return key, tomllib.loads(f"value = {value}")["value"]
+        return key, parse_toml(f"value = {value}", f"--set {key[:60]}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value.strip()

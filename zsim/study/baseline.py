@@ -22,6 +22,7 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.files import write_whole
+from zsim.reading import parse_json, read_text
 from zsim.report.verdict import PREDICTIONS, Tolerances
 from zsim.version import __version__
 
@@ -81,7 +82,7 @@ class Baseline:
 def read_baseline(path: Path) -> Baseline:
     """Raises InputError for a file that is missing, no JSON, or of another shape."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path), path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; --update-baseline writes one") from None
     except OSError as error:

@@ -3,18 +3,18 @@ experiments, and folders of all of these."""
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from zsim.errors import InputError
+from zsim.reading import MOST_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
 from zsim.study.recorded_cases import kind_of
-from zsim.trace.json_stream import beginning, text_lines
+from zsim.trace.content import CHUNK_BYTES, Content
 from zsim.trace.read import read_trace
 
 TargetKind = Literal["published", "curves", "case", "trace", "experiment"]
@@ -159,7 +159,7 @@ def _table(path: Path, name: str) -> Target | None:
 def _is_experiment(path: Path) -> bool:
     """Clusters and studies are TOML too. One that cannot be read is its reader's to refuse."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(read_text(path, MOST_TOML_BYTES), path)
     except (OSError, ValueError):
         return True
     return bool({"model", "strategy", "training"} & set(content)) and "experiment" not in content
@@ -170,7 +170,7 @@ def _small_json(path: Path) -> Any:
     if path.stat().st_size > _SMALL_BYTES or '"traceEvents"' in _head(path):
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_text(path, _SMALL_BYTES), path)
     except (OSError, ValueError):
         return None
 
@@ -186,7 +186,7 @@ def _is_object(path: Path) -> bool:
     if path.stat().st_size > _SMALL_BYTES:
         return False
     try:
-        return isinstance(json.loads("\n".join(text_lines(path))), Mapping)
+        return isinstance(parse_json(_whole(path), path), Mapping)
     except ValueError:
         return False
 
@@ -198,7 +198,12 @@ def _is_trace(path: Path) -> bool:
 
 def _head(path: Path) -> str:
     """How a file begins, unpacked. Raises InputError for one that cannot be read or unpacked."""
-    return beginning(path)[:_HEAD]
+    return Content(path).beginning.decode("utf-8", errors="replace")[:_HEAD]
+
+
+def _whole(path: Path) -> str:
+    """All of a file, unpacked; what is too large for a small file is cut, and so is no JSON."""
+    return "".join(islice(Content(path).text(), _SMALL_BYTES // CHUNK_BYTES))
 
 
 def experiment_beside(path: Path) -> Path | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from zsim.cost.collectives import edge_bytes
 from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
+from zsim.reading import read_text
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.hardware import Cluster
 from zsim.specs.topology import Topology
@@ -24,6 +26,7 @@ _COLUMNS = (
     "curve", "cluster", "nodes", "gpus", "collective", "size_bytes", "bus_gigabytes_per_second",
     "harness_seconds", "source",
 )  # fmt: skip
+_MOST_GPUS, _MOST_BYTES = 10**6, 2**60
 _SCORED = (2**16, 2**32)  # bytes: where errors are counted
 
 
@@ -171,23 +174,34 @@ def _powers(smallest: int, largest: int) -> list[int]:
 
 def _read(path: Path) -> list[dict[str, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {why_unreadable(error)}") from None
     reader = csv.DictReader(text.splitlines())
-    rows = list(reader)
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(f"{path.name}: line {reader.line_num}: not a CSV file: {error}") from None
     missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise InputError(f"{path.name}: missing column '{missing[0]}'")
     if not rows:
         raise InputError(f"{path.name}: no row below the header line; expected one per measured call")
     for number, row in enumerate(rows, 2):
-        try:
-            int(row["nodes"]), int(row["gpus"]), int(row["size_bytes"])
-            float(row["bus_gigabytes_per_second"]), float(row["harness_seconds"] or 0)
-        except (TypeError, ValueError):
+        if not _has_numbers(row):
             raise InputError(
                 f"{path.name}: line {number}: expected numbers in {', '.join(_COLUMNS[2:4])}, "
-                f"{', '.join(_COLUMNS[5:8])}"
-            ) from None
+                f"{', '.join(_COLUMNS[5:8])}, whole GPUs on each node, and at least a byte"
+            )
     return rows
+
+
+def _has_numbers(row: Mapping[str, str]) -> bool:
+    """Whether all that is calculated with can be."""
+    try:
+        nodes, gpus, size = int(row["nodes"]), int(row["gpus"]), int(row["size_bytes"])
+        rate, harness = float(row["bus_gigabytes_per_second"]), float(row["harness_seconds"] or 0)
+    except (TypeError, ValueError):
+        return False
+    can_be = 1 <= nodes <= gpus <= _MOST_GPUS and gpus % nodes == 0 and 1 <= size <= _MOST_BYTES
+    return can_be and 0 <= rate < math.inf and 0 <= harness < math.inf

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zsim.errors import InputError, why_unreadable
+from zsim.reading import read_bytes
 
 REQUIRED = ("row_id", "n_layers", "hidden", "n_heads", "seq_len", "gpu", "n_gpus", "strategy", "micro_batch")
 _COLUMNS = """
@@ -103,7 +104,7 @@ def _read_file(path: Path, table: RunTable) -> None:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a CSV table of measured runs") from None
     except OSError as error:

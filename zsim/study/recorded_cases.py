@@ -6,10 +6,9 @@ Three shapes of JSON: the oracle's answers (real FSDP2 on a fake process group),
 
 from __future__ import annotations
 
-import gzip
-import json
 import statistics
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ from zsim.study.call_lists import unfold
 from zsim.study.check_rows import CheckRow, Outcome, from_metric
 from zsim.study.recorded_memory import memory_rows
 from zsim.study.shaped_link import predict_ahead
+from zsim.trace.content import Content
 from zsim.trace.read import read_trace
+from zsim.trace.span_log import objects
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_seconds
 
@@ -235,11 +236,10 @@ def _cpu_seconds(folder: Path, content: Mapping[str, Any]) -> float | None:
         return None
     by_step: dict[int, int] = {}
     try:
-        lines = gzip.decompress(log.read_bytes()).decode().splitlines()[1:]
-        for event in map(json.loads, lines):
+        for event in islice(objects(Content(log)), 1, None):
             if event["kind"] == "phase":
                 by_step[event["step"]] = by_step.get(event["step"], 0) + event["cpu_ns"]
-    except (OSError, EOFError, ValueError, KeyError) as error:
+    except (TypeError, KeyError) as error:
         raise InputError(f"{log}: not a span log: {error}") from None
     return statistics.median(by_step.values()) / 1e9 if by_step else None
 

@@ -121,10 +121,10 @@ def replay(
 ) -> Replay:
     """Run a recorded step again: its kernels with their durations, its collectives together.
 
-    Without `cluster` collectives take the time that their transfer took, and the recorded step comes back,
-    less what only waiting for absent ranks explains. With one they run on its fabric; `gpus` or `nodes` puts
-    them on another number of GPUs. `recorded_on` names the GPU of the recording where the trace does not;
-    `step` is the number of a step (else the typical one).
+    Without `cluster` every span takes what it took, and the recorded step comes back, each part of it. With
+    one, collectives run on its fabric; `gpus` or `nodes` puts them on another number of GPUs. `recorded_on`
+    names the GPU of the recording where the trace does not; `step` is the number of a step (else the typical
+    one).
 
     Raises InputError for a trace that cannot be replayed so, and says why.
     """

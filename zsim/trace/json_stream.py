@@ -7,20 +7,19 @@ the same pass, and stops at NaN and at bytes that are not UTF-8.
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import json
-import zlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from zsim.errors import InputError
+from zsim.trace.content import Content
 
-_CHUNK_BYTES = 2**20
 _LONGEST_TOKEN = 2**20  # characters; JSON that is wrong further back than this is not just incomplete
+_LONGEST_VALUE = 64 * 2**20  # characters of one event, or of one entry beside the events
 _LONGEST_NUMBER = 32
-_SPACE = " \t\r\n"
+_SPACE = re.compile(r"[ \t\r\n]*")
 _decode = json.JSONDecoder().raw_decode
 EXPECTED = (
     "expected a trace of torch.profiler (Kineto JSON with 'traceEvents'), a Flight Recorder dump as JSON, "
@@ -42,15 +41,15 @@ class JsonStream:
     Raises InputError for a file that is not there, empty, not JSON, or cut off.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, source: Path | Content) -> None:
+        content = source if isinstance(source, Content) else Content(source)
+        self.path = content.path
         self.head: dict[str, Any] = {}
         self.num_items = 0
         self._buffer = ""
         self._at = 0
         self._passed = 0  # characters before the buffer
-        self._is_over = False
-        self._text = _text_chunks(path)
+        self._text = content.text()
 
     def items(self, key: str) -> Iterator[dict[str, Any]]:
         """The objects in the array `key` of the top-level object, or in the array that is the whole file."""
@@ -90,20 +89,18 @@ class JsonStream:
             value = self._value()
             self.num_items += 1
             if not isinstance(value, dict):
-                raise InputError(f"{self.path}: event {self.num_items} is {value!r}; expected an object")
+                shown = repr(value)[:60]
+                raise InputError(f"{self.path}: event {self.num_items} is {shown}; expected an object")
             yield value
         self._at += 1
 
     def _peek(self) -> str:
         """The next character that is not space; "" at the end of the file."""
         while True:
-            buffer, at = self._buffer, self._at
-            while at < len(buffer):
-                if buffer[at] not in _SPACE:
-                    self._at = at
-                    return buffer[at]
-                at += 1
-            self._at = at
+            space = _SPACE.match(self._buffer, self._at)
+            self._at = space.end() if space is not None else self._at
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
             if not self._read_more():
                 return ""
 
@@ -114,11 +111,15 @@ class JsonStream:
                 value, end = _decode(self._buffer, self._at)
             except json.JSONDecodeError as error:
                 is_certain = len(self._buffer) - error.pos > _LONGEST_TOKEN
-                if is_certain or not self._read_more():
+                if is_certain or not self._read_as_much_again():
                     raise self._wrong(
                         "is not JSON" if is_certain or self._is_garbled(error) else ""
                     ) from None
                 continue
+            except RecursionError:
+                raise self._wrong("is nested deeper than any trace") from None
+            except ValueError:  # Python reads whole numbers of up to 4,300 digits
+                raise self._wrong("has a number of thousands of digits") from None
             if len(self._buffer) - end < _LONGEST_NUMBER and self._read_more():  # it may go on: 12, 12., 12.5
                 continue
             self._at = end
@@ -129,10 +130,19 @@ class JsonStream:
         rest = self._buffer[error.pos :].strip()
         return bool(rest) and not error.msg.startswith("Unterminated")
 
+    def _read_as_much_again(self) -> bool:
+        """So that a long value is begun anew only as often as its length doubles."""
+        length = len(self._buffer) - self._at
+        if length > _LONGEST_VALUE:
+            raise self._wrong(f"has a value of more than {_LONGEST_VALUE // 2**20} MB")
+        while len(self._buffer) - self._at < 2 * length + 1:
+            if not self._read_more():
+                break
+        return len(self._buffer) - self._at > length
+
     def _read_more(self) -> bool:
-        chunk = next(self._text, "")
+        chunk = next((chunk for chunk in self._text if chunk), "")
         if not chunk:
-            self._is_over = True
             return False
         self._passed += self._at
         self._buffer = self._buffer[self._at :] + chunk
@@ -149,40 +159,3 @@ class JsonStream:
             return InputError(f"{self.path}: {what} at {where}; {EXPECTED}")
         after = f"{self.num_items} events" if self.num_items else f"{position} characters"
         return InputError(f"{self.path}: is cut off after {after}; record or copy it again")
-
-
-def _text_chunks(path: Path) -> Iterator[str]:
-    """The text of a file, unzipped where it is gzipped, whatever its name; bad UTF-8 is replaced."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    try:
-        with _open(path) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield decoder.decode(chunk)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(
-            f"{path}: the gzip stream is cut off or damaged ({error}); record or copy it again"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _open(path: Path) -> IO[bytes]:
-    """The file, unzipped where it begins like a gzip stream."""
-    with path.open("rb") as file:
-        is_zipped = file.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path, "rb")) if is_zipped else path.open("rb")
-
-
-def beginning(path: Path) -> str:
-    """The first megabyte of a file's text."""
-    return next(_text_chunks(path), "")
-
-
-def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a file, one at a time, each of at most some megabytes."""
-    rest = ""
-    for chunk in _text_chunks(path):
-        *lines, rest = (rest + chunk).split("\n")
-        yield from lines
-    if rest:
-        yield rest

@@ -14,7 +14,7 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.trace.collective_names import as_int
-from zsim.trace.json_stream import text_lines
+from zsim.trace.content import Content
 from zsim.trace.recording import UNKNOWN, Recording
 from zsim.trace.spans import SpanInfo
 
@@ -33,14 +33,15 @@ _NUMBERS = (
     "seq",
 )
 _MOST = 2**61  # columns hold 64 bits
+_LONGEST_LINE = 2**24  # characters
 _TEXTS = ("kind", "op", "unit", "phase", "dtype")
 _ENDS = ("done_ns", "wait1_ns", "post_ns")  # as the backend said; when the host stopped waiting
 _OPTIMIZERS = frozenset({"adamw", "update", "optimizer"})
 
 
-def read_span_log(path: Path) -> Recording:
+def read_span_log(content: Content) -> Recording:
     """One rank. Raises InputError for a line that is not an event, and for a log without events."""
-    lines = _objects(path)
+    path, lines = content.path, objects(content)
     header = next(lines, {})
     recording = Recording(path, as_int(header.get("rank")), as_int(header.get("world_size"), 1))
     provenance = header.get("provenance")
@@ -87,13 +88,15 @@ def read_span_log(path: Path) -> Recording:
     return recording
 
 
-def _objects(path: Path) -> Iterator[Event]:
-    for number, line in enumerate(text_lines(path), 1):
+def objects(content: Content) -> Iterator[Event]:
+    """The object on each line. Raises InputError for a line that is none."""
+    path = content.path
+    for number, line in enumerate(content.lines(_LONGEST_LINE), 1):
         if not line.strip():
             continue
         try:
             event = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             raise InputError(
                 f"{path}: line {number} is not JSON: {line[:40]!r}; is the file cut off?"
             ) from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean, why_unreadable
+from zsim.reading import read_text
 from zsim.specs.importers.accelerate_fsdp import note_idle, note_unknown, read_fsdp
 from zsim.specs.importers.safe_yaml import load_yaml
 from zsim.specs.importers.training_file import TrainingFile
@@ -42,7 +43,7 @@ _DEEPSPEED = (
 def read_accelerate(path: str) -> TrainingFile:
     """Raises InputError for keys that Accelerate would refuse, NotSimulatedError for other parallelisms."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected an Accelerate YAML") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.reading import whole_number
 from zsim.specs.importers.training_file import TrainingFile
 
 SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
@@ -165,8 +166,9 @@ def _word(file: TrainingFile, key: str, value: Any, options: tuple[str, ...]) ->
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(options):
         return options[value - 1]
     word = str(value).upper().removeprefix("_")
-    if word.isdecimal() and 1 <= int(word) <= len(options):
-        return options[int(word) - 1]
+    number = whole_number(word)
+    if number is not None and 1 <= number <= len(options):
+        return options[number - 1]
     if word not in options:
         raise InputError(
             f"{file.name}: {key}: found {value!r}, expected one of {', '.join(options)}"

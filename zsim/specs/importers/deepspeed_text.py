@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, why_unreadable
+from zsim.reading import parse_json, read_text
 
 
 def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tuple[str, dict[str, Any]]:
@@ -17,7 +18,7 @@ def load_object(source: str | Path | Mapping[str, Any], name: str | None) -> tup
         return name or "DeepSpeed config", _copy(source)
     path, where = Path(source), name or str(source)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise InputError(f"{where}: no such file; expected a DeepSpeed JSON") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -50,13 +51,13 @@ def _parse(text: str, where: str) -> Any:
         return seen
 
     try:
-        return json.loads(text, object_pairs_hook=pairs)
+        return parse_json(text, where, pairs)
     except json.JSONDecodeError as first:
         # Comment lines are emptied, not removed, so that line numbers stay true.
         relaxed = re.sub(r"(?m)^[ \t]*(//|#).*$", "", text)
         relaxed = re.sub(r",(\s*[}\]])", r"\1", relaxed)
         try:
-            return json.loads(relaxed, object_pairs_hook=pairs)
+            return parse_json(relaxed, where, pairs)
         except json.JSONDecodeError:
             at = f"line {first.lineno}, column {first.colno}"
             raise InputError(f"{where}: is not valid JSON at {at}: {first.msg}") from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.reading import parse_json, read_text
 from zsim.specs import presets
 from zsim.specs.importers import huggingface_classic as classic
 from zsim.specs.importers import huggingface_gpt as gpt
@@ -140,13 +141,13 @@ def _known() -> str:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; expected a Hugging Face config.json") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise InputError(f"{path}: {why_unreadable(problem)}; expected a config.json") from None
     try:
-        config = json.loads(text)
+        config = parse_json(text, path)
     except json.JSONDecodeError as problem:
         raise InputError(
             f"{path}: line {problem.lineno}: not valid JSON ({problem.msg}); is the file whole?"

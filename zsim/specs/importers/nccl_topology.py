@@ -103,11 +103,15 @@ def _pcie(
 ) -> dict[str, Any]:
     """The slowest GPU's way up to its CPU, and how many GPUs share the switch above them."""
     rates, sharing = [], []
+    are_gpus = set(places)
+    beneath: dict[Element, int] = {}
     for place in places:
         chain = list(_chain(place, parents))
         rates.append(min(_pcie_rate(element, file) for element in chain))
         above = chain[1] if len(chain) > 1 else None
-        sharing.append(sum(other in list(above.iter("pci")) for other in places) if above is not None else 1)
+        if above is not None and above not in beneath:
+            beneath[above] = sum(element in are_gpus for element in above.iter("pci"))
+        sharing.append(beneath[above] if above is not None else 1)
     if len(set(rates)) > 1:
         notes.append(
             f"{file}: GPUs have PCIe links of {min(rates):g} to {max(rates):g} GB/s; the slowest is taken"

@@ -6,14 +6,18 @@ does not block: Slurm knows no rates); blocks become leaves under one switch.
 
 from __future__ import annotations
 
+import math
 import re
+from itertools import product
 from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.importers.topology_import import Found
 
 _MOST_NODES = 20_000
-_RANGE = re.compile(r"^(.*?)\[([0-9,\-]+)\](.*)$")
+_PART = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_RANGES = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def read_slurm_topology(text: str, file: str, base: str | None) -> Found:
@@ -67,25 +71,29 @@ def read_slurm_topology(text: str, file: str, base: str | None) -> Found:
 def expand_hostlist(text: str, file: str) -> list[str]:
     """`tux[0-2,7],login` -> tux0, tux1, tux2, tux7, login (zero padding kept)."""
     names: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        match = _RANGE.match(part.strip())
+    for part in _PART.findall(text):
+        words = _RANGES.split(part.strip())  # text and what stands in brackets, in turn
+        choices = [_numbers(word, part, file) if place % 2 else [word] for place, word in enumerate(words)]
+        if "[" in "".join(words[::2]):
+            raise InputError(f"{file}: '{part[:60]}' is not a host list")
+        if len(names) + math.prod(map(len, choices)) > _MOST_NODES:
+            raise InputError(f"{file}: more than {_MOST_NODES:,} nodes")
+        names += map("".join, product(*choices))
+    return names
+
+
+def _numbers(ranges: str, part: str, file: str) -> list[str]:
+    """`0-2,7` -> 0, 1, 2, 7, as many digits as the first of each range has."""
+    numbers: list[str] = []
+    for piece in ranges.split(","):
+        match = _RANGE.fullmatch(piece)
         if match is None:
-            names.append(part.strip())
-            continue
-        prefix, ranges, suffix = match.groups()
-        for piece in ranges.split(","):
-            first, _, last = piece.partition("-")
-            if not first.isdigit() or (last and not last.isdigit()):
-                raise InputError(f"{file}: '{part[:60]}' is not a host list")
-            low, high = int(first), int(last or first)
-            if high - low >= _MOST_NODES or len(names) > _MOST_NODES:
-                raise InputError(f"{file}: more than {_MOST_NODES:,} nodes")
-            names += [f"{prefix}{value:0{len(first)}d}{suffix}" for value in range(low, high + 1)]
-    return [name for expanded in names for name in _again(expanded, file)]
-
-
-def _again(name: str, file: str) -> list[str]:
-    return expand_hostlist(name, file) if "[" in name else [name]
+            raise InputError(f"{file}: '{part[:60]}' is not a host list")
+        first, last = match[1], match[2] or match[1]
+        if int(last) - int(first) >= _MOST_NODES:
+            raise InputError(f"{file}: more than {_MOST_NODES:,} nodes")
+        numbers += [f"{value:0{len(first)}d}" for value in range(int(first), int(last) + 1)]
+    return numbers
 
 
 def _from_conf(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.reading import read_bytes
 from zsim.specs.cluster_files import read_toml
 
 _MOST_BYTES = 4_000_000
@@ -94,13 +95,11 @@ def _guess(path: Path, text: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, _MOST_BYTES)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
         raise InputError(f"{path}: {why_unreadable(error)}") from None
-    if len(content) > _MOST_BYTES:
-        raise InputError(f"{path.name}: {len(content):,} bytes is more than any topology needs")
     if not content.strip():
         raise InputError(f"{path.name}: the file is empty")
     try:

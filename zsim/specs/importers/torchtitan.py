@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.reading import whole_number
 from zsim.specs.importers.torchtitan_keys import (
     IDLE_KEYS,
     IDLE_SECTIONS,
@@ -232,8 +233,8 @@ def _read_checkpointing(read: _Settings, is_new: bool) -> None:
         option = str(read.get(option_key, "op" if is_new else "2"))
         if option == "op":
             kind = "selective-op"
-        elif option.isdecimal() and int(option) >= 1:
-            kind, every = "full", int(option)
+        elif number := whole_number(option):
+            kind, every = "full", number
         else:
             raise InputError(f"{read.file.name}: {option_key}: found '{option}', expected 'op' or a number")
     read.put("training.activation_checkpointing", kind, mode_key, option_key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import tomllib
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.reading import parse_json, parse_toml, read_text, whole_number
 from zsim.specs.cluster_files import read_toml
 from zsim.specs.importers.torchtitan_keys import KEYS, REGISTERED, RENAMED, SECTIONS
 
@@ -19,7 +19,7 @@ _CONFIG_FILE = "job.config_file"
 
 def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     """(the name for messages, dotted settings in today's spelling, whether they are 0.3.0's)."""
-    words = [config] if os.path.isfile(config) else shlex.split(config)
+    words = [config] if os.path.isfile(config) else _words(config)
     shape, options = _split_launcher(words)
     given = dict(_parse_options(options))
     file = given.pop(_CONFIG_FILE, None)
@@ -42,11 +42,18 @@ def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
     return str(name), {**_renamed(settings, str(name)), **shape}, is_new
 
 
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"'{command[:60]}': cannot be read as a command line: {error}") from None
+
+
 def _read(path: Path) -> dict[str, Any]:
     if path.suffix != ".json":
         return read_toml(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path), path)
     except OSError as error:
         raise InputError(f"{path}: {why_unreadable(error)}") from None
     except ValueError as error:
@@ -72,7 +79,7 @@ def _with_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
 def is_saved_config(path: Path) -> bool:
     """Whether a JSON is what torchtitan 0.3 saves."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path), path)
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and "parallelism" in data and "training" in data
@@ -135,9 +142,11 @@ def _split_launcher(words: list[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def _count(text: str, option: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{option.replace('__', '--')}: found '{text}', expected a number of at least 1")
-    return int(text)
+    count = whole_number(text)
+    if not count:
+        found = text[:40]
+        raise InputError(f"{option.replace('__', '--')}: found '{found}', expected a number of at least 1")
+    return count
 
 
 def _parse_options(words: list[str]) -> Iterator[tuple[str, Any]]:
@@ -178,6 +187,6 @@ def _value(key: str, text: str) -> Any:
     if text in ("True", "False"):
         return text == "True"
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}", f"--{key}")["value"]
     except tomllib.TOMLDecodeError:
         return text

@@ -5,13 +5,13 @@ Files of programs on top of the Trainer (TRL, LLaMA-Factory) have the same keys 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.reading import parse_json, read_text
 from zsim.specs.importers.accelerate_fsdp import SHARDING, read_fsdp
 from zsim.specs.importers.safe_yaml import load_yaml
 from zsim.specs.importers.training_file import TrainingFile
@@ -39,13 +39,13 @@ def is_training_arguments(path: Path) -> bool:
 
 def _load(path: Path) -> Any:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {why_unreadable(error)}") from None
     if path.suffix.lower() != ".json":
         return load_yaml(text, str(path))
     try:
-        return json.loads(text)
+        return parse_json(text, path)
     except ValueError as error:
         raise InputError(f"{path}: is not valid JSON: {error}") from None
 

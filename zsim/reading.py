@@ -1,0 +1,95 @@
+"""Files that people give, read whole and within limits: what is larger, deeper or longer is refused in words.
+
+Configurations of any program are kilobytes, a few levels deep. What a file says wrongly as JSON or TOML is
+its reader's to tell; here is what Python itself gives up on, or takes minutes and gigabytes for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+
+MOST_BYTES = 16_000_000
+MOST_TOML_BYTES = 4_000_000  # read by Python itself, a few megabytes a second
+_MOST_DEPTH = 64
+_MOST_DIGITS = 40
+_MOST_DECIMALS = 18
+_DEEP = f"is nested more than {_MOST_DEPTH} levels deep; expected a few"
+_LONG = f"has a number of more than {_MOST_DIGITS} digits"
+Pairs = Callable[[list[tuple[str, Any]]], Any]
+
+
+def read_bytes(path: Path | str, most: int = MOST_BYTES) -> bytes:
+    """All of a file, which may be a pipe. Raises OSError, and InputError for a file that is too large."""
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+        size = os.fstat(file.fileno()).st_size
+    if len(content) > most:
+        raise InputError(
+            f"{path}: is of {max(size, len(content)):,} bytes; expected at most {most:,}, more than any such "
+            "file has"
+        )
+    return content
+
+
+def read_text(
+    path: Path | str, most: int = MOST_BYTES, encoding: str = "utf-8", errors: str = "strict"
+) -> str:
+    """All of a file as text. Raises OSError and UnicodeDecodeError, and InputError as `read_bytes`."""
+    text = read_bytes(path, most).decode(encoding, errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_json(text: str, where: object, pairs: Pairs | None = None) -> Any:
+    """The value; `pairs` makes objects. Raises json.JSONDecodeError, and InputError for what is too deep or
+    too long."""
+    return _parsed(lambda: json.loads(text, object_pairs_hook=pairs), json.JSONDecodeError, where)
+
+
+def parse_toml(text: str, where: object) -> dict[str, Any]:
+    """The tables. Raises tomllib.TOMLDecodeError, and InputError for what is too deep or too long."""
+    tables: dict[str, Any] = _parsed(lambda: tomllib.loads(text), tomllib.TOMLDecodeError, where)
+    return tables
+
+
+def _parsed(parse: Callable[[], Any], is_wrong: type[ValueError], where: object) -> Any:
+    try:
+        value = parse()
+    except RecursionError:
+        raise InputError(f"{where}: {_DEEP}") from None
+    except is_wrong:
+        raise
+    except ValueError:  # Python's limit of 4,300 digits
+        raise InputError(f"{where}: {_LONG}") from None
+    check_values(value, where)
+    return value
+
+
+def whole_number(text: str) -> int | None:
+    """`text` as a whole number of up to 18 decimal digits; None where it is none."""
+    is_one = text.isascii() and text.isdecimal() and len(text) <= _MOST_DECIMALS
+    return int(text) if is_one else None
+
+
+def check_values(value: Any, where: object) -> None:
+    """Raises InputError for tables and lists that are nested too deep, and for numbers that are too long."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _MOST_DEPTH:
+            raise InputError(f"{where}: {_DEEP}")
+        below: list[Any] = []
+        for entry in level:
+            if isinstance(entry, Mapping):
+                below += entry.values()
+            elif isinstance(entry, list | tuple):
+                below += entry
+            elif isinstance(entry, int) and abs(entry) >= 10**_MOST_DIGITS:
+                raise InputError(f"{where}: {_LONG}")
+        level = below

@@ -1,0 +1,115 @@
+"""The content of a trace file as text, unzipped, piece by piece, and no more of it than a trace can be.
+
+# [Note: how large a trace may be]
+Real traces are gigabytes of JSON, so size alone refuses nothing. A file that was made to be large is told by
+what it does not say: gzip packs Kineto's JSON 10 to 60 times, and what unpacks to more than 200 times its
+size (and 16 MB) is refused, as is a run of 64 MB of blanks, unzipped or not. What is between is read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from zsim.errors import InputError
+
+CHUNK_BYTES = 2**20
+_MOST_RATIO = 200  # deflate's own limit is 1,032
+_MOST_BLANK = 64 * 2**20
+_SURELY_SMALL = 16 * 2**20
+_GZIP = b"\x1f\x8b"
+
+
+class Content:
+    """One file from its beginning to its end, once. `path` is what messages name; `open_file` gives its bytes
+    where that is no file of its own."""
+
+    def __init__(self, path: Path, open_file: Callable[[], IO[bytes]] | None = None) -> None:
+        self.path = path
+        self._pieces = _pieces(path, open_file or (lambda: path.open("rb")))
+        self._first: bytes | None = None
+
+    @property
+    def beginning(self) -> bytes:
+        """The first megabyte, unzipped; asked for before the rest."""
+        if self._first is None:
+            self._first = next(self._pieces, b"")
+        return self._first
+
+    def text(self) -> Iterator[str]:
+        """All of it; bad UTF-8 is replaced."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        blank = 0
+        yield decoder.decode(self.beginning)
+        for piece in self._pieces:
+            blank = 0 if piece.strip() else blank + len(piece)
+            if blank > _MOST_BLANK:
+                raise InputError(f"{self.path}: holds more than {_MOST_BLANK // 2**20} MB of blanks in a row")
+            yield decoder.decode(piece)
+        yield decoder.decode(b"", final=True)
+
+    def lines(self, most: int) -> Iterator[str]:
+        """One at a time; raises InputError for one of more than `most` characters."""
+        rest: list[str] = []
+        length = 0
+        for piece in self.text():
+            first, *others = piece.split("\n")
+            rest.append(first)
+            length += len(first)
+            if others:
+                yield "".join(rest)
+                yield from others[:-1]
+                rest, length = [others[-1]], len(others[-1])
+            if length > most:
+                raise InputError(f"{self.path}: has a line of more than {most:,} characters")
+        if length:
+            yield "".join(rest)
+
+
+def _pieces(path: Path, open_file: Callable[[], IO[bytes]]) -> Iterator[bytes]:
+    with refusals(path), open_file() as file, unzipped(path, file) as plain:
+        while piece := plain.read(CHUNK_BYTES):
+            yield piece
+
+
+def unzipped(path: Path, file: IO[bytes]) -> IO[bytes]:
+    """The file, unzipped where it begins like a gzip stream, whatever its name."""
+    is_zipped = cast(io.BufferedReader, file).peek(2)[:2] == _GZIP
+    return cast(IO[bytes], _Unzipped(path, file)) if is_zipped else file
+
+
+class _Unzipped(gzip.GzipFile):
+    """See [Note: how large a trace may be]."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        super().__init__(fileobj=file)
+        self._path, self._packed, self._num_bytes = path, file, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self._num_bytes += len(data)
+        if self._num_bytes > max(_SURELY_SMALL, _MOST_RATIO * self._packed.tell()):
+            raise InputError(
+                f"{self._path}: unpacks to more than {_MOST_RATIO} times its size, which no trace does; "
+                "is it damaged, or made to fill memory?"
+            )
+        return data
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """What keeps a file from being read, raised as InputError."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(
+            f"{path}: the gzip stream is cut off or damaged ({error}); record or copy it again"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
