@@ -16,6 +16,7 @@ from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
 from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
 from zsim.trace.spans import Trace
+from zsim.validated.validation import Validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,13 @@ class Report:
     jitter: Spread | None = None
     jobs: tuple[JobRow, ...] = ()
     allocator: AllocatorRow | None = None
+    validation: Validation | None = None
+
+    @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """Between which the measured step lies with 80 %, as validated runs say; None where it is not
+        judged by them."""
+        return None if self.validation is None else self.validation.range_of(self.step_seconds)
 
     @property
     def fits(self) -> bool:
@@ -104,6 +112,8 @@ class Report:
             "zsim_version": self.zsim_version,
             "experiment": plain(self.experiment),
             "step_seconds": self.step_seconds,
+            "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
+            "validation": None if self.validation is None else self.validation.to_dict(),
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "model_flops_per_second_per_gpu": self.model_flops_per_second_per_gpu,
             "mfu_fraction": self.mfu_fraction,
