@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zsim.validated.errors import REPEATS, errors_like, quantiles
+from zsim.validated.errors import CELLS, REPEATS, errors_like, quantiles
 
 
 def test_every_source_weighs_the_same_however_many_rows_it_has(make_run) -> None:
@@ -47,7 +47,7 @@ def test_without_a_run_of_its_like_a_job_is_judged_by_all(make_run) -> None:
     runs = [make_run("one", 0.1), make_run("two", -0.1)]
     errors = errors_like(make_run("x", 0.0, framework="DDP").features, runs)
     assert errors.alike == ()
-    assert errors.cell == 2
+    assert errors.cell == len(CELLS) - 1
     assert errors.interval()[0] < 0 < errors.interval()[1]
 
 

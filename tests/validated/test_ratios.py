@@ -63,3 +63,15 @@ def test_the_interval_of_a_ratio_is_about_the_ratio() -> None:
 
 def test_what_is_shipped_knows_every_kind() -> None:
     assert set(shipped_estimates()["ratios"]) == set(ratios.KINDS)
+
+
+def test_pairs_of_a_source_are_judged_by_those_of_others(make_run) -> None:
+    """Eight sources vary the batch and are off by 1 %, one by 50 %: none of its pairs is within, all others'
+    are."""
+    runs = []
+    for number in range(9):
+        error = 0.5 if number == 8 else 0.01
+        runs += [make_run(f"s{number}", 0.0), make_run(f"s{number}", error, micro_batch_size=2)]
+    (found,) = ratios.ratio_coverage(runs)
+    assert (found.kind, found.pairs, found.sources) == ("batch", 9, 9)
+    assert found.covered == found.covered_by_source == pytest.approx(8 / 9)

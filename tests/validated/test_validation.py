@@ -37,6 +37,13 @@ def test_errors_are_those_of_the_runs_like_it(make_run) -> None:
     assert found.mean_absolute_error == pytest.approx((0.0952 + 0.2214) / 2, abs=1e-4)
 
 
+def test_a_binding_that_no_run_has_is_judged_by_all_of_the_framework(make_run) -> None:
+    runs = [make_run("one", 0.1), make_run("two", -0.2, binding="the network")]
+    found = validation_of(replace(FEATURES, binding="the host"), runs, NONE)
+    assert (found.regime, found.runs) == ("FSDP, several nodes", 2)
+    assert found.extrapolates == ("no validated run of FSDP on several nodes is bound by the host",)
+
+
 def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(make_run) -> None:
     runs = [make_run("one", 0.1), make_run("two", -0.2)]
     found = validation_of(replace(FEATURES, framework="DDP", strategy="DDP"), runs, NONE)

@@ -18,7 +18,7 @@ from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.timeline import stream_timeline, views
 from zsim.report.traffic import CollectiveRow, SentRow
-from zsim.report.words import headline, missing_memory
+from zsim.report.words import headline, missing_memory, trust_words
 from zsim.trace.drives import drive_rates
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_flops, format_rate, format_seconds
@@ -64,6 +64,7 @@ def html_report(report: Report, trace: Trace) -> str:
     return environment.get_template("report.html.j2").render(
         title=headline(report),
         report=report,
+        trust=trust_words(report),
         verdict="" if finding is None else missing_memory(finding),
         tiles=list(tiles(report)),
         step=_plot("step", STEP_CAPTION, figures.step_breakdown(report)),

@@ -65,6 +65,14 @@ class RowResult:
     validation: Validation | None = None
 
     @property
+    def is_within_range(self) -> bool | None:
+        """Whether the measured step lies inside the predicted range; None without one of them."""
+        if self.measured_seconds is None or self.predicted_range_seconds is None:
+            return None
+        low, high = self.predicted_range_seconds
+        return low <= self.measured_seconds <= high
+
+    @property
     def memory_errors(self) -> dict[str, float]:
         """By kind, of every figure of memory that the row publishes."""
         predicted = self.predicted_memory

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import expm1
 
 from zsim.report.job_features import network_fabric, node_fabric
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
 from zsim.validated.coverage import Coverage, Judged, coverage_of, leave_one_source_out
+from zsim.validated.ratios import ratio_coverage
 from zsim.validated.regimes import by_regime, unvalidated_gpus, unvalidated_strategies
 from zsim.validated.runs import ValidatedRun, validated_runs
 
@@ -47,6 +49,7 @@ def regime_lines(judged: Sequence[Judged]) -> list[str]:
         *regime_table([one.run for one in judged]),
         "",
         *_coverage_lines(judged),
+        *_ratio_lines([one.run for one in judged]),
         *_unvalidated_lines([one.run for one in judged]),
     ]
 
@@ -67,6 +70,26 @@ def _coverage_lines(judged: Sequence[Judged]) -> list[str]:
             f"| {title} | {found.rows} | {found.sources} | {found.covered:.0%} | "
             f"{found.covered_by_source:.0%} | {found.half_width:.1%} |"
         )
+    return [*lines, ""]
+
+
+def _ratio_lines(runs: Sequence[ValidatedRun]) -> list[str]:
+    lines = [
+        "## How far a difference is to be trusted",
+        "",
+        "Two runs of one source, model and GPU are off for the same reasons, so that their ratio is off by",
+        "less than either. By what they differ: how far off 80 % of the ratios are, every source alike, and",
+        "how many are within what the other sources say. Of differences below that, commands that compare",
+        'say "no difference that zsim can tell".',
+        "",
+        "| what differs | pairs | sources | 80 % within | within, pairs | within, sources |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {found.kind} | {found.pairs:,} | {found.sources} | {expm1(found.bound):.1%} | "
+        f"{found.covered:.0%} | {found.covered_by_source:.0%} |"
+        for found in ratio_coverage(runs)
+    ]
     return [*lines, ""]
 
 

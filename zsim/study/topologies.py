@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from zsim.specs.experiment import Experiment, load_experiment
 from zsim.specs.topology import Topology
 from zsim.specs.topology_graph import bisection_bandwidth
 from zsim.units import format_rate, format_seconds
+from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
+from zsim.validated.validation import validation_words
 
 _EXAMPLE = Path(__file__).parent.parent / "presets" / "experiments" / "llama-3-70b-zero3.toml"
 _MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
@@ -57,6 +60,7 @@ class Comparison:
             "nodes": self.nodes,
             "gpus": self.gpus,
             "step_seconds": report.step_seconds,
+            "step_seconds_range": None if report.step_seconds_range is None else [*report.step_seconds_range],
             "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
             "mfu_fraction": report.mfu_fraction,
             "fits": report.fits,
@@ -197,6 +201,22 @@ def print_topology(facts: dict[str, Any]) -> None:
         )
 
 
+def undecided(rows: Sequence[Comparison]) -> list[str]:
+    """A sentence for each group of clusters that zsim cannot tell apart: next to each other in order of their
+    steps."""
+    order = sorted(rows, key=lambda row: row.report.step_seconds)
+    groups = [[row] for row in order[:1]]
+    for one, other in pairwise(order):
+        gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
+        kind = "network" if gpus[0] == gpus[1] else ANY
+        if can_tell(one.report.step_seconds, other.report.step_seconds, [kind]):
+            groups.append([other])
+        else:
+            groups[-1].append(other)
+    names = [", ".join(row.cluster for row in group) for group in groups if len(group) > 1]
+    return [f"{found}: {NO_DIFFERENCE}." for found in names]
+
+
 def print_comparison(rows: Sequence[Comparison]) -> None:
     """`compare_topologies` for a terminal."""
     labels = rows[0].report.labels
@@ -214,3 +234,7 @@ def print_comparison(rows: Sequence[Comparison]) -> None:
             f"{row.facts['num_cables']:>7,} {format_rate(cut) if cut is not None else '-':>11}  {shown}"
             + ("" if row.report.fits else " (does not fit)")
         )
+        if row.report.validation is not None:
+            print(f"{'':<{width}} {validation_words(row.report.validation, row.report.step_seconds)}")
+    for sentence in undecided(rows):
+        print(textwrap.fill(sentence, 80))

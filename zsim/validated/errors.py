@@ -39,6 +39,7 @@ _Key = Callable[[Features], tuple[Any, ...]]
 CELLS: tuple[_Key, ...] = (
     lambda f: (f.framework, f.is_several, f.binding, f.chip),
     lambda f: (f.framework, f.is_several, f.binding),
+    lambda f: (f.framework, f.is_several),
     lambda f: (),
 )
 

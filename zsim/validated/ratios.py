@@ -11,8 +11,10 @@ way round, so the interval of the ratio's logarithm is symmetric.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from math import exp
+from statistics import fmean
 
 import numpy as np
 
@@ -40,20 +42,65 @@ KINDS = (*SETTINGS, SHORT, ANY)
 
 def estimate_ratio_errors(runs: Sequence[ValidatedRun]) -> dict[str, float]:
     """By what differs (`KINDS`), below what `LEVEL` of the errors of the ratio's logarithm are."""
-    by_kind: dict[str, list[tuple[str, float]]] = {kind: [] for kind in KINDS}
-    for kind, source, error in _pairs(runs):
-        by_kind[kind].append((source, error))
-    every = [pair for kind in KINDS if kind != SHORT for pair in by_kind[kind]]
-    found = {}
-    for kind in KINDS:
-        own = by_kind[kind] if kind != ANY else every
-        found[kind] = _quantile(own, every)
-    return found
+    return _bounds(list(_pairs(runs)))
 
 
-def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[tuple[str, str, float]]:
-    """(what differs, source, absolute error of the ratio's logarithm) of all pairs of one source, model and
-    GPU; what differs only in time is no pair."""
+def _bounds(pairs: Sequence[Pair]) -> dict[str, float]:
+    every = [pair for pair in pairs if pair.kind != SHORT]
+    own = {kind: [pair for pair in pairs if pair.kind == kind] for kind in KINDS} | {ANY: every}
+    return {kind: _quantile(own[kind], every) for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class RatioCoverage:
+    """Of the pairs that differ by `kind`: how far off `LEVEL` of them are, and the part that was within that
+    of the other sources' pairs, over pairs and as the mean of sources."""
+
+    kind: str
+    pairs: int
+    sources: int
+    bound: float
+    covered: float
+    covered_by_source: float
+
+
+def ratio_coverage(runs: Sequence[ValidatedRun]) -> list[RatioCoverage]:
+    """Every source's pairs judged by those of the others; kinds without pairs are left out."""
+    pairs = list(_pairs(runs))
+    bounds = _bounds(pairs)
+    inside: dict[str, dict[str, list[bool]]] = {}
+    for source in sorted({pair.source for pair in pairs}):
+        others = _bounds([pair for pair in pairs if pair.source != source])
+        for pair in pairs:
+            if pair.source == source:
+                by_source = inside.setdefault(pair.kind, {})
+                by_source.setdefault(source, []).append(pair.error <= others[pair.kind])
+    return [
+        RatioCoverage(
+            kind,
+            sum(map(len, inside[kind].values())),
+            len(inside[kind]),
+            bounds[kind],
+            fmean(covered for own in inside[kind].values() for covered in own),
+            fmean(fmean(own) for own in inside[kind].values()),
+        )
+        for kind in KINDS
+        if kind in inside
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two runs of one source, model and GPU: by what they differ, and the absolute error of the logarithm of
+    their ratio."""
+
+    kind: str
+    source: str
+    error: float
+
+
+def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[Pair]:
+    """All of them; what differs only in time is no pair."""
     alike: dict[tuple[str, str, str], list[ValidatedRun]] = {}
     for run in runs:
         alike.setdefault((run.source, run.features.gpu, run.settings.model), []).append(run)
@@ -62,7 +109,8 @@ def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[tuple[str, str, float]]:
             kinds = [name for name, value in SETTINGS.items() if value(one) != value(other)]
             if kinds:
                 is_short = ALLOCATOR in (one.features.binding, other.features.binding)
-                yield SHORT if is_short else kind_of(kinds), source, abs(one.error - other.error)
+                kind = SHORT if is_short else kind_of(kinds)
+                yield Pair(kind, source, abs(one.error - other.error))
 
 
 def kind_of(kinds: Iterable[str]) -> str:
@@ -70,19 +118,19 @@ def kind_of(kinds: Iterable[str]) -> str:
     names = list(dict.fromkeys(kinds))
     if len(names) == 2 and "batch" in names and any(name in _LEADING for name in names):
         names.remove("batch")
-    return names[0] if len(names) == 1 else ANY
+    return names[0] if len(names) == 1 and names[0] in SETTINGS else ANY
 
 
-def _quantile(own: Sequence[tuple[str, float]], every: Sequence[tuple[str, float]]) -> float:
+def _quantile(own: Sequence[Pair], every: Sequence[Pair]) -> float:
     """Of `own` pairs, leaning on `every` one as far as few sources have their like."""
     values: list[Floats] = []
     weights: list[Floats] = []
-    count = len({source for source, _ in own})
+    count = len({pair.source for pair in own})
     share = count / (count + BROADER)
     for pairs, part in ((own, share), (every, 1 - share)):
         if pairs and part:
-            values.append(np.array([error for _, error in pairs]))
-            weights.append(part * weights_by_source([source for source, _ in pairs])[0])
+            values.append(np.array([pair.error for pair in pairs]))
+            weights.append(part * weights_by_source([pair.source for pair in pairs])[0])
     return quantiles(np.concatenate(values), np.concatenate(weights), (LEVEL,))[0] if values else 0.0
 
 

@@ -81,18 +81,20 @@ def regime_of(features: Features, cell: int = 0) -> str:
     words = [features.framework, "several nodes" if features.is_several else "one node"]
     if cell == 0:
         words.append(features.chip.upper())
-    return f"{', '.join(words)}, bound by {features.binding}"
+    if cell <= 1:
+        words.append(f"bound by {features.binding}")
+    return ", ".join(words)
 
 
 def range_words(seconds: tuple[float, float]) -> str:
     """E.g. "9.14 to 10.9 s", "0.98 to 1.09 s": three digits, in the unit of the longer."""
     unit, name = next(((size, name) for size, name in _UNITS if seconds[1] >= size), _UNITS[-1])
-    low, high = (f"{value / unit:.{max(0, 2 - _places(value / unit))}f}" for value in seconds)
-    return f"{low} to {high} {name}"
+    return f"{_three_digits(seconds[0] / unit)} to {_three_digits(seconds[1] / unit)} {name}"
 
 
-def _places(value: float) -> int:
-    return len(f"{value:.0f}") - 1 if value >= 1 else 0
+def _three_digits(value: float) -> str:
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.{max(0, 3 - len(str(int(rounded))))}f}"
 
 
 def validation_words(validation: Validation, step_seconds: float) -> str:
