@@ -30,7 +30,7 @@ from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
 from zsim.report.irregular import JobRow, rank_rows, spread_of
-from zsim.report.job_features import job_features
+from zsim.report.job_features import report_validation
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import OffloadSection, TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
@@ -43,7 +43,6 @@ from zsim.specs.job import Job, resolve, slowest_of
 from zsim.specs.job_labels import batch_label, strategy_label, training_label
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes
-from zsim.validated.validation import validation_of
 from zsim.version import __version__
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
@@ -129,11 +128,8 @@ def report_of(outcome: Outcome, wall_seconds: float, *, suggests_gpus: bool = Tr
         report = make_report(outcome.trace, **arguments)
     causes = OpCauses(outcome.plan, cluster.gpu, outcome.calls, outcome.limits)
     chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings), causes)
-    retries = 0 if allocator is None else allocator.retries
-    features = job_features(job, report.breakdown.seconds, report.step_seconds, retries)
-    report = replace(
-        report, critical_path_seconds=chain, allocator=allocator, validation=validation_of(features)
-    )
+    report = replace(report, critical_path_seconds=chain, allocator=allocator)
+    report = replace(report, validation=report_validation(job, report))
     report = _with_irregularities(report, outcome)
     return _with_cost(report, job, outcome.plan)
 

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping
 
 from zsim.plan.make import is_offloaded
+from zsim.report.report import Report
 from zsim.specs.hardware import Cluster
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
 from zsim.specs.job import Job
 from zsim.specs.job_labels import strategy_label
 from zsim.specs.strategy import Fsdp1, Fsdp2
 from zsim.validated.features import Features, binding_of
+from zsim.validated.validation import Validation, validation_of
 
 _FRAMEWORKS = {
     "fsdp1": "FSDP",
@@ -43,6 +45,12 @@ def job_features(
         binding=binding_of(shares, retries),
         parameters=job.model.numel,
     )
+
+
+def report_validation(job: Job, report: Report) -> Validation:
+    """How far to trust a report's step, by all validated runs."""
+    retries = 0 if report.allocator is None else report.allocator.retries
+    return validation_of(job_features(job, report.breakdown.seconds, report.step_seconds, retries))
 
 
 def _framework(job: Job) -> str:
