@@ -195,3 +195,29 @@ def test_a_slower_network_never_makes_a_step_faster(tmp_path: Path) -> None:
     fast = zsim.simulate(zsim.Experiment(**SMALL, strategy={"kind": "fsdp2"}))
     slower = zsim.simulate(zsim.Experiment(**{**SMALL, "cluster": str(slow)}, strategy={"kind": "fsdp2"}))
     assert slower.trace.step_seconds > fast.trace.step_seconds
+
+
+def test_a_report_says_how_far_to_trust_its_step() -> None:
+    """The keys of `--json` and the attributes are the same values."""
+    experiment = zsim.Experiment(
+        model="gpt2",
+        cluster="dgx-h100",
+        gpus=8,
+        training={"sequence_length": 1024, "micro_batch_size": 8},
+        strategy={"kind": "fsdp2"},
+    )
+    report = zsim.simulate(experiment).report
+    content = report.to_dict()
+    low, high = report.step_seconds_range
+    assert content["step_seconds_range"] == [low, high]
+    assert 0 < low < report.step_seconds < high
+    found = content["validation"]
+    assert found["regime"].startswith("FSDP, one node")
+    assert found["runs"] == report.validation.runs
+    assert set(found) >= {"regime", "runs", "mean_absolute_error", "worst_absolute_error", "extrapolates"}
+
+
+def test_a_gpu_that_nobody_measured_is_named_as_such() -> None:
+    experiment = zsim.Experiment(model="gpt2", cluster="mi300x-x8", gpus=8, strategy={"kind": "ddp"})
+    found = zsim.simulate(experiment).report.validation
+    assert "GPU mi300x-192gb without a validated run" in found.extrapolates

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1] / "zsim"
 FLOOR = {
     "errors": -1,
     "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
-    "specs": 1, "trace": 1,
+    "specs": 1, "trace": 1, "validated": 1,
     "cost": 2,
     "plan": 3,
     "fluid": 4,
@@ -25,7 +25,18 @@ FLOOR = {
     "cli": 11, "pytest_plugin": 11, "__main__": 12,
 }  # fmt: skip
 WINGS = {
-    "report": {"units", "errors", "files", "resources", "version", "specs", "trace", "cost", "plan"},
+    "report": {
+        "units",
+        "errors",
+        "files",
+        "resources",
+        "version",
+        "specs",
+        "trace",
+        "validated",
+        "cost",
+        "plan",
+    },
     "calibrate": {"units", "errors", "reading", "version", "specs", "trace", "cost"},
 }
 CLOCK = {"fluid", "fabric", "devices", "engine"}

@@ -30,6 +30,7 @@ from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
 from zsim.report.irregular import JobRow, rank_rows, spread_of
+from zsim.report.job_features import report_validation
 from zsim.report.lost_overlap import told_of_doubts
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import OffloadSection, TierRow
@@ -134,6 +135,7 @@ def report_of(outcome: Outcome, wall_seconds: float) -> Report:
     queues = job.training.device_max_connections
     chain = critical_seconds(critical_path(outcome.plan, outcome.trace, outcome.meetings, queues), causes)
     report = replace(report, critical_path_seconds=chain, allocator=allocator)
+    report = replace(report, validation=report_validation(job, report))
     report = _with_irregularities(report, outcome)
     return _with_cost(report, job, outcome.plan)
 

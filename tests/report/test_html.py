@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.browser import Page, browse, in_browser, text_of
 from zsim.report.html import html_report, write_html_report
+from zsim.validated.features import Features
+from zsim.validated.validation import Validation
 
 PLOTS = ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"]
 
@@ -33,6 +36,14 @@ def test_the_headline_the_verdict_and_the_limit_come_first(page):
     text = text_of(page)
     verdict = "Fits 17.75 GB of 80.00 GB (22.2 %) allocated on the fullest GPU."
     assert f"llama-3-70b | FSDP2 | 2 x dgx-h100 | 16 GPUs {verdict} Compute-bound: 80 % compute;" in text
+
+
+def test_how_far_to_trust_the_step_stands_below_the_limit(make_step_report, make_sharded_step):
+    features = Features("DDP", "DDP", "x", 1, 8, "", "kernels", 10**9)
+    judged = Validation(0.9, 1.3, "no validated run is like it", 0, 0, None, None, ("GPU x",), features)
+    report = replace(make_step_report(), step_seconds=10.0, validation=judged)
+    text = text_of(Page(html_report(report, make_sharded_step())))
+    assert "Step 9.00 to 13.0 s (80 %), by runs that are not like it. Beyond them: GPU x." in text
 
 
 def test_the_experiment_is_shown_with_sources_links_and_grades(page):

@@ -13,7 +13,9 @@ from zsim.report.memory import OutOfMemory
 from zsim.report.render import print_report
 from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report
 from zsim.report.traffic import SentRow
-from zsim.report.words import missing_memory
+from zsim.report.words import missing_memory, trust_words
+from zsim.validated.features import Features
+from zsim.validated.validation import Validation
 
 
 @pytest.fixture
@@ -53,6 +55,31 @@ def test_no_line_is_wider_than_the_terminal(report):
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text
     assert "82.0 %" in text
+
+
+JUDGED = Validation(
+    0.95, 1.2, "FSDP, several nodes, H100, bound by kernels", 14, 4, 0.031, 0.22,
+    ("GPU x without a validated run", "more GPUs than any validated run of FSDP (512)"),
+    Features("FSDP", "FSDP2", "x", 2, 16, "RoCE", "kernels", 10**9),
+)  # fmt: skip
+
+
+def test_the_interval_of_the_step_and_what_it_comes_from_stand_below_it(report):
+    """The step of 10 s, times 0.95 and 1.2."""
+    text = printed(replace(report(), step_seconds=10.0, validation=JUDGED))
+    assert "9.50 to 12.0 s (80 %), by 14 runs like it" in text
+    assert "GPU x without a validated run; more GPUs than any" in " ".join(text.split())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "(80 %)" not in printed(report())
+
+
+def test_trust_is_one_paragraph_for_pages(report):
+    said = trust_words(replace(report(), step_seconds=10.0, validation=JUDGED))
+    assert said.startswith(
+        "Step 9.50 to 12.0 s (80 %), by 14 runs like it (FSDP, several nodes, H100, bound by"
+    )
+    assert "3.1% off in the mean, 22% at worst" in said
+    assert trust_words(report()) == ""
 
 
 def test_every_part_of_the_step_has_its_time_and_share(report):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from zsim.cli import app
 from zsim.errors import InputError
+from zsim.report.compare import compare
 from zsim.study.sides import load_side
 from zsim.trace import planted
 from zsim.trace.chrome import write_chrome_trace
@@ -112,3 +113,22 @@ def test_what_cannot_be_is_refused(job: Path, recorded: Path) -> None:
         invoke(job, job.parent / "none.json")
     with pytest.raises(InputError, match="cannot be written"):
         invoke(job, recorded, "--out", job.parent / "no" / "page.html")
+
+
+def test_whether_the_recorded_step_lies_inside_the_interval_is_said(job: Path) -> None:
+    """A recording of the same step, and of one that took three times as long."""
+    simulated = load_side(job)
+    low, high = simulated.metadata["step_seconds_range"]
+    assert low < simulated.step_seconds < high
+    same = compare(simulated, replace(simulated, source="recorded"))
+    assert same.is_within_range
+    assert same.to_dict()["step_seconds_range"] == [low, high]
+    assert "lies inside of" in str(same)
+    slow = replace(simulated, source="recorded", step_seconds=3 * simulated.step_seconds)
+    assert compare(simulated, slow).is_within_range is False
+    assert "lies outside of" in compare(simulated, slow).range_sentence
+
+
+def test_two_simulations_are_not_judged_by_an_interval(job: Path) -> None:
+    simulated = load_side(job)
+    assert compare(simulated, simulated).range_sentence == ""

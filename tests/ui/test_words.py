@@ -21,8 +21,13 @@ SAID = {"source": "made up", "evidence": "assumed"}
     [
         (1000.0, None, ""),
         (1000.0, 1000.5, ""),
-        (1100.0, 1000.0, "10.0 % more tokens per second than before (1,000)."),
-        (900.0, 1000.0, "10.0 % fewer tokens per second than before (1,000)."),
+        (1300.0, 1000.0, "30.0 % more tokens per second than before (1,000)."),
+        (700.0, 1000.0, "30.0 % fewer tokens per second than before (1,000)."),
+        (
+            1050.0,
+            1000.0,
+            "5.0 % more tokens per second than before (1,000): no difference that zsim can tell.",
+        ),
         (7500.0, 1000.0, "7.5 times as many tokens per second as before (1,000)."),
     ],
 )

@@ -1,5 +1,6 @@
-"""Writes zsim's errors on published runs down: docs/accuracy.md with the worst rows and their causes, the
-table in README.md, and the bars in validation/baseline.json that `zsim check` holds from then on.
+"""Writes zsim's errors on published runs down: the table of validated runs that ships with zsim and what is
+estimated from it, docs/accuracy.md with the worst rows and their causes, the table in README.md, and the bars
+in validation/baseline.json that `zsim check` holds from then on.
 
 python validation/published/accuracy.py
 """
@@ -7,6 +8,7 @@ python validation/published/accuracy.py
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +17,14 @@ from zsim.study.baseline import Baseline, read_baseline
 from zsim.study.check import run_check
 from zsim.study.published import CheckResult, RowResult, shipped_tables
 from zsim.study.published_bars import bar_of_all, bars, table_lines
+from zsim.study.published_likeness import validated_runs_of
 from zsim.study.published_print import markdown_lines
+from zsim.study.published_regimes import regime_lines
 from zsim.study.published_statistics import error_figures, summarise
 from zsim.study.published_table import read_runs
+from zsim.validated.coverage import Judged, leave_one_source_out
+from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, read_validated, validated_text
+from zsim.validated.write import shipped_texts
 from zsim.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,16 +106,28 @@ def main() -> None:
     baseline = read_baseline(BASELINE) if BASELINE.exists() else Baseline(BASELINE)
     result = run_check(shipped_tables(), ROOT, baseline=baseline, update=True).published
     baseline.write()
+    runs = write_validated(result)
+    judged = leave_one_source_out(runs, tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))["widening"])
     by_gpus = errors_by_gpus(result)
-    TARGET.write_text("\n".join(page(result, by_gpus)) + "\n", encoding="utf-8")
-    table = table_lines(bars(result.rows), bar_of_all(result.rows))
+    TARGET.write_text("\n".join(page(result, by_gpus, judged)) + "\n", encoding="utf-8")
+    table = table_lines(bars(result.rows), bar_of_all(result.rows), runs)
     block = "\n".join([*table, "", causes_sentence(result), "", nodes_sentence(by_gpus)])
     text = README.read_text(encoding="utf-8")
     README.write_text(BLOCK.sub(lambda match: match[1] + block + "\n" + match[2], text), encoding="utf-8")
-    print(f"wrote {TARGET}, {README}, {BASELINE}")
+    print(f"wrote {TARGET}, {README}, {BASELINE}, {TABLE}, {ESTIMATES}")
 
 
-def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]]) -> list[str]:
+def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
+    """The table of validated runs and what is estimated from it; the runs as they are read back."""
+    found = validated_runs_of(read_runs(shipped_tables()).runs, result.rows)
+    runs = read_validated(validated_text(found))
+    texts = shipped_texts(runs)
+    for path, text in zip((TABLE, ESTIMATES), texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    return runs
+
+
+def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]], judged: Sequence[Judged]) -> list[str]:
     """docs/accuracy.md."""
     lines = [
         "# Accuracy",
@@ -120,6 +139,7 @@ def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]]) -> list[st
         "",
         "Mean, median and worst are of absolute errors, bias is the mean signed one.",
         "",
+        *regime_lines(judged),
     ]
     for role, title in ROLES.items():
         rows = tuple(row for row in result.rows if row.role == role)

@@ -61,6 +61,7 @@ def check(
     from zsim.study.check_targets import checkout
     from zsim.study.junit import junit_xml
     from zsim.study.published_bars import bar_of_all, bars, table_lines
+    from zsim.validated.runs import validated_runs
 
     pins, base = _baseline(baseline, bool(targets), update_baseline)
     paths = list(targets or [])
@@ -82,7 +83,7 @@ def check(
         print_json(report.to_dict())
     elif markdown:
         rows = report.published.rows
-        print("\n".join(table_lines(bars(rows), bar_of_all(rows))))
+        print("\n".join(table_lines(bars(rows), bar_of_all(rows), validated_runs())))
     else:
         print("\n".join(report_lines(report, is_long=bool(targets))))
     if json_ is not None and not is_output(json_):

@@ -23,8 +23,10 @@ from zsim.report.plan_check import PlanCheck, check_plan
 from zsim.report.verdict import PREDICTIONS, Metric, Tolerances, Verdict, doubt_about_times, overall
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes, format_seconds
+from zsim.validated.validation import range_words
 from zsim.version import __version__
 
+STEP_RANGE = "step_seconds_range"  # of a simulated trace's metadata: between what its step lies with 80 %
 _DIGITS = 6  # of a share: what differs by less is equally important
 
 
@@ -59,6 +61,30 @@ class Comparison:
         return (*self.clock.metrics, *self.memory.metrics)
 
     @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """Between what the recorded step was expected with 80 %, where one side was simulated with it."""
+        if self.recorded.source == "simulated":
+            return None
+        found: tuple[float, float] | None = self.simulated.metadata.get(STEP_RANGE)
+        return found
+
+    @property
+    def is_within_range(self) -> bool | None:
+        """Whether the recorded step lies inside the interval of the simulated one."""
+        found = self.step_seconds_range
+        return None if found is None else found[0] <= self.recorded.step_seconds <= found[1]
+
+    @property
+    def range_sentence(self) -> str:
+        """Whether it does, in words; "" where there is no interval."""
+        found = self.step_seconds_range
+        if found is None:
+            return ""
+        where = "inside" if self.is_within_range else "outside"
+        recorded = format_seconds(self.recorded.step_seconds)
+        return f"the recorded step, {recorded}, lies {where} of {range_words(found)} (80 %)"
+
+    @property
     def verdict(self) -> Verdict:
         """Fail where the plan or a figure fails; else inconclusive where a figure is."""
         return overall([self.plan_verdict, *(metric.verdict for metric in self.metrics)])
@@ -90,6 +116,8 @@ class Comparison:
             "zsim_version": __version__,
             "verdict": self.verdict,
             "rank": self.rank,
+            "step_seconds_range": None if self.step_seconds_range is None else [*self.step_seconds_range],
+            "is_within_range": self.is_within_range,
             "plan": {str(rank): plan.to_dict() for rank, plan in self.plans.items()},
             "metrics": [_metric(metric) for metric in self.metrics],
             "classes": [row.to_dict() for row in self.clock.classes],

@@ -25,6 +25,8 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     yield from _wrapped("calls", _plan_sentence(comparison))
     if comparison.doubt:
         yield from _wrapped("times", f"inconclusive: {comparison.doubt}")
+    if comparison.range_sentence:
+        yield from _wrapped("range", comparison.range_sentence)
     yield ""
     yield f"{'':<36} {'simulated':>11} {'recorded':>11} {'error':>8}"
     yield from _table("Step", comparison.clock.step)

@@ -19,7 +19,7 @@ from zsim.report.report import Report
 from zsim.report.settings import sections
 from zsim.report.timeline import stream_timeline, views
 from zsim.report.traffic import CollectiveRow, SentRow
-from zsim.report.words import headline
+from zsim.report.words import headline, trust_words
 from zsim.resources import TEMPLATES
 from zsim.trace.drives import drive_rates
 from zsim.trace.spans import Trace
@@ -66,6 +66,7 @@ def html_report(report: Report, trace: Trace) -> str:
         report=report,
         fit=fit_of(report),
         gigabytes=GIGABYTES,
+        trust=trust_words(report),
         tiles=list(tiles(report)),
         step=_plot("step", STEP_CAPTION, figures.step_breakdown(report)),
         timeline=_plot("timeline", TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),

@@ -14,6 +14,7 @@ from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
 from zsim.report.words import headline
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
+from zsim.validated.validation import Validation, validation_words
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -52,6 +53,8 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     yield Text.assemble((headline(report), "bold"), f"\n{training}" if training else "")
     yield _fit(report)
     yield _speed(report)
+    if report.validation is not None:
+        yield _range(report, report.validation)
     yield Text(report.limit)
     yield _breakdown(report, is_plain)
     for words in irregular_tables(report):
@@ -99,6 +102,15 @@ def _speed(report: Report) -> Table:
         _percent(report.overlap_fraction),
     )
     return table
+
+
+def _range(report: Report, validation: Validation) -> Text:
+    from rich.text import Text
+
+    text = Text.assemble(("step range  ", "dim"), validation_words(validation, report.step_seconds))
+    if validation.extrapolates:
+        text.append(f"\nbeyond them: {'; '.join(validation.extrapolates)}", style="yellow")
+    return text
 
 
 def _breakdown(report: Report, is_plain: bool) -> Table:

@@ -16,6 +16,7 @@ from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.summary import limiting_sentence
 from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
 from zsim.trace.spans import Trace
+from zsim.validated.validation import Validation
 
 Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 
@@ -81,6 +82,13 @@ class Report:
     jobs: tuple[JobRow, ...] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None
+    validation: Validation | None = None
+
+    @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """Between which the measured step lies with 80 %, as validated runs say; None where it is not
+        judged by them."""
+        return None if self.validation is None else self.validation.range_of(self.step_seconds)
 
     @property
     def fits(self) -> bool:
@@ -139,6 +147,8 @@ class Report:
             "collectives": [_collective(row) for row in self.collectives],
             "evidence": dict(self.evidence),
             "simulation": asdict(self.simulation),
+            "step_seconds_range": None if self.step_seconds_range is None else list(self.step_seconds_range),
+            "validation": None if self.validation is None else self.validation.to_dict(),
             "labels": dict(self.labels),
             "limit": self.limit,
             "capacity_bytes": dict(self.capacity_bytes),

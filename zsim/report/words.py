@@ -5,6 +5,7 @@ from __future__ import annotations
 from zsim.report.memory import START_UP, OutOfMemory, Remedy
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_seconds
+from zsim.validated.validation import validation_words
 
 _POOLS = {
     "gpu": "GPU memory", "host": "host memory of a node", "nvme": "NVMe of a node",
@@ -19,6 +20,20 @@ def headline(report: Report) -> str:
     world = report.simulation.world_size
     words += [f"{world:,} GPU{'s' if world != 1 else ''}", labels.get("batch")]
     return " | ".join(word for word in words if word)
+
+
+def trust_words(report: Report) -> str:
+    """How far to trust the step: its interval, the runs it comes from, what is beyond them; "" where it is
+    not judged."""
+    found = report.validation
+    if found is None:
+        return ""
+    said = f"Step {validation_words(found, report.step_seconds)}"
+    if found.mean_absolute_error is not None and found.worst_absolute_error is not None:
+        mean, worst = found.mean_absolute_error, found.worst_absolute_error
+        said += f" ({found.regime}: {mean:.1%} off in the mean, {worst:.0%} at worst)"
+    beyond = f" Beyond them: {'; '.join(found.extrapolates)}." if found.extrapolates else ""
+    return f"{said}.{beyond}"
 
 
 def missing_memory(finding: OutOfMemory) -> str:

@@ -17,11 +17,15 @@ from zsim.engine.record import framework_memory
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
+from zsim.report.breakdown import step_breakdown
+from zsim.report.job_features import job_features
 from zsim.resources import CHECKOUT
 from zsim.specs.job import Job
 from zsim.study.published_job import RowJob, row_job
+from zsim.study.published_network import network_of
 from zsim.study.published_statistics import summarise
 from zsim.study.published_table import PublishedRun, read_runs
+from zsim.validated.validation import Validation, validation_of
 
 # Beyond so many micro-batches the rest are taken to be like the last two of these.
 _MICRO_BATCHES = 3
@@ -35,7 +39,8 @@ Tweak = Callable[[Job], Job]
 class RowResult:
     """One row: measured, predicted, or the reason why not. `memory_kind` says which figure of memory the
     row's own fields compare; `measured_memory` and `predicted_memory` have bytes of every kind (allocated,
-    active, reserved, device). Errors are predicted over measured, less one. `predicted_retries`: how often
+    active, reserved, device). The range holds the step with 80 %, as runs of other sources say
+    (`validation`). Errors are predicted over measured, less one. `predicted_retries`: how often
     the allocator is predicted to run short per micro-batch; None where the tensors alone are too large."""
 
     row_id: str
@@ -57,6 +62,16 @@ class RowResult:
     assumptions: tuple[str, ...] = ()
     measured_memory: Mapping[str, int] = field(default_factory=dict)
     predicted_memory: Mapping[str, int] = field(default_factory=dict)
+    predicted_range_seconds: tuple[float, float] | None = None
+    validation: Validation | None = None
+
+    @property
+    def is_within_range(self) -> bool | None:
+        """Whether the measured step lies inside the predicted range; None without one of them."""
+        if self.measured_seconds is None or self.predicted_range_seconds is None:
+            return None
+        low, high = self.predicted_range_seconds
+        return low <= self.measured_seconds <= high
 
     @property
     def memory_errors(self) -> dict[str, float]:
@@ -74,8 +89,14 @@ class CheckResult:
 
     def to_dict(self) -> dict[str, Any]:
         """What `zsim check --json` writes."""
-        rows = [asdict(row) | {"assumptions": list(row.assumptions)} for row in self.rows]
+        rows = [_row_dict(row) for row in self.rows]
         return {"rows": rows, "summary": summarise(self.rows), "notes": list(self.notes)}
+
+
+def _row_dict(row: RowResult) -> dict[str, Any]:
+    validation = None if row.validation is None else row.validation.to_dict()
+    bare = asdict(replace(row, validation=None))
+    return bare | {"assumptions": list(row.assumptions), "validation": validation}
 
 
 def shipped_tables() -> list[Path]:
@@ -135,6 +156,7 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
     except NotSimulatedError as error:
         return replace(base, reason=str(error))
     cluster, memory = row.job.cluster, step.memory
+    judged = _validation(run, row, step)
     return replace(
         base,
         status="ok",
@@ -146,19 +168,29 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
         predicted_retries=step.retries if step.peak_bytes <= cluster.gpu.memory.capacity else None,
         assumptions=row.assumptions,
         predicted_memory=memory,
+        predicted_range_seconds=judged.range_of(step.seconds),
+        validation=judged,
     )
+
+
+def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validation:
+    """How far to trust the step, by runs of other sources than the row's own."""
+    seconds, shown = step.breakdown_seconds, sum(step.breakdown_seconds.values())
+    features = job_features(row.job, seconds, shown, step.retries, network_of(run))
+    return validation_of(features, without=run.source)
 
 
 @dataclass(frozen=True)
 class StepPrediction:
     """Seconds of a step, all bytes at its peak and the framework's of them, and what torch's allocator makes
-    of so many micro-batches."""
+    of so many micro-batches; where the time of these goes."""
 
     seconds: float
     peak_bytes: int
     framework_bytes: int
     allocation: Allocation
     micro_batches: int
+    breakdown_seconds: Mapping[str, float]
 
     @property
     def retries(self) -> float:
@@ -257,7 +289,8 @@ def _simulated(job: Job, steps: int) -> StepPrediction:
     allocation = outcome.allocation
     assert allocation is not None
     peak, framework = peak_bytes(job, outcome.plan), framework_memory(job, outcome.plan).bytes
-    return StepPrediction(outcome.trace.step_seconds, peak, framework, allocation, steps)
+    seconds = step_breakdown(outcome.trace).seconds
+    return StepPrediction(outcome.trace.step_seconds, peak, framework, allocation, steps, seconds)
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:

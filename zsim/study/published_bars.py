@@ -8,7 +8,9 @@ from typing import Any, Literal
 from zsim.study.baseline import Baseline
 from zsim.study.check_rows import CheckRow, Outcome
 from zsim.study.published import RowResult
+from zsim.study.published_regimes import regime_table
 from zsim.study.published_statistics import summarise
+from zsim.validated.runs import ValidatedRun
 
 # Half a point of percent: less than a release of the measured software moves its own medians by.
 MARGIN = 0.005
@@ -30,9 +32,15 @@ def bar_of_all(rows: Sequence[RowResult]) -> dict[str, Any]:
     return _bar(summarise(rows))
 
 
-def table_lines(sources: Mapping[str, Mapping[str, Any]], whole: Mapping[str, Any]) -> list[str]:
-    """A short Markdown table of sources that were simulated: what the README shows."""
-    lines = [
+def table_lines(
+    sources: Mapping[str, Mapping[str, Any]],
+    whole: Mapping[str, Any],
+    runs: Sequence[ValidatedRun] = (),
+) -> list[str]:
+    """What the README shows, in Markdown: `runs` by framework and number of nodes, then the sources that were
+    simulated."""
+    lines = [*regime_table(runs), ""] if runs else []
+    lines += [
         "| source | rows | mean | median | worst | bias | memory, mean | fits, right |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]

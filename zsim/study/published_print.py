@@ -51,6 +51,12 @@ def _summary_lines(result: CheckResult) -> list[str]:
     ]
     lines += [_summary_line(name, figures) for name, figures in summary["by_source"].items()]
     lines.append(_summary_line("all", summary))
+    within = summary["within_range"]
+    if within["rows"]:
+        lines.append(
+            f"within their 80 % range, judged by other sources: {within['fraction']:.0%} of "
+            f"{within['rows']:,} rows"
+        )
     memory, fits = summary["memory"], summary["fits"]
     if memory["rows"]:
         lines.append(

@@ -21,6 +21,8 @@ class Scored(Protocol):
     @property
     def memory_errors(self) -> dict[str, float]: ...
     @property
+    def is_within_range(self) -> bool | None: ...
+    @property
     def measured_fits(self) -> bool | None: ...
     @property
     def predicted_fits(self) -> bool | None: ...
@@ -46,6 +48,7 @@ def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
         "simulated": sum(row.status == "ok" for row in rows),
         "skipped": sum(row.status == "skipped" for row in rows),
         **error_figures(times),
+        "within_range": _within([row.is_within_range for row in rows]),
         "memory": {"rows": len(memory), **error_figures(memory)},
         "memory_by_kind": {
             kind: {"rows": len(errors), **error_figures(errors)} for kind, errors in sorted(by_kind.items())
@@ -55,6 +58,12 @@ def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
             "right": sum(row.predicted_fits == row.measured_fits for row in outcomes),
         },
     }
+
+
+def _within(found: Iterable[bool | None]) -> dict[str, Any]:
+    """How many measured steps lie inside their interval."""
+    known = [is_inside for is_inside in found if is_inside is not None]
+    return {"rows": len(known), "fraction": sum(known) / len(known) if known else None}
 
 
 def error_figures(errors: Iterable[float]) -> dict[str, float | None]:

@@ -26,6 +26,7 @@ from zsim.files import check_folder
 from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
 from zsim.specs.job import Job, resolve
 from zsim.specs.job_labels import strategy_label
+from zsim.study.differences import range_of_row
 from zsim.study.fitting import most_that_fits
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.store import Record
@@ -54,6 +55,7 @@ class Scale:
     costs: Mapping[str, float] = field(default_factory=dict)
     allocator_retries: int | None = None
     largest_micro_batch: int | None = None
+    step_seconds_range: tuple[float, float] | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -332,6 +334,7 @@ def _scale(point: Point, record: Record, largest: int | None) -> Scale:
         costs,
         row["allocator_retries"],
         largest,
+        range_of_row(row),
     )
 
 

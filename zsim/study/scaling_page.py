@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.critical_causes import cause_meaning
@@ -12,6 +12,8 @@ from zsim.report.meanings import BREAKDOWN, CAPACITY
 from zsim.report.page import Section, page
 from zsim.study.scaling import KNEE, Bend, Scale, Scaling
 from zsim.units import format_bytes, format_seconds
+from zsim.validated.ratios import NO_DIFFERENCE, can_tell, ratio_range
+from zsim.validated.validation import range_words
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -27,7 +29,10 @@ _WORTH_SAYING = 0.01  # of a token's cost
 def print_scaling(scaling: Scaling) -> None:
     """The table and the sentences on a terminal."""
     print(f"{scaling.title}\n{_MODES[scaling.mode]}")
-    print(f"{'GPUs':>7} {'batch':>7} {'step':>10} {'tokens/s':>13} {'linear':>7} {'MFU':>6} {'memory':>9}")
+    print(
+        f"{'GPUs':>7} {'batch':>7} {'step':>10} {'tokens/s':>13} {'linear':>7} {'MFU':>6} {'memory':>9} "
+        f"{'80 %':>11}"
+    )
     for scale in scaling.scales:
         if scale.error is not None:
             print(textwrap.fill(f"{scale.gpus:>7,} {scale.error}", 80, subsequent_indent=" " * 8))
@@ -37,11 +42,21 @@ def print_scaling(scaling: Scaling) -> None:
         print(
             f"{scale.gpus:>7,} {batch:>7} {format_seconds(scale.step_seconds):>10} "
             f"{scale.tokens_per_second:>13,.0f} {scaling.efficiency(scale) * 100:>6.1f}% {mfu:>6} "
-            f"{format_bytes(scale.gpu_peak_bytes):>9}" + ("" if scale.fits else "  does not fit")
+            f"{format_bytes(scale.gpu_peak_bytes):>9} {_around(scale):>11}"
         )
     print()
     for sentence in sentences(scaling):
         print(textwrap.fill(sentence, 80))
+
+
+def _around(scale: Scale) -> str:
+    """The interval of the step about it, in percent; or that it does not fit."""
+    if not scale.fits:
+        return "no fit"
+    if scale.step_seconds_range is None:
+        return ""
+    low, high = (end / scale.step_seconds - 1 for end in scale.step_seconds_range)
+    return f"{low * 100:+.0f} {high * 100:+.0f} %"
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
@@ -54,7 +69,8 @@ def sentences(scaling: Scaling) -> Iterator[str]:
         verb = "falls" if bend.after < bend.before else "rises"
         yield (
             f"{bend.start:,} -> {bend.end:,} GPUs: efficiency {verb} from {bend.before * 100:.0f} % to "
-            f"{bend.after * 100:.0f} %; {_because(bend, scaling)}."
+            f"{bend.after * 100:.0f} %; {_because(bend, scaling)}"
+            f"{'' if can_tell(bend.before, bend.after, ['GPUs']) else f' ({NO_DIFFERENCE})'}."
         )
     if not bends and len(scaling.runs) > 1:
         last = scaling.runs[-1]
@@ -96,7 +112,7 @@ def scaling_page(scaling: Scaling) -> str:
             ("causes", "What a token costs in GPU time, by what the end of the step waited for (the critical "
              "path); 100 % is its cost at the best point. What grows is what keeps it from scaling.",
              causes(scaling)),
-        ], ["GPUs", "nodes", "batch per GPU", "step", "tokens/s", "of linear", "MFU", "GPU memory",
+        ], ["GPUs", "nodes", "batch per GPU", "step", "80 %", "tokens/s", "of linear", "MFU", "GPU memory",
             "mostly waiting for"], [_cells(scaling, scale) for scale in scaling.scales]),
         Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
     ]  # fmt: skip
@@ -107,7 +123,7 @@ def scaling_page(scaling: Scaling) -> str:
 
 def _cells(scaling: Scaling, scale: Scale) -> list[str]:
     if scale.error is not None:
-        return [f"{scale.gpus:,}", "", "", "", "", "", "", "", scale.error]
+        return [f"{scale.gpus:,}", *[""] * 8, scale.error]
     top = sorted(scale.costs.items(), key=lambda item: -item[1])[:3]
     whole = sum(scale.costs.values()) or 1.0
     return [
@@ -115,6 +131,7 @@ def _cells(scaling: Scaling, scale: Scale) -> list[str]:
         f"{scale.nodes:,}",
         f"{scale.micro_batch_size} x {scale.gradient_accumulation_steps}",
         format_seconds(scale.step_seconds),
+        "" if scale.step_seconds_range is None else range_words(scale.step_seconds_range),
         f"{scale.tokens_per_second:,.0f}",
         f"{scaling.efficiency(scale) * 100:.1f} %",
         "" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f} %",
@@ -137,6 +154,10 @@ def efficiency(scaling: Scaling) -> Figure:
     runs = scaling.runs
     shares = [scaling.efficiency(scale) * 100 for scale in runs]
     figure = go.Figure(layout=layout(420))
+    others = [(scale, share) for scale, share in zip(runs, shares, strict=True) if scale is not scaling.base]
+    ends = {scale.gpus: ratio_range(share, ["GPUs"]) for scale, share in others}
+    ends[scaling.base.gpus] = (100.0, 100.0)
+    _band(figure, [(scale.gpus, *ends[scale.gpus]) for scale in runs])
     figure.add_scatter(
         name="of linear",
         x=[scale.gpus for scale in runs],
@@ -171,9 +192,27 @@ def efficiency(scaling: Scaling) -> Figure:
     )
 
 
+def _band(figure: Figure, ends: Sequence[tuple[int, float, float]]) -> None:
+    """Between what it lies with 80 %."""
+    if not ends:
+        return
+    there, back = [gpus for gpus, _, _ in ends], [gpus for gpus, _, _ in reversed(ends)]
+    figure.add_scatter(
+        name="80 %",
+        x=[*there, *back],
+        y=[*(high for _, _, high in ends), *(low for _, low, _ in reversed(ends))],
+        mode="lines",
+        fill="toself",
+        fillcolor="rgba(47, 127, 191, 0.15)",
+        line={"width": 0},
+        hoverinfo="skip",
+    )
+
+
 def _hover(scaling: Scaling, scale: Scale) -> str:
-    share = scaling.efficiency(scale) * 100
-    return f"{scale.gpus:,} GPUs: {format_seconds(scale.step_seconds)} per step, {share:.1f} % of linear"
+    share, found = scaling.efficiency(scale) * 100, scale.step_seconds_range
+    step = format_seconds(scale.step_seconds) + (f" ({range_words(found)})" if found else "")
+    return f"{scale.gpus:,} GPUs: {step} per step, {share:.1f} % of linear"
 
 
 def throughput(scaling: Scaling) -> Figure:
@@ -182,6 +221,11 @@ def throughput(scaling: Scaling) -> Figure:
     runs, base = scaling.runs, scaling.base
     figure = go.Figure(layout=layout(360))
     counts = [scale.gpus for scale in runs]
+    _band(figure, [
+        (scale.gpus, scale.step_tokens / scale.step_seconds_range[1],
+         scale.step_tokens / scale.step_seconds_range[0])
+        for scale in runs if scale.step_seconds_range is not None
+    ])  # fmt: skip
     figure.add_scatter(
         name="tokens/s",
         x=counts,
@@ -271,6 +315,9 @@ def scaling_dict(scaling: Scaling) -> dict[str, Any]:
                 "micro_batch_size": scale.micro_batch_size,
                 "gradient_accumulation_steps": scale.gradient_accumulation_steps,
                 "step_seconds": scale.step_seconds,
+                "step_seconds_range": None
+                if scale.step_seconds_range is None
+                else [*scale.step_seconds_range],
                 "tokens_per_second": scale.tokens_per_second,
                 "efficiency_fraction": scaling.efficiency(scale),
                 "mfu_fraction": scale.mfu_fraction,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from zsim.specs.topology import Topology
 from zsim.specs.topology_graph import bisection_bandwidth
 from zsim.study.routings import NUM_DRAWS, Routing, compare_routings, routing_words
 from zsim.units import format_rate, format_seconds
+from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
+from zsim.validated.validation import validation_words
 
 _MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -59,6 +62,7 @@ class Comparison:
             "nodes": self.nodes,
             "gpus": self.gpus,
             "step_seconds": report.step_seconds,
+            "step_seconds_range": None if report.step_seconds_range is None else [*report.step_seconds_range],
             "tokens_per_second_per_gpu": report.tokens_per_second_per_gpu,
             "mfu_fraction": report.mfu_fraction,
             "fits": report.fits,
@@ -201,6 +205,22 @@ def print_topology(facts: dict[str, Any]) -> None:
         )
 
 
+def undecided(rows: Sequence[Comparison]) -> list[str]:
+    """A sentence for each group of clusters that zsim cannot tell apart: next to each other in order of their
+    steps."""
+    order = sorted(rows, key=lambda row: row.report.step_seconds)
+    groups = [[row] for row in order[:1]]
+    for one, other in pairwise(order):
+        gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
+        kind = "network" if gpus[0] == gpus[1] else ANY
+        if can_tell(one.report.step_seconds, other.report.step_seconds, [kind]):
+            groups.append([other])
+        else:
+            groups[-1].append(other)
+    names = [", ".join(row.cluster for row in group) for group in groups if len(group) > 1]
+    return [f"{found}: {NO_DIFFERENCE}." for found in names]
+
+
 def print_comparison(rows: Sequence[Comparison]) -> None:
     """`compare_topologies` for a terminal."""
     labels = rows[0].report.labels
@@ -211,6 +231,11 @@ def print_comparison(rows: Sequence[Comparison]) -> None:
     _print_table(ROUTING_HEAD, [routing_cells(row) for row in rows])
     for row in rows:
         print(textwrap.fill(f"{row.cluster}: {routing_words(row.routing)}", 100, subsequent_indent="  "))
+        if row.report.validation is not None:
+            words = validation_words(row.report.validation, row.report.step_seconds)
+            print(textwrap.fill(f"{row.cluster}: {words}", 100, subsequent_indent="  "))
+    for sentence in undecided(rows):
+        print(textwrap.fill(sentence, 100))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,12 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
 def comparison_page(rows: Sequence[Comparison]) -> str:
     """One experiment on several clusters."""
     from zsim.study.routings import routing_words
-    from zsim.study.topologies import ROUTING_HEAD, routing_cells
+    from zsim.study.topologies import ROUTING_HEAD, routing_cells, undecided
 
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)
-    summary = f"Fastest: {best.cluster}, {format_seconds(best.report.step_seconds)} per step."
+    fastest = f"Fastest: {best.cluster}, {format_seconds(best.report.step_seconds)} per step."
+    summary = " ".join([fastest, *undecided(rows)])
     table = Section(
         "Side by side",
         [

@@ -15,7 +15,7 @@ from zsim.report.html import DEVICES, tiles
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.timeline import stream_timeline, views
-from zsim.report.words import headline
+from zsim.report.words import headline, trust_words
 from zsim.specs.experiment import Experiment
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
@@ -58,6 +58,7 @@ class Answer:
     tokens_per_second: float
     fit: Fit
     limit: str
+    trust: str
     tiles: tuple[tuple[str, str, str], ...]
     tiers: tuple[Tier, ...]
     figures: Mapping[str, Figure]
@@ -81,6 +82,7 @@ def answer(experiment: Experiment) -> Answer:
         tokens_per_second=report.work.tokens * job.world_size / report.step_seconds,
         fit=fit_of(report),
         limit=report.limit,
+        trust=trust_words(report),
         tiles=tuple(tile for tile in tiles(report) if tile[0] not in ("GPU memory", "HFU")),
         tiers=tuple(_tiers(report)),
         figures=dict(_figures(report, outcome.trace)),

@@ -7,6 +7,7 @@ from typing import Any
 
 from zsim.ui.answer import Answer, Tier
 from zsim.units import GIGABYTES
+from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 
 REPORT_FILE = "report.html"
 
@@ -22,6 +23,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
         html.H1(found.title),
         verdict,
         html.P(found.limit, className="limit"),
+        html.P(found.trust, className="limit", id="trust"),
         html.P(change_words(found.tokens_per_second, before), id="change"),
         html.Div([_tile(*tile) for tile in found.tiles], className="tiles"),
         html.Div([_meter(tier) for tier in found.tiers], className="tiers"),
@@ -34,6 +36,8 @@ def change_words(now: float, before: float | None) -> str:
     if not before or abs(now / before - 1) < 1e-3:
         return ""
     ratio, was = now / before, f"({before:,.0f})"
+    if not can_tell(before, now, [ANY]):
+        was += f": {NO_DIFFERENCE}"
     if ratio >= 2:
         return f"{ratio:.3g} times as many tokens per second as before {was}."
     word = "more" if ratio > 1 else "fewer"

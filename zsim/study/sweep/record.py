@@ -65,6 +65,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
             "hfu_fraction", "overlap_fraction", "fits",
         )
     }  # fmt: skip
+    row |= _trust(report)
     tokens = content["tokens_per_second_per_gpu"]
     row["tokens_per_second"] = None if tokens is None else tokens * experiment["gpus"]
     row["step_tokens"] = report.work.tokens * experiment["gpus"]
@@ -87,6 +88,19 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     row["rank_classes"] = content["simulation"]["rank_classes"]
     row["limit"] = content["limit"]
     return row
+
+
+def _trust(report: Report) -> dict[str, Any]:
+    """The step's interval, and what it comes from."""
+    found = report.validation
+    low, high = (None, None) if found is None else found.range_of(report.step_seconds)
+    return {
+        "step_seconds_low": low,
+        "step_seconds_high": high,
+        "validation.regime": None if found is None else found.regime,
+        "validation.runs": None if found is None else found.runs,
+        "validation.extrapolates": None if found is None else "; ".join(found.extrapolates) or None,
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -312,6 +312,10 @@ def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: int) -> dict[
     for key in (*_SECONDS, "step_tokens", "gpu_joules_per_step"):
         if row.get(key) is not None and less.get(key) is not None:
             found[key] = row[key] + more * (row[key] - less[key])
+    slower = found["step_seconds"] / row["step_seconds"]
+    for key in ("step_seconds_low", "step_seconds_high"):
+        if row.get(key) is not None:
+            found[key] = row[key] * slower
     ratio = (found["step_tokens"] / row["step_tokens"]) / (found["step_seconds"] / row["step_seconds"])
     for key in (
         "tokens_per_second",

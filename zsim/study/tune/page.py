@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zsim.report.figures import layout, time_scale
 from zsim.report.meanings import CAPACITY, COMMUNICATION, TOTAL
 from zsim.report.page import Section, page
+from zsim.study.differences import row_words
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.render import (
     MAY_RUN_OUT,
@@ -33,9 +34,9 @@ def tuned_page(tuned: Tuned) -> str:
     """The page as text; the same result gives the same bytes."""
     best = Section(
         "The best that fit",
-        head=["", "configuration", "step", "tokens/s/GPU", "MFU", "GPU memory", "GPUs", "limited by"],
-        rows=[_cells(str(place), measured) for place, measured in enumerate(tuned.best, 1)]
-        + ([_cells("given", tuned.given)] if tuned.given else []),
+        head=["", "configuration", "step", "80 %", "tokens/s/GPU", "MFU", "GPU memory", "GPUs", "limited by"],
+        rows=[_cells(str(place), measured, tuned.best[0]) for place, measured in enumerate(tuned.best, 1)]
+        + ([_cells("given", tuned.given, tuned.best[0])] if tuned.given else []),
     )
     caption = (
         "Every simulated configuration. Down and to the left is better; the line joins those that no other "
@@ -59,12 +60,12 @@ def tuned_page(tuned: Tuned) -> str:
     return page(subject(tuned), "tune", sections, summary)
 
 
-def _cells(place: str, measured: Measured) -> list[str]:
+def _cells(place: str, measured: Measured, best: Measured) -> list[str]:
     row = measured.row
     mfu = "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"])
     script = "".join(f"; {NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate))
     return [
-        place, label_of(measured) + script, format_seconds(measured.seconds),
+        place, label_of(measured) + script, format_seconds(measured.seconds), row_words(row, best.row),
         f"{row['tokens_per_second_per_gpu'] or 0:,.0f}", mfu, format_bytes(measured.gpu_bytes),
         f"{measured.gpus:,}", limits_of(measured) + (f"; {MAY_RUN_OUT}" if measured.may_run_out else ""),
     ]  # fmt: skip

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zsim.report.meanings import BREAKDOWN
+from zsim.study.differences import is_told_apart, range_of_row, row_words
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.explain import Change, Step
 from zsim.study.tune.tellings import script_changes
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
+from zsim.validated.ratios import NO_DIFFERENCE
 
 _WIDTH = 80
 
@@ -48,7 +50,10 @@ def verdict(tuned: Tuned) -> str:
         return said
     gain = 1 - best.seconds / tuned.given.seconds
     given = format_seconds(tuned.given.seconds)
-    return f"{said}, {percent(gain)} less than the {given} given" if gain > 5e-4 else f"{said}, as given"
+    if gain <= 5e-4:
+        return f"{said}, as given"
+    told = "" if is_told_apart(best.row, tuned.given.row) else f": {NO_DIFFERENCE}"
+    return f"{said}, {percent(gain)} less than the {given} given{told}"
 
 
 def percent(fraction: float) -> str:
@@ -72,6 +77,7 @@ def _table(tuned: Tuned) -> Iterator[str]:
     for place, measured in enumerate(tuned.best, 1):
         yield _row(str(place), measured)
         yield from wrapped(label_of(measured), indent=4)
+        yield from wrapped(row_words(measured.row, tuned.best[0].row), indent=4)
         yield from wrapped(limits_of(measured), indent=4)
         if measured.may_run_out:
             yield from wrapped(MAY_RUN_OUT, indent=4)
@@ -192,11 +198,14 @@ def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
 
 
 def _measured_to_dict(measured: Measured) -> dict[str, Any]:
+    found = range_of_row(measured.row)
     return {
         "label": label_of(measured),
         "overrides": measured.candidate.overrides,
         "gpus": measured.gpus,
         "step_seconds": measured.seconds,
+        "step_seconds_range": None if found is None else list(found),
+        "validation": {name: measured.row.get(f"validation.{name}") for name in ("regime", "runs")},
         "least_seconds": measured.least_seconds,
         **{key: measured.row[key] for key in ("tokens_per_second_per_gpu", "mfu_fraction", "limit")},
         **{

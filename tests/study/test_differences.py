@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from zsim.study.differences import differing_settings, is_told_apart, range_of_row, row_words
+from zsim.validated.ratios import SHORT
+
+ROW = {
+    "model": "llama-3-8b", "gpu": "h100-sxm-80gb", "cluster": "dgx-h100", "nodes": 1, "gpus": 8,
+    "strategy": "FSDP2", "training.micro_batch_size": 1, "step_tokens": 8192, "step_seconds": 1.0,
+    "step_seconds_low": 0.95, "step_seconds_high": 1.1, "allocator_retries": 0,
+}  # fmt: skip
+
+
+def test_a_row_without_an_interval_has_no_words() -> None:
+    """As of an older zsim, whose results are kept."""
+    old = {key: value for key, value in ROW.items() if not key.startswith("step_seconds_")}
+    assert range_of_row(old) is None
+    assert row_words(old) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings"),
+    [
+        ({}, []),
+        ({"gpus": 16, "nodes": 2}, ["GPUs"]),
+        ({"training.micro_batch_size": 2, "strategy": "HSDP"}, ["batch", "strategy"]),
+        ({"cluster": "roce-h100"}, ["network"]),
+        ({"gpu": "b200-sxm-180gb"}, ["another model or GPU"]),
+        ({"strategy": "HSDP", "allocator_retries": 2}, ["strategy", SHORT]),
+    ],
+)
+def test_what_differs_is_found_in_the_rows(changes, settings) -> None:
+    assert differing_settings(ROW, {**ROW, **changes}) == settings
+
+
+def test_steps_are_compared_for_the_same_tokens() -> None:
+    """Twice the tokens in twice the time is no difference; in the same time it is."""
+    slow = {**ROW, "training.micro_batch_size": 2, "step_tokens": 16384, "step_seconds": 2.02}
+    assert not is_told_apart(ROW, slow)
+    assert is_told_apart(ROW, {**slow, "step_seconds": 1.0})
+
+
+def test_words_say_what_cannot_be_told_from_the_best() -> None:
+    near = {**ROW, "gpus": 16, "nodes": 2, "step_seconds": 1.01, "step_seconds_low": 0.96}
+    far = {**near, "step_seconds": 1.5}
+    assert row_words(near, ROW) == "0.96 to 1.10 s (80 %); no difference that zsim can tell from 1"
+    assert row_words(far, ROW) == "0.96 to 1.10 s (80 %)"
+    assert row_words(ROW, ROW) == "0.95 to 1.10 s (80 %)"

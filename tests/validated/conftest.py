@@ -1,0 +1,33 @@
+"""Validated runs made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zsim.validated.features import Features
+from zsim.validated.runs import Settings, ValidatedRun
+
+FEATURES = Features("FSDP", "FSDP2", "h100-sxm-80gb", 2, 16, "RoCE", "kernels", 8 * 10**9)
+SETTINGS = Settings("llama-3-8b", 8192, 1, 1.0, "bf16, none", 400.0)
+
+
+@pytest.fixture
+def make_run() -> Callable[..., ValidatedRun]:
+    """A run of a source with an error; features and settings may be changed by name."""
+    made = 0
+
+    def build(source: str, error: float, **changes: Any) -> ValidatedRun:
+        nonlocal made
+        made += 1
+        features = {key: value for key, value in changes.items() if key in Features.__slots__}
+        settings = {key: value for key, value in changes.items() if key in Settings.__slots__}
+        return ValidatedRun(
+            f"{source}-{made}", source, "report", "A", replace(FEATURES, **features),
+            replace(SETTINGS, **settings), error,
+        )  # fmt: skip
+
+    return build

@@ -1,0 +1,56 @@
+"""The bars of the shipped intervals, each source judged by the others; no simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from zsim.study.published import shipped_tables
+from zsim.study.published_table import read_runs
+from zsim.validated.coverage import Judged, coverage_of, leave_one_source_out, mean_of_sources
+from zsim.validated.runs import ESTIMATES, TABLE, validated_runs
+from zsim.validated.write import shipped_texts
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Judged]:
+    return leave_one_source_out(validated_runs())
+
+
+def test_over_all_rows_75_to_90_percent_lie_within(judged) -> None:
+    found = coverage_of(judged)
+    assert 0.75 <= found.covered <= 0.90
+    assert 0.65 <= found.covered_by_source <= 0.95
+
+
+@pytest.mark.parametrize(("framework", "is_several"), [(None, False), ("FSDP", True), ("DeepSpeed", True)])
+def test_in_each_regime_65_to_95_percent_do(judged, framework, is_several) -> None:
+    found = coverage_of(
+        judged, lambda job: job.is_several == is_several and framework in (None, job.framework)
+    )
+    assert 0.65 <= found.covered <= 0.95
+    assert 0.65 <= found.covered_by_source <= 0.95
+
+
+def test_half_the_intervals_of_fsdp_are_narrower_than_8_percent_each_way(judged) -> None:
+    assert coverage_of(judged, lambda job: job.framework == "FSDP").half_width <= 0.08
+
+
+def test_sources_count_once_in_their_mean() -> None:
+    """Three rows of one source at 1, one of another at 0."""
+    assert mean_of_sources([1.0, 1.0, 1.0, 0.0], ["a", "a", "a", "b"]) == 0.5
+
+
+def test_the_shipped_table_has_every_published_row_that_was_predicted() -> None:
+    """As `python validation/published/accuracy.py` leaves it: rows with a time and of no skipped role."""
+    published = {run.row_id for run in read_runs(shipped_tables()).runs}
+    validated = [run.row_id for run in validated_runs()]
+    assert len(validated) == len(set(validated))
+    assert set(validated) <= published
+    assert len(validated) > 0.95 * len(published)
+
+
+@pytest.mark.slow
+def test_the_shipped_estimates_are_those_of_the_shipped_table() -> None:
+    table, estimates = shipped_texts(validated_runs())
+    assert TABLE.read_text(encoding="utf-8") == table
+    assert ESTIMATES.read_text(encoding="utf-8") == estimates

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from zsim.validated.errors import CELLS, REPEATS, errors_like, quantiles
+
+
+def test_every_source_weighs_the_same_however_many_rows_it_has(make_run) -> None:
+    """90 rows of one source at +2 % and one of another at +10 %: half of the weight is the other's, so the
+    upper end is its error, which is 1 % of the rows."""
+    runs = [*(make_run("many", 0.02) for _ in range(90)), make_run("one", 0.10)]
+    assert errors_like(runs[0].features, runs).interval()[1] == pytest.approx(0.10)
+
+
+def test_the_source_that_is_missing_errs_the_other_way_round(make_run) -> None:
+    """One source at +20 %: half of the weight is its mirror image, so the interval holds both signs."""
+    runs = [make_run("one", 0.2) for _ in range(3)]
+    low, high = errors_like(runs[0].features, runs).interval()
+    assert (low, high) == (pytest.approx(-0.2), pytest.approx(0.2))
+
+
+def test_many_sources_that_err_one_way_make_an_interval_on_that_side(make_run) -> None:
+    """20 sources at +10 %: their mirror image has 1/21 of the weight, less than the tenth left out below."""
+    runs = [make_run(f"source {number}", 0.1) for number in range(20)]
+    low, high = errors_like(runs[0].features, runs).interval()
+    assert high == pytest.approx(0.1)
+    assert low == -REPEATS
+
+
+def test_runs_of_the_same_chip_and_binding_count_most(make_run) -> None:
+    """Six sources on the job's chip at +-1 %, six on another at +-30 %: the closest cell has 6 / (6 + 2) of
+    the weight, and half of the rest is the job's chip's again. Half of the other's eighth lies beyond each
+    end, within the tenth that is left out; between two runs the quantile is in proportion."""
+    near = [make_run(f"near {n}", 0.01 * (-1) ** n) for n in range(6)]
+    far = [make_run(f"far {n}", 0.3 * (-1) ** n, gpu="v100-sxm3-32gb") for n in range(6)]
+    low, high = errors_like(near[0].features, [*near, *far]).interval()
+    assert -0.15 < low <= -0.01
+    assert 0.01 <= high < 0.15
+    errors = errors_like(near[0].features, [*near, *far])
+    assert {run.source for run in errors.alike} == {run.source for run in near}
+    weights = errors.weights[:12] + errors.weights[12:]
+    assert weights[:6].sum() == pytest.approx(0.75 + 0.25 / 2)
+
+
+def test_without_a_run_of_its_like_a_job_is_judged_by_all(make_run) -> None:
+    runs = [make_run("one", 0.1), make_run("two", -0.1)]
+    errors = errors_like(make_run("x", 0.0, framework="DDP").features, runs)
+    assert errors.alike == ()
+    assert errors.cell == len(CELLS) - 1
+    assert errors.interval()[0] < 0 < errors.interval()[1]
+
+
+def test_weighted_quantiles_of_equal_weights_are_the_usual_ones() -> None:
+    """Of 1 to 5, each a fifth: the middles of the weights are at 0.1, 0.3 ... 0.9."""
+    values, weights = np.arange(1.0, 6.0), np.full(5, 0.2)
+    assert quantiles(values, weights, (0.1, 0.5, 0.9, 0.2)) == pytest.approx([1.0, 3.0, 5.0, 1.5])

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.validated.conftest import FEATURES
+from zsim.validated.extrapolation import (
+    RESPECTS,
+    estimate_widening,
+    extrapolations,
+    scores_without,
+    stretch_of,
+)
+
+WIDENING = dict.fromkeys(RESPECTS, 1.5)
+
+
+def sentences(job, runs) -> list[str]:
+    return [one.sentence for one in extrapolations(job, runs)]
+
+
+def test_a_job_like_a_run_extrapolates_nothing(make_run) -> None:
+    assert sentences(FEATURES, [make_run("one", 0.0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"gpu": "mi300x-192gb"}, "GPU mi300x-192gb without a validated run"),
+        ({"fabric": "EFA"}, "EFA without a validated run"),
+        ({"strategy": "HSDP"}, "HSDP without a validated run"),
+        ({"gpus": 64, "nodes": 8}, "more GPUs than any validated run of FSDP (16)"),
+        ({"parameters": 7 * 10**10}, "more parameters than any validated run of FSDP (8e9)"),
+        ({"binding": "the network"}, "no validated run of FSDP on several nodes is bound by the network"),
+    ],
+)
+def test_each_respect_is_named_by_itself(make_run, changes, sentence) -> None:
+    assert sentences(replace(FEATURES, **changes), [make_run("one", 0.0)]) == [sentence]
+
+
+def test_a_framework_without_a_run_on_several_nodes_is_named(make_run) -> None:
+    runs = [make_run("one", 0.0, nodes=1, gpus=16)]
+    assert "no validated run of FSDP on several nodes" in sentences(FEATURES, runs)
+
+
+def test_a_fabric_that_is_not_known_is_not_judged(make_run) -> None:
+    assert sentences(replace(FEATURES, fabric=""), [make_run("one", 0.0)]) == []
+
+
+def test_excesses_add_in_squares_and_doublings_as_well(make_run) -> None:
+    """Two respects that stretch by 1.5 each: 1 + sqrt(0.25 + 0.25); four times as many GPUs: 1 + sqrt(2 x
+    0.25)."""
+    runs = [make_run("one", 0.0)]
+    both = extrapolations(replace(FEATURES, gpu="b200", fabric="EFA"), runs)
+    more = extrapolations(replace(FEATURES, gpus=64), runs)
+    assert stretch_of([], WIDENING) == 1.0
+    assert stretch_of(both, WIDENING) == pytest.approx(1 + 0.5**0.5)
+    assert stretch_of(more, WIDENING) == pytest.approx(1 + 0.5**0.5)
+
+
+def test_each_further_doubling_and_respect_stretches_more(make_run) -> None:
+    runs = [make_run("one", 0.0)]
+    jobs = [replace(FEATURES, gpus=count) for count in (16, 17, 32, 64, 1024)]
+    jobs.append(replace(FEATURES, gpus=1024, gpu="b200"))
+    stretches = [stretch_of(extrapolations(job, runs), WIDENING) for job in jobs]
+    assert stretches == sorted(stretches)
+    assert len(set(stretches)) == len(stretches)
+
+
+def test_widening_is_what_left_out_groups_need(make_run) -> None:
+    """Two sources on each of three chips err by +-1 %, two on a fourth by +-5 %. Without its own runs the
+    fourth is judged by +-1 %, five times too narrow; each of the others by the worst of the rest, +-5 %, a
+    fifth of which it errs. The fourth's two runs are the highest quarter of the scores."""
+    runs = []
+    for chip, error in (("a", 0.01), ("b", 0.01), ("c", 0.01), ("d", 0.05)):
+        runs += [make_run(f"{chip}{n}", error * (-1) ** n, gpu=chip) for n in range(2)]
+    assert set(scores_without(runs, RESPECTS["gpu"])) == set(runs)
+    assert estimate_widening(runs)["gpu"] == pytest.approx(4.5, abs=0.5)
+    assert all(factor >= 1.0 for factor in estimate_widening(runs).values())
+
+
+def test_a_source_is_never_among_those_that_judge_it(make_run) -> None:
+    """The source errs by 50 %, the others by 1 %: judged by them it is far outside; with itself among them
+    it would be at the end of its interval."""
+    runs = [
+        *(make_run(f"s{n}", 0.01 * (-1) ** n) for n in range(6)),
+        *(make_run("bad", 0.5) for _ in range(50)),
+    ]
+    scores = scores_without(runs)
+    assert min(score for run, score in scores.items() if run.source == "bad") > 5

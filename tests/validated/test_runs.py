@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from zsim.validated.features import binding_of
+from zsim.validated.runs import read_validated, validated_text
+
+
+def test_a_table_reads_back_as_it_was_written(make_run) -> None:
+    runs = (make_run("one", 0.12345, fabric="", training='bf16, "full", none'), make_run("two", -0.5))
+    assert read_validated(validated_text(runs)) == runs
+
+
+def test_a_table_of_other_columns_is_not_read(make_run) -> None:
+    with pytest.raises(ValueError, match="other columns"):
+        read_validated("row_id,source\na,b\n")
+
+
+@pytest.mark.parametrize(
+    ("shares", "retries", "binding"),
+    [
+        ({"compute": 0.9, "exposed_communication": 0.08}, 0, "kernels"),
+        ({"compute": 0.8, "exposed_communication": 0.2}, 0, "the network"),
+        ({"compute": 0.8, "exposed_communication": 0.12, "offload_stall": 0.06}, 0, "offloading"),
+        ({"compute": 0.5, "host_bound": 0.5}, 0, "the host"),
+        ({"compute": 0.5, "host_bound": 0.5}, 0.25, "the allocator"),
+    ],
+)
+def test_what_binds_a_step(shares, retries, binding) -> None:
+    assert binding_of(shares, retries) == binding

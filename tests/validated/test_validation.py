@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.validated.conftest import FEATURES
+from zsim.validated.extrapolation import RESPECTS
+from zsim.validated.runs import validated_runs
+from zsim.validated.validation import range_words, validation_of, validation_words
+
+NONE = dict.fromkeys(RESPECTS, 1.0)
+
+
+def test_the_interval_is_of_the_measured_step_over_the_predicted_one(make_run) -> None:
+    """Nine sources that were 10 % slower than predicted (ln 1.1), nine that were 5 % faster."""
+    runs = [make_run(f"slow {n}", 0.0953) for n in range(9)] + [
+        make_run(f"fast {n}", -0.0513) for n in range(9)
+    ]
+    found = validation_of(FEATURES, runs, NONE)
+    low, high = found.range_of(10.0)
+    assert low == pytest.approx(9.5, abs=0.1)
+    assert high == pytest.approx(11.0, abs=0.1)
+    assert (found.runs, found.sources) == (18, 18)
+
+
+def test_errors_are_those_of_the_runs_like_it(make_run) -> None:
+    """Predicted over measured, less one: exp(-0.1) - 1 is -9.5 %, exp(0.2) - 1 is 22.1 %."""
+    runs = [make_run("one", 0.1), make_run("two", -0.2), make_run("three", 3.0, gpu="v100")]
+    found = validation_of(FEATURES, runs, NONE)
+    assert found.regime == "FSDP, several nodes, H100, bound by kernels"
+    assert found.runs == 2
+    assert found.worst_absolute_error == pytest.approx(0.2214, abs=1e-4)
+    assert found.mean_absolute_error == pytest.approx((0.0952 + 0.2214) / 2, abs=1e-4)
+
+
+def test_a_binding_that_no_run_has_is_judged_by_all_of_the_framework(make_run) -> None:
+    runs = [make_run("one", 0.1), make_run("two", -0.2, binding="the network")]
+    found = validation_of(replace(FEATURES, binding="the host"), runs, NONE)
+    assert (found.regime, found.runs) == ("FSDP, several nodes", 2)
+    assert found.extrapolates == ("no validated run of FSDP on several nodes is bound by the host",)
+
+
+def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(make_run) -> None:
+    runs = [make_run("one", 0.1), make_run("two", -0.2)]
+    found = validation_of(replace(FEATURES, framework="DDP", strategy="DDP"), runs, NONE)
+    assert found.runs == 0
+    assert found.mean_absolute_error is None
+    assert found.to_dict()["worst_absolute_error"] is None
+    assert found.low < 1 < found.high
+    assert validation_words(found, 10.0).endswith("(80 %), by runs that are not like it")
+
+
+def test_a_source_does_not_vouch_for_itself(make_run) -> None:
+    runs = [
+        *(make_run(f"s{n}", 0.01 * (-1) ** n) for n in range(8)),
+        *(make_run("bad", 0.5) for _ in range(9)),
+    ]
+    with_it, without = validation_of(FEATURES, runs, NONE), validation_of(FEATURES, runs, NONE, without="bad")
+    assert without.high < exp(0.05) < with_it.high
+    assert without.runs == 8
+
+
+@given(
+    st.sampled_from(sorted({run.features.gpu for run in validated_runs()} | {"x-1"})),
+    st.sampled_from(["FSDP", "DeepSpeed", "DDP", "unknown"]),
+    st.sampled_from(["kernels", "the network", "the allocator", "offloading", "the host"]),
+    st.integers(0, 12),
+)
+def test_every_job_has_an_interval_about_its_prediction(
+    gpu: str, framework: str, binding: str, doublings: int
+) -> None:
+    gpus = 2**doublings
+    job = replace(FEATURES, gpu=gpu, framework=framework, binding=binding, gpus=gpus, nodes=-(-gpus // 8))
+    low, high = validation_of(job).range_of(1.0)
+    assert 0 < low < 1 < high < 20
+
+
+@pytest.mark.parametrize("framework", ["FSDP", "DeepSpeed"])
+def test_more_gpus_than_any_run_widen_the_shipped_interval_with_every_doubling(framework: str) -> None:
+    jobs = [
+        replace(FEATURES, framework=framework, strategy="FSDP1", gpus=2**power, nodes=2**power // 8)
+        for power in range(9, 15)
+    ]
+    widths = [found.high - found.low for found in map(validation_of, jobs)]
+    assert widths == sorted(widths)
+    assert widths[-1] > 1.2 * widths[0]
+
+
+def test_a_gpu_without_a_run_is_trusted_less_than_any_with_one() -> None:
+    job = replace(FEATURES, strategy="FSDP1")
+    known = [validation_of(replace(job, gpu=gpu)) for gpu in ("a100-sxm-80gb", "h100-sxm-80gb")]
+    unknown = validation_of(replace(job, gpu="mi300x-192gb"))
+    assert unknown.extrapolates == ("GPU mi300x-192gb without a validated run",)
+    assert unknown.high - unknown.low > max(one.high - one.low for one in known)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        ((9.141, 10.93), "9.14 to 10.9 s"),
+        ((0.98, 1.09), "0.98 to 1.09 s"),
+        ((0.0012345, 0.0014), "1.23 to 1.40 ms"),
+        ((98.76, 123.4), "98.8 to 123 s"),
+    ],
+)
+def test_ranges_have_three_digits_and_one_unit(seconds, text) -> None:
+    assert range_words(seconds) == text

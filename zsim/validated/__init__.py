@@ -1,0 +1,1 @@
+"""Runs that others measured and what zsim predicted for them: how far its answers are to be trusted."""

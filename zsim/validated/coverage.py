@@ -1,0 +1,91 @@
+"""How often intervals hold what was measured, each source judged by the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, expm1
+from statistics import fmean, median
+
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun
+from zsim.validated.validation import Validation, validation_of
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A run and what the runs of other sources say of its like."""
+
+    run: ValidatedRun
+    validation: Validation
+
+    @property
+    def is_covered(self) -> bool:
+        return self.validation.low <= exp(self.run.error) <= self.validation.high
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval, as a part of the predicted step."""
+        return (self.validation.high - self.validation.low) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Of some runs: the part that lies within its interval, over rows and as the mean of sources; the errors
+    (predicted over measured, less one) likewise."""
+
+    rows: int
+    sources: int
+    covered: float
+    covered_by_source: float
+    half_width: float
+    mean_absolute_error: float
+    mean_absolute_error_by_source: float
+    bias: float
+    bias_by_source: float
+    worst_absolute_error: float
+
+
+def leave_one_source_out(
+    runs: Sequence[ValidatedRun], widening: Mapping[str, float] | None = None
+) -> list[Judged]:
+    """Every run judged without its own source."""
+    known: dict[tuple[str, Features], Validation] = {}
+    judged = []
+    for run in runs:
+        key = (run.source, run.features)
+        if key not in known:
+            known[key] = validation_of(run.features, runs, widening, without=run.source)
+        judged.append(Judged(run, known[key]))
+    return judged
+
+
+def coverage_of(judged: Iterable[Judged], holds: Callable[[Features], bool] | None = None) -> Coverage | None:
+    """Of the runs whose features `holds` is true for; None where there are none."""
+    chosen = [one for one in judged if holds is None or holds(one.run.features)]
+    if not chosen:
+        return None
+    errors = [expm1(-one.run.error) for one in chosen]
+    sources = [one.run.source for one in chosen]
+    covered = [float(one.is_covered) for one in chosen]
+    absolute = [abs(error) for error in errors]
+    return Coverage(
+        rows=len(chosen),
+        sources=len(set(sources)),
+        covered=fmean(covered),
+        covered_by_source=mean_of_sources(covered, sources),
+        half_width=median(one.half_width for one in chosen),
+        mean_absolute_error=fmean(absolute),
+        mean_absolute_error_by_source=mean_of_sources(absolute, sources),
+        bias=fmean(errors),
+        bias_by_source=mean_of_sources(errors, sources),
+        worst_absolute_error=max(absolute),
+    )
+
+
+def mean_of_sources(values: Sequence[float], sources: Sequence[str]) -> float:
+    """The mean of the sources' own means: each counts once, however many rows it has."""
+    by_source: dict[str, list[float]] = {}
+    for value, source in zip(values, sources, strict=True):
+        by_source.setdefault(source, []).append(value)
+    return fmean(fmean(own) for own in by_source.values())

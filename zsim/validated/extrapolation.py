@@ -1,0 +1,168 @@
+"""In which respects a job is further than any validated run, and how much wider that makes an interval."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, sqrt
+from typing import Any
+
+import numpy as np
+
+from zsim.validated.errors import LEVEL, Floats, interval_like, quantiles
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun, without_source
+
+_Holds = Callable[[Features, Features], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Extrapolation:
+    """A respect (one of `RESPECTS`) in words; `steps` how far: doublings of what is counted, else 1."""
+
+    respect: str
+    sentence: str
+    steps: float = 1.0
+
+
+def _same_kind(run: Features, job: Features) -> bool:
+    return run.framework == job.framework and run.is_several == job.is_several
+
+
+@dataclass(frozen=True, slots=True)
+class Respect:
+    """Which jobs have it; whether a run vouches for one of them; and its groups, of which a job that
+    extrapolates is taken to be a new one. What is counted vouches from half as much on when the widening is
+    estimated: one doubling."""
+
+    applies: Callable[[Features], bool]
+    holds: _Holds
+    group: Callable[[Features], Any]
+
+
+RESPECTS: Mapping[str, Respect] = {
+    "gpu": Respect(lambda job: True, lambda run, job: run.gpu == job.gpu, lambda job: job.gpu),
+    "fabric": Respect(
+        lambda job: bool(job.fabric), lambda run, job: run.fabric == job.fabric, lambda job: job.fabric
+    ),
+    "strategy": Respect(
+        lambda job: True, lambda run, job: run.strategy == job.strategy, lambda job: job.strategy
+    ),
+    "several nodes": Respect(
+        lambda job: job.is_several,
+        lambda run, job: run.framework == job.framework and run.is_several,
+        lambda job: job.framework,
+    ),
+    "gpus": Respect(
+        lambda job: job.is_several,
+        lambda run, job: run.framework == job.framework and 2 * run.gpus > job.gpus,
+        lambda job: (job.framework, job.gpus),
+    ),
+    "parameters": Respect(
+        lambda job: True,
+        lambda run, job: run.framework == job.framework and 2 * run.parameters > job.parameters,
+        lambda job: job.framework,
+    ),
+    "binding": Respect(
+        lambda job: True,
+        lambda run, job: _same_kind(run, job) and run.binding == job.binding,
+        lambda job: (job.framework, job.is_several, job.binding),
+    ),
+}
+
+
+def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapolation]:
+    """What no run vouches for, in the order of `RESPECTS`."""
+    known = [run.features for run in runs]
+
+    def lacks(respect: str) -> bool:
+        own = RESPECTS[respect]
+        return own.applies(job) and not any(own.holds(run, job) for run in known)
+
+    found = []
+    if lacks("gpu"):
+        found.append(Extrapolation("gpu", f"GPU {job.gpu} without a validated run"))
+    if lacks("fabric"):
+        found.append(Extrapolation("fabric", f"{job.fabric} without a validated run"))
+    if lacks("strategy"):
+        found.append(Extrapolation("strategy", f"{job.strategy} without a validated run"))
+    own = [run for run in known if run.framework == job.framework]
+    if own and lacks("several nodes"):
+        found.append(Extrapolation("several nodes", f"no validated run of {job.framework} on several nodes"))
+    for respect, what in (("gpus", "more GPUs"), ("parameters", "more parameters")):
+        most = max((getattr(run, respect) for run in own), default=0)
+        if most and getattr(job, respect) > most:
+            doublings = log2(getattr(job, respect) / most)
+            sentence = f"{what} than any validated run of {job.framework} ({_count(most)})"
+            found.append(Extrapolation(respect, sentence, doublings))
+    if any(_same_kind(run, job) for run in known) and lacks("binding"):
+        where = "several nodes" if job.is_several else "one node"
+        found.append(
+            Extrapolation(
+                "binding", f"no validated run of {job.framework} on {where} is bound by {job.binding}"
+            )
+        )
+    return found
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.3g}e9" if number >= 10**9 else f"{number:,}"
+
+
+def stretch_of(found: Sequence[Extrapolation], widening: Mapping[str, float]) -> float:
+    """How many times as far from the prediction the ends of the interval are: 1 without extrapolation. The
+    respects, and the doublings of one, are taken to err independently: their excesses add in squares."""
+    return 1.0 + sqrt(sum(one.steps * (widening[one.respect] - 1.0) ** 2 for one in found))
+
+
+def estimate_widening(runs: Sequence[ValidatedRun]) -> dict[str, float]:
+    """By respect, how far intervals must be stretched: for each run, those of other sources that vouch for it
+    in the respect are left out as well, and its error is measured in ends of the interval that the rest
+    give. `LEVEL` of these, every group and in it every source alike, are below the factor; it is at
+    least 1."""
+    factors = {}
+    for name, respect in RESPECTS.items():
+        scores = scores_without(runs, respect)
+        weights = _in_groups(list(scores), respect)
+        far = quantiles(np.array(list(scores.values())), weights, (LEVEL,))[0] if scores else 1.0
+        factors[name] = max(1.0, far)
+    return factors
+
+
+def _in_groups(runs: Sequence[ValidatedRun], respect: Respect) -> Floats:
+    """Weights that are the same for every group, in it for every source, and in that for every run."""
+    groups = [respect.group(run.features) for run in runs]
+    pairs = Counter((group, run.source) for group, run in zip(groups, runs, strict=True))
+    sources = Counter(group for group, _ in pairs)
+    weights = [
+        1.0 / (sources[group] * pairs[group, run.source]) for group, run in zip(groups, runs, strict=True)
+    ]
+    return np.array(weights)
+
+
+def scores_without(runs: Sequence[ValidatedRun], respect: Respect | None = None) -> dict[ValidatedRun, float]:
+    """Each run's error as a multiple of the end of its interval, judged by other sources, and of them only by
+    runs that do not vouch for it in the respect. Runs that lack the respect are missing."""
+    scores: dict[ValidatedRun, float] = {}
+    intervals: dict[tuple[str, Features], tuple[float, float] | None] = {}
+    others = {source: without_source(runs, source) for source in {run.source for run in runs}}
+    for run in runs:
+        key = (run.source, run.features)
+        if key not in intervals:
+            intervals[key] = _interval_without(run.features, others[run.source], respect)
+        interval = intervals[key]
+        if interval is not None:
+            scores[run] = run.error / interval[run.error > 0]
+    return scores
+
+
+def _interval_without(
+    job: Features, others: Sequence[ValidatedRun], respect: Respect | None
+) -> tuple[float, float] | None:
+    if respect is None:
+        return interval_like(job, others)[1] if others else None
+    if not respect.applies(job):
+        return None
+    left = [run for run in others if not respect.holds(run.features, job)]
+    return interval_like(job, left)[1] if left else None

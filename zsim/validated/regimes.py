@@ -1,0 +1,49 @@
+"""Which regimes have validated runs, and what has none: by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from zsim.validated.coverage import Coverage, Judged, coverage_of
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun, validated_runs
+
+# Strategies that zsim simulates, as `strategy_name` has them.
+STRATEGIES = (
+    "DDP", "FSDP1", "FSDP1 SHARD_GRAD_OP", "FSDP2", "HSDP", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3",
+    "ZeRO-3 + hpZ", "ZeRO-3 + qwZ", "ZeRO-3 + qgZ", "ZeRO-3 + hpZ + qwZ + qgZ", "MiCS",
+    "FSDP1 offloaded", "FSDP2 offloaded", "ZeRO-1 offloaded", "ZeRO-2 offloaded", "ZeRO-3 offloaded",
+)  # fmt: skip
+
+
+def regime_title(features: Features) -> str:
+    """ "FSDP, several nodes"."""
+    return f"{features.framework}, {'several nodes' if features.is_several else 'one node'}"
+
+
+def by_regime(judged: Sequence[Judged]) -> dict[str, Coverage]:
+    """Framework and number of nodes, in alphabetical order."""
+    found = {}
+    for title in sorted({regime_title(one.run.features) for one in judged}):
+        coverage = coverage_of(one for one in judged if regime_title(one.run.features) == title)
+        if coverage is not None:
+            found[title] = coverage
+    return found
+
+
+def unvalidated(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """The names that none of the known ones is."""
+    there = set(known)
+    return tuple(name for name in names if name not in there)
+
+
+def unvalidated_strategies(runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
+    """Strategies without a validated run."""
+    runs = validated_runs() if runs is None else runs
+    return unvalidated(STRATEGIES, (run.features.strategy for run in runs))
+
+
+def unvalidated_gpus(gpus: Iterable[str], runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
+    """GPUs without a validated run."""
+    runs = validated_runs() if runs is None else runs
+    return unvalidated(gpus, (run.features.gpu for run in runs))

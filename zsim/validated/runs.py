@@ -1,0 +1,105 @@
+"""The table of validated runs that ships with zsim: one line per published run with its features and zsim's
+error; `python validation/published/accuracy.py` rewrites it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+
+from zsim.validated.features import Features
+
+PRESETS = Path(__file__).resolve().parent.parent / "presets"
+TABLE = PRESETS / "validated_runs.csv"
+ESTIMATES = PRESETS / "validated_errors.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What makes two runs of one source on one GPU comparable: equal but for one of these (and the number of
+    GPUs and the strategy). `training`: precision and checkpointing; `network_gbps` per GPU, 0 on one node."""
+
+    model: str
+    sequence_length: int
+    micro_batch_size: int
+    gradient_accumulation_steps: float
+    training: str
+    network_gbps: float
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedRun:
+    """`error` is ln(measured / predicted) of the step: above 0 the run was slower than predicted."""
+
+    row_id: str
+    source: str
+    role: str
+    tier: str
+    features: Features
+    settings: Settings
+    error: float
+
+
+_OWN = ("row_id", "source", "role", "tier")
+_FEATURES = tuple(field.name for field in fields(Features))
+_SETTINGS = tuple(field.name for field in fields(Settings))
+COLUMNS = (*_OWN, *_FEATURES, *_SETTINGS, "error")
+_NUMBERS = frozenset(("gradient_accumulation_steps", "network_gbps"))
+
+
+@cache
+def validated_runs() -> tuple[ValidatedRun, ...]:
+    """The shipped table."""
+    return read_validated(TABLE.read_text(encoding="utf-8"))
+
+
+@cache
+def shipped_estimates() -> Mapping[str, Mapping[str, float]]:
+    """What was estimated from the shipped table: "widening" by respect, "ratios" by what differs."""
+    return tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))
+
+
+def read_validated(text: str) -> tuple[ValidatedRun, ...]:
+    """The runs of a table as `validated_text` writes it."""
+    rows = csv.reader(io.StringIO(text))
+    if tuple(next(rows)) != COLUMNS:
+        raise ValueError("a table of validated runs has other columns than this release writes")
+    return tuple(_run(row) for row in rows)
+
+
+def _run(row: Sequence[str]) -> ValidatedRun:
+    row_id, source, role, tier, *rest = row
+    framework, strategy, gpu, nodes, gpus, fabric, binding, parameters, *settings, error = rest
+    model, length, micro_batch, steps, training, network = settings
+    return ValidatedRun(
+        row_id,
+        source,
+        role,
+        tier,
+        Features(framework, strategy, gpu, int(nodes), int(gpus), fabric, binding, int(parameters)),
+        Settings(model, int(length), int(micro_batch), float(steps), training, float(network)),
+        float(error),
+    )
+
+
+def validated_text(runs: Iterable[ValidatedRun]) -> str:
+    """The table as CSV, errors to five digits: less than runs repeat by."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for run in runs:
+        own = [getattr(run, name) for name in _OWN]
+        known = [getattr(run.features, name) for name in _FEATURES]
+        settings = [f"{getattr(run.settings, name):g}" if name in _NUMBERS else getattr(run.settings, name)
+                    for name in _SETTINGS]  # fmt: skip
+        writer.writerow([*own, *known, *settings, f"{run.error:.5f}"])
+    return text.getvalue()
+
+
+def without_source(runs: Sequence[ValidatedRun], source: str | None) -> tuple[ValidatedRun, ...]:
+    """The runs of all other sources: none vouches for itself."""
+    return tuple(run for run in runs if run.source != source)

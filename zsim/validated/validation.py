@@ -1,0 +1,105 @@
+"""How far to trust a step time: an interval of 80 %, and the validated runs it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, expm1
+from typing import Any
+
+from zsim.validated.errors import CELLS, interval_like
+from zsim.validated.extrapolation import extrapolations, stretch_of
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs, without_source
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """`low` and `high`: with 80 %, the measured step is so many times the predicted one. `regime` says what
+    the `runs` that it comes from have in common with the job; 0 where none is like it, then there are no
+    errors of such. Errors are predicted over measured, less one."""
+
+    low: float
+    high: float
+    regime: str
+    runs: int
+    sources: int
+    mean_absolute_error: float | None
+    worst_absolute_error: float | None
+    extrapolates: tuple[str, ...]
+    features: Features
+
+    def range_of(self, step_seconds: float) -> tuple[float, float]:
+        """The interval of a step that is predicted to take so long."""
+        return self.low * step_seconds, self.high * step_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """`validation` of `--json`."""
+        return {
+            "regime": self.regime,
+            "runs": self.runs,
+            "sources": self.sources,
+            "mean_absolute_error": self.mean_absolute_error,
+            "worst_absolute_error": self.worst_absolute_error,
+            "extrapolates": list(self.extrapolates),
+        }
+
+
+def validation_of(
+    features: Features,
+    runs: Sequence[ValidatedRun] | None = None,
+    widening: Mapping[str, float] | None = None,
+    *,
+    without: str | None = None,
+) -> Validation:
+    """Judge a job by validated runs (the shipped ones), but for those of the source `without`."""
+    runs = without_source(validated_runs() if runs is None else runs, without)
+    widening = shipped_estimates()["widening"] if widening is None else widening
+    errors, (low, high) = interval_like(features, runs)
+    beyond = extrapolations(features, runs)
+    stretch = stretch_of(beyond, widening)
+    absolute = [abs(expm1(-run.error)) for run in errors.alike]
+    return Validation(
+        exp(low * stretch),
+        exp(high * stretch),
+        regime_of(features, errors.cell),
+        len(errors.alike),
+        len({run.source for run in errors.alike}),
+        sum(absolute) / len(absolute) if absolute else None,
+        max(absolute, default=None),
+        tuple(one.sentence for one in beyond),
+        features,
+    )
+
+
+def regime_of(features: Features, cell: int = 0) -> str:
+    """What a cell's runs have in common: "FSDP, several nodes, H100, bound by kernels"."""
+    if cell == len(CELLS) - 1:
+        return "no validated run is like it"
+    words = [features.framework, "several nodes" if features.is_several else "one node"]
+    if cell == 0:
+        words.append(features.chip.upper())
+    if cell <= 1:
+        words.append(f"bound by {features.binding}")
+    return ", ".join(words)
+
+
+def range_words(seconds: tuple[float, float]) -> str:
+    """E.g. "9.14 to 10.9 s", "0.98 to 1.09 s": three digits, in the unit of the longer."""
+    unit, name = next(((size, name) for size, name in _UNITS if seconds[1] >= size), _UNITS[-1])
+    return f"{_three_digits(seconds[0] / unit)} to {_three_digits(seconds[1] / unit)} {name}"
+
+
+def _three_digits(value: float) -> str:
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.{max(0, 3 - len(str(int(rounded))))}f}"
+
+
+def validation_words(validation: Validation, step_seconds: float) -> str:
+    """E.g. "9.14 to 10.9 s (80 %), by 14 runs like it"."""
+    said = f"{range_words(validation.range_of(step_seconds))} (80 %), by "
+    if not validation.runs:
+        return said + "runs that are not like it"
+    return said + f"{validation.runs:,} run{'s' if validation.runs > 1 else ''} like it"

@@ -1,0 +1,31 @@
+"""Writing down what ships: the table of validated runs, and what is estimated from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.validated.extrapolation import estimate_widening
+from zsim.validated.ratios import estimate_ratio_errors
+from zsim.validated.runs import ValidatedRun, validated_text
+
+_HEAD = """\
+# Estimated from validated_runs.csv; rewritten with it by `python validation/published/accuracy.py`.
+
+# How many times as far from the prediction the ends of an interval are where no validated run vouches for
+# a job in a respect (zsim/validated/extrapolation.py); of what is counted, per doubling.
+"""
+_RATIOS = """
+# How far the logarithm of a ratio of two steps is off, for 80 % of pairs of runs of one source on one GPU
+# that differ in one setting (zsim/validated/ratios.py).
+"""
+
+
+def shipped_texts(runs: Sequence[ValidatedRun]) -> tuple[str, str]:
+    """validated_runs.csv, and validated_errors.toml."""
+    return validated_text(runs), _HEAD + _table("widening", estimate_widening(runs)) + _RATIOS + _table(
+        "ratios", estimate_ratio_errors(runs)
+    )
+
+
+def _table(name: str, values: dict[str, float]) -> str:
+    return "".join([f"[{name}]\n", *(f'"{key}" = {value:.4f}\n' for key, value in values.items())])
