@@ -365,7 +365,7 @@ def test_a_name_longer_than_a_file_may_have_is_refused_like_another(words: list[
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("9" * 5000, "--set training.seed: has a number of more than 40 digits"),
+        ("9" * 5000, "--set training.seed: has a number of more than 4,000 digits"),
         ("[" * 50_000, "--set training.seed: is nested more than 64 levels deep; expected a few"),
     ],
 )

@@ -18,10 +18,10 @@ from zsim.errors import InputError
 MOST_BYTES = 16_000_000
 MOST_TOML_BYTES = 4_000_000  # read by Python itself, a few megabytes a second
 _MOST_DEPTH = 64
-_MOST_DIGITS = 40
+_MOST_DIGITS = 4_000  # Python shows no more than 4,300
 _MOST_DECIMALS = 18
 _DEEP = f"is nested more than {_MOST_DEPTH} levels deep; expected a few"
-_LONG = f"has a number of more than {_MOST_DIGITS} digits"
+_LONG = f"has a number of more than {_MOST_DIGITS:,} digits"
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 

@@ -36,7 +36,7 @@ def contents(path: Path, chosen: Callable[[list[PurePosixPath]], list[PurePosixP
             file = archive.extractfile(member) if member.isreg() else None
             if file is None:
                 raise InputError(f"{path / name}: is a link or a device; expected a file")
-            yield Content(path / name, lambda file=file: file)
+            yield Content(path / name, file)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import codecs
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -27,12 +27,12 @@ _GZIP = b"\x1f\x8b"
 
 
 class Content:
-    """One file from its beginning to its end, once. `path` is what messages name; `open_file` gives its bytes
-    where that is no file of its own."""
+    """One file from its beginning to its end, once. `path` is what messages name; `file` has its bytes where
+    that is no file of its own."""
 
-    def __init__(self, path: Path, open_file: Callable[[], IO[bytes]] | None = None) -> None:
+    def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path = path
-        self._pieces = _pieces(path, open_file or (lambda: path.open("rb")))
+        self._pieces = _pieces(path, file)
         self._first: bytes | None = None
 
     @property
@@ -72,8 +72,8 @@ class Content:
             yield "".join(rest)
 
 
-def _pieces(path: Path, open_file: Callable[[], IO[bytes]]) -> Iterator[bytes]:
-    with refusals(path), open_file() as file, unzipped(path, file) as plain:
+def _pieces(path: Path, given: IO[bytes] | None) -> Iterator[bytes]:
+    with refusals(path), given or path.open("rb") as file, unzipped(path, file) as plain:
         while piece := plain.read(CHUNK_BYTES):
             yield piece
 
