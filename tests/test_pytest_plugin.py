@@ -161,5 +161,6 @@ def test_a_missing_file_is_one_paragraph_and_no_traceback(project: pytest.Pytest
     [first, *_] = [line for line in shown.splitlines() if "gone." in line and "no such file" in line]
     assert str(project.path) in first
     assert "Traceback" not in shown
+    assert "another exception" not in shown
     assert "sides.py" not in shown
     assert "raise InputError" not in shown

@@ -72,10 +72,13 @@ class ZsimCheck:
         from zsim.errors import ZsimError
 
         given = {**self._marked(), **tolerances}
+        comparison, wrong = None, ""
         try:
             comparison = self._checked(simulated, recorded, name, given)
         except ZsimError as error:  # a missing file, a wrong key: the message says it all
-            _fail(str(error))
+            wrong = str(error)
+        if wrong:
+            _fail(wrong)
         if comparison is None:
             return None
         if comparison.verdict == "fail":

@@ -87,3 +87,19 @@ def test_one_problem_stays_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         load_experiment(path)
     assert str(error.value) == "job.toml: unknown key 'nodez'; did you mean 'nodes'?"
+
+
+def test_the_same_wrong_value_twice_is_two_problems_and_a_unions_is_one(tmp_path: Path) -> None:
+    """`reshard_after_forward` is a switch or a number: one sentence, not one for each."""
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'model = "gpt2"\ncluster = "dgx-h100"\n[training]\nsequence_length = "x"\nmicro_batch_size = "x"\n'
+        '[strategy]\nkind = "fsdp2"\nreshard_after_forward = "x"\n'
+    )
+    with pytest.raises(InputError) as error:
+        load_experiment(path)
+    assert [problem.partition(":")[0] for problem in said(error)[1:]][:2] == [
+        "training.sequence_length",
+        "training.micro_batch_size",
+    ]
+    assert len(said(error)) == 4

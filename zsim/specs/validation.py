@@ -15,6 +15,10 @@ from zsim.errors import InputError, did_you_mean, nearest
 
 _FEW_KEYS = 16
 _MOST_LISTED = 20
+# How pydantic names the members of a union in a path, where keys stand else.
+_UNION_TAG = re.compile(
+    r"(str|int|float|bool|none)$|(literal|dict|list|tuple)\[|function-|constrained-|[A-Z]"
+)
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -59,7 +63,7 @@ def _distinct(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
         elif detail["type"] == "extra_forbidden" or any(
             other["type"] not in ("missing", "extra_forbidden")
             and other["input"] is detail["input"]
-            and len(location) > 1
+            and _UNION_TAG.match(str(location[-1]))
             and other["loc"][: len(location) - 1] == location[:-1]
             for other in found
         ):
