@@ -71,6 +71,21 @@ def test_the_json_has_the_shape_that_scripts_rely_on(tmp_path: Path) -> None:
     assert {"mean_absolute_error", "median_absolute_error", "worst_absolute_error", "bias"} <= set(summary)
 
 
+def test_every_predicted_row_has_a_range_and_none_vouches_for_itself(tmp_path: Path) -> None:
+    """The same row under a name of nobody's and under that of a source whose runs are like it."""
+    path = table(tmp_path, ",1.0,,ok")
+    path.write_text(path.read_text() + ROW.replace("a-1,mine", "b-1,fms-acceleration") + ",1.0,,ok\n")
+    result = check_runs([path])
+    for row in result.rows:
+        low, high = row.predicted_range_seconds
+        assert low < row.predicted_seconds < high
+        assert row.is_within_range is (low <= 1.0 <= high)
+    assert result.to_dict()["rows"][0]["predicted_range_seconds"] == result.rows[0].predicted_range_seconds
+    new, known = (row.validation for row in result.rows)
+    assert new.features == known.features
+    assert known.sources < new.sources
+
+
 def test_every_figure_of_memory_that_a_row_publishes_is_compared(tmp_path: Path) -> None:
     """Allocated, active and reserved, each at least the one before; the row's own is the first."""
     path = tmp_path / "runs.csv"
