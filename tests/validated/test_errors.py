@@ -29,9 +29,9 @@ def test_many_sources_that_err_one_way_make_an_interval_on_that_side(make_run) -
 
 
 def test_runs_of_the_same_chip_and_binding_count_most(make_run) -> None:
-    """Six sources on the job's chip at +-1 %, six on another at +-30 %: the closest cell has 6 / (6 + 2) of
-    the weight, and half of the rest is the job's chip's again. Half of the other's eighth lies beyond each
-    end, within the tenth that is left out; between two runs the quantile is in proportion."""
+    """Six sources on the job's chip at +-1 %, six on another at +-30 %: the closest cell has 6 / (6 + 1) of
+    the weight, and half of the rest is the job's chip's again. Half of the other's fourteenth lies beyond
+    each end, within the tenth that is left out; between two runs the quantile is in proportion."""
     near = [make_run(f"near {n}", 0.01 * (-1) ** n) for n in range(6)]
     far = [make_run(f"far {n}", 0.3 * (-1) ** n, gpu="v100-sxm3-32gb") for n in range(6)]
     low, high = errors_like(near[0].features, [*near, *far]).interval()
@@ -40,7 +40,7 @@ def test_runs_of_the_same_chip_and_binding_count_most(make_run) -> None:
     errors = errors_like(near[0].features, [*near, *far])
     assert {run.source for run in errors.alike} == {run.source for run in near}
     weights = errors.weights[:12] + errors.weights[12:]
-    assert weights[:6].sum() == pytest.approx(0.75 + 0.25 / 2)
+    assert weights[:6].sum() == pytest.approx(6 / 7 + 1 / 14)
 
 
 def test_without_a_run_of_its_like_a_job_is_judged_by_all(make_run) -> None:

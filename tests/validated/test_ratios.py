@@ -33,7 +33,7 @@ def test_pairs_that_run_short_of_memory_are_their_own_kind(make_run) -> None:
 
 
 def test_a_setting_that_few_vary_leans_on_all(make_run) -> None:
-    """One source varies the strategy, and is right; five vary the batch and are 20 % off: one third of the
+    """One source varies the strategy, and is right; five vary the batch and are 20 % off: half of the
     weight is the strategy's own."""
     runs = [make_run("s", 0.0), make_run("s", 0.0, strategy="HSDP")]
     for number in range(5):

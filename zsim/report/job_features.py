@@ -95,7 +95,7 @@ def network_fabric(cluster: Cluster) -> str:
     """What joins the nodes, as the cluster's file words it; "" where it does not."""
     if cluster.node_link.nodes_per_domain > 1:
         return _DOMAIN
-    return network_word(f"{cluster.nic.source} {cluster.description}")
+    return network_word(cluster.description) or network_word(cluster.nic.source)
 
 
 def network_word(text: str) -> str:

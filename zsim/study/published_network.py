@@ -16,6 +16,10 @@ _SOURCES = {
     "azure": "InfiniBand",
     "zeropp": "InfiniBand",
     "megatron-2020": "InfiniBand",
+    "megatron-sc21": "InfiniBand",
+    "dlperf": "InfiniBand",
+    "dgxc": "InfiniBand",
+    "nanotron": "EFA",
     "pytorch-blog-2022": "EFA",
 }
 _SLOWEST_RDMA = 5.0  # Gb/s per GPU: below, TCP
