@@ -40,8 +40,9 @@ from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
 from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
-from zsim.specs.job import Job, resolve, slowest_of
+from zsim.specs.job import Job, slowest_of
 from zsim.specs.job_labels import batch_label, strategy_label, training_label
+from zsim.specs.resolve import resolve
 from zsim.trace.spans import Trace
 from zsim.units import format_bytes
 from zsim.version import __version__

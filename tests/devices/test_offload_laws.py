@@ -15,8 +15,9 @@ from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Plan
 from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
 from zsim.specs.placement import evenly
+from zsim.specs.resolve import resolve
 
 GB = 10**9
 

@@ -25,7 +25,7 @@ from zsim.report.html import html_report
 from zsim.report.plan_check import check_plan
 from zsim.report.render import print_report
 from zsim.report.verdict import Tolerances
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.ui.answer import answer
 from zsim.ui.words import answer_words
 from zsim.units import GIGABYTES

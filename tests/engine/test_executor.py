@@ -20,7 +20,8 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Memory, Op, Plan
 from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 LONG = Kernel("copy", 0.0, 3e9)  # about a millisecond on an H100
 SHORT = Kernel("copy", 0.0, 1e9)

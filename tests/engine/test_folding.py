@@ -9,7 +9,7 @@ import pytest
 
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp2": {"kind": "fsdp2"},

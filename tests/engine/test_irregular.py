@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import zsim
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 HSDP = {"kind": "fsdp2", "replicate": 2}
 ZERO3 = {"kind": "deepspeed", "stage": 3}

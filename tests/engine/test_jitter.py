@@ -17,7 +17,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Collective, Group, Kernels, Plan
 from zsim.specs.experiment import Experiment
 from zsim.specs.jitter import Jitter, JitterTable, resolve_jitter, slowest_gpu
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 SHORT_LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 4,

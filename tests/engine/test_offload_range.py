@@ -13,7 +13,7 @@ from zsim.engine import offload_range as module
 from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import simulate_job
 from zsim.report.render import print_report
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.units import format_bytes, format_seconds
 
 CPU = {"device": "cpu"}

@@ -13,7 +13,8 @@ from zsim.engine.simulate import simulate_job
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Copy, Group, Memory
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 LONG = Kernel("copy", 0.0, 3e9)  # about a millisecond on an H100
 SHORT = Kernel("copy", 0.0, 1e8)

@@ -10,7 +10,8 @@ import zsim
 from zsim.engine.simulate import simulate_job
 from zsim.engine.steady import is_drained, twice
 from zsim.plan.make import make_plan
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 
 def job_of(**strategy: Any) -> Job:

@@ -10,7 +10,7 @@ import zsim
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 SPINE = {
     "extends": "dgx-h100",

@@ -11,7 +11,6 @@ import pytest
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
 from zsim.specs.model import (
     Activation,
     Attention,
@@ -25,6 +24,7 @@ from zsim.specs.model import (
     Parameter,
     Residual,
 )
+from zsim.specs.resolve import resolve
 from zsim.specs.strategy import Training
 
 MakePlan = Callable[..., Plan]

@@ -15,7 +15,7 @@ from zsim.plan.fsdp2 import fsdp2_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload import make_workload
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.specs.strategy import Fsdp2
 from zsim.trace.spans import Trace
 

@@ -12,7 +12,8 @@ import pytest
 from zsim.plan.fsdp2 import fsdp2_plan
 from zsim.plan.workload import make_workload
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 ORACLE = Path(__file__).parents[2] / "traces" / "oracle"
 

@@ -10,7 +10,7 @@ from zsim import Experiment, simulate
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Kernels, Plan
 from zsim.report.plan import plan_to_dict
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 CPU = {"device": "cpu"}
 MODEL = {

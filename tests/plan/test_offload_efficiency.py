@@ -21,7 +21,8 @@ from zsim.plan.make import make_plan
 from zsim.plan.offload import READ, WRITE
 from zsim.plan.ops import Copy, DriveIo, Group, HostWork, Plan
 from zsim.report.breakdown import step_breakdown
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 HIDDEN, LAYERS, SEQUENCE, GPUS = 8192, 4, 1024, 16
 PARAMETERS = 12 * HIDDEN**2 * LAYERS

@@ -16,7 +16,7 @@ from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
 from zsim.report.words import missing_memory
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}
 

@@ -23,7 +23,8 @@ from zsim.plan.ops import Group, Plan
 from zsim.plan.step import walk_step
 from zsim.plan.workload import make_workload
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 SLOW = [
     pytest.mark.slow,

@@ -9,7 +9,7 @@ from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Copy, HostWork, Kernels, Op, Work
 from zsim.plan.queues import behind
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
 GATHER = Collective("all_gather", 1000, "bf16", "world")

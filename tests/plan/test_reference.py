@@ -13,7 +13,7 @@ from zsim.plan.ops import Collective, Plan
 from zsim.plan.reference import reference_plan
 from zsim.plan.workload import make_workload
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.specs.strategy import Reference
 
 BLOCK, ROOT = 8 * 6, 10 * 3  # elements

@@ -10,7 +10,7 @@ import zsim
 from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.make import make_plan
 from zsim.plan.tensors import TensorChange, tensor_changes
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 
 def changes(builder: PlanBuilder) -> list[TensorChange]:

@@ -35,7 +35,7 @@ def plan_of(model: str = "llama-2-7b", checkpointing: str = "none", **strategy: 
         training={"sequence_length": 1024, "activation_checkpointing": checkpointing, "gradient_clipping": 0},
         strategy=strategy,
     )
-    from zsim.specs.job import resolve
+    from zsim.specs.resolve import resolve
 
     return zsim.make_plan(experiment), resolve(experiment).model.numel
 

@@ -12,7 +12,8 @@ from zsim.engine.capacity import peak_bytes
 from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 MIB = 2**20
 

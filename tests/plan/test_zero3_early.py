@@ -11,7 +11,8 @@ from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.experiment import Experiment
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 
 def plans(gpus: int = 16, **training: Any) -> tuple[Plan, Plan]:

@@ -9,7 +9,7 @@ from zsim.plan.workload import make_workload
 from zsim.plan.zero3_fetch import trace_of
 from zsim.plan.zero3_hooks import HookedModules
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 ONE_BLOCK = {
     "model_type": "llama",

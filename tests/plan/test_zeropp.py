@@ -32,8 +32,8 @@ from zsim.plan.ops import Kernels, Plan
 from zsim.plan.workload import make_workload
 from zsim.plan.zero3 import zero3_plan
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import resolve
 from zsim.specs.placement import PlacementTable
+from zsim.specs.resolve import resolve
 
 WEIGHTS = 1_235_746_816
 EMBEDDING = 128_256 * 2_048

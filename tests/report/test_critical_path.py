@@ -17,7 +17,7 @@ from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import HOST, OTHERS, Link, critical_path
 from zsim.specs.cluster_files import load_gpu
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.trace.spans import SpanInfo, Trace
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))

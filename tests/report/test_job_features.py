@@ -7,7 +7,7 @@ import pytest
 from zsim.report.job_features import job_features, network_fabric, node_fabric
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 
 def features(seconds: dict[str, float] | None = None, retries: float = 0, **changes: Any):

@@ -8,7 +8,7 @@ import pytest
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment, experiment_from, load_experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 FSDP = """
 compute_environment: LOCAL_MACHINE

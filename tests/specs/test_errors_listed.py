@@ -10,7 +10,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.experiment import Experiment, load_experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.study.sweep.study_file import load_study
 
 

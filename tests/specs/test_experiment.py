@@ -10,7 +10,8 @@ import pytest
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment, experiment_from, load_experiment
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 from zsim.specs.strategy import Ddp, Fsdp1, Fsdp2
 
 BASE: dict[str, Any] = {"model": "llama-2-7b", "cluster": "dgx-h100"}

@@ -14,7 +14,7 @@ from zsim.specs.experiment import Experiment, load_experiment
 from zsim.specs.exporters.experiment_toml import toml_lines
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 NVME = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 12, "pipeline_read": True}
 # Strategy, training: every file that can say a case must give its plan back.

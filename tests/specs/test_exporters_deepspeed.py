@@ -10,7 +10,7 @@ import pytest
 import zsim
 from tests.specs.written_files import cases_with, job_of
 from zsim.specs.exporters.files import export_files
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install zsim[interop]")
 

@@ -15,7 +15,7 @@ import pytest
 import zsim
 from tests.specs.written_files import cases_with, job_of, write
 from zsim.specs.exporters.files import export_files
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 FOUND = importlib.util.find_spec("torchtitan")
 pytestmark = pytest.mark.skipif(

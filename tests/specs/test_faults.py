@@ -11,8 +11,8 @@ from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment, experiment_from
 from zsim.specs.faults import FaultsTable, kernel_slowdowns, with_faults
-from zsim.specs.job import resolve
 from zsim.specs.link_names import find_links
+from zsim.specs.resolve import resolve
 from zsim.specs.topology import Topology
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.specs.exporters.files import export_files
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 

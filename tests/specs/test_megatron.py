@@ -9,9 +9,10 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.experiment import Experiment
 from zsim.specs.exporters.files import export_files
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
 from zsim.specs.job_labels import strategy_label
 from zsim.specs.megatron import Megatron
+from zsim.specs.resolve import resolve
 
 
 def job(training: dict[str, Any] | None = None, gpus: int = 64, model: str = "gpt2", **strategy: Any) -> Job:

@@ -11,7 +11,8 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.experiment import experiment_from
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
 ZERO2: dict[str, Any] = {**BASE, "strategy": {"kind": "deepspeed", "stage": 2}}

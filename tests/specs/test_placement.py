@@ -10,8 +10,9 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.job import job_topology, resolve
+from zsim.specs.job import job_topology
 from zsim.specs.placement import Placement, node_numbers, place
+from zsim.specs.resolve import resolve
 
 
 def experiment(**data: Any) -> Experiment:

@@ -11,7 +11,7 @@ import pytest
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment, experiment_from, load_experiment
 from zsim.specs.importers.torchtitan import read_torchtitan
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 NEW = """
 [job]

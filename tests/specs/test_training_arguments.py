@@ -9,7 +9,7 @@ import pytest
 
 from zsim.errors import InputError, NotSimulatedError, ZsimError
 from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 ARGUMENTS = """
 output_dir: out

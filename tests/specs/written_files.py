@@ -8,7 +8,8 @@ from typing import Any
 import zsim
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 TINY = {
     "model_type": "llama",

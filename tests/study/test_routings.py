@@ -17,8 +17,9 @@ from zsim.plan.make import make_plan
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment
 from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job, job_topology, resolve
+from zsim.specs.job import Job, job_topology
 from zsim.specs.network import Network
+from zsim.specs.resolve import resolve
 from zsim.specs.topology import Topology
 from zsim.study.routings import (
     collective_seconds,

@@ -14,7 +14,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.study.fitting import most_that_fits
 from zsim.study.scaling import Bend, Scale, Scaling, best_of, parse_counts, run_scaling
 from zsim.study.scaling_page import causes, scaling_dict, scaling_page, sentences

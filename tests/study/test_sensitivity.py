@@ -16,7 +16,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster_files import load_cluster
 from zsim.specs.experiment import Experiment, changed
 from zsim.specs.hardware import with_attention_variant
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.study.knobs import HARDWARE, software_numbers
 from zsim.study.search import least_factor
 from zsim.study.sensitivity import Bar, Sensitivity, Turn, hardware_turns, run_sensitivity

@@ -10,7 +10,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.experiment import Experiment, changed
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.ui.form import Form, form_of, resolved
 
 ZERO3: dict[str, Any] = {

@@ -20,7 +20,7 @@ from validation.deepspeed_calls.configurations import configurations
 from zsim.plan.workload import make_workload
 from zsim.plan.zero3_fetch import trace_of
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 FOLDER = Path(__file__).parents[2] / "traces" / "deepspeed"
 RECORDED = json.loads((FOLDER / "calls.json").read_text())

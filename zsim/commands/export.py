@@ -29,7 +29,7 @@ def export(
 ) -> None:
     """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML: what can say it."""
     from zsim.specs.exporters.files import export_files
-    from zsim.specs.job import resolve
+    from zsim.specs.resolve import resolve
 
     exported = export_files(resolve(experiment_from(experiment, model, cluster, nodes, gpus, set_)))
     for path in write_files(exported.files, out):

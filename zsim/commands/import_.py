@@ -31,7 +31,7 @@ def import_file(
     """
     from zsim.specs.exporters.experiment_toml import experiment_toml
     from zsim.specs.importers.training_file import names_experiment
-    from zsim.specs.job import resolve
+    from zsim.specs.resolve import resolve
 
     if names_experiment(file):
         raise InputError(

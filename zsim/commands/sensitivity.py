@@ -51,7 +51,7 @@ def sensitivity(
 
     With --target also the least of each resource that reaches it, by simulation.
     """
-    from zsim.specs.job import resolve
+    from zsim.specs.resolve import resolve
     from zsim.study.sensitivity import run_sensitivity
     from zsim.study.sensitivity_page import (
         print_requirements,

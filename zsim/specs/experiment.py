@@ -1,7 +1,7 @@
 """The question: which model, on which cluster, trained how.
 
-`Experiment` has the shape of the file that people write; `resolve` (zsim.specs.job) looks every name up and
-fills every default in.
+`Experiment` has the shape of the file that people write; `resolve` (zsim.specs.resolve) looks every name up
+and fills every default in.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from zsim.engine.capacity import fits
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 
 _MOST = 2**16
 

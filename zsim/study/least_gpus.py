@@ -7,8 +7,8 @@ from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.specs.experiment import Experiment
 from zsim.specs.faults import FaultsTable
-from zsim.specs.job import resolve
 from zsim.specs.placement import PlacementTable
+from zsim.specs.resolve import resolve
 
 _MOST_GPUS = 65536
 

@@ -15,7 +15,8 @@ from zsim.plan.make import make_plan
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment import Experiment, changed
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from zsim.plan.make import make_plan
 from zsim.plan.ops import DriveIo, OffloadWork
 from zsim.specs.experiment import Experiment
 from zsim.specs.hardware import Cluster
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.study.knobs import HARDWARE, Knob
 from zsim.study.search import least_factor
 from zsim.units import format_seconds

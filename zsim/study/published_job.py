@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from zsim.cost.update_work import OptimizerImplementation
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment import Experiment
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
 from zsim.specs.megatron import Megatron
 from zsim.specs.model import ModelSpec
 from zsim.specs.placement import evenly
+from zsim.specs.resolve import resolve
 from zsim.specs.strategy import Fsdp1
 from zsim.study.published_cluster import cluster_preset, row_cluster, torch_1_release
 from zsim.study.published_megatron import (
     as_engine_runs,
     fuses_norms,
     is_megatron,
-    is_megatron_like,
-    megatron_table,
 )
 from zsim.study.published_model import (
     composer_model,
     cross_entropy,
     holding_model,
     is_composer,
-    is_early_composer,
     model_config,
     with_attention,
 )
-from zsim.study.published_offload import is_offloaded, is_stas00, offload_blocks
+from zsim.study.published_offload import is_stas00
 from zsim.study.published_queues import device_max_connections
+from zsim.study.published_strategy import is_autocast, is_early_zero3, strategy_table
 from zsim.study.published_table import PublishedRun
-from zsim.study.published_zeropp import is_zeropp, zeropp_config, zeropp_model
+from zsim.study.published_zeropp import is_zeropp, zeropp_model
 
 _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
@@ -48,7 +45,6 @@ _NOT_SIMULATED = (
     (r"fairscale", "fairscale's FSDP"),
     (r"PTD-P|3D|\+ ?MP", "model parallelism"),
 )
-_DEEPSPEED = r"ZeRO-[0123]|HF Trainer \+ DeepSpeed|Megatron TP1 \+ DeepSpeed|TP1 PP1 DP\d+ \+ ZeRO"
 _PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
@@ -98,7 +94,7 @@ def row_job(run: PublishedRun) -> RowJob:
             "optimizer": _optimizer(run),
             "device_max_connections": device_max_connections(run),
         },
-        strategy=_strategy(run, gpus, cluster.gpus_per_node, assumptions),
+        strategy=strategy_table(run, gpus, cluster.gpus_per_node, assumptions),
     )
     try:
         job = resolve(experiment)
@@ -237,20 +233,6 @@ def is_reentrant(run: PublishedRun) -> bool:
     return not (is_stas00(run) or run.source.startswith(frameworks))
 
 
-def is_autocast(run: PublishedRun) -> bool:
-    """composer's mixed precision DEFAULT in its releases for torch 1.12 and 1.13: FSDP keeps parameters in
-    fp32 and leaves the low type to autocast, gradients are reduced in it (`prepare_fsdp_module`). This
-    overrides the row's `reduce_dtype`; the date at which it changed is inferred, not read from a release."""
-    return is_composer(run) and "DEFAULT" in run.text("strategy") and run.text("date") < "2023-03"
-
-
-def limits_all_gathers(run: PublishedRun) -> bool:
-    """MosaicML's scripts set `limit_all_gathers` from April 2023 on (mosaicml/examples@520a6709,
-    examples/llm/throughput/submit_benchmarks.py); the ones before (@b83dacd4, llm/throughput/
-    run_all_configs.py; @2ac2b44a, examples/llm/throughput) leave it at composer's and torch's False."""
-    return not is_early_composer(run)
-
-
 def _stored_dtype(run: PublishedRun) -> str:
     """What weights and optimizer states are kept in; transformers and litgpt can train in bf16 throughout."""
     text = f"{run.text('precision')}, {run.text('optimizer')}"
@@ -278,115 +260,6 @@ def _optimizer_implementation(run: PublishedRun) -> OptimizerImplementation:
     """transformers' default is torch's foreach; composer's DecoupledAdamW goes tensor by tensor."""
     text = run.text("optimizer")
     return "foreach" if "(HF)" in text else "for_loop" if "Decoupled" in text else "fused"
-
-
-def _strategy(run: PublishedRun, gpus: int, gpus_per_node: int, assumptions: list[str]) -> dict[str, Any]:
-    """The strategy's table, from its text and the columns beside it."""
-    text, stage = run.text("strategy"), run.count("zero_stage")
-    if is_zeropp(run):
-        config = zeropp_config(run, gpus_per_node)
-        return {"kind": "deepspeed", "version": _deepspeed_version(run), "config": config}
-    if is_megatron_like(run):
-        return megatron_table(run, gpus, assumptions)
-    if re.match(r"single", text):
-        return _single(run, assumptions)
-    if re.match(r"FSDP2", text) and not is_offloaded(run):
-        return _fsdp2(run)
-    offloads = run.text("offload").startswith("params")
-    is_fsdp1 = re.match(r"FSDP|HSDP|FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD", text)
-    if is_fsdp1 and (offloads or not is_offloaded(run)):
-        return _fsdp1(run, gpus) | ({"cpu_offload": True} if offloads else {})
-    if re.match(_DEEPSPEED, text) and stage is not None:
-        return _deepspeed(run, stage, assumptions)
-    if is_offloaded(run):
-        raise NotSimulatedError(f"offload is not simulated (strategy '{text}')")
-    if re.match(r"DDP", text):
-        return {"kind": "ddp"}
-    raise NotSimulatedError(f"strategy '{text}' is not simulated")
-
-
-def _single(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
-    """fp16 has fp16 weights with fp32 masters in every recipe of these tables (Megatron, Apex)."""
-    if "fp16" in run.text("precision"):
-        return {"kind": "deepspeed", "stage": 0, "version": _deepspeed_version(run)}
-    return {"kind": "ddp"}
-
-
-def _reduce_dtype(run: PublishedRun) -> str:
-    text = run.text("reduce_dtype") or "bf16"
-    return "fp32" if text.startswith("fp32") else text.split()[0]
-
-
-def _fsdp2(run: PublishedRun) -> dict[str, Any]:
-    """torchtitan's wrapping, as of the row's date."""
-    table: dict[str, Any] = {"kind": "fsdp2", "reduce_dtype": _reduce_dtype(run)}
-    table["wrapping"] = "torchtitan-0.1" if run.text("date") < "2025" else "torchtitan"
-    return table
-
-
-def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
-    text = run.text("strategy")
-    table: dict[str, Any] = {"kind": "fsdp1", "reduce_dtype": _reduce_dtype(run)}
-    shard = run.count("shard_group") or gpus
-    if re.search(r"HSDP|HYBRID", text) or 1 < shard < gpus:
-        table |= {"sharding_strategy": "HYBRID_SHARD", "replicate": gpus // shard}
-    elif "SHARD_GRAD_OP" in text:
-        table["sharding_strategy"] = "SHARD_GRAD_OP"
-    if "NO backward prefetch" in text:
-        table["backward_prefetch"] = "none"
-    if is_autocast(run):
-        table |= {"param_dtype": "fp32", "reduce_dtype": "bf16"}
-    if is_composer(run):
-        table["backward_prefetch"] = "BACKWARD_POST"  # composer's default
-        table["limit_all_gathers"] = limits_all_gathers(run)
-    size = re.search(r"size-based wrap (\d+)M", text)
-    if size:
-        table["wrapping"] = f"size:{size.group(1)}000000"
-    return table
-
-
-def _deepspeed(run: PublishedRun, stage: int, assumptions: list[str]) -> dict[str, Any]:
-    table: dict[str, Any] = {"kind": "deepspeed", "version": _deepspeed_version(run)}
-    if is_early_zero3(run):
-        assumptions.append("DeepSpeed before 0.6 with the defaults of 0.10.3")
-    blocks = offload_blocks(run, assumptions)
-    if run.source == "azure-zero3":
-        table["config"] = azure_config(stage, blocks)
-    elif is_stas00(run):  # `ds_config` of its benchmark.py and bench_decompose.py
-        zero = {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **blocks}
-        table["config"] = {"gradient_clipping": 1.0, "zero_optimization": zero}
-    elif blocks:
-        table["config"] = {"zero_optimization": {"stage": stage, **blocks}}
-    else:
-        table["stage"] = stage
-    if is_stas00(run) and stage == 3:
-        table["zero_init"] = False
-    return table
-
-
-def azure_config(stage: int, blocks: Mapping[str, Any]) -> dict[str, Any]:
-    """`ds_config.json` of Megatron-DeepSpeed's examples_deepspeed/azure (run-175b.sh, run-1t.sh; commit
-    62bc4562 of July 2022), the same for all sizes but for what is offloaded, which is the row's."""
-    zero = {
-        "stage": stage, "stage3_max_live_parameters": 3e9, "stage3_max_reuse_distance": 3e9,
-        "stage3_param_persistence_threshold": 1e5, "stage3_prefetch_bucket_size": 5e7,
-        "contiguous_gradients": True, "overlap_comm": True, "reduce_bucket_size": 90_000_000,
-        "sub_group_size": 1e9,
-    }  # fmt: skip
-    return {"gradient_clipping": 1.0, "zero_optimization": {**zero, **blocks}}
-
-
-def is_early_zero3(run: PublishedRun) -> bool:
-    """Whether the row's ZeRO-3 is of before DeepSpeed 0.6 (March 2022, pull request 1453)."""
-    return run.count("zero_stage") == 3 and run.text("date") < "2022"
-
-
-def _deepspeed_version(run: PublishedRun) -> str:
-    """The release whose defaults apply: the row's own; else the oldest and the newest that zsim knows."""
-    known = re.search(r"DeepSpeed (\d+)\.(\d+)\.(\d+)", run.text("software"))
-    if known:
-        return ".".join(known.groups()) if tuple(map(int, known.groups())) > (0, 10, 3) else "0.10.3"
-    return "0.10.3" if run.text("date") < "2023-10" else "0.19.8"
 
 
 def _check_parameters(run: PublishedRun, job: Job) -> None:

@@ -24,8 +24,9 @@ from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, ZsimError
 from zsim.files import check_folder
 from zsim.specs.experiment import DeepSpeedTable, Experiment, changed
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
 from zsim.specs.job_labels import strategy_label
+from zsim.specs.resolve import resolve
 from zsim.study.differences import range_of_row
 from zsim.study.fitting import most_that_fits
 from zsim.study.sweep.points import Point

@@ -10,8 +10,9 @@ from typing import Any
 from zsim.errors import InputError, ZsimError
 from zsim.specs.experiment import Experiment, changed
 from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
 from zsim.specs.job_labels import strategy_label
+from zsim.specs.resolve import resolve
 from zsim.specs.table import Table
 from zsim.study.knobs import HARDWARE, Knob, software_numbers
 from zsim.study.sweep.points import Point

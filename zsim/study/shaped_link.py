@@ -16,7 +16,8 @@ import numpy as np
 
 from zsim.engine.simulate import simulate_job
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 from zsim.trace.spans import Trace
 
 _ROUNDS = 8  # each brings the fit ten times nearer

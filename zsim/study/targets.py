@@ -12,7 +12,8 @@ from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan
 from zsim.specs.experiment import Experiment
 from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 from zsim.study.knobs import HARDWARE, Knob
 from zsim.study.search import least_factor
 from zsim.units import format_bytes, format_seconds

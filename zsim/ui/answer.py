@@ -19,7 +19,8 @@ from zsim.report.words import headline, trust_words
 from zsim.specs.experiment import Experiment
 from zsim.specs.exporters.exported import Exported
 from zsim.specs.exporters.files import export_files
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 from zsim.study.advice import advised
 from zsim.trace.spans import Trace
 from zsim.ui.form import resolved

@@ -191,6 +191,6 @@ def file_text(experiment: Experiment, name: str) -> str:
         result = simulate(experiment)
         return html_report(result.report, result.trace)
     from zsim.specs.exporters.files import export_files
-    from zsim.specs.job import resolve
+    from zsim.specs.resolve import resolve
 
     return export_files(resolve(experiment)).files[name]

@@ -9,8 +9,9 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.specs.experiment import DeepSpeedTable, Experiment, experiment_from
 from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
 from zsim.specs.presets import model_preset_names, topology_preset_names
+from zsim.specs.resolve import resolve
 from zsim.specs.setting import setting
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO, parameters_on, states_on

@@ -9,7 +9,8 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import FEW, Evaluator, memory_of
 from zsim.study.tune.page import pareto_front, tuned_page

@@ -13,7 +13,8 @@ from zsim.errors import ZsimError
 from zsim.report.report import Report
 from zsim.specs.experiment import Experiment
 from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 from zsim.study.sweep.store import Record
 
 

@@ -23,7 +23,8 @@ from zsim.plan.make import make_plan
 from zsim.plan.ops import Device
 from zsim.report.meanings import BREAKDOWN
 from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job, resolve
+from zsim.specs.job import Job
+from zsim.specs.resolve import resolve
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record

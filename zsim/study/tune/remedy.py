@@ -16,7 +16,7 @@ from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.report.memory import Remedy
 from zsim.specs.experiment import DeepSpeedTable, Experiment
-from zsim.specs.job import resolve
+from zsim.specs.resolve import resolve
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, Axis, Choice
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds
