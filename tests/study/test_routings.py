@@ -29,7 +29,7 @@ from zsim.study.routings import (
     uplink_use,
     with_routing,
 )
-from zsim.study.topologies import compare_topologies
+from zsim.study.topologies import compare_topologies, print_table
 
 ORIGIN = {"source": "made up for a test", "evidence": "assumed"}
 FSDP = {"kind": "fsdp2"}
@@ -199,6 +199,8 @@ def test_compare_shows_both_routings_and_says_why_they_differ(tmp_path: Path) ->
     result = CliRunner().invoke(app, ["compare", *arguments])
     assert result.exit_code == 0, result.output
     assert "hashed p95" in result.output
+    lines = result.output.replace(str(tmp_path), "").splitlines()
+    assert max(map(len, lines)) <= 80
     words = " ".join(result.output.split())
     assert "of a ring's 16 hops between nodes 4 leave a leaf switch, neighbours being under one" in words
     assert "rings hide oversubscription up to 4.21:1 (here 4:1)" in words
@@ -209,6 +211,27 @@ def test_compare_shows_both_routings_and_says_why_they_differ(tmp_path: Path) ->
     assert thin.routing.ideal_seconds == pytest.approx(full.routing.ideal_seconds, rel=1e-4)
     assert thin.routing.slowdowns[0] > 1.15 * full.routing.slowdowns[0]
     assert thin.to_dict()["routing"]["hashed_collectives_slowdown"]["p95"] > 1.5
+
+
+def test_clusters_for_which_the_same_is_true_share_a_sentence() -> None:
+    names = ["dgx-a100-40gb", "dgx-superpod-h100-3-level", "dgx-h100"]
+    result = CliRunner().invoke(app, ["compare", *names, "--model", "llama-3.2-1b", "--gpus", "16"])
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+    words = " ".join(result.output.split())
+    assert words.count("hops between nodes") == 1
+    assert f"{', '.join(names)}: none of a ring's" in words
+
+
+def test_a_table_wider_than_a_terminal_goes_on_below(capsys: pytest.CaptureFixture[str]) -> None:
+    """Columns of 50, 20 and 20 characters: the last has no room, and stands beside the first again."""
+    print_table(["cluster", "one", "two"], [["c" * 50, "1" * 20, "2" * 20]])
+    assert capsys.readouterr().out.splitlines() == [
+        f"{'cluster':<50}  {'one':>20}",
+        f"{'c' * 50}  {'1' * 20}",
+        f"{'cluster':<50}  {'two':>20}",
+        f"{'c' * 50}  {'2' * 20}",
+    ]
 
 
 def test_a_fabric_that_hashes_is_shown_ideal_too(tmp_path: Path) -> None:

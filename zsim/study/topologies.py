@@ -22,6 +22,7 @@ from zsim.units import format_rate, format_seconds
 from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
 from zsim.validated.validation import validation_words
 
+_WIDTH = 80
 _MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -178,7 +179,7 @@ def _tiers(name: str, num_nodes: int, report: Report) -> tuple[TierUse, ...]:
 
 
 def _beside(what: str, text: str) -> str:
-    return textwrap.fill(f"{what:<10}{text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False)
+    return textwrap.fill(f"{what:<10}{text}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def print_topology(facts: dict[str, Any]) -> None:
@@ -225,17 +226,26 @@ def print_comparison(rows: Sequence[Comparison]) -> None:
     """`compare_topologies` for a terminal."""
     labels = rows[0].report.labels
     print(f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs")
-    table = [[column.cell(row) for column in _COLUMNS] for row in rows]
-    _print_table([column.title for column in _COLUMNS], table, is_last_left=True)
-    print(f"routing: ideal (even-split), and hashed (ECMP; median and 95th percentile of {NUM_DRAWS} draws)")
-    _print_table(ROUTING_HEAD, [routing_cells(row) for row in rows])
+    for columns in (_STEP, _FABRIC):
+        cells = [[column.cell(row) for column in columns] for row in rows]
+        print_table([column.title for column in columns], cells)
+    _print_filled(f"routing: ideal (even-split), and hashed (ECMP; median and p95 of {NUM_DRAWS} draws)")
+    print_table(ROUTING_HEAD, [routing_cells(row) for row in rows])
+    by_words: dict[str, list[str]] = {}
     for row in rows:
-        print(textwrap.fill(f"{row.cluster}: {routing_words(row.routing)}", 100, subsequent_indent="  "))
+        by_words.setdefault(routing_words(row.routing), []).append(row.cluster)
+    for words, clusters in by_words.items():
+        _print_filled(f"{', '.join(clusters)}: {words}")
+    for row in rows:
         if row.report.validation is not None:
             words = validation_words(row.report.validation, row.report.step_seconds)
-            print(textwrap.fill(f"{row.cluster}: {words}", 100, subsequent_indent="  "))
+            _print_filled(f"{row.cluster}: {words}")
     for sentence in undecided(rows):
-        print(textwrap.fill(sentence, 100))
+        _print_filled(sentence)
+
+
+def _print_filled(text: str) -> None:
+    print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +256,21 @@ class _Column:
     cell: Callable[[Comparison], str]
 
 
-_COLUMNS = (
-    _Column("cluster", lambda row: row.cluster),
+_CLUSTER = _Column("cluster", lambda row: row.cluster)
+_STEP = (
+    _CLUSTER,
     _Column("step", lambda row: format_seconds(row.report.step_seconds)),
     _Column("exposed", lambda row: format_seconds(row.exposed_seconds)),
     _Column("MFU", lambda row: _percent(row.report.mfu_fraction)),
+    _Column("fullest", lambda row: _fullest(row)),
+)
+_FABRIC = (
+    _CLUSTER,
     _Column("switches", lambda row: f"{row.facts['num_switches']:,}"),
     _Column("cables", lambda row: f"{row.facts['num_cables']:,}"),
     _Column("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
-    _Column("fullest", lambda row: _fullest(row)),
 )
-ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collectives hashed"]
+ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collectives"]
 
 
 def routing_cells(row: Comparison) -> list[str]:
@@ -268,15 +282,21 @@ def routing_cells(row: Comparison) -> list[str]:
     return [row.cluster, found.given, *(format_seconds(step) for step in steps), slower]
 
 
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, is_last_left: bool = False) -> None:
-    """Columns as wide as they need; the first to the left, the others to the right."""
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need; the first to the left, the others to the right. Those that are past the
+    terminal's width follow below, beside the first column again."""
     widths = [max(len(line[number]) for line in (head, *rows)) for number in range(len(head))]
-    for line in (head, *rows):
-        cells = [f"{line[0]:<{widths[0]}}"]
-        cells += [f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)]
-        if is_last_left:
-            cells[-1] = line[-1]
-        print("  ".join(cells))
+    parts: list[list[int]] = [[]]
+    room = _WIDTH - widths[0]
+    for number, width in enumerate(widths[1:], 1):
+        room -= width + 2
+        if room < 0 and parts[-1]:
+            parts.append([])
+            room = _WIDTH - widths[0] - width - 2
+        parts[-1].append(number)
+    for part in parts:
+        for line in (head, *rows):
+            print("  ".join([f"{line[0]:<{widths[0]}}", *(f"{line[n]:>{widths[n]}}" for n in part)]))
 
 
 def _percent(fraction: float | None) -> str:
