@@ -192,7 +192,7 @@ def test_a_gain_has_the_cause_that_shrank_most() -> None:
     gained = by_hand((8, {"compute": 1.0, "cpu": 1.0}), (16, {"compute": 1.0, "cpu": 0.6}))
     assert gained.gains() == [Bend(8, 16, 1.0, 1.25, "cpu", -0.2, pytest.approx(-0.2), pytest.approx(-0.2))]
     assert list(sentences(gained)) == [
-        "8 -> 16 GPUs: efficiency rises from 100 % to 125 %; a token costs 20 % less for CPU."
+        "8 -> 16 GPUs: efficiency rises from 100 % to 125 %; a token costs 20 % less because of the CPU."
     ]
 
 
@@ -203,9 +203,8 @@ def test_a_cause_is_netted_against_what_it_replaced() -> None:
     (knee,) = moved.knees()
     assert knee == Bend(8, 16, 1.0, 0.8, "latency", 1.0, 0.25, 0.2, "compute")
     assert list(sentences(moved)) == [
-        "8 -> 16 GPUs: efficiency falls from 100 % to 80 %; a token costs 20 % more for collectives' "
-        "latency, net: 100 % more by itself, but less for what it replaced on the critical path, compute "
-        "above all."
+        "8 -> 16 GPUs: efficiency falls from 100 % to 80 %; a token costs 20 % more because of collectives' "
+        "latency (100 % more, partly offset by less compute on the critical path)."
     ]
 
 
@@ -270,5 +269,5 @@ def test_the_json_has_what_the_page_has(tmp_path: Path) -> None:
 @in_browser
 def test_the_page_is_alive(tmp_path: Path) -> None:
     dom = check_page(scaling_page(LOST), ["efficiency", "throughput", "causes", "memory"], tmp_path)
-    assert "efficiency falls from 100 % to 50 %; a token costs 100 % more for network cards" in dom
+    assert "efficiency falls from 100 % to 50 %; a token costs 100 % more because of network cards" in dom
     assert ">knee</text>" in dom

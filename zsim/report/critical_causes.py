@@ -36,6 +36,19 @@ def cause_meaning(cause: str) -> Meaning:
     return CAUSES.get(cause) or Meaning(f"{cause} links", "#6E3B1E", "red")
 
 
+# What stands after "because of", where the label alone does not.
+_NOUNS = {
+    "host": "the host",
+    "cpu": "the CPU",
+    "interference": "kernels and collectives that slow each other",
+}
+
+
+def cause_noun(cause: str) -> str:
+    """The cause within a sentence: "because of the host", "less compute"."""
+    return _NOUNS.get(cause) or cause_meaning(cause).label
+
+
 _NO_OP = {HOST: {"host": 0.0}, OTHERS: {"others": 0.0}, ALLOCATOR: {"allocator": 0.0}}
 _COMPUTING = frozenset({"compute", "hbm", "launch"})
 _OF_RESOURCE = {

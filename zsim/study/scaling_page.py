@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zsim.report.critical_causes import cause_meaning
+from zsim.report.critical_causes import cause_meaning, cause_noun
 from zsim.report.figures import layout
 from zsim.report.meanings import BREAKDOWN, CAPACITY
 from zsim.report.page import Section, page
@@ -94,10 +94,10 @@ def _because(bend: Bend, scaling: Scaling) -> str:
     but = ""
     if bend.offset and netted >= _WORTH_SAYING:
         but = (
-            f", net: {abs(bend.cause_change) * 100:.0f} % {more} by itself, but {less} for what it replaced "
-            f"on the critical path, {cause_meaning(bend.offset).label} above all"
+            f" ({abs(bend.cause_change) * 100:.0f} % {more}, partly offset by {less} "
+            f"{cause_meaning(bend.offset).label} on the critical path)"
         )
-    return f"a token costs {much} for {cause_meaning(bend.cause).label}{but}"
+    return f"a token costs {much} because of {cause_noun(bend.cause)}{but}"
 
 
 def scaling_page(scaling: Scaling) -> str:
