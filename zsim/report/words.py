@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from zsim.report.memory import START_UP, OutOfMemory, Remedy
 from zsim.report.report import Report
 from zsim.units import format_bytes, format_seconds
@@ -73,5 +75,15 @@ def remedy_words(remedy: Remedy) -> str:
     step = format_seconds(remedy.step_seconds)
     text = f"{remedy.words} would fit: {format_bytes(remedy.gpu_peak_bytes)}, step {step}"
     if remedy.script_changes:
-        text += f" (needs a change of the script: {'; '.join(remedy.script_changes)})"
+        text += f" (needs a change of the script: {'; '.join(_script_words(remedy))})"
     return f"{text}."
+
+
+def _script_words(remedy: Remedy) -> Iterator[str]:
+    """How the script changes, without what the remedy's words have just said: of one switch alone how, of
+    several the key too."""
+    switches = remedy.words.split(" and ")
+    for change in remedy.script_changes:
+        said = next((switch for switch in switches if change.startswith(f"{switch}: ")), None)
+        how = change if said is None else change.removeprefix(f"{said}: ")
+        yield how if said is None or len(switches) == 1 else f"{said.partition(' = ')[0]}: {how}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import zsim
 from zsim.cli import app
 from zsim.errors import InputError
 from zsim.report.memory import Remedy
-from zsim.report.words import missing_memory
+from zsim.report.words import missing_memory, remedy_words
 from zsim.specs.experiment import changed, experiment_from
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of
@@ -150,6 +151,21 @@ def test_the_memory_command_names_it_too(tmp_path: Path) -> None:
     remedy = json.loads(path.read_text())["remedy"]
     assert remedy["overrides"]
     assert " would fit: " in " ".join(result.output.split())
+
+
+def test_what_the_script_must_change_is_said_without_saying_the_switch_again() -> None:
+    """Of several switches, whose it is."""
+    how = "training.activation_checkpointing = full: model.gradient_checkpointing_enable()"
+    one = Remedy({}, "training.activation_checkpointing = full", 10**9, 1.0, (how,))
+    assert remedy_words(one) == (
+        "training.activation_checkpointing = full would fit: 1.00 GB, step 1.000 s (needs a change of the "
+        "script: model.gradient_checkpointing_enable())."
+    )
+    two = replace(one, words=f"{one.words} and training.micro_batch_size = 2")
+    assert remedy_words(two).endswith(
+        "(needs a change of the script: training.activation_checkpointing: "
+        "model.gradient_checkpointing_enable())."
+    )
 
 
 def test_an_experiment_without_a_plan_has_no_remedy() -> None:
