@@ -17,6 +17,14 @@ def test_the_nearest_name_ignores_case_and_keeps_the_options_spelling() -> None:
     assert nearest("full_shard", ["FULL_SHARD", "NO_SHARD"]) == "FULL_SHARD"
 
 
+def test_a_name_that_goes_on_as_given_is_nearer_than_one_that_is_spelt_alike() -> None:
+    """The shortest of them; one or two letters are the beginning of too much."""
+    clusters = ["dgx-1", "dgx-2", "dgx-a100-80gb-long", "dgx-a100-40gb"]
+    assert nearest("DGX-a10", clusters) == "dgx-a100-40gb"
+    assert nearest("dgx-1", clusters) == "dgx-1"
+    assert nearest("dg", clusters) is None
+
+
 def test_nothing_is_suggested_when_nothing_is_close() -> None:
     assert nearest("colour", ["bandwidth", "latency"]) is None
     assert did_you_mean("colour", ["bandwidth"]) == ""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LEAST_BEGINNING = 3  # characters of a name that tell which it could be
+
 
 class ZsimError(Exception):
     """A mistake in what the user gave; the message says where, what, what was expected."""
@@ -27,8 +29,12 @@ class StuckError(ZsimError):
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """The option closest in spelling to `name`, or None when nothing is close."""
+    """The option closest in spelling to `name`, or None when nothing is close. One that `name` is the
+    beginning of is closest, the shortest of several."""
     by_lower = {option.lower(): option for option in options}
+    longer = [option for option in by_lower if option.startswith(name.lower())]
+    if longer and len(name) >= _LEAST_BEGINNING:
+        return by_lower[min(longer, key=len)]
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
     return by_lower[matches[0]] if matches else None
 

@@ -38,6 +38,32 @@ def test_an_experiments_problems_are_listed_those_of_its_strategy_too(tmp_path: 
     ]
 
 
+def test_a_model_and_a_cluster_that_there_are_not_are_listed_too(tmp_path: Path) -> None:
+    """With other mistakes, and alone; one of them alone is a sentence."""
+    path = tmp_path / "job.toml"
+    names = 'model = "llama-3-80b"\ncluster = "dgx-a10"\n'
+    path.write_text(names + "nodez = 2\n")
+    with pytest.raises(InputError) as error:
+        load_experiment(path)
+    assert [line.split(";")[0] for line in said(error)] == [
+        "job.toml: 3 problems:",
+        "unknown model 'llama-3-80b'",
+        "unknown cluster 'dgx-a10'",
+        "unknown key 'nodez'",
+    ]
+    path.write_text(names)
+    with pytest.raises(InputError) as error:
+        resolve(load_experiment(path))
+    assert [line.split(";")[0] for line in said(error)] == [
+        "experiment: 2 problems:",
+        "unknown model 'llama-3-80b'",
+        "unknown cluster 'dgx-a10'",
+    ]
+    path.write_text('model = "gpt2"\ncluster = "dgx-a10"\n')
+    with pytest.raises(InputError, match=r"^unknown cluster 'dgx-a10'; did you mean 'dgx-a100-40gb'\?"):
+        resolve(load_experiment(path))
+
+
 def test_an_unknown_kind_of_strategy_hides_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('modl = "gpt2"\ncluster = "dgx-h100"\n[strategy]\nkind = "fsdp3"\n')

@@ -21,6 +21,7 @@ from zsim.specs.importers.training_file import with_training_file
 from zsim.specs.jitter import JitterTable
 from zsim.specs.megatron import MegatronTable
 from zsim.specs.model_change import with_model
+from zsim.specs.names import unreadable
 from zsim.specs.overrides import with_overrides
 from zsim.specs.parallelisms import refuse_parallelisms
 from zsim.specs.placement import PlacementTable
@@ -234,7 +235,7 @@ class Experiment(_ExperimentFile):
             found = problems_of(error, type(self))
             problems += [sentence.replace(f"strategy.{kind}.", "strategy.") for sentence in found]
         if problems:
-            raise InputError(listed(origin, problems)) from None
+            raise InputError(listed(origin, [*unreadable(data), *problems])) from None
 
 
 def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

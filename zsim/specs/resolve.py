@@ -39,6 +39,7 @@ from zsim.specs.kernel_choices import (
 )
 from zsim.specs.megatron import MegatronTable, megatron_strategy, with_padded_vocabulary
 from zsim.specs.model import ModelSpec
+from zsim.specs.names import check_names
 from zsim.specs.neighbours import neighbours, place_together
 from zsim.specs.placement import Placement, place
 from zsim.specs.strategy import DEFAULT_CONNECTIONS, Ddp, Fsdp1, Fsdp2, Precision, Reference, Training
@@ -54,7 +55,11 @@ def resolve(experiment: Experiment) -> Job:
 
     Raises InputError for what contradicts itself, NotSimulatedError for what zsim cannot do yet.
     """
-    cluster = load_cluster(experiment.cluster)
+    try:
+        cluster = load_cluster(experiment.cluster)
+    except InputError:
+        check_names(experiment.model, experiment.cluster)
+        raise
     if not experiment.jobs:
         placement = place(experiment.placement, cluster, experiment.nodes, experiment.gpus)
         job = _resolve(experiment, cluster, placement)
