@@ -8,7 +8,8 @@
         zsim_check("jobs/llama.toml")                # against the baseline
 
 Paths count from the test's own folder. The baseline is `zsim-baseline.json` beside pytest's ini file, or what
-the ini option `zsim_baseline` says; `pytest --zsim-update-baseline` writes it. A comparison that is
+the ini option `zsim_baseline` says; `pytest --zsim-update-baseline` writes it. A table of published runs
+(.csv) is held row by row, with the baseline's own tolerances. A comparison that is
 inconclusive skips its test: it has neither failed nor passed.
 
 Nothing heavy is imported before a test asks for it.
@@ -16,7 +17,7 @@ Nothing heavy is imported before a test asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,8 @@ import pytest
 if TYPE_CHECKING:
     from zsim.report.compare import Comparison
     from zsim.report.verdict import Tolerances
+    from zsim.study.baseline import Baseline
+    from zsim.study.check_rows import CheckRow
     from zsim.trace.spans import Trace
 
 _MARKER = (
@@ -90,6 +93,9 @@ class ZsimCheck:
     def _checked(
         self, simulated: Any, recorded: Any, name: str | None, given: Mapping[str, float]
     ) -> Comparison | None:
+        if recorded is None and isinstance(simulated, str | Path) and Path(simulated).suffix == ".csv":
+            self._hold_table(self._folder / simulated)
+            return None
         trace = _trace(simulated, self._folder)
         if recorded is None:
             self._hold(trace, name or self._name(simulated), given)
@@ -102,8 +108,35 @@ class ZsimCheck:
         )
 
     def _hold(self, trace: Trace, name: str, given: Mapping[str, float]) -> None:
-        from zsim.study.baseline import Baseline, read_baseline
         from zsim.study.pinned import pinned_content, pinned_rows
+
+        baseline = self._baseline(name, lambda baseline: baseline.pin(name, pinned_content(trace)))
+        if baseline is None:
+            return
+        tolerances = _tolerances(given, baseline.tolerances_of(name))
+        rows = list(pinned_rows(name, trace, baseline.cases[name], tolerances, baseline.path.name))
+        known = [row for row in rows if baseline.reason_of(name, row.name)]
+        _judge(name, baseline, [row for row in rows if row not in known])
+
+    def _hold_table(self, path: Path) -> None:
+        """Published or measured rows, as `zsim check --baseline` holds them, under the table's path."""
+        from zsim.study.check import run_check
+        from zsim.study.check_targets import find_targets
+        from zsim.study.published_table import read_runs
+
+        root = self._request.config.rootpath
+        for target in find_targets([path], root).targets:
+            if target.kind == "published":
+                read_runs([path])  # what is wrong with it comes before what a baseline lacks
+            baseline = self._baseline(
+                target.name, lambda found: run_check([path], root, baseline=found, update=True)
+            )
+            if baseline is not None:
+                _judge(target.name, baseline, run_check([path], root, baseline=baseline).rows)
+
+    def _baseline(self, name: str, pin: Callable[[Baseline], object]) -> Baseline | None:
+        """The one that has `name`; None where that was pinned just now."""
+        from zsim.study.baseline import Baseline, read_baseline
 
         config = self._request.config
         path = Path(config.inipath.parent if config.inipath else config.rootpath) / str(
@@ -113,23 +146,15 @@ class ZsimCheck:
             if hasattr(config, "workerinput"):
                 raise pytest.UsageError("--zsim-update-baseline: workers would overwrite each other's pins")
             baseline = read_baseline(path) if path.exists() else Baseline(path)
-            baseline.pin(name, pinned_content(trace))
+            pin(baseline)
             baseline.write()
-            return
+            return None
         if not path.exists():
             _fail(f"{path}: no baseline yet; pytest --zsim-update-baseline writes it")
         baseline = read_baseline(path)
         if name not in baseline.cases:
             _fail(f"{name} is not in {path.name}; pytest --zsim-update-baseline adds it")
-        tolerances = _tolerances(given, baseline.tolerances_of(name))
-        rows = list(pinned_rows(name, trace, baseline.cases[name], tolerances, path.name))
-        known = [row for row in rows if baseline.reason_of(name, row.name)]
-        moved = [row.line for row in rows if row.outcome == "fail" and row not in known]
-        if moved:
-            _fail("\n".join([f"{name} is not what {path.name} pins:", *moved]))
-        doubtful = [row.sentence for row in rows if row.outcome == "inconclusive"]
-        if doubtful:
-            pytest.skip(f"inconclusive: {doubtful[0]}")
+        return baseline
 
     def _marked(self) -> dict[str, float]:
         """The tolerances of the test's marker, the nearest one's first."""
@@ -151,6 +176,16 @@ class ZsimCheck:
             root = self._request.config.rootpath.resolve()
             return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
         return str(self._request.node.nodeid)
+
+
+def _judge(name: str, baseline: Baseline, rows: Sequence[CheckRow]) -> None:
+    """Fails the test with what moved, skips it for what cannot be told."""
+    moved = [row.line for row in rows if row.outcome == "fail"]
+    if moved:
+        _fail("\n".join([f"{name} is not what {baseline.path.name} pins:", *moved]))
+    doubtful = [row.sentence for row in rows if row.outcome == "inconclusive"]
+    if doubtful:
+        pytest.skip(f"inconclusive: {doubtful[0]}")
 
 
 def _fail(message: str) -> NoReturn:
