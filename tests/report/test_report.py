@@ -124,6 +124,12 @@ def test_the_sentence_says_what_limits_the_step_and_what_it_waits_for(trace):
     )
 
 
+def test_the_sentence_says_that_the_peak_is_fp8s(trace):
+    breakdown = report_of(trace).breakdown
+    assert limiting_sentence(trace, breakdown, 0.0, 0.24, "fp8").endswith("kernels reach 24 % of fp8's peak.")
+    assert limiting_sentence(trace, breakdown, 0.0, 0.24, "bf16").endswith("kernels reach 24 % of the peak.")
+
+
 def test_what_a_step_becomes_without_overlap_is_said_where_it_is_longer():
     assert without_overlap_sentence(10.0, 12.5) == (
         " With nothing hidden, to which most published runs of DeepSpeed over several nodes are nearer, the "

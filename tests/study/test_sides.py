@@ -123,10 +123,20 @@ def test_whether_the_recorded_step_lies_inside_the_interval_is_said(job: Path) -
     same = compare(simulated, replace(simulated, source="recorded"))
     assert same.is_within_range
     assert same.to_dict()["step_seconds_range"] == [low, high]
-    assert "lies inside of" in str(same)
+    assert same.range_sentence.startswith("the recorded step, ")
+    assert "lies inside of" not in same.range_sentence
+    assert " lies inside " in same.range_sentence
     slow = replace(simulated, source="recorded", step_seconds=3 * simulated.step_seconds)
     assert compare(simulated, slow).is_within_range is False
-    assert "lies outside of" in compare(simulated, slow).range_sentence
+    assert "lies outside " in compare(simulated, slow).range_sentence
+
+
+def test_a_step_that_zsim_wrote_is_not_called_recorded(job: Path, tmp_path: Path) -> None:
+    simulated = load_side(job)
+    own = load_side(write_chrome_trace(simulated, tmp_path / "own.json"))
+    assert compare(simulated, own).range_sentence.startswith("the other trace's step, ")
+    copy = load_side(write_chrome_trace(replace(simulated, source="recorded"), tmp_path / "recorded.json"))
+    assert compare(simulated, copy).range_sentence.startswith("the recorded step, ")
 
 
 def test_two_simulations_are_not_judged_by_an_interval(job: Path) -> None:

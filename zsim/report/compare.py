@@ -27,6 +27,7 @@ from zsim.validated.validation import range_words
 from zsim.version import __version__
 
 STEP_RANGE = "step_seconds_range"  # of a simulated trace's metadata: between what its step lies with 80 %
+SIMULATED = "zsim, simulated"  # the source, in its metadata, of a read trace that zsim itself simulated
 _DIGITS = 6  # of a share: what differs by less is equally important
 
 
@@ -82,7 +83,8 @@ class Comparison:
             return ""
         where = "inside" if self.is_within_range else "outside"
         recorded = format_seconds(self.recorded.step_seconds)
-        return f"the recorded step, {recorded}, lies {where} of {range_words(found)} (80 %)"
+        whose = "other trace's" if self.recorded.metadata.get("source") == SIMULATED else "recorded"
+        return f"the {whose} step, {recorded}, lies {where} {range_words(found)} (80 %)"
 
     @property
     def verdict(self) -> Verdict:

@@ -236,7 +236,7 @@ def make_report(
         out_of_memory=out_of_memory,
         peaks=memory_peaks(trace.memory, gpus_per_node, nodes),
         breakdown=breakdown,
-        limit=limiting_sentence(trace, breakdown, overlap, kernels),
+        limit=limiting_sentence(trace, breakdown, overlap, kernels, work.peak_dtype),
         collectives=collective_rows(trace, rank, breakdown.waits),
         overlap_fraction=overlap,
         traffic=tuple(traffic),

@@ -23,11 +23,12 @@ def limiting_sentence(
     breakdown: Breakdown,
     overlap_fraction: float | None = None,
     kernel_fraction: float | None = None,
+    peak_dtype: str = "",
 ) -> str:
     """E.g. "Compute-bound: 84 % compute; exposed communication 11 %, mostly the all-gather of ...".
 
     Where the step computes most of the time, it goes on with how much of the communication that hides and
-    which fraction of the peak the kernels reach.
+    which fraction of the peak (fp8's where that is computed in) the kernels reach.
     """
     total = sum(breakdown.seconds.values())
     if total <= 0:
@@ -43,7 +44,8 @@ def limiting_sentence(
     if first == "compute" and overlap_fraction is not None:
         parts.append(f"{_share(overlap_fraction)} of communication is hidden")
     if first == "compute" and kernel_fraction is not None:
-        parts.append(f"kernels reach {_share(kernel_fraction)} of the peak")
+        peak = "fp8's peak" if peak_dtype == "fp8" else "the peak"
+        parts.append(f"kernels reach {_share(kernel_fraction)} of {peak}")
     return f"{_BOUND[first]}: {'; '.join(parts)}."
 
 

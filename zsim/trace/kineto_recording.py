@@ -80,7 +80,7 @@ def _metadata(file: KinetoFile, distributed: dict[str, Any]) -> dict[str, Any]:
         "process_groups": distributed.get("pg_config"),
     }
     if file.is_from_zsim:
-        known |= {key: file.head.get(key) for key in ("model", "cluster", "framework")}
+        known |= {key: file.head.get(key) for key in ("source", "model", "cluster", "framework")}
     return {key: value for key, value in known.items() if value is not None}
 
 
