@@ -12,6 +12,7 @@ import zsim
 from zsim.engine import offload_range as module
 from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import simulate_job
+from zsim.report.offload_page import range_sentence
 from zsim.report.render import print_report
 from zsim.specs.resolve import resolve
 from zsim.units import format_bytes, format_seconds
@@ -82,7 +83,13 @@ def test_the_range_has_a_line_of_its_own_and_page_locked_memory_stands_with_the_
     print_report(report, Console(file=stream, width=80, highlight=False))
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= 80
-    assert f"The step, with inputs of offloading as they may be: {fast} to {slow}" in text
+    said = " ".join(text.split())
+    assert (
+        f"weakest), the step takes {fast} to {slow}; the step range (80 %) takes the file's numbers" in said
+    )
+    assert "step range " in said[: said.index("weakest)")]  # the line that it speaks of
+    alone = replace(report, validation=None)
+    assert range_sentence(alone, report.offload).endswith(f"the step takes {fast} to {slow}.")
     host = text[text.index("Host memory, fullest node") :].split("\n\n")[0]
     (line,) = [line for line in host.splitlines() if "page-locked" in line]
     assert line.split() == ["of", "it", "page-locked", *format_bytes(report.offload.pinned_bytes).split()]

@@ -110,6 +110,17 @@ def test_the_text_fits_80_columns_and_counts_what_it_leaves_out() -> None:
     assert "2 more" + " " * 58 + "90 B   47.4%" in lines
 
 
+def test_the_text_judges_tensors_and_leaves_the_allocator_to_a_run() -> None:
+    """On a CPU there is no allocator that could run short."""
+    profile = memory_profile(made())
+    lines = list(profile_lines(profile, capacity_bytes=190))
+    assert lines[0] == "peak  190 B of 190 B (tensors fit), backward"
+    assert lines[2] == "      Whether torch's allocator runs short, `zsim run` says."
+    on_cpu = list(profile_lines(profile, capacity_bytes=190, has_allocator=False))
+    assert on_cpu[0] == "peak  190 B of 190 B (fits), backward"
+    assert not any("allocator" in line for line in on_cpu)
+
+
 def test_the_json_names_every_owner() -> None:
     content = memory_profile(made()).to_dict()
     assert content["peak"]["op_name"] == "one backward"

@@ -143,7 +143,8 @@ def test_variants_stand_side_by_side_and_one_that_cannot_be_is_a_row() -> None:
         assert result.exit_code == 0, result.output
         lines = result.output.splitlines()
         assert lines[0].startswith("replicate ")
-        assert [line.split()[0] for line in lines[1:]] == ["1", "3", "2"]
+        judged = [] if by == "time" else ["Judged"]
+        assert [line.split()[0] for line in lines[1:]] == ["1", "3", "2", *judged]
         assert "expected a divisor" in lines[2] or "found 3" in lines[2]
         assert max(map(len, lines)) <= 80
     rows = json.loads(CliRunner().invoke(app, [*words, "--json", "-"]).output)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import zsim
+from zsim.report.breakdown import step_breakdown
 from zsim.trace.chrome import write_chrome_trace, write_chrome_traces
 
 
@@ -108,3 +110,32 @@ def test_the_trace_of_a_run_is_the_same_as_the_run_and_has_its_peaks_to_the_byte
     comparison = zsim.compare(simulated, read)
     assert (comparison.verdict, comparison.differences) == ("pass", ())
     assert peaks_and_ends(read) == peaks_and_ends(simulated)
+
+
+def test_where_an_allocator_that_runs_short_held_the_host_up_comes_back_and_is_replayed(tmp_path):
+    """The step of ZeRO-3 of llama-3-70b on 128 GPUs, which runs short."""
+    short = zsim.Experiment(
+        model="llama-3-70b",
+        cluster="dgx-h100",
+        nodes=16,
+        training={"sequence_length": 8192, "activation_checkpointing": "full"},
+        strategy={"kind": "deepspeed", "stage": 3},
+    )
+    simulated = zsim.simulate(short).trace
+    parts = step_breakdown(simulated).seconds
+    assert parts["allocator"] > 0
+    read = zsim.read_trace(write_chrome_trace(simulated, tmp_path / "trace.json.gz"))
+    assert step_breakdown(read.typical_step()).seconds == pytest.approx(parts, abs=1e-6)
+    again = zsim.replay(read)
+    for side in again.breakdowns().values():
+        assert side == pytest.approx(parts, abs=1e-6)
+    comparison = zsim.compare(simulated, read)
+    assert (comparison.verdict, comparison.differences) == ("pass", ())
+    assert "torch's allocator" in [metric.name for metric in comparison.clock.step]
+    (step,) = read.steps
+    middle = step.seconds / 2
+    late = replace(read, steps=(replace(step, start_seconds=middle),)).of_step(step.number).allocator_blocks
+    assert min(start for _, start, _ in late) >= 0
+    assert sum(end - start for _, start, end in late) == pytest.approx(
+        sum(end - max(start, middle) for _, start, end in read.allocator_blocks if end > middle)
+    )

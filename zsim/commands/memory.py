@@ -98,7 +98,13 @@ def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
     if not quiet:
         job = found.job
         print(f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {job.world_size:,} GPUs\n")
-        print("\n".join(profile_lines(found.profile, capacity_bytes=found.capacity_bytes, limit=limit)))
+        lines = profile_lines(
+            found.profile,
+            capacity_bytes=found.capacity_bytes,
+            limit=limit,
+            has_allocator=job.cluster.gpu.vendor != "cpu",
+        )
+        print("\n".join(lines))
     content = {"capacity_bytes": found.capacity_bytes, "fits": found.fits, **found.profile.to_dict()}
     if not found.fits:
         remedy = remedy_of(asked)
@@ -126,6 +132,8 @@ def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bo
         raise InputError(content[0]["error"])
     if not quiet and any(row.get("fits") is False for row in content):
         print("!  more than a GPU has" + ("; the step is as if it did fit" if by == "time" else ""))
+    if not quiet and by != "time" and any(row.get("fits") for row in content):
+        print("Judged by tensors; whether torch's allocator runs short, --by time marks (~)")
     if not quiet and "runs short" in found:
         print("~  torch's allocator runs short, which takes time (zsim run says more)")
     if not quiet and "may not fit" in found:

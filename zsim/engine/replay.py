@@ -7,7 +7,7 @@ when every replayed rank of its group has reached it, and takes what the fabric 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -67,6 +67,15 @@ class Lane:
         self.host_time = max(began, over + wait.own_seconds)
         if self.host_time > began and wait.info is not None:
             self.host_blocks.append((began, self.host_time, wait.info))
+
+    def in_allocator(self) -> Iterator[tuple[float, float]]:
+        """When the host was in torch's allocator; what it waits for there may take another time now."""
+        before = self.begin
+        for op, issue in zip(self.plan.ops[self.first :], self.issue[self.first :], strict=True):
+            for since, until in op.in_allocator:
+                if issue - until > before + since:
+                    yield before + since, issue - until
+            before = issue
 
     @property
     def step_seconds(self) -> float:
@@ -217,7 +226,11 @@ class Replayer:
         rows: list[tuple[int, int, float, float, float]] = []
         blocks: list[tuple[int, float, float, SpanInfo]] = []
         zero = min(lane.begin for lane in self.lanes.values())
+        in_allocator: list[tuple[int, float, float]] = []
         for rank, lane in self.lanes.items():
+            in_allocator += [
+                (rank, max(start - zero, 0.0), end - zero) for start, end in lane.in_allocator() if end > zero
+            ]
             indices = [index_of.setdefault(op.info, len(index_of)) for op in lane.plan.ops]
             issues = zip(lane.plan.ops, lane.issue, strict=True)
             issued = [time if op.is_issue_known else math.nan for op, time in issues]
@@ -245,6 +258,7 @@ class Replayer:
             step_seconds=max(seconds.values()),
             memory=None,
             host_blocks=host_blocks,
+            allocator_blocks=tuple(in_allocator),
             begins={rank: lane.begin - zero for rank, lane in self.lanes.items() if lane.begin > zero},
             steps=(),
             step_numbers=None,

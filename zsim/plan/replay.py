@@ -127,6 +127,7 @@ class _Reader:
         for op in ops:
             op.is_on_host = self.is_cpu and op.info.kind in _ON_HOST
         HostReader(self.issue, self.end, self._blocks()).add_to(plan, host_begin, host_end)
+        self._add_allocator(ops, host_begin)
         waits = self._explain(ops)
         for number, others in enumerate(waits):
             ops[number].after = self._last_of_each_stream(others)
@@ -181,6 +182,14 @@ class _Reader:
         """The host's waits in order, and what each was for."""
         rows = sorted(block[1:] for block in self.step.host_blocks if block[0] == self.rank)
         return deque((start, end, self.step.infos[info]) for start, end, info in rows)
+
+    def _add_allocator(self, ops: list[ReplayOp], begin: float) -> None:
+        """When the host was in torch's allocator, between the issue of two ops."""
+        for rank, start, end in self.step.allocator_blocks:
+            number = bisect_right(self.issue, start)
+            if rank == self.rank and number < len(ops):
+                since = start - (self.issue[number - 1] if number else begin)
+                ops[number].in_allocator += ((since, self.issue[number] - end),)
 
     def _stream_begins(self, begin: float) -> dict[str, float]:
         """When each stream is free: at the step's start, or before where it was already at work then."""

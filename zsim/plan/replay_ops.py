@@ -27,7 +27,9 @@ class ReplayOp:
 
     `recorded` is when it began and ended; `seconds` a kernel's length, or a collective's transfer;
     `host_seconds` what the host did before it issued the op, after what it waited for (`host_waits`);
-    `lag_seconds` what nothing explains. `is_issue_known`: whether its time of issue was recorded.
+    `in_allocator` when it was in torch's allocator then, which had run short: from so long after the issue
+    of the op before (the step's beginning) to so long before this one's. `lag_seconds` what nothing explains.
+    `is_issue_known`: whether its time of issue was recorded.
     `meeting` is (group, number) of a collective, the same on every rank that takes part.
     """
 
@@ -37,6 +39,7 @@ class ReplayOp:
     recorded: tuple[float, float]
     host_seconds: float = 0.0
     host_waits: tuple[HostWait, ...] = ()
+    in_allocator: tuple[tuple[float, float], ...] = ()
     after: tuple[int, ...] = ()
     lag_seconds: float = 0.0
     meeting: tuple[str, int] | None = None

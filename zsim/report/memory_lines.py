@@ -19,13 +19,19 @@ _OWNER_COLUMNS = 38
 _VARIANT_COLUMNS = 23
 
 
-def profile_lines(profile: MemoryProfile, *, capacity_bytes: int, limit: int = 12) -> Iterator[str]:
+def profile_lines(
+    profile: MemoryProfile, *, capacity_bytes: int, limit: int = 12, has_allocator: bool = True
+) -> Iterator[str]:
     """The peak, the highest of each phase, who holds it, and what stays for backward; `limit` rows each
-    (0: all)."""
+    (0: all). `has_allocator`: what fits is its tensors, in torch's allocator for GPUs, whose own verdict
+    takes a clock."""
     peak = profile.peak
-    verdict = "fits" if peak.total <= capacity_bytes else "DOES NOT FIT"
+    fits = "tensors fit" if has_allocator else "fits"
+    verdict = fits if peak.total <= capacity_bytes else "DOES NOT FIT"
     yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)} ({verdict}), {peak.phase}"
     yield f"      at '{_short(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
+    if verdict == "tensors fit":
+        yield "      Whether torch's allocator runs short, `zsim run` says."
     yield ""
     yield from _phase_lines(profile.phases)
     yield ""

@@ -30,15 +30,19 @@ def stall_rows(report: Report, section: OffloadSection) -> Iterator[tuple[str, s
 
 
 def range_sentence(report: Report, section: OffloadSection) -> str:
-    """The error bar of the step, with the grade behind it."""
+    """The error bar of the step, with the grade behind it, and how it differs from the range by validated
+    runs."""
     if section.range_seconds is None:
         return ""
     fast, slow = map(format_seconds, section.range_seconds)
     grade = report.evidence.get("offload", "assumed")
-    return (
+    said = (
         f"With PCIe, host memory, CPU and drives at the ends of what their evidence allows ({grade} at the "
-        f"weakest), the step takes {fast} to {slow}."
+        f"weakest), the step takes {fast} to {slow}"
     )
+    if report.validation is None:
+        return f"{said}."
+    return f"{said}; the step range (80 %) takes the file's numbers to be the machine's."
 
 
 def tier_rows(section: OffloadSection) -> Iterator[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from zsim.report.fit import fit_of
 from zsim.report.irregular_words import Words, irregular_tables
 from zsim.report.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.offload import OffloadSection
+from zsim.report.offload_page import range_sentence
 from zsim.report.report import Report
 from zsim.report.words import headline
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
@@ -72,8 +73,7 @@ def _parts(report: Report, is_plain: bool) -> Iterator[RenderableType]:
     if report.offload is not None:
         yield _offload(report, report.offload, is_plain)
         if report.offload.range_seconds is not None:
-            fast, slow = map(format_seconds, report.offload.range_seconds)
-            yield Text(f"The step, with inputs of offloading as they may be: {fast} to {slow}")
+            yield Text(range_sentence(report, report.offload))
     if report.cost is not None:
         yield _cost(report)
     yield _evidence(report)

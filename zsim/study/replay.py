@@ -51,7 +51,10 @@ class Replay:
         if self.rank < self.world_size:
             return self.replayed
         blocks = tuple((0, *block[1:]) for block in self.replayed.host_blocks)
-        return replace(self.replayed, ranks=self.replayed.ranks * 0, host_blocks=blocks)
+        asking = tuple((0, *block[1:]) for block in self.replayed.allocator_blocks)
+        return replace(
+            self.replayed, ranks=self.replayed.ranks * 0, host_blocks=blocks, allocator_blocks=asking
+        )
 
     def breakdowns(self) -> dict[str, dict[str, float]]:
         """Where the step goes, recorded and replayed: seconds by meaning."""

@@ -53,6 +53,7 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
     timed = [
         *events.steps(step),
         *events.launches(),
+        *events.in_allocator(),
         *events.phases(),
         *events.spans(),
         *events.memory(),

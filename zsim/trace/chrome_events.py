@@ -19,6 +19,8 @@ Event = dict[str, Any]
 
 _FIRST_STREAM, _SECOND_STREAM, _STREAM_STRIDE = 7, 20, 4  # the default stream is 7 in recorded traces
 _OFF_GPU_KINDS = frozenset({"cpu", "nvme_read", "nvme_write", "host"})
+ALLOCATOR = "allocator"  # the category of these events
+_RUNS_SHORT = "torch's allocator runs short"
 _COPIES = {"h2d": "Memcpy HtoD (Pinned -> Device)", "d2h": "Memcpy DtoH (Device -> Pinned)"}
 _HOST_PID = 100_000
 _LAUNCH_NANOSECONDS = 5_000  # a cudaLaunchKernel's usual time; the rest of issuing an op is Python's
@@ -194,6 +196,12 @@ class RankEvents:
             for _, start, end, _info in self.trace.host_blocks
         ]
         return sorted(program, key=lambda row: (row[1], row[0] == 0, row[0]))
+
+    def in_allocator(self) -> Iterator[Event]:
+        """On the host thread: where it was in torch's allocator, because that had run short."""
+        for _, start, end in self.trace.allocator_blocks:
+            begin, over = round(start * 1e9), round(end * 1e9)
+            yield _complete(ALLOCATOR, _RUNS_SHORT, self.host, self.host, begin, over, {"External id": 0})
 
     def memory(self) -> Iterator[Event]:
         """One counter per device, with a series per category: see [Note: peaks within an instant]."""

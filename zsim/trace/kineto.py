@@ -33,7 +33,7 @@ _CATEGORIES = {
     "kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset",
     "memset": "memset", "cuda_runtime": "runtime", "cuda_driver": "runtime", "runtime": "runtime",
     "hip_runtime": "runtime", "privateuse1_runtime": "runtime", "cpu_op": "op", "operator": "op",
-    "user_annotation": "annotation",
+    "user_annotation": "annotation", "allocator": "allocator",
 }  # fmt: skip
 _SYNCHRONIZE = re.compile(r"^(cuda|hip)\w*Synchronize$")
 _STEP = re.compile(r"^ProfilerStep#(\d+)")
@@ -72,7 +72,8 @@ class HostEvent:
 @dataclass
 class KinetoFile:
     """What is kept of a file. `launches` maps a correlation id to (start, end, thread); `ops` are the CPU ops
-    of each thread as flat arrays (start, end, name's number), `waits` when it made a stream wait."""
+    of each thread as flat arrays (start, end, name's number), `waits` when it made a stream wait,
+    `in_allocator` when zsim's host was in torch's allocator, which had run short."""
 
     path: Path
     head: Event
@@ -80,6 +81,7 @@ class KinetoFile:
     device_events: list[DeviceEvent] = field(default_factory=list)
     launches: dict[int, tuple[int, int, Thread]] = field(default_factory=dict)
     blocks: list[tuple[int, int, Thread]] = field(default_factory=list)
+    in_allocator: list[tuple[int, int]] = field(default_factory=list)
     waits: dict[Thread, list[int]] = field(default_factory=dict)
     comms: list[HostEvent] = field(default_factory=list)
     backend_ranges: list[HostEvent] = field(default_factory=list)
@@ -191,6 +193,11 @@ def _take_runtime(file: KinetoFile, event: Event, start: int, end: int) -> None:
         file.launches[correlation] = (start, end, _thread(event))
 
 
+def _take_allocator(file: KinetoFile, event: Event, start: int, end: int) -> None:
+    if file.is_from_zsim:
+        file.in_allocator.append((start, end))
+
+
 def is_synchronize(name: str) -> bool:
     """Whether a runtime call makes the host wait for the device."""
     return _SYNCHRONIZE.match(name) is not None
@@ -259,4 +266,5 @@ def note_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int
 _HANDLERS: dict[str, Callable[[KinetoFile, Event, int, int], None]] = {
     "kernel": _take_device_event, "memcpy": _take_device_event, "memset": _take_device_event,
     "runtime": _take_runtime, "op": _take_op, "annotation": _take_annotation,
+    "allocator": _take_allocator,
 }  # fmt: skip

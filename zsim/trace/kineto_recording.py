@@ -56,6 +56,7 @@ def fill(recording: Recording, file: KinetoFile) -> Recording:
     recording.sort()
     recording.host_blocks += [(start, end, None) for start, end, _ in file.blocks]
     recording.host_blocks.sort(key=lambda block: block[:2])
+    recording.allocator_blocks = sorted(file.in_allocator)
     recording.steps = _steps(file, recording)
     _add_memory(recording, file)
     _shift(recording, file.base)
@@ -137,4 +138,5 @@ def _shift(recording: Recording, base: int) -> None:
             column[row] = value + base if value >= 0 else value
     recording.steps = [(number, start + base, end + base) for number, start, end in recording.steps]
     recording.host_blocks = [(start + base, end + base, info) for start, end, info in recording.host_blocks]
+    recording.allocator_blocks = [(start + base, end + base) for start, end in recording.allocator_blocks]
     recording.memory = [(time + base, *rest) for time, *rest in recording.memory]  # type: ignore[misc]

@@ -52,6 +52,11 @@ def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
         step_seconds=typical,
         memory=_memory(ordered, shifts),
         host_blocks=blocks,
+        allocator_blocks=tuple(
+            (recording.rank, (start + shift) / 1e9, (end + shift) / 1e9)
+            for recording, shift in zip(ordered, shifts, strict=True)
+            for start, end in recording.allocator_blocks
+        ),
         metadata=metadata,
         steps=tuple(spans),
         **table.arrays(),

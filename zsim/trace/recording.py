@@ -24,9 +24,9 @@ class Recording:
     number that the backend gave a collective in its group (UNKNOWN without), `follows_wait` as in `Trace`.
     `steps` are the host's (number, start, end). `groups` maps a group's name to its ranks, as far as they are
     known. `memory` rows are (time, device, category, change of bytes, name), `host_blocks` (start, end, what
-    the host waited for, where that is known). `is_timed`: whether the ends of spans were recorded; a Flight
-    Recorder without timing only knows when collectives were issued. `clock_zero` is the epoch's time at the
-    clock's zero, where the clock is a machine's monotonic one.
+    the host waited for, where that is known), `allocator_blocks` as in `Trace`. `is_timed`: whether the ends
+    of spans were recorded; a Flight Recorder without timing only knows when collectives were issued.
+    `clock_zero` is the epoch's time at the clock's zero, where the clock is a machine's monotonic one.
     """
 
     path: Path
@@ -44,6 +44,7 @@ class Recording:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     memory: list[tuple[int, str, str, int, str]] = field(default_factory=list)
     host_blocks: list[tuple[int, int, SpanInfo | None]] = field(default_factory=list)
+    allocator_blocks: list[tuple[int, int]] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_timed: bool = True

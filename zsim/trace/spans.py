@@ -126,7 +126,8 @@ class Trace:
     A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: of a
     collective's time, what remains when waiting for the slowest rank is taken off (NaN for other spans).
     `follows_wait`: the host made a stream wait for another between the launch before and the span's own.
-    `allocator_blocks`: when a simulated host was in torch's allocator, because that had run short.
+    `allocator_blocks`: when a simulated host was in torch's allocator, because that had run short; traces
+    that zsim wrote have it too.
     `step_seconds` is then that of the typical step; `typical_step()` is what compares with a simulated one.
     """
 
@@ -182,6 +183,11 @@ class Trace:
             host_blocks=tuple(
                 (rank, max(start, zero) - zero, min(stop, end) - zero, info)
                 for rank, start, stop, info in self.host_blocks
+                if stop > zero and start < end
+            ),
+            allocator_blocks=tuple(
+                (rank, max(start, zero) - zero, min(stop, end) - zero)
+                for rank, start, stop in self.allocator_blocks
                 if stop > zero and start < end
             ),
             begins=begins,
