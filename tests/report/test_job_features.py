@@ -6,8 +6,10 @@ import pytest
 
 from zsim.report.job_features import job_features, network_fabric, node_fabric
 from zsim.specs.cluster_files import load_cluster
+from zsim.specs.experiment import STRATEGIES as KINDS
 from zsim.specs.experiment import Experiment
 from zsim.specs.resolve import resolve
+from zsim.validated.regimes import STRATEGIES
 
 
 def features(seconds: dict[str, float] | None = None, retries: float = 0, **changes: Any):
@@ -56,3 +58,13 @@ def test_a_job_on_one_node_has_its_links_and_one_on_several_its_network() -> Non
 def test_presets_say_what_joins_their_gpus(cluster, node, network) -> None:
     found = load_cluster(cluster)
     assert (node_fabric(found), network_fabric(found)) == (node, network)
+
+
+def test_gloo_joins_the_ranks_of_a_host_by_no_switch_of_a_gpus() -> None:
+    assert node_fabric(load_cluster("cpu-gloo")) == "the host's loopback under gloo"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_strategy_is_among_those_that_may_lack_a_run(kind) -> None:
+    stage = {"stage": 3} if kind in ("reference", "deepspeed") else {}
+    assert features(strategy={"kind": kind, **stage}).strategy in STRATEGIES

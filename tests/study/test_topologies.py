@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from zsim.specs.presets import topology_preset_names
-from zsim.study.topologies import compare_topologies, describe_topology
+from zsim.study.topologies import compare_topologies, describe_topology, undecided
 from zsim.study.topology_figures import drawing
 from zsim.study.topology_page import comparison_page, topology_page
 
@@ -72,3 +73,26 @@ def test_an_oversubscribed_fabric_is_slower_and_cheaper(tmp_path: Path) -> None:
     page = comparison_page([full, thin])
     assert "tree-8" in page
     assert "plot-heat" in page
+
+
+def step_of(cluster: str, seconds: float, gpu: str = "h100") -> SimpleNamespace:
+    experiment = {"cluster": {"gpu": {"name": gpu}}}
+    return SimpleNamespace(
+        cluster=cluster, report=SimpleNamespace(step_seconds=seconds, experiment=experiment)
+    )
+
+
+def test_clusters_are_undecided_only_if_no_two_of_them_can_be_told_apart() -> None:
+    """Networks differ by more than zsim errs from 1.22 times on: of neighbours 1.15 apart only those two."""
+    rows = [step_of("a", 1.0), step_of("b", 1.15), step_of("c", 1.3), step_of("d", 1.6)]
+    assert undecided(rows) == [
+        "a, b: no difference that zsim can tell.",
+        "b, c: no difference that zsim can tell.",
+    ]
+    assert undecided([rows[3], rows[0]]) == []
+
+
+def test_clusters_of_two_gpus_are_told_apart_no_better_than_two_networks() -> None:
+    same = [step_of("a", 1.0), step_of("b", 1.18)]
+    other = [step_of("a", 1.0), step_of("b", 1.18, "b200")]
+    assert undecided(same) == undecided(other) != []

@@ -89,3 +89,20 @@ def test_a_source_is_never_among_those_that_judge_it(make_run) -> None:
     ]
     scores = scores_without(runs)
     assert min(score for run, score in scores.items() if run.source == "bad") > 5
+
+
+def test_a_framework_without_a_run_is_named_and_all_that_no_run_at_all_has(make_run) -> None:
+    job = replace(FEATURES, framework="the reference engine", gpus=64, parameters=7 * 10**10)
+    assert sentences(job, [make_run("one", 0.0)]) == [
+        "no validated run of the reference engine",
+        "more GPUs than any validated run (16)",
+        "more parameters than any validated run (8e9)",
+    ]
+    assert "no validated run on several nodes" in sentences(job, [make_run("one", 0.0, nodes=1)])
+
+
+def test_a_gpu_that_only_another_framework_ran_on_is_named(make_run) -> None:
+    runs = [make_run("one", 0.0), make_run("two", 0.0, framework="DDP", gpu="b200-sxm-180gb")]
+    assert sentences(replace(FEATURES, gpu="b200-sxm-180gb"), runs) == [
+        "GPU b200-sxm-180gb without a validated run of FSDP"
+    ]

@@ -4,7 +4,16 @@ import pytest
 
 from zsim.validated import ratios
 from zsim.validated.features import ALLOCATOR
-from zsim.validated.ratios import ANY, KINDS, SHORT, can_tell, estimate_ratio_errors, kind_of, ratio_range
+from zsim.validated.ratios import (
+    ANY,
+    KINDS,
+    SHORT,
+    bound_of,
+    can_tell,
+    estimate_ratio_errors,
+    kind_of,
+    ratio_range,
+)
 from zsim.validated.runs import shipped_estimates
 
 
@@ -75,3 +84,18 @@ def test_pairs_of_a_source_are_judged_by_those_of_others(make_run) -> None:
     (found,) = ratios.ratio_coverage(runs)
     assert (found.kind, found.pairs, found.sources) == ("batch", 9, 9)
     assert found.covered == found.covered_by_source == pytest.approx(8 / 9)
+
+
+def test_what_differs_in_several_settings_is_no_better_known_than_in_one_of_them() -> None:
+    bounds = {"batch": 0.1, "strategy": 0.3, "network": 0.4, SHORT: 0.9, ANY: 0.2}
+    assert bound_of(["batch", "strategy"], bounds) == 0.3
+    assert bound_of(["batch", "training"], bounds | {"training": 0.1}) == 0.2
+    assert bound_of(["batch"], bounds) == 0.1
+    assert bound_of(["batch", SHORT], bounds) == 0.9
+
+
+def test_another_gpu_is_no_better_known_than_any_setting() -> None:
+    shipped = shipped_estimates()["ratios"]
+    settings = {kind: bound for kind, bound in shipped.items() if kind != SHORT}
+    for kinds in (["another model or GPU"], ["network", "GPU"]):
+        assert bound_of(kinds, shipped) == max(settings.values())

@@ -87,6 +87,8 @@ def _fabric(job: Job, network: str | None) -> str:
 def node_fabric(cluster: Cluster) -> str:
     """What joins the GPUs of a node."""
     backend = cluster.collectives.backend
+    if backend == "gloo":
+        return "the host's loopback under gloo"
     of = "" if backend == "nccl" else f" under {backend}"
     return _LINKS[cluster.node_link.kind] + of
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from zsim.specs.topology import Topology
 from zsim.specs.topology_graph import bisection_bandwidth
 from zsim.study.routings import NUM_DRAWS, Routing, compare_routings, routing_words
 from zsim.units import format_rate, format_seconds
-from zsim.validated.ratios import ANY, NO_DIFFERENCE, can_tell
+from zsim.validated.ratios import NO_DIFFERENCE, can_tell
 from zsim.validated.validation import validation_words
 
 _WIDTH = 80
@@ -207,19 +206,24 @@ def print_topology(facts: dict[str, Any]) -> None:
 
 
 def undecided(rows: Sequence[Comparison]) -> list[str]:
-    """A sentence for each group of clusters that zsim cannot tell apart: next to each other in order of their
-    steps."""
+    """A sentence for each group of clusters of which zsim can tell no two apart; none for a group that is
+    part of another. In order of their steps; a cluster may be in several groups."""
     order = sorted(rows, key=lambda row: row.report.step_seconds)
-    groups = [[row] for row in order[:1]]
-    for one, other in pairwise(order):
-        gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
-        kind = "network" if gpus[0] == gpus[1] else ANY
-        if can_tell(one.report.step_seconds, other.report.step_seconds, [kind]):
-            groups.append([other])
-        else:
-            groups[-1].append(other)
-    names = [", ".join(row.cluster for row in group) for group in groups if len(group) > 1]
-    return [f"{found}: {NO_DIFFERENCE}." for found in names]
+    groups: list[list[Comparison]] = []
+    for one in order:
+        groups.append([one])
+        for other in order[order.index(one) + 1 :]:
+            if not any(_is_told_apart(member, other) for member in groups[-1]):
+                groups[-1].append(other)
+    names = [[row.cluster for row in group] for group in groups if len(group) > 1]
+    whole = [own for own in names if not any(set(own) < set(other) for other in names)]
+    return [f"{', '.join(own)}: {NO_DIFFERENCE}." for own in whole]
+
+
+def _is_told_apart(one: Comparison, other: Comparison) -> bool:
+    gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
+    kinds = ["network"] if gpus[0] == gpus[1] else ["network", "GPU"]
+    return can_tell(one.report.step_seconds, other.report.step_seconds, kinds)
 
 
 def print_comparison(rows: Sequence[Comparison]) -> None:

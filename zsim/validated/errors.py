@@ -16,20 +16,22 @@ out (docs/accuracy.md), so coverage is measured, not proven, and holds for jobs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zsim.validated.features import Features
+from zsim.validated.features import KERNELS, Features
 from zsim.validated.runs import ValidatedRun
 
 LEVEL = 0.8  # of the intervals
-# A broader cell weighs as much as one more source of the one within it. With half to three times that weight
-# coverage is 85 to 88 % over rows and 75 to 81 % as the mean of sources; this stands in the middle of what is
-# wanted of rows, 75 to 90 %.
+# A broader cell weighs as much as one more source of the one within it. With half to twice that weight
+# coverage is 87 to 88 % over rows and 76 to 77 % as the mean of sources.
 BROADER = 1.0
+# Sources of a cell from which on it is trusted by itself. With 2 FSDP over several nodes is at 77 % and
+# Megatron at 57 %, with 3 at 78 and 86 %.
+ENOUGH = 3
 # Repeated, the same configuration gives steps that differ by this (MosaicML's, validation/published).
 REPEATS = 0.006
 
@@ -41,7 +43,23 @@ CELLS: tuple[_Key, ...] = (
     lambda f: (f.framework, f.is_several, f.binding, f.chip),
     lambda f: (f.framework, f.is_several, f.binding),
     lambda f: (f.framework, f.is_several),
+    lambda f: (f.is_several,),
     lambda f: (),
+)
+
+UNLIKE = 3  # from this cell on runs are not like the job
+
+# By the number of a cell that is leant on, the cells within it that a job is trusted no better than: another
+# chip's; where its own binding is little known, those bound by kernels, what zsim is best at; where its
+# framework is, the other frameworks'.
+_FRAMEWORK = 2
+_FRAMEWORKS: tuple[tuple[int, ...], Callable[[Features], bool]] = ((_FRAMEWORK,), lambda f: True)
+_WITHIN: tuple[tuple[tuple[int, ...], Callable[[Features], bool]], ...] = (
+    ((), lambda f: False),
+    ((0,), lambda f: True),
+    ((0, 1), lambda f: f.binding == KERNELS),
+    _FRAMEWORKS,
+    _FRAMEWORKS,
 )
 
 
@@ -62,19 +80,22 @@ class Errors:
         return min(low, -REPEATS), max(high, REPEATS)
 
 
-def errors_like(features: Features, runs: Sequence[ValidatedRun]) -> Errors:
-    """How the errors of `runs` say that zsim errs on a job with these features."""
+def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0) -> Errors:
+    """How the errors of `runs` say that zsim errs on a job with these features, by the cells from the
+    `first` on."""
     weights, opposite, rest = np.zeros(len(runs)), np.zeros(len(runs)), 1.0
     alike: tuple[ValidatedRun, ...] | None = None
     closest = len(CELLS) - 1
     for number, key in enumerate(CELLS):
+        if number < first:
+            continue
         wanted = key(features)
         inside = [index for index, run in enumerate(runs) if key(run.features) == wanted]
         if not inside:
             continue
         is_last = number == len(CELLS) - 1
         if alike is None:
-            alike, closest = (() if is_last else tuple(runs[index] for index in inside)), number
+            alike, closest = (() if number >= UNLIKE else tuple(runs[index] for index in inside)), number
         own, num_sources = weights_by_source([runs[index].source for index in inside])
         share = 1.0 if is_last else num_sources / (num_sources + BROADER)
         mirrored = 1 / (num_sources + 1)
@@ -86,15 +107,47 @@ def errors_like(features: Features, runs: Sequence[ValidatedRun]) -> Errors:
 
 
 def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Errors, tuple[float, float]]:
-    """The errors and their interval; a chip that no such run is of is trusted no better than any chip that
-    one is of."""
+    """The errors and their interval. A job whose closest cell has runs of fewer than `ENOUGH` sources is
+    trusted no better than the closest broader cell of enough, nor than cells of enough within that one
+    (`_WITHIN`), nor than other frameworks' jobs with a binding that its own has no run of."""
     errors = errors_like(features, runs)
     low, high = errors.interval()
-    if errors.cell == 1:
-        for gpu in sorted({run.features.chip for run in errors.alike}):
-            other = errors_like(replace(features, gpu=gpu), runs).interval()
-            low, high = min(low, other[0]), max(high, other[1])
+    for number, other in _broader(features, runs):
+        own = errors_like(other, runs, number).interval()
+        low, high = min(low, own[0]), max(high, own[1])
     return errors, (low, high)
+
+
+def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
+    """The number of the closest cell with runs of enough sources; of the last one, where none has."""
+    return next(
+        (
+            number
+            for number, key in enumerate(CELLS)
+            if len({run.source for run in runs if key(run.features) == key(features)}) >= ENOUGH
+        ),
+        len(CELLS) - 1,
+    )
+
+
+def _broader(features: Features, runs: Sequence[ValidatedRun]) -> list[tuple[int, Features]]:
+    """That cell and those within it, as the cell's number and features of a job in it; none where it is the
+    job's own."""
+    number = broader_cell(features, runs)
+    levels, holds = _WITHIN[number]
+    inside = [run for run in runs if CELLS[number](run.features) == CELLS[number](features)]
+    found = [(number, features)] if number else []
+    for level in levels:
+        cells = {CELLS[level](run.features): run.features for run in inside if holds(run.features)}
+        found += [(level, other) for other in cells.values() if broader_cell(other, inside) <= level]
+    if number == _FRAMEWORK and not any(_is_bound_alike(run.features, features) for run in inside):
+        bound = [run.features for run in runs if _is_bound_alike(run.features, features)]
+        found += [(_FRAMEWORK, other) for other in {job.framework: job for job in bound}.values()]
+    return found
+
+
+def _is_bound_alike(run: Features, job: Features) -> bool:
+    return (run.is_several, run.binding) == (job.is_several, job.binding)
 
 
 def weights_by_source(sources: Sequence[str]) -> tuple[Floats, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2, sqrt
 from typing import Any
 
@@ -42,7 +42,14 @@ class Respect:
 
 
 RESPECTS: Mapping[str, Respect] = {
-    "gpu": Respect(lambda job: True, lambda run, job: run.gpu == job.gpu, lambda job: job.gpu),
+    "framework": Respect(
+        lambda job: True, lambda run, job: run.framework == job.framework, lambda job: job.framework
+    ),
+    "gpu": Respect(
+        lambda job: True,
+        lambda run, job: run.framework == job.framework and run.gpu == job.gpu,
+        lambda job: (job.framework, job.gpu),
+    ),
     "fabric": Respect(
         lambda job: bool(job.fabric), lambda run, job: run.fabric == job.fabric, lambda job: job.fabric
     ),
@@ -75,34 +82,38 @@ RESPECTS: Mapping[str, Respect] = {
 def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapolation]:
     """What no run vouches for, in the order of `RESPECTS`."""
     known = [run.features for run in runs]
-
-    def lacks(respect: str) -> bool:
-        own = RESPECTS[respect]
-        return own.applies(job) and not any(own.holds(run, job) for run in known)
-
-    found = []
-    if lacks("gpu"):
-        found.append(Extrapolation("gpu", f"GPU {job.gpu} without a validated run"))
-    if lacks("fabric"):
-        found.append(Extrapolation("fabric", f"{job.fabric} without a validated run"))
-    if lacks("strategy"):
-        found.append(Extrapolation("strategy", f"{job.strategy} without a validated run"))
     own = [run for run in known if run.framework == job.framework]
-    if own and lacks("several nodes"):
-        found.append(Extrapolation("several nodes", f"no validated run of {job.framework} on several nodes"))
+    found = []
+
+    def lacks(respect: str, among: Sequence[Features]) -> bool:
+        one = RESPECTS[respect]
+        return one.applies(job) and not any(one.holds(run, job) for run in among)
+
+    def add(respect: str, sentence: str, steps: float = 1.0) -> None:
+        found.append(Extrapolation(respect, sentence, steps))
+
+    if not own:
+        add("framework", f"no validated run of {job.framework}")
+        # Judged by all others', it is further than those in what it would be further in as one of them.
+        own = [replace(run, framework=job.framework) for run in known]
+    if lacks("gpu", own):
+        of = f" of {job.framework}" if any(run.gpu == job.gpu for run in known) else ""
+        add("gpu", f"GPU {job.gpu} without a validated run{of}")
+    if lacks("fabric", known):
+        add("fabric", f"{job.fabric} without a validated run")
+    if lacks("strategy", known):
+        add("strategy", f"{job.strategy} without a validated run")
+    of = f" of {job.framework}" if any(run.framework == job.framework for run in known) else ""
+    if lacks("several nodes", own):
+        add("several nodes", f"no validated run{of} on several nodes")
     for respect, what in (("gpus", "more GPUs"), ("parameters", "more parameters")):
         most = max((getattr(run, respect) for run in own), default=0)
         if most and getattr(job, respect) > most:
             doublings = log2(getattr(job, respect) / most)
-            sentence = f"{what} than any validated run of {job.framework} ({_count(most)})"
-            found.append(Extrapolation(respect, sentence, doublings))
-    if any(_same_kind(run, job) for run in known) and lacks("binding"):
+            add(respect, f"{what} than any validated run{of} ({_count(most)})", doublings)
+    if any(_same_kind(run, job) for run in own) and lacks("binding", own):
         where = "several nodes" if job.is_several else "one node"
-        found.append(
-            Extrapolation(
-                "binding", f"no validated run of {job.framework} on {where} is bound by {job.binding}"
-            )
-        )
+        add("binding", f"no validated run{of} on {where} is bound by {job.binding}")
     return found
 
 

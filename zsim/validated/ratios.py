@@ -51,6 +51,16 @@ def _bounds(pairs: Sequence[Pair]) -> dict[str, float]:
     return {kind: _quantile(own[kind], every) for kind in KINDS}
 
 
+def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
+    """Of the settings (or `SHORT`) that differ: what differs in several is trusted no better than what
+    differs in one of them, and what differs in something that no pair does, no better than any setting."""
+    names = list(kinds)
+    if SHORT not in names and (kind := kind_of(names)) != ANY:
+        return bounds[kind]
+    single = names if set(names) <= {*SETTINGS, SHORT} else [*SETTINGS, *names]
+    return max(bounds[name] for name in (ANY, *single) if name in bounds)
+
+
 @dataclass(frozen=True, slots=True)
 class RatioCoverage:
     """Of the pairs that differ by `kind`: how far off `LEVEL` of them are, and the part that was within that
@@ -74,7 +84,8 @@ def ratio_coverage(runs: Sequence[ValidatedRun]) -> list[RatioCoverage]:
         for pair in pairs:
             if pair.source == source:
                 by_source = inside.setdefault(pair.kind, {})
-                by_source.setdefault(source, []).append(pair.error <= others[pair.kind])
+                differ = (SHORT,) if pair.kind == SHORT else pair.settings
+                by_source.setdefault(source, []).append(pair.error <= bound_of(differ, others))
     return [
         RatioCoverage(
             kind,
@@ -97,6 +108,7 @@ class Pair:
     kind: str
     source: str
     error: float
+    settings: tuple[str, ...] = ()
 
 
 def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[Pair]:
@@ -110,7 +122,7 @@ def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[Pair]:
             if kinds:
                 is_short = ALLOCATOR in (one.features.binding, other.features.binding)
                 kind = SHORT if is_short else kind_of(kinds)
-                yield Pair(kind, source, abs(one.error - other.error))
+                yield Pair(kind, source, abs(one.error - other.error), tuple(kinds))
 
 
 def kind_of(kinds: Iterable[str]) -> str:
@@ -136,9 +148,7 @@ def _quantile(own: Sequence[Pair], every: Sequence[Pair]) -> float:
 
 def ratio_range(ratio: float, kinds: Iterable[str]) -> tuple[float, float]:
     """Between what the ratio of two steps lies with 80 %, where `kinds` of `SETTINGS` (or `SHORT`) differ."""
-    names = list(kinds)
-    kind = SHORT if SHORT in names else kind_of(names)
-    bound = shipped_estimates()["ratios"][kind]
+    bound = bound_of(kinds, shipped_estimates()["ratios"])
     return ratio * exp(-bound), ratio * exp(bound)
 
 

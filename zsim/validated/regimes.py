@@ -8,11 +8,15 @@ from zsim.validated.coverage import Coverage, Judged, coverage_of
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, validated_runs
 
-# Strategies that zsim simulates, as `strategy_name` has them.
+# Strategies that zsim simulates, as `strategy_name` has them; some of them with their states in the host's
+# memory or on NVMe as well.
+_OFFLOADING = ("FSDP1", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 STRATEGIES = (
     "DDP", "FSDP1", "FSDP1 SHARD_GRAD_OP", "FSDP2", "HSDP", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3",
     "ZeRO-3 + hpZ", "ZeRO-3 + qwZ", "ZeRO-3 + qgZ", "ZeRO-3 + hpZ + qwZ + qgZ", "MiCS",
-    "FSDP1 offloaded", "FSDP2 offloaded", "ZeRO-1 offloaded", "ZeRO-2 offloaded", "ZeRO-3 offloaded",
+    "Megatron DDP", "Megatron, distributed optimizer",
+    *(f"ZeRO stage {stage}, the reference engine" for stage in range(4)),
+    *(f"{name} offloaded" for name in _OFFLOADING),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, expm1
 from typing import Any
 
-from zsim.validated.errors import CELLS, interval_like
+from zsim.validated.errors import CELLS, UNLIKE, broader_cell, interval_like
 from zsim.validated.extrapolation import extrapolations, stretch_of
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs, without_source
@@ -30,6 +30,7 @@ class Validation:
     worst_absolute_error: float | None
     extrapolates: tuple[str, ...]
     features: Features
+    runs_less_alike: int = 0  # that it leans on, where the alike are of too few sources
 
     def range_of(self, step_seconds: float) -> tuple[float, float]:
         """The interval of a step that is predicted to take so long."""
@@ -41,6 +42,7 @@ class Validation:
             "regime": self.regime,
             "runs": self.runs,
             "sources": self.sources,
+            "runs_less_alike": self.runs_less_alike,
             "mean_absolute_error": self.mean_absolute_error,
             "worst_absolute_error": self.worst_absolute_error,
             "extrapolates": list(self.extrapolates),
@@ -71,12 +73,19 @@ def validation_of(
         max(absolute, default=None),
         tuple(one.sentence for one in beyond),
         features,
+        _less_alike(features, runs, len(errors.alike)),
     )
+
+
+def _less_alike(features: Features, runs: Sequence[ValidatedRun], alike: int) -> int:
+    """Of the cell that the interval is no narrower than, the runs that are not like the job."""
+    key = CELLS[broader_cell(features, runs)]
+    return max(0, sum(key(run.features) == key(features) for run in runs) - alike)
 
 
 def regime_of(features: Features, cell: int = 0) -> str:
     """What a cell's runs have in common: "FSDP, several nodes, H100, bound by kernels"."""
-    if cell == len(CELLS) - 1:
+    if cell >= UNLIKE:
         return "no validated run is like it"
     words = [features.framework, "several nodes" if features.is_several else "one node"]
     if cell == 0:
@@ -102,4 +111,5 @@ def validation_words(validation: Validation, step_seconds: float) -> str:
     said = f"{range_words(validation.range_of(step_seconds))} (80 %), by "
     if not validation.runs:
         return said + "runs that are not like it"
-    return said + f"{validation.runs:,} run{'s' if validation.runs > 1 else ''} like it"
+    said += f"{validation.runs:,} run{'s' if validation.runs > 1 else ''} like it"
+    return said + (f" and {validation.runs_less_alike:,} less alike" if validation.runs_less_alike else "")

@@ -16,7 +16,8 @@ _HEAD = """\
 """
 _RATIOS = """
 # How far the logarithm of a ratio of two steps is off, for 80 % of pairs of runs of one source on one GPU
-# that differ in one setting (zsim/validated/ratios.py).
+# that differ in one setting; what differs in several is at least as far off as each of them
+# (zsim/validated/ratios.py).
 """
 
 
