@@ -57,9 +57,7 @@ class Step:
         return None if self.before is None else 1 - self.after.seconds / self.before.seconds
 
 
-def explain(
-    evaluator: Evaluator, given: Candidate, measured: Measured | None, best: Candidate
-) -> list[Step]:
+def explain(evaluator: Evaluator, given: Candidate, measured: Measured | None, best: Candidate) -> list[Step]:
     """The steps from `given`, as `measured` (None: it does not fit), to what `best` gains."""
     left = differing_axes(given, best)
     current, before = given, measured
