@@ -129,6 +129,31 @@ def test_nothing_helps_states_that_no_switch_makes_smaller(make_tiny: Tiny) -> N
     assert remedy_of(make_tiny({"kind": "ddp"}, memory="1.46 GB")) is None
 
 
+@pytest.mark.parametrize(
+    ("strategy", "change"),
+    [
+        ({"kind": "deepspeed", "stage": 0}, "strategy.stage = 2"),
+        ({"kind": "deepspeed", "config": {"zero_optimization": {"stage": 0}, "bf16": {"enabled": True}}},
+         "strategy.config.zero_optimization.stage = 2"),
+        ({"kind": "megatron"}, "strategy.distributed_optimizer = true"),
+        ({"kind": "fsdp1", "sharding_strategy": "NO_SHARD"}, "strategy.sharding_strategy = "),
+    ],
+)  # fmt: skip
+def test_states_that_do_not_fit_are_sharded(make_tiny: Tiny, strategy: dict[str, Any], change: str) -> None:
+    """16 bytes or more for each of 309 million parameters are 4.9 GB, and the GPU has 3.5 GB for them."""
+    wide = {"model.n_embd": 2048, "model.n_layer": 6}
+    given = changed(make_tiny(strategy, memory="5.2 GB", nodes=1, micro_batch_size=1), wide)
+    assert not fits(given)
+    finding = zsim.simulate(given).report.out_of_memory
+    assert finding is not None
+    assert finding.remedy is not None
+    assert change.partition(" = ")[0] in finding.remedy.overrides
+    after = zsim.simulate(changed(given, finding.remedy.overrides)).report
+    assert after.fits
+    assert after.peaks["gpu"].total == finding.remedy.gpu_peak_bytes
+    assert change.removeprefix("strategy.config.") in " ".join(missing_memory(finding).split())
+
+
 def test_tune_names_the_switch_that_it_was_to_leave_alone(make_tiny: Tiny) -> None:
     given = changed(make_tiny({"kind": "fsdp2"}, memory="5 GB", **ALONE), WORDY)
     with pytest.raises(InputError) as refused:
@@ -143,7 +168,8 @@ def test_tune_names_the_switch_that_it_was_to_leave_alone(make_tiny: Tiny) -> No
 def test_the_memory_command_names_it_too(tmp_path: Path) -> None:
     """A 13B model's states fit on 8 GPUs of 40 GB, its activations not."""
     words = ["memory", "--model", "llama-2-13b", "--cluster", "dgx-a100-40gb", "--nodes", "1", "--set",
-             "strategy.kind=fsdp2", "--set", "training.sequence_length=2048"]  # fmt: skip
+             "strategy.kind=fsdp2", "--set", "training.sequence_length=2048", "--set",
+             "training.activation_checkpointing=none"]  # fmt: skip
     path = tmp_path / "memory.json"
     result = CliRunner().invoke(app, [*words, "--json", str(path)])
     assert result.exit_code == 1

@@ -1,6 +1,7 @@
 """What a search varies: one `Axis` per decision, as data, so that another decision is another entry.
 
-`STRUCTURE` decides what is kept where and in which pieces the batch comes; every combination is looked at.
+`STRUCTURE` decides what is kept where and in which pieces the batch comes; every combination is looked at,
+but for the loss: it is varied of the best few, and where memory asks for it (`zsim.study.tune.losses`).
 `DETAILS` are sizes and switches that move a good structure by a little; they are refined one after the other.
 """
 
@@ -251,6 +252,7 @@ def _reductions(base: Base, chosen: Chosen) -> Iterable[Choice]:
 
 
 FSDP = ("fsdp1", "fsdp2")
+LOSSES = Axis("cross-entropy", _losses, ("ddp", "deepspeed", *FSDP))
 STRUCTURE: tuple[Axis, ...] = (
     Axis("stage", _stages, ("deepspeed",)),
     Axis("offload", _offloads, ("deepspeed",)),
@@ -261,7 +263,7 @@ STRUCTURE: tuple[Axis, ...] = (
     Axis("reshard", _reshards, ("fsdp2",)),
     Axis("offload", _host_offload, ("fsdp2",)),
     Axis("checkpointing", _checkpointings),
-    Axis("cross-entropy", _losses, ("ddp", "deepspeed", *FSDP)),
+    LOSSES,
     Axis("micro-batch", _micro_batches),
     Axis("no_sync", _reductions, FSDP),
 )

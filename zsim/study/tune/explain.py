@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from zsim.study.differences import is_told_apart
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured
@@ -34,31 +35,39 @@ class Change:
 
 @dataclass(frozen=True)
 class Step:
-    """Changes that are made together, and the step's time before and after; `before_seconds` is None where
-    what was there did not fit."""
+    """Changes that are made together, and the step before and after; `before` is None where what was there
+    did not fit."""
 
     changes: tuple[Change, ...]
-    before_seconds: float | None
+    before: Measured | None
     after: Measured
+
+    @property
+    def before_seconds(self) -> float | None:
+        return None if self.before is None else self.before.seconds
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether zsim can tell that it gains."""
+        return self.before is None or is_told_apart(self.after.row, self.before.row)
 
     @property
     def gain_fraction(self) -> float | None:
         """Of the time before."""
-        return None if self.before_seconds is None else 1 - self.after.seconds / self.before_seconds
+        return None if self.before is None else 1 - self.after.seconds / self.before.seconds
 
 
-def explain(
-    evaluator: Evaluator, given: Candidate, given_seconds: float | None, best: Candidate
-) -> list[Step]:
-    """The steps from `given` (None seconds: it does not fit) to what `best` gains."""
+def explain(evaluator: Evaluator, given: Candidate, measured: Measured | None, best: Candidate) -> list[Step]:
+    """The steps from `given`, as `measured` (None: it does not fit), to what `best` gains."""
     left = differing_axes(given, best)
-    current, seconds = given, given_seconds
+    current, before = given, measured
     asked = given  # with nothing said that is so by default
     for name, choice in best.choices.items():
         if name not in left:  # said aloud, because what is so by default may follow from what changes
             current = current.with_choice(name, choice, given.number)
     steps: list[Step] = []
     while left:
+        seconds = None if before is None else before.seconds
         chosen = _best_change(evaluator, current, seconds, best, left)
         if chosen is None:
             break
@@ -71,8 +80,8 @@ def explain(
         for name in names:
             asked = asked.with_choice(name, best.choices[name], given.number)
         asked, more = _with_what_followed(asked, after.candidate)
-        steps.append(Step((*changes, *more), seconds, after))
-        current, seconds = after.candidate, after.seconds
+        steps.append(Step((*changes, *more), before, after))
+        current, before = after.candidate, after
         left = [name for name in left if name not in names]
     return steps
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zsim.study.tune.axes import LOSSES
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, Memory
 from zsim.study.tune.explain import differing_axes
 from zsim.study.tune.goals import Space
+from zsim.study.tune.losses import but_for_loss, by_loss, with_best_loss
 from zsim.study.tune.refine import refine
 from zsim.study.tune.search import Found, search
 
 _CLOSE = 1.03  # another structure within this of the best is refined too
+_FEW = 3  # at least so many of the best get the loss that suits them, however few are asked for
 _LONGEST = 64  # micro-batches of a step that is simulated whole, to verify it
 
 
@@ -63,7 +66,7 @@ class Look:
     def at(self, space: Space) -> Looked:
         """The best that fit, also by a simulation of the whole step; see [Note: only the whole step shows
         it]. What is found to run out is known to the evaluator, so that a second search goes past it."""
-        found = search(self.evaluator, space.candidates, objective=space.objective, count=self.count)
+        found = self._searched(space)
         compared: list[Measured] = []
         if self.is_compared:
             given, _ = measured_given(self.evaluator, self.given)
@@ -72,15 +75,33 @@ class Look:
         best = self._verified([*self._refined(found, space, measured), *compared], space)
         while best and best[0].may_run_out and found.best and not found.best[0].may_run_out:
             self._verified(found.best, space)
-            found = search(self.evaluator, space.candidates, objective=space.objective, count=self.count)
+            found = self._searched(space)
             measured += [m for m in found.measured if m.candidate not in [one.candidate for one in measured]]
-            best = self._verified([*found.best, *compared], space)
-        return Looked(space, found, best, [*measured, *compared])
+            best = self._verified([*self._with_losses(found, space, measured), *compared], space)
+        return Looked(space, found, self._one_of_each(best), [*measured, *compared])
+
+    def _searched(self, space: Space) -> Found:
+        first, instead = by_loss(space.candidates)
+        return search(self.evaluator, first, objective=space.objective, count=self.count, instead=instead)
+
+    def _with_losses(self, found: Found, space: Space, measured: list[Measured]) -> list[Measured]:
+        few = _ranked(found.measured, space)[: max(self.count, _FEW)]
+        better, seen = with_best_loss(self.evaluator, few, space.objective)
+        measured += seen
+        return _ranked(better, space)
+
+    def _one_of_each(self, ranked: Sequence[Measured]) -> list[Measured]:
+        """Of those that differ in nothing but the loss, the first."""
+        found: dict[str, Measured] = {}
+        for measured in ranked:
+            is_given = measured.candidate is self.given or _is_but_for_loss(self.given, measured.candidate)
+            found.setdefault("given" if is_given else but_for_loss(measured.candidate), measured)
+        return list(found.values())
 
     def _refined(self, found: Found, space: Space, measured: list[Measured]) -> list[Measured]:
-        best = list(found.best)
+        best = self._with_losses(found, space, measured)
         worths = [m.worth(space.objective) for m in best]
-        for place, start in enumerate(found.best[:2]):
+        for place, start in enumerate(best[:2]):
             if worths[place] > _CLOSE * worths[0]:
                 continue
             better, seen = refine(self.evaluator, start, objective=space.objective, keep=self.keep)
@@ -99,6 +120,11 @@ class Look:
                 break
             ranked = _ranked(ranked, space)
         return ranked
+
+
+def _is_but_for_loss(given: Candidate, candidate: Candidate) -> bool:
+    """Whether a candidate is the given configuration, whatever its loss."""
+    return candidate.base is given.base and set(differing_axes(given, candidate)) <= {LOSSES.name}
 
 
 def measured_given(evaluator: Evaluator, candidate: Candidate) -> tuple[Measured | None, Memory | None]:

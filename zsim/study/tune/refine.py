@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zsim.study.tune.axes import DETAILS, Axis
 from zsim.study.tune.candidates import Candidate
@@ -33,7 +34,7 @@ def refine(
                 return best, seen
             if axis.name in keep:
                 continue
-            tried = _try(evaluator, best, axis)
+            tried = variations(evaluator, best, axis)
             seen += tried
             fast = min(tried, key=lambda m: m.worth(objective), default=best)
             if fast.worth(objective) < best.worth(objective) * (1 - WORTH):
@@ -43,12 +44,16 @@ def refine(
     return best, seen
 
 
-def _try(evaluator: Evaluator, best: Measured, axis: Axis) -> list[Measured]:
+def variations(
+    evaluator: Evaluator, best: Measured, axis: Axis, only: Mapping[str, Any] | None = None
+) -> list[Measured]:
+    """`best` with every other choice of an axis (that sets `only` these, where given) that fits and could be
+    faster, simulated."""
     candidate = best.candidate
     options: list[Candidate] = [
         candidate.with_choice(axis.name, choice, candidate.number)
         for choice in axis.of(candidate.base, candidate.overrides)
-        if candidate.choices.get(axis.name) != choice
+        if candidate.choices.get(axis.name) != choice and (not only or choice.overrides == only)
     ]
     options = [option for option in options if evaluator.bound(option) is not None]
     memories = evaluator.memory(options)

@@ -1,7 +1,7 @@
 """What makes a job fit that does not: the cheapest switch that its program has, simulated.
 
-Looked at are checkpointing, the loss, offloading and smaller micro-batches: one of them alone, and where none
-is enough, two together, and so on.
+Looked at are sharding, checkpointing, the loss, offloading and smaller micro-batches: one of them alone, and
+where none is enough, two together, and so on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zsim.plan.make import make_plan
 from zsim.report.memory import Remedy
 from zsim.specs.experiment import DeepSpeedTable, Experiment
 from zsim.specs.resolve import resolve
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, Axis, Choice
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, Axis, Choice, stage_of
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds
 from zsim.study.tune.candidates import Candidate
@@ -25,7 +25,9 @@ from zsim.study.tune.evaluate import Evaluator, Measured, few_micro_batches
 from zsim.study.tune.tellings import script_changes
 
 _MOST_SIMULATED = 3
-AXES = ("checkpointing", "cross-entropy", "offload", "micro-batch")
+_SHARDING = ("stage", "optimizer", "sharding", "reshard")
+AXES = (*_SHARDING, "checkpointing", "cross-entropy", "offload", "micro-batch")
+_OF_TABLE = {STAGE: "strategy.stage"}  # of a stage alone, without a JSON
 _IN_JSON = {
     MICRO_BATCH: "strategy.config.train_micro_batch_size_per_gpu",
     ACCUMULATION: "strategy.config.gradient_accumulation_steps",
@@ -51,9 +53,9 @@ def remedy_from(experiment: Experiment, given: Candidate, measured: Measured) ->
     for key, value in measured.candidate.overrides.items():
         if value == value_of(given.base, {}, key):
             continue
-        shown = _IN_JSON.get(key, key) if is_in_json else key
+        shown = (_IN_JSON if is_in_json else _OF_TABLE).get(key, key)
         changes[shown] = value
-        if shown != key and getattr(training, key.rpartition(".")[2]) is not None:
+        if is_in_json and shown != key and getattr(training, key.rpartition(".")[2]) is not None:
             changes[key] = value  # said in both
         said.append(f"{_short(shown)} = {_word(value)}")
     words = " and ".join(said)
@@ -77,10 +79,18 @@ def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
     axes = [axis for axis in STRUCTURE if axis.name in AXES]
     single = [look for one in _singles(given, axes) if (look := _look(evaluator, one)) is not None]
     for looks in chain([single], _together(evaluator, given, single)):
-        best = _shortest(evaluator, [look for look in looks if look.fits])
+        best = _shortest(evaluator, _needed([look for look in looks if look.fits]))
         if best is not None:
             return best
     return None
+
+
+def _needed(fitting: Sequence[_Look]) -> list[_Look]:
+    """Without those that change all that another changes, and more."""
+    changes = [{(key, str(value)) for key, value in look.candidate.overrides.items()} for look in fitting]
+    return [
+        look for look, own in zip(fitting, changes, strict=True) if not any(other < own for other in changes)
+    ]
 
 
 def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None:
@@ -116,7 +126,7 @@ def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
 
 
 def _singles(given: Candidate, axes: Sequence[Axis]) -> Iterator[Candidate]:
-    """The given job with one axis changed; micro-batches only smaller."""
+    """The given job with one axis changed; micro-batches only smaller, stages only higher."""
     for axis in axes:
         for choice in axis.of(given.base, {}):
             changes = {
@@ -124,8 +134,9 @@ def _singles(given: Candidate, axes: Sequence[Axis]) -> Iterator[Candidate]:
                 for key, value in choice.overrides.items()
                 if value != value_of(given.base, {}, key)
             }
-            size = changes.get(MICRO_BATCH)
-            if changes and not (size is not None and size > given.base.job.training.micro_batch_size):
+            is_larger = changes.get(MICRO_BATCH, 0) > given.base.job.training.micro_batch_size
+            is_lower = STAGE in changes and changes[STAGE] < stage_of(given.base, {})
+            if changes and not is_larger and not is_lower:
                 yield given.with_choice(axis.name, replace(choice, overrides=changes), -1)
 
 

@@ -86,6 +86,7 @@ def _table(tuned: Tuned) -> Iterator[str]:
     if tuned.given is not None and all(m.candidate is not tuned.given.candidate for m in tuned.best):
         yield _row("-", tuned.given)
         yield from wrapped("as given", indent=4)
+        yield from wrapped(row_words(tuned.given.row, tuned.best[0].row), indent=4)
         yield from wrapped(limits_of(tuned.given), indent=4)
 
 
@@ -106,17 +107,18 @@ def label_of(measured: Measured) -> str:
 def _changes(tuned: Tuned) -> Iterator[str]:
     yield "What to change, in order of gain, each simulated:"
     for number, step in enumerate(tuned.steps, 1):
-        yield f"{number:>3} {step_words(step)}"
+        yield from wrapped(f"{number:>3} {step_words(step)}", indent=4, first=0)
         for change in step.changes:
             yield from wrapped(change_words(change), indent=4)
 
 
 def step_words(step: Step) -> str:
-    """E.g. "1.98 s -> 575.5 ms, 71.0 % less"."""
+    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and whether zsim can tell that it is."""
     after = format_seconds(step.after.seconds)
     if step.before_seconds is None or step.gain_fraction is None:
         return f"does not fit -> {after}"
-    return f"{format_seconds(step.before_seconds)} -> {after}, {percent(step.gain_fraction)} less"
+    said = f"{format_seconds(step.before_seconds)} -> {after}, {percent(step.gain_fraction)} less"
+    return said if step.is_told_apart else f"{said}: {NO_DIFFERENCE}"
 
 
 def change_words(change: Change) -> str:
@@ -184,6 +186,7 @@ def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
                 "before_seconds": step.before_seconds,
                 "after_seconds": step.after.seconds,
                 "gain_fraction": step.gain_fraction,
+                "is_told_apart": step.is_told_apart,
             }
             for step in tuned.steps
         ],

@@ -8,7 +8,7 @@ could beat the best even with all communication hidden: then it is the best of e
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zsim.study.tune.bounds import Bound
@@ -50,23 +50,35 @@ class Found:
 
 
 def search(
-    evaluator: Evaluator, candidates: Sequence[Candidate], *, objective: Objective = fastest, count: int = 5
+    evaluator: Evaluator,
+    candidates: Sequence[Candidate],
+    *,
+    objective: Objective = fastest,
+    count: int = 5,
+    instead: Mapping[int, Candidate] | None = None,
 ) -> Found:
     """The best that fits first, and the next best of what was looked at; ties in the order of the space.
 
-    The first is what simulating every candidate would give; at least `count` are simulated.
+    The first is what simulating every candidate would give; at least `count` are simulated. `instead`: by
+    number, the candidate that takes the place of one that does not fit. Where torch may have no room for a
+    candidate, the other is looked at beside it, and counts as one more.
     """
     found = Found([], num_candidates=len(candidates))
-    queue = _bounded(evaluator, candidates, objective, found)
+    instead = instead or {}
+    queue = _bounded(evaluator, candidates, objective, found, instead)
+    heapq.heapify(queue)
     while queue and (len(found.measured) < count or queue[0].worth < found.best[0].worth(objective)):
         wave = _next_wave(queue)
         if wave[0].is_checked:
-            _simulate(evaluator, wave, found)
+            others = _simulate(evaluator, wave, found, instead)
+            found.num_candidates += len(others)
+            for entry in _bounded(evaluator, others, objective, found, instead):
+                heapq.heappush(queue, entry)
             found.best = sorted(found.measured, key=lambda m: (m.worth(objective), m.candidate.number))[
                 :count
             ]
         else:
-            for entry in _checked(evaluator, wave, objective, found):
+            for entry in _checked(evaluator, wave, objective, found, instead):
                 heapq.heappush(queue, entry)
     found.num_too_slow = len(queue)
     return found
@@ -84,11 +96,19 @@ class _Entry:
 
 
 def _bounded(
-    evaluator: Evaluator, candidates: Sequence[Candidate], objective: Objective, found: Found
+    evaluator: Evaluator,
+    candidates: Sequence[Candidate],
+    objective: Objective,
+    found: Found,
+    instead: Mapping[int, Candidate],
 ) -> list[_Entry]:
+    """Those that may fit; each that does not, replaced where it can be."""
     queue = []
-    for candidate in candidates:
-        bound = evaluator.bound(candidate)
+    for first in candidates:
+        candidate, bound = first, evaluator.bound(first)
+        while bound is not None and evaluator.is_too_large(candidate, bound) and candidate.number in instead:
+            candidate = instead[candidate.number]
+            bound = evaluator.bound(candidate)
         if bound is None:
             found.num_refused += 1
         elif evaluator.is_too_large(candidate, bound):
@@ -96,7 +116,6 @@ def _bounded(
         else:
             worth = objective(bound.seconds, candidate.base.world_size) * _SLACK
             queue.append(_Entry(worth, candidate.number, False, candidate, bound))
-    heapq.heapify(queue)
     return queue
 
 
@@ -109,26 +128,49 @@ def _next_wave(queue: list[_Entry]) -> list[_Entry]:
 
 
 def _checked(
-    evaluator: Evaluator, wave: Sequence[_Entry], objective: Objective, found: Found
+    evaluator: Evaluator,
+    wave: Sequence[_Entry],
+    objective: Objective,
+    found: Found,
+    instead: Mapping[int, Candidate],
 ) -> Iterator[_Entry]:
-    """Those that fit, with what their plans say."""
-    possible = [entry for entry in wave if not evaluator.is_too_large(entry.candidate, entry.bound)]
-    found.num_too_large += len(wave) - len(possible)
+    """Those that fit, with what their plans say, and what takes the place of the others."""
+
+    def other(entry: _Entry) -> list[_Entry]:
+        number = entry.candidate.number
+        if number in instead:
+            return _bounded(evaluator, [instead[number]], objective, found, instead)
+        found.num_too_large += 1
+        return []
+
+    possible = []
+    for entry in wave:
+        if evaluator.is_too_large(entry.candidate, entry.bound):
+            yield from other(entry)
+        else:
+            possible.append(entry)
     memories = evaluator.memory([entry.candidate for entry in possible])
     for entry, memory in zip(possible, memories, strict=True):
         if memory is None:
             found.num_refused += 1
         elif not evaluator.fits(memory):
-            found.num_too_large += 1
+            yield from other(entry)
         else:
             worth = objective(memory.least_seconds, entry.candidate.base.world_size) * _SLACK
             yield _Entry(max(worth, entry.worth), entry.number, True, entry.candidate, entry.bound)
 
 
-def _simulate(evaluator: Evaluator, wave: Sequence[_Entry], found: Found) -> None:
+def _simulate(
+    evaluator: Evaluator, wave: Sequence[_Entry], found: Found, instead: Mapping[int, Candidate]
+) -> list[Candidate]:
+    """What to look at beside those that torch may have no room for."""
+    others = []
     for measured in evaluator.simulate([entry.candidate for entry in wave]):
         if measured is None:
             found.num_refused += 1
         else:
             assert measured.row["fits"], measured.candidate.label
             found.measured.append(measured)
+            if measured.may_run_out and measured.candidate.number in instead:
+                others.append(instead[measured.candidate.number])
+    return others

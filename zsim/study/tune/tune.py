@@ -89,7 +89,7 @@ def tune(
         raise InputError(_nothing_fits(base, found, evaluator) + _remedy(experiment, question))
     steps: list[Step] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
-        steps = explain(evaluator, given_candidate, given.seconds if given else None, best[0].candidate)
+        steps = explain(evaluator, given_candidate, given, best[0].candidate)
     return Tuned(
         goal, looked.space.settled, base, given, memory, best, steps, found, looked.measured,
         dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked,

@@ -1,0 +1,57 @@
+"""The loss of a configuration: another one where it does not fit with the given one, and of the best few.
+
+A loss costs every configuration about the same, so that with any one of them the same configurations are the
+best: varying it everywhere would simulate each of them three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.study.tune.axes import LOSS, LOSSES
+from zsim.study.tune.candidates import Candidate
+from zsim.study.tune.evaluate import Evaluator, Measured
+from zsim.study.tune.refine import WORTH, variations
+from zsim.study.tune.search import Objective
+
+
+def but_for_loss(candidate: Candidate) -> str:
+    """What configurations have in common that differ in nothing but the loss."""
+    others = sorted((key, str(value)) for key, value in candidate.overrides.items() if key != LOSS)
+    return f"{candidate.base.key} {others}"
+
+
+def by_loss(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Candidate]]:
+    """(each with its first loss, the given one; by number, what is tried where a candidate does not fit)."""
+    last: dict[str, Candidate] = {}
+    first: list[Candidate] = []
+    instead: dict[int, Candidate] = {}
+    for candidate in space:
+        key = but_for_loss(candidate)
+        if key in last:
+            instead[last[key].number] = candidate
+        else:
+            first.append(candidate)
+        last[key] = candidate
+    return first, instead
+
+
+def with_best_loss(
+    evaluator: Evaluator, best: Sequence[Measured], objective: Objective
+) -> tuple[list[Measured], list[Measured]]:
+    """(each with the loss that suits the first, where it gains by that; all simulated on the way)."""
+    better: list[Measured] = []
+    seen: list[Measured] = []
+    wanted: str | None = None
+    for measured in best:
+        tried: list[Measured] = []
+        if LOSSES.name in measured.candidate.choices:
+            tried = variations(evaluator, measured, LOSSES, {} if wanted is None else {LOSS: wanted})
+        seen += tried
+        fast = min(tried, key=lambda m: m.worth(objective), default=measured)
+        if not fast.worth(objective) < measured.worth(objective) * (1 - WORTH):
+            fast = measured
+        if wanted is None:
+            wanted = fast.candidate.overrides.get(LOSS)
+        better.append(fast)
+    return better, seen
