@@ -258,6 +258,14 @@ def test_a_curve_with_numbers_that_cannot_be_is_refused_by_its_line(
     assert "line 2: expected numbers in" in message
 
 
+def test_a_log_with_one_endless_word_is_read_through_once(tmp_path: Path) -> None:
+    """A search that begins anew at each of a million letters would take hours."""
+    path = tmp_path / "log.txt"
+    path.write_text("# nThread 1\n 8 2 float sum -1 10.0 0.1 busbw\n" + "A" * 1_000_000)
+    with pytest.raises(InputError):
+        read_measurements(path)
+
+
 @pytest.mark.parametrize(
     "command",
     ["--module llama3 --config 'llama3_8b", f"torchrun --nproc_per_node={DIGITS} t.toml --training.steps=1"],

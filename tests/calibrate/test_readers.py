@@ -184,6 +184,7 @@ def test_a_row_of_the_microbenchmarks_is_a_measurement(tmp_path: Path) -> None:
     ("bad", "reason"),
     [
         (row(parameters_m=0), "measurement 1: parameters: m: found 0, expected a number above 0"),
+        (row(parameters_k=1e-320), "parameters: k: found 1e-320, expected a number above 0"),
         (row(parameters_n=1e308), r"parameters: n: found 1e\+308, expected a number above 0, below 1e\+24"),
         (row(parameters_n=10**400), "parameters: n: found 1000000.*, expected a number above 0"),
         (row(parameters_n="128"), "parameters: n: found '128', expected a number above 0"),

@@ -6,7 +6,8 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 
-MOST = 1e24  # nothing that is measured is more; products of a few such numbers are still numbers
+# Nothing that is measured is more, or less; products of a few such numbers are still numbers, and not 0.
+LEAST, MOST = 1e-15, 1e24
 COUNT, FLAG, TEXT = f"a number above 0, below {MOST:g}", "true or false", "a text"
 
 
@@ -40,7 +41,7 @@ class Part:
                 raise InputError(f"{self.where}: {key}: found {shown(value)}, expected {expected}")
             return value
         is_right = {
-            COUNT: _is_number(value) and value > 0,
+            COUNT: _is_number(value) and value >= LEAST,
             FLAG: isinstance(value, bool),
             TEXT: isinstance(value, str),
         }

@@ -53,7 +53,7 @@ def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None
     text = _text(path)
     if text.lstrip().startswith("{"):
         return _json(path, text)
-    if "busbw" in text and re.search(r"^\s*\d+\s+\d+\s+\w+", text, re.MULTILINE):
+    if "busbw" in text and re.search(r"^[ \t]*\d+[ \t]+\d+[ \t]+\w", text, re.MULTILINE):
         return _nccl_tests(path, text, ranks, nodes)
     if "comm op:" in text:
         return _comms_logger(path, text, ranks, nodes)
@@ -99,7 +99,7 @@ def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> 
     """Out-of-place times in microseconds; ranks and nodes from the `# Rank` lines."""
     hosts = re.findall(r"^#\s+Rank\s+\d+.*? on\s+(\S+) device", text, re.MULTILINE)
     found_ranks, found_nodes = ranks or len(hosts), nodes or len(set(hosts)) or 1
-    named = re.search(r"(\w+)_perf", text) or re.search(r"Collective test starting: (\w+)", text)
+    named = re.search(r"\b(\w+)_perf", text) or re.search(r"Collective test starting: (\w+)", text)
     kind = _KINDS.get(named.group(1).lower()) if named else None
     if kind is None:
         kind = _KINDS.get(path.stem.lower().replace("-", "_").removesuffix("_perf"))

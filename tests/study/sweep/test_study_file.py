@@ -101,6 +101,12 @@ def test_where_knows_gpus_by_nodes_nodes_by_gpus_and_defaults() -> None:
     assert values(text + "[axes]\ngpus = [8, 16, 32]\n", "gpus") == [(16,)]
 
 
+def test_where_does_not_count_with_nodes_that_are_no_number() -> None:
+    """`nodes = { from = 1 }` in the base, which takes no ranges: an error in words, not one of Python's."""
+    refused("gpus <= 64.*; gpus = None", 'base = { model = "gpt2", nodes = { from = 1 } }\n'
+            'where = ["gpus <= 64"]\n[axes]\nlabel = ["a"]\n')  # fmt: skip
+
+
 def test_rules_set_what_follows_from_the_rest() -> None:
     """1,024 sequences in all: 128 micro-steps of one on 8 GPUs, 64 on 16; checkpointing from 16 on."""
     text = BASE + "[axes]\nnodes = [1, 2]\n[[set]]\n"

@@ -91,15 +91,16 @@ class _Lookup:
 
     def _counted(self, name: str) -> int | None:
         chosen = self.overrides if {"nodes", "gpus"} & set(self.overrides) else self.study.base
-        if chosen.get(name) is not None:
+        if isinstance(chosen.get(name), int):
             return int(chosen[name])
         try:
             per_node = load_cluster(self("cluster")).gpus_per_node
         except ZsimError:
             return None
-        if name == "gpus":
-            return int(chosen.get("nodes") or 1) * per_node
-        return max(1, -(-int(chosen.get("gpus") or 1) // per_node))
+        other = chosen.get("nodes" if name == "gpus" else "gpus") or 1
+        if not isinstance(other, int):
+            return None  # what is wrong with it is the point's error
+        return other * per_node if name == "gpus" else max(1, -(-other // per_node))
 
 
 def _apply(rule: Rule, overrides: dict[str, Any], lookup: _Lookup) -> None:
