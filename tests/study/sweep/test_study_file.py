@@ -101,10 +101,12 @@ def test_where_knows_gpus_by_nodes_nodes_by_gpus_and_defaults() -> None:
     assert values(text + "[axes]\ngpus = [8, 16, 32]\n", "gpus") == [(16,)]
 
 
-def test_where_does_not_count_with_nodes_that_are_no_number() -> None:
-    """`nodes = { from = 1 }` in the base, which takes no ranges: an error in words, not one of Python's."""
-    refused("gpus <= 64.*; gpus = None", 'base = { model = "gpt2", nodes = { from = 1 } }\n'
-            'where = ["gpus <= 64"]\n[axes]\nlabel = ["a"]\n')  # fmt: skip
+def test_nodes_that_are_no_number_are_the_error_of_a_point_also_beside_a_condition_on_them() -> None:
+    """`nodes = { from = 1 }` in the base, which takes no ranges; beside a rule that reads them."""
+    base = '[base]\nmodel = "gpt2"\ncluster = "dgx-h100"\nnodes = { from = 1 }\n'
+    rule = "[[set]]\nwhen = \"label == 'a' and nodes > 1\"\ntraining.compile = true\n"
+    [point] = points(base + '[axes]\nlabel = ["a"]\n' + rule)
+    assert point.experiment is None
 
 
 def test_rules_set_what_follows_from_the_rest() -> None:
