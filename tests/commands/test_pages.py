@@ -67,7 +67,7 @@ PAGES = {
         ["tune", "ds.json", *SMALL, "--cluster", "dgx-h100", "--gpus", "8", "-j", "1", "--top", "2",
          "--out", ".", "--keep", "offload", "--keep", "checkpointing", "--keep", "micro-batch",
          "--keep", "bucket", "--keep", "stage"],
-        "tune.html", ["pareto"],
+        "tune.html", ["pareto", "steps"],
     ),
 }  # fmt: skip
 

@@ -196,7 +196,7 @@ def test_a_recording_does_not_say_that_its_host_waits_for_the_allocator(
     """Held against one, what the allocator takes is host-bound in both."""
     tight = short[1]
     calls = calls_of_trace(tight.trace, 0)
-    recorded = replace(tight.trace, source="recorded")
+    recorded = replace(tight.trace, source="recorded", allocator_blocks=())
     check = check_clock(tight.trace, recorded, check_plan(calls, calls), Tolerances(), "")
     names = [metric.name for metric in check.step]
     assert "host-bound" in names
