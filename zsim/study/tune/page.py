@@ -63,11 +63,12 @@ def tuned_page(tuned: Tuned) -> str:
 def _cells(place: str, measured: Measured, best: Measured) -> list[str]:
     row = measured.row
     mfu = "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"])
-    script = "".join(f"; {NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate))
+    asked = [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
+    limits = [limits_of(measured), *([MAY_RUN_OUT] if measured.may_run_out else []), *asked]
     return [
-        place, label_of(measured) + script, format_seconds(measured.seconds), row_words(row, best.row),
+        place, label_of(measured), format_seconds(measured.seconds), row_words(row, best.row),
         f"{row['tokens_per_second_per_gpu'] or 0:,.0f}", mfu, format_bytes(measured.gpu_bytes),
-        f"{measured.gpus:,}", limits_of(measured) + (f"; {MAY_RUN_OUT}" if measured.may_run_out else ""),
+        f"{measured.gpus:,}", "; ".join(limits),
     ]  # fmt: skip
 
 
