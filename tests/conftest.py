@@ -13,7 +13,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from zsim.trace.spans import MemoryEvents, SpanInfo, Trace
+from zsim.trace.trace import MemoryEvents, SpanInfo, Trace
 
 # No test waits on a clock, not even Hypothesis's.
 hypothesis.settings.register_profile("zsim", deadline=None)

@@ -86,7 +86,7 @@ def test_a_job_that_changed_fails_and_names_what_moved(project: pytest.Pytester)
 def test_two_traces_are_compared_and_the_worst_difference_comes_first(project: pytest.Pytester) -> None:
     write_test(
         project,
-        "from zsim.trace.planted import drop_call\n"
+        "from zsim.comparison.planted import drop_call\n"
         "def test_same(zsim_check, zsim_trace):\n"
         "    trace = zsim_trace('jobs/gpt2.toml')\n"
         "    assert zsim_check(trace, trace).verdict == 'pass'\n"

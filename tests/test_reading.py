@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError, ZsimError
 from zsim.reading import parse_json, parse_toml, read_bytes, read_text, whole_number
-from zsim.specs.cluster_files import load_cluster, load_gpu
-from zsim.specs.experiment import experiment_from, load_experiment
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.importers.topology_import import import_topology
-from zsim.specs.setting import setting
-from zsim.study.baseline import read_baseline
-from zsim.study.check_targets import find_targets
-from zsim.study.collective_bench import compare_curves
-from zsim.study.published_table import read_runs
-from zsim.trace.read import read_trace
+from zsim.specs.cluster.files import load_cluster, load_gpu
+from zsim.specs.experiment.setting import setting
+from zsim.specs.experiment.tables import experiment_from, load_experiment
+from zsim.specs.formats.topology.read import import_topology
+from zsim.specs.model.huggingface import load_model
+from zsim.study.check.baseline import read_baseline
+from zsim.study.check.targets import find_targets
+from zsim.study.published.table import read_runs
+from zsim.study.topologies.bench import compare_curves
+from zsim.trace.readers.read import read_trace
 
 DIGITS = "9" * 5000
 DEEP_JSON = ['{"a":' * 900 + "1" + "}" * 900, "[" * 100_000, '{"a":' * 100 + "1" + "}" * 100]

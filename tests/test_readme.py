@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
-from zsim.study.published_bars import table_lines
-from zsim.trace.chrome import write_chrome_traces
+from zsim.study.published.bars import table_lines
+from zsim.trace.chrome.write import write_chrome_traces
 from zsim.validated.runs import validated_runs
 
 ROOT = Path(__file__).resolve().parents[1]

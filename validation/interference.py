@@ -12,17 +12,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from zsim.calibrate.interference import Pair, collective_pairs, kernel_pairs, slowdown
+from zsim.calibrate.interference import BesidePair, collective_pairs, kernel_pairs, slowdown
 from zsim.errors import InputError
-from zsim.trace.json_stream import JsonStream
-from zsim.trace.kineto import load
-from zsim.trace.read import read_trace
+from zsim.trace.readers.json_stream import JsonStream
+from zsim.trace.readers.kineto.file import load
+from zsim.trace.readers.read import read_trace
 
 
 def lines(paths: Sequence[Path], rows: int) -> Iterable[str]:
     """The report, line by line."""
     files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    kernels: list[Pair] = []
+    kernels: list[BesidePair] = []
     for file in files:
         kernels += kernel_pairs(load(file, JsonStream(file)).device_events)
     yield from _block("kernels, beside collectives over alone", kernels, rows)
@@ -32,7 +32,7 @@ def lines(paths: Sequence[Path], rows: int) -> Iterable[str]:
     yield from _block("collectives, beside kernels over alone", collective_pairs(trace), rows)
 
 
-def _block(title: str, pairs: Sequence[Pair], rows: int) -> Iterable[str]:
+def _block(title: str, pairs: Sequence[BesidePair], rows: int) -> Iterable[str]:
     if not pairs:
         yield f"{title}: nothing was done both ways"
         return

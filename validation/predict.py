@@ -23,10 +23,10 @@ from validation.record.__main__ import record_case
 from validation.record.cases import LARGER_MODELS, Recording, find
 from zsim.calibrate.hardware_file import calibrate
 from zsim.calibrate.readers import read_measurements
-from zsim.cost.compute import kernel_seconds
-from zsim.cost.kernels import Kernel
-from zsim.specs.cluster_files import load_cluster
-from zsim.study.check_rows import CheckRow
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.rates.gpu import kernel_seconds
+from zsim.specs.cluster.files import load_cluster
+from zsim.study.check.rows import CheckRow
 from zsim.study.recorded_cases import CPU_CLUSTER, case_rows
 
 RUNS = ("ddp", "fsdp2-reshard", "fsdp2-keep", "zero1", "zero2", "zero3")

@@ -16,32 +16,32 @@ from zsim.version import __version__
 
 if TYPE_CHECKING:
     from zsim.api import Result, make_plan
+    from zsim.comparison.compare import Comparison, compare
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.flows import simulate_flows
-    from zsim.report.compare import Comparison, compare
-    from zsim.specs.experiment import Experiment, load_experiment
+    from zsim.specs.experiment.tables import Experiment, load_experiment
     from zsim.study.advice import simulate
-    from zsim.study.replay import Replay, replay
-    from zsim.trace.read import read_trace
+    from zsim.study.replay.replay import Replay, replay
+    from zsim.trace.readers.read import read_trace
 
 _HOMES = {
     "Result": "zsim.api",
     "make_plan": "zsim.api",
     "simulate": "zsim.study.advice",
     "max_min_fair_rates": "zsim.cost.sharing",
-    "Comparison": "zsim.report.compare",
-    "compare": "zsim.report.compare",
+    "Comparison": "zsim.comparison.compare",
+    "compare": "zsim.comparison.compare",
     "InputError": "zsim.errors",
     "NotSimulatedError": "zsim.errors",
     "StuckError": "zsim.errors",
     "ZsimError": "zsim.errors",
     "simulate_flows": "zsim.fluid.flows",
-    "Experiment": "zsim.specs.experiment",
-    "load_experiment": "zsim.specs.experiment",
-    "Replay": "zsim.study.replay",
-    "replay": "zsim.study.replay",
-    "read_trace": "zsim.trace.read",
+    "Experiment": "zsim.specs.experiment.tables",
+    "load_experiment": "zsim.specs.experiment.tables",
+    "Replay": "zsim.study.replay.replay",
+    "replay": "zsim.study.replay.replay",
+    "read_trace": "zsim.trace.readers.read",
 }
 __all__ = [
     "Comparison",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
-from zsim.cost.power import Activity, kernel_activity
+from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.engine.capacity import (
     exceeds_pinned_limit,
     node_capacity_bytes,
@@ -17,18 +17,17 @@ from zsim.engine.capacity import (
     step_peak_bytes,
     usable_bytes,
 )
-from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.engine.variants import step_seconds_with_own_queues, step_seconds_without_overlap
+from zsim.explain.offload_range import no_range_note, offload_range
 from zsim.plan import make
 from zsim.plan.builder import COMPUTE
-from zsim.plan.extrapolation import extrapolation_sentence, extrapolations
 from zsim.plan.make import is_offloaded
 from zsim.plan.ops import Kernels, Plan
-from zsim.report.allocator_words import AllocatorRow, allocator_notes
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
 from zsim.report.energy import run_cost, step_energy
+from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.irregular import JobRow, rank_rows, spread_of
 from zsim.report.job_features import report_validation
 from zsim.report.lost_overlap import told_of_doubts
@@ -36,14 +35,15 @@ from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
 from zsim.report.offload import OffloadSection, TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
 from zsim.report.traffic import SentRow, TrafficRow
-from zsim.specs.experiment import Experiment
-from zsim.specs.faults import FaultsTable
-from zsim.specs.hardware import EVIDENCE_ORDER, Evidence
-from zsim.specs.importers.deepspeed import DeepSpeedConfig, describe
-from zsim.specs.job import Job, slowest_of
-from zsim.specs.job_labels import batch_label, strategy_label, training_label
-from zsim.specs.resolve import resolve
-from zsim.trace.spans import Trace
+from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
+from zsim.specs.cluster.cluster import EVIDENCE_ORDER, Evidence
+from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.job import Job, slowest_of
+from zsim.specs.experiment.labels import batch_label, strategy_label, training_label
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, describe
+from zsim.trace.trace import Trace
 from zsim.units import format_bytes
 from zsim.version import __version__
 
@@ -198,10 +198,10 @@ def _with_cost(report: Report, job: Job, plan: Plan) -> Report:
     return replace(report, energy=energy, cost=cost, notes=notes)
 
 
-def _activity(job: Job, plan: Plan) -> Activity:
+def _activity(job: Job, plan: Plan) -> GpuActivity:
     """What the kernels of a step's compute stream are bound by, each distinct work looked at once."""
-    known: dict[int, Activity] = {}
-    totals = [0.0] * len(Activity._fields)
+    known: dict[int, GpuActivity] = {}
+    totals = [0.0] * len(GpuActivity._fields)
     for op in plan.ops:
         if op.stream == COMPUTE and isinstance(op.work, Kernels):
             activity = known.get(id(op.work))
@@ -209,7 +209,7 @@ def _activity(job: Job, plan: Plan) -> Activity:
                 activity = known[id(op.work)] = kernel_activity(op.work.kernels, job.cluster.gpu)
             for index, part in enumerate(activity):
                 totals[index] += part
-    return Activity(*totals)
+    return GpuActivity(*totals)
 
 
 def step_work(job: Job) -> StepWork:

@@ -14,7 +14,7 @@ from zsim.commands.calibrate import calibrate
 from zsim.commands.check import check
 from zsim.commands.compare import compare
 from zsim.commands.export import export
-from zsim.commands.import_ import EXTRA, import_file
+from zsim.commands.import_file import EXTRA, import_file
 from zsim.commands.memory import memory
 from zsim.commands.needs import needs
 from zsim.commands.options import (
@@ -99,7 +99,7 @@ def run(
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
-    from zsim.report.render import print_report
+    from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
     result = simulate(experiment_from(experiment, model, cluster, nodes, gpus, set_), unfold=unfold)
@@ -131,7 +131,7 @@ def plan(
 ) -> None:
     """What a rank will do: ops, bytes, streams; no simulation."""
     from zsim.api import make_plan
-    from zsim.report.plan import plan_to_dict, print_plan
+    from zsim.report.views.text.plan import plan_to_dict, print_plan
 
     made = make_plan(experiment_from(experiment, model, cluster, nodes, gpus, set_))
     if is_output(json_):
@@ -145,7 +145,7 @@ def plan(
 def presets() -> None:
     """The models and clusters that ship with zsim."""
     from zsim.specs.presets import model_preset_names, topology_preset_names
-    from zsim.study.published_regimes import without_a_run
+    from zsim.study.published.regimes import without_a_run
 
     print("models:   " + _wrapped(model_preset_names()))
     print("clusters: " + _wrapped(topology_preset_names()))
@@ -161,8 +161,8 @@ def _wrapped(names: list[str] | tuple[str, ...], indent: int = 10) -> str:
 
 
 def _write_all(result: Any, folder: Path) -> dict[str, Path]:
-    from zsim.report.html import write_html_report
-    from zsim.trace.chrome import write_chrome_trace
+    from zsim.report.views.html.report import write_html_report
+    from zsim.trace.chrome.write import write_chrome_trace
 
     make_folder(folder)
     write_html_report(result.report, result.trace, folder / "report.html")

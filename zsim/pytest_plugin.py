@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from zsim.report.compare import Comparison
-    from zsim.report.verdict import Tolerances
-    from zsim.study.baseline import Baseline
-    from zsim.study.check_rows import CheckRow
-    from zsim.trace.spans import Trace
+    from zsim.comparison.compare import Comparison
+    from zsim.comparison.verdict import Tolerances
+    from zsim.study.check.baseline import Baseline
+    from zsim.study.check.rows import CheckRow
+    from zsim.trace.trace import Trace
 
 _MARKER = (
     "zsim(rel=None, step=None, time=None, memory=None, overlap=None): tolerances of zsim_check in this test, "
@@ -100,7 +100,7 @@ class ZsimCheck:
         if recorded is None:
             self._hold(trace, name or self._name(simulated), given)
             return None
-        from zsim.report.compare import compare
+        from zsim.comparison.compare import compare
 
         names = (_words(simulated, "simulated"), _words(recorded, "recorded"))
         return compare(
@@ -108,7 +108,7 @@ class ZsimCheck:
         )
 
     def _hold(self, trace: Trace, name: str, given: Mapping[str, float]) -> None:
-        from zsim.study.pinned import pinned_content, pinned_rows
+        from zsim.study.check.pinned import pinned_content, pinned_rows
 
         baseline = self._baseline(name, lambda baseline: baseline.pin(name, pinned_content(trace)))
         if baseline is None:
@@ -120,9 +120,9 @@ class ZsimCheck:
 
     def _hold_table(self, path: Path) -> None:
         """Published or measured rows, as `zsim check --baseline` holds them, under the table's path."""
-        from zsim.study.check import run_check
-        from zsim.study.check_targets import find_targets
-        from zsim.study.published_table import read_runs
+        from zsim.study.check.check import run_check
+        from zsim.study.check.targets import find_targets
+        from zsim.study.published.table import read_runs
 
         root = self._request.config.rootpath
         for target in find_targets([path], root).targets:
@@ -136,7 +136,7 @@ class ZsimCheck:
 
     def _baseline(self, name: str, pin: Callable[[Baseline], object]) -> Baseline | None:
         """The one that has `name`; None where that was pinned just now."""
-        from zsim.study.baseline import Baseline, read_baseline
+        from zsim.study.check.baseline import Baseline, read_baseline
 
         config = self._request.config
         path = Path(config.inipath.parent if config.inipath else config.rootpath) / str(
@@ -195,7 +195,7 @@ def _fail(message: str) -> NoReturn:
 def _trace(source: Any, folder: Path) -> Trace:
     """The trace of a path, an experiment, a result or a trace."""
     if isinstance(source, str | Path):
-        from zsim.study.sides import load_side
+        from zsim.study.check.sides import load_side
 
         return load_side(folder / source)
     if hasattr(source, "trace"):
@@ -218,7 +218,7 @@ def _words(source: Any, otherwise: str) -> str:
 
 
 def _tolerances(given: Mapping[str, float], base: Tolerances | None) -> Tolerances:
-    from zsim.report.verdict import Tolerances
+    from zsim.comparison.verdict import Tolerances
 
     base = base or Tolerances()
     return Tolerances.of({name: getattr(base, name) for name in _NAMES} | dict(given))

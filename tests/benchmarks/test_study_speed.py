@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zsim.study.sweep.points import study_points
-from zsim.study.sweep.record import point_record
+from zsim.study.sweep.row import point_record
 from zsim.study.sweep.study_file import Study, load_study
 from zsim.study.sweep.sweep import run_sweep
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.calibrate.fitting import Parameter, robust_fit
 from zsim.calibrate.hardware_file import calibrate
 from zsim.calibrate.kernel_fits import ADAMW_IMPLEMENTATIONS, replaced
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.cost.compute import kernel_seconds
-from zsim.cost.kernels import Kernel
-from zsim.cost.update_work import optimizer_kernels
+from zsim.calibrate.robust_fit import FitParameter, robust_fit
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.update import optimizer_kernels
+from zsim.cost.rates.gpu import kernel_seconds
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
+from zsim.specs.cluster.files import load_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 MICROBENCH = ROOT / "traces" / "cpu-2core-epyc" / "microbench.json"
@@ -77,14 +77,14 @@ def test_a_disturbed_point_does_not_pull_a_fit() -> None:
     ys = 3 * xs
     ys[4] *= 10
     values, stuck = robust_fit(
-        [Parameter("a", 1.0, 0.1, 100.0)], lambda v: (v["a"] * xs).tolist(), ys.tolist()
+        [FitParameter("a", 1.0, 0.1, 100.0)], lambda v: (v["a"] * xs).tolist(), ys.tolist()
     )
     assert values["a"] == pytest.approx(3.0, rel=0.02)
     assert stuck == ()
 
 
 def test_a_number_that_stops_at_its_limit_is_named() -> None:
-    values, stuck = robust_fit([Parameter("a", 1.0, 0.5, 2.0)], lambda v: [v["a"]] * 3, [5.0, 5.0, 5.0])
+    values, stuck = robust_fit([FitParameter("a", 1.0, 0.5, 2.0)], lambda v: [v["a"]] * 3, [5.0, 5.0, 5.0])
     assert (values["a"], stuck) == (pytest.approx(2.0, rel=1e-2), ("a",))
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import zsim
 from zsim.calibrate.interference import Covered, collective_pairs, kernel_pairs, slowdown
-from zsim.trace.json_stream import JsonStream
-from zsim.trace.kineto import load
+from zsim.trace.readers.json_stream import JsonStream
+from zsim.trace.readers.kineto.file import load
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 GRID: dict[str, Any] = {"grid": [512, 1, 1], "block": [128, 1, 1]}

@@ -11,8 +11,8 @@ from zsim.calibrate.hardware_file import calibrate
 from zsim.calibrate.measurements import Measurement, Measurements, joined
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.trace.chrome import write_chrome_traces
+from zsim.specs.cluster.files import load_cluster
+from zsim.trace.chrome.write import write_chrome_traces
 
 GLOO = Path(__file__).resolve().parents[2] / "traces" / "gloo"
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.cost.compute import kernel_seconds
-from zsim.cost.efficiency import contiguous
-from zsim.cost.fused_head import fused_head
-from zsim.cost.kernels import Kernel
-from zsim.cost.work import BatchShape, WorkOptions, backward_kernels, forward_kernels
-from zsim.specs.cluster_files import load_gpu
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.model import Linear, ModelSpec, Module, Parameter
+from zsim.cost.kernels.fused_head import fused_head
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels
+from zsim.cost.rates.efficiency import contiguous
+from zsim.cost.rates.gpu import kernel_seconds
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import Linear, ModelSpec, Module, Parameter
 
 LLAMA = load_model("llama-3.2-1b")
 OPTIONS = [

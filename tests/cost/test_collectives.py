@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cost.collectives import (
+from zsim.cost.collectives.rounds import (
     Rounds,
     bus_bandwidth_factor,
     edge_bytes,

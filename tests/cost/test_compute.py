@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.compute import KernelPricer, kernel_seconds, require_dtype
-from zsim.cost.kernels import Kernel, KernelKind
-from zsim.cost.losses import loss_kernels
-from zsim.cost.shapes import WorkOptions
+from zsim.cost.kernels.kernel import Kernel, KernelKind
+from zsim.cost.kernels.losses import loss_kernels
+from zsim.cost.kernels.shapes import WorkOptions
+from zsim.cost.rates.gpu import KernelPricer, kernel_seconds, require_dtype
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_gpu
-from zsim.specs.hardware import Gpu, NarrowKernel, with_attention_variant
+from zsim.specs.cluster.cluster import Gpu, NarrowKernel, with_attention_variant
+from zsim.specs.cluster.files import load_gpu
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 
@@ -128,7 +128,7 @@ def test_a_pricer_gives_the_same_times_and_prices_each_kernel_once(
         calls.append(kernel)
         return kernel_seconds(kernel, on)
 
-    monkeypatch.setattr("zsim.cost.compute.kernel_seconds", counted)
+    monkeypatch.setattr("zsim.cost.rates.gpu.kernel_seconds", counted)
     pricer = KernelPricer(gpu)
     first = pricer.seconds(Kernel("copy", 0, 1e9))
     assert pricer.seconds(Kernel("copy", 0, 1e9)) == first == kernel_seconds(Kernel("copy", 0, 1e9), gpu)

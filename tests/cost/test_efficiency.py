@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from zsim.cost.efficiency import attention_fraction, contiguous, gemm_fraction, hbm_fraction
-from zsim.cost.kernels import Layout
-from zsim.specs.hardware import AttentionEfficiency, GemmEfficiency
+from zsim.cost.kernels.kernel import Layout
+from zsim.cost.rates.efficiency import attention_fraction, contiguous, gemm_fraction, hbm_fraction
+from zsim.specs.cluster.cluster import AttentionEfficiency, GemmEfficiency
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 

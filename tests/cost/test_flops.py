@@ -11,7 +11,7 @@ from zsim.cost.flops import (
     hardware_flops_per_token,
     model_flops_per_token,
 )
-from zsim.specs.importers.huggingface import load_model, model_from_config
+from zsim.specs.model.huggingface import load_model, model_from_config
 
 
 def test_the_sum_over_modules_is_what_flop_counter_mode_counts() -> None:

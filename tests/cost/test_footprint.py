@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.footprint import (
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.activations import (
     backward_extra_bytes,
     checkpoint_bytes,
     forward_extra_bytes,
@@ -15,10 +16,9 @@ from zsim.cost.footprint import (
     saved_bytes,
     saved_bytes_selective,
 )
-from zsim.cost.shapes import BatchShape, WorkOptions
 from zsim.errors import NotSimulatedError
-from zsim.specs.importers.huggingface import load_model, model_from_config
-from zsim.specs.model import Activation, Attention, Block, Loss, Module, Norm, Parameter
+from zsim.specs.model.huggingface import load_model, model_from_config
+from zsim.specs.model.spec import Activation, Attention, Block, Loss, Module, Norm, Parameter
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 TOKENS = 4096

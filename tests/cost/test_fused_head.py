@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cost.fused_head import fused_head, head_place, piece_tokens
-from zsim.cost.shapes import BatchShape, WorkOptions
-from zsim.cost.work import backward_kernels, forward_kernels, total_flops
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.model import Linear, Loss, Module, Parameter
+from zsim.cost.kernels.fused_head import fused_head, head_place, piece_tokens
+from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import Linear, Loss, Module, Parameter
 
 HEAD = Module("lm_head", Linear(64, 1000), (Parameter("weight", (1000, 64)),))
 OPTIONS = WorkOptions(cross_entropy="fused_linear")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from zsim.cost.host import host_seconds, load_host_costs, retry_seconds
+from zsim.cost.rates.host_calls import host_seconds, load_host_costs, retry_seconds
 from zsim.errors import InputError
-from zsim.specs.hardware import HostDevice
+from zsim.specs.cluster.cluster import HostDevice
 
 _EVENTS = {
     "module_call",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cost.collectives import Rounds
-from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
+from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
+from zsim.cost.collectives.rounds import Rounds
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

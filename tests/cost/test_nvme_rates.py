@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.cost.host_optimizer import cast_bytes, core_share, scale_bytes
-from zsim.cost.nvme import blocks_in_flight, drive_bytes_per_second, stream_bytes_per_second
-from zsim.cost.update_work import update_bytes
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Nvme
+from zsim.cost.kernels.update import update_bytes
+from zsim.cost.rates.cpu_optimizer import cast_bytes, core_share, scale_bytes
+from zsim.cost.rates.nvme import blocks_in_flight, drive_bytes_per_second, stream_bytes_per_second
+from zsim.specs.cluster.cluster import Nvme
+from zsim.specs.cluster.files import load_cluster
 
 
 def nvme_of(**values: float) -> Nvme:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from zsim.cost.kernels import Kernel
-from zsim.cost.quantization import (
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.quantization import (
     dequantize_kernels,
     gradient_groups,
     quantize_kernels,

@@ -6,11 +6,11 @@ from itertools import product
 
 import pytest
 
-from zsim.cost.footprint import backward_extra_bytes, forward_extra_bytes, saved_bytes
-from zsim.cost.shapes import BatchShape, WorkOptions
-from zsim.cost.tensor_sizes import module_tensors
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.model import Attention, Loss, Module
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.activations import backward_extra_bytes, forward_extra_bytes, saved_bytes
+from zsim.cost.memory.tensors import module_tensors
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import Attention, Loss, Module
 
 SHAPE = BatchShape(sequences=2, sequence_length=2048)
 OPTIONS = [

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.kernels import Kernel
-from zsim.cost.losses import kept_per_logit
-from zsim.cost.work import (
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.losses import kept_per_logit
+from zsim.cost.kernels.modules import (
     BatchShape,
     WorkOptions,
     accumulate_kernels,
@@ -24,8 +24,8 @@ from zsim.cost.work import (
     total_flops,
 )
 from zsim.errors import NotSimulatedError
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.model import (
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import (
     Activation,
     Attention,
     Embedding,

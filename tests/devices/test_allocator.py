@@ -9,7 +9,7 @@ from typing import Any
 import zsim
 from zsim.devices.allocator import Allocator, Changes
 from zsim.devices.caching_allocator import CachingAllocator
-from zsim.plan.tensors import TensorChange
+from zsim.plan.memory.tensors import TensorChange
 
 MIB = 2**20
 

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from zsim.devices.caching_allocator import Block, CachingAllocator
+from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 
 MIB = 2**20
 ROOM = 10**12
 
 
-def taken(allocator: CachingAllocator, count: int, stream: str = "compute") -> Block:
+def taken(allocator: CachingAllocator, count: int, stream: str = "compute") -> MemoryBlock:
     block = allocator.malloc(count, stream)
     assert block is not None
     return block
@@ -144,7 +144,7 @@ def test_books_balance_after_any_sequence(is_expandable: bool) -> None:
     blocks overlap, and when all are free everything can be given back (but for the ends of pages)."""
     draw = random.Random(7)
     allocator = CachingAllocator(ROOM, is_expandable=is_expandable)
-    live: list[Block] = []
+    live: list[MemoryBlock] = []
     for number in range(3000):
         if live and draw.random() < 0.5:
             allocator.free(live.pop(draw.randrange(len(live))))

@@ -14,10 +14,10 @@ from zsim import Experiment
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Plan
-from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job
-from zsim.specs.placement import evenly
-from zsim.specs.resolve import resolve
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.placement import evenly
+from zsim.specs.experiment.resolve import resolve
 
 GB = 10**9
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.devices.test_offload_laws import GB, SOME_WORK, outcome_of, seconds_of
 from zsim.errors import InputError
 from zsim.plan.ops import Copy, DriveIo, HostWork
-from zsim.specs.cluster_files import load_cluster
+from zsim.specs.cluster.files import load_cluster
 
 # 16 GPUs, 8 to a socket; memory of 2 x 50 GB/s, of which copies get 2 x 40; 8 GB/s between the sockets.
 HOST = {"memory_bandwidth": 100e9, "sockets": 2, "socket_bandwidth": 8e9}

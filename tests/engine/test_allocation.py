@@ -13,19 +13,19 @@ import pytest
 from rich.console import Console
 
 import zsim
+from zsim.comparison.calls import calls_of_trace
+from zsim.comparison.clock_check import check_clock
+from zsim.comparison.plan_check import check_plan
+from zsim.comparison.verdict import Tolerances
 from zsim.engine.allocation import make_allocator, settle
 from zsim.engine.capacity import step_peak_bytes
 from zsim.engine.simulate import simulate_job
 from zsim.plan.held import plan_peaks
 from zsim.plan.make import make_plan
-from zsim.report.calls import calls_of_trace
-from zsim.report.clock_check import check_clock
 from zsim.report.fit import fit_of
-from zsim.report.html import html_report
-from zsim.report.plan_check import check_plan
-from zsim.report.render import print_report
-from zsim.report.verdict import Tolerances
-from zsim.specs.resolve import resolve
+from zsim.report.views.html.report import html_report
+from zsim.report.views.text.report import print_report
+from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import answer
 from zsim.ui.words import answer_words
 from zsim.units import GIGABYTES

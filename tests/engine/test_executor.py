@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.compute import KernelPricer
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.rates.gpu import KernelPricer
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import StuckError
-from zsim.fluid.sharing import FluidPool
+from zsim.fluid.pool import FluidPool
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Group, Memory, Op, Plan
-from zsim.specs.experiment import Experiment
-from zsim.specs.faults import FaultsTable
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 LONG = Kernel("copy", 0.0, 3e9)  # about a millisecond on an H100
 SHORT = Kernel("copy", 0.0, 1e9)

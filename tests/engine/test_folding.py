@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from zsim.engine.simulate import Outcome, simulate_job
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp2": {"kind": "fsdp2"},

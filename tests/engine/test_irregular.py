@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import zsim
 from zsim.engine.simulate import Outcome, simulate_job
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 HSDP = {"kind": "fsdp2", "replicate": 2}
 ZERO3 = {"kind": "deepspeed", "stage": 3}

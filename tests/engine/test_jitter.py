@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.cost.kernels import Kernel
-from zsim.engine.jitter import lognormal, op_seconds, rank_factors, spread
+from zsim.cost.kernels.kernel import Kernel
+from zsim.engine.jitter.draw import lognormal, op_seconds, rank_factors, spread
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Collective, Group, Kernels, Plan
-from zsim.specs.experiment import Experiment
-from zsim.specs.jitter import Jitter, JitterTable, resolve_jitter, slowest_gpu
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.jitter import Jitter, JitterTable, resolve_jitter, slowest_gpu
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 SHORT_LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 4,

@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 
 import zsim
-from zsim.engine import offload_range as module
-from zsim.engine.offload_range import no_range_note, offload_range
 from zsim.engine.simulate import simulate_job
-from zsim.report.offload_page import range_sentence
-from zsim.report.render import print_report
-from zsim.specs.resolve import resolve
+from zsim.explain import offload_range as module
+from zsim.explain.offload_range import no_range_note, offload_range
+from zsim.report.views.html.offload import range_sentence
+from zsim.report.views.text.report import print_report
+from zsim.specs.experiment.resolve import resolve
 from zsim.units import format_bytes, format_seconds
 
 CPU = {"device": "cpu"}

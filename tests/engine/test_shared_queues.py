@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from zsim.api import Result, simulate
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Copy, Group, Memory
-from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 LONG = Kernel("copy", 0.0, 3e9)  # about a millisecond on an H100
 SHORT = Kernel("copy", 0.0, 1e8)

@@ -8,10 +8,10 @@ import pytest
 
 import zsim
 from zsim.engine.simulate import simulate_job
-from zsim.engine.steady import is_drained, twice
 from zsim.plan.make import make_plan
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.plan.passes.twice import is_drained, twice
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 
 def job_of(**strategy: Any) -> Job:

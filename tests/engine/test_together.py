@@ -9,8 +9,8 @@ import pytest
 import zsim
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, experiment_from
 
 SPINE = {
     "extends": "dgx-h100",

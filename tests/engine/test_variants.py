@@ -8,7 +8,7 @@ import pytest
 
 from zsim.api import simulate
 from zsim.report.report import Report
-from zsim.specs.experiment import Experiment
+from zsim.specs.experiment.tables import Experiment
 
 
 def report(strategy: dict[str, Any], nodes: int = 2, **tables: Any) -> Report:

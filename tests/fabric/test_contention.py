@@ -9,12 +9,12 @@ import pytest
 import simpy
 
 import zsim
+from zsim.fabric.algorithms.rings import ring_usage
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.rings import ring_usage
 from zsim.plan.ops import Collective, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Network
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.cluster import Network
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
 
 
 def topology_with(nodes: int, **network: Any) -> Topology:

@@ -10,13 +10,13 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.cost.collectives import edge_bytes
+from zsim.cost.collectives.rounds import edge_bytes
 from zsim.cost.sharing import max_min_fair_rates
 from zsim.fabric.fabric import Fabric, Transfer
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
 
 KINDS: list[CollectiveKind] = ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"]
 CLUSTERS = ["dgx-h100", "dgx-a100-80gb", "dgx-2", "rtx-4090-x8", "cpu-gloo"]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import simpy
 
+from zsim.fabric.algorithms.rings import ring_usage
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.rings import ring_usage
 from zsim.plan.ops import Collective, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.faults import FaultsTable, with_faults
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.faults import FaultsTable, with_faults
+from zsim.specs.topology.topology import Topology
 
 CARD = 47.5e9  # bytes per second of a DGX H100's card: 400 Gb/s at 95 %
 GIB = 2**30

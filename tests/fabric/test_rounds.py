@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import simpy
 
-from zsim.cost.nccl_chunks import tree_pieces
+from zsim.cost.collectives.nccl_chunks import tree_pieces
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.rounds import Rounds
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster, Network, ProtocolCosts
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.cluster import Cluster, Network, ProtocolCosts
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 SIZES = [KIB, MIB, 32 * MIB, GIB]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.fabric.symmetry import are_alike, by_pattern
+from zsim.fabric.folding.alike import are_alike, by_pattern
 from zsim.plan.ops import Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Network
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.cluster import Network
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
 
 
 def topology_with(nodes: int, **network: Any) -> Topology:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from zsim.fabric.algorithms.others import tree_usage
 from zsim.fabric.idle import idle_fabric
-from zsim.fabric.patterns import tree_usage
 from zsim.plan.ops import Collective, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
 
 
 def on(*counts: int) -> Topology:

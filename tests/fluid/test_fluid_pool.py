@@ -9,7 +9,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.fluid.sharing import FluidPool
+from zsim.fluid.pool import FluidPool
 
 
 class Clock:

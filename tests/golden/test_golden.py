@@ -15,7 +15,7 @@ import pytest
 
 import zsim
 from tests.golden.jobs import JOBS
-from zsim.trace.spans import Trace
+from zsim.trace.trace import Trace
 
 FOLDER = Path(__file__).parent
 

@@ -10,8 +10,9 @@ import pytest
 
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.experiment import Experiment
-from zsim.specs.model import (
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.model.spec import (
     Activation,
     Attention,
     Block,
@@ -24,8 +25,7 @@ from zsim.specs.model import (
     Parameter,
     Residual,
 )
-from zsim.specs.resolve import resolve
-from zsim.specs.strategy import Training
+from zsim.specs.strategy.training import Training
 
 MakePlan = Callable[..., Plan]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.ddp import ddp_plan
-from zsim.plan.fsdp1 import fsdp1_plan
+from zsim.plan.frameworks.ddp import ddp_plan
+from zsim.plan.frameworks.fsdp1.schedule import fsdp1_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.plan.workload import make_workload
-from zsim.specs.strategy import Ddp, Fsdp1
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.strategy.training import Ddp, Fsdp1
 
 pytestmark = [
     pytest.mark.torch,

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload import make_workload
-from zsim.specs.importers.huggingface import model_from_config
-from zsim.specs.strategy import Training
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.model.huggingface import model_from_config
+from zsim.specs.strategy.training import Training
 
 SEQUENCES, LENGTH, HIDDEN, HEADS = 8, 128, 128, 4
 HIDDEN_STATE = 2 * SEQUENCES * LENGTH * HIDDEN  # bytes, in bf16

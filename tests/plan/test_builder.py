@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.ops import Copy, Group, Memory, MemoryChange
 

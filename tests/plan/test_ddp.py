@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.plan.ddp import ddp_buckets, ddp_plan
+from zsim.plan.frameworks.ddp import ddp_buckets, ddp_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.plan.workload import make_workload
-from zsim.specs.strategy import Ddp
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.strategy.training import Ddp
 
 MIB = 2**20
 DEFAULT_CAPS = (MIB, 25 * MIB)

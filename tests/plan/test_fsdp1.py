@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.plan.fsdp1 import fsdp1_plan
-from zsim.plan.fsdp1_reduce import predivide_factor
+from zsim.plan.frameworks.fsdp1.reduce import predivide_factor
+from zsim.plan.frameworks.fsdp1.schedule import fsdp1_plan
+from zsim.plan.frameworks.fsdp1.wrapping import make_flat_units, size_based_paths
+from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Kernels, Plan
-from zsim.plan.tensors import tensor_changes
-from zsim.plan.workload import make_workload
-from zsim.plan.wrapping import make_flat_units, size_based_paths
-from zsim.specs.strategy import Fsdp1
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.strategy.training import Fsdp1
 
 PlanFor = Callable[..., Plan]
 BLOCK, ROOT = 202_383_360, 262_148_096  # Llama-2-7B

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from zsim.engine.simulate import simulate_job
-from zsim.plan.fsdp2 import fsdp2_plan
+from zsim.plan.frameworks.fsdp2.schedule import fsdp2_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.plan.workload import make_workload
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
-from zsim.specs.strategy import Fsdp2
-from zsim.trace.spans import Trace
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.training import Fsdp2
+from zsim.trace.trace import Trace
 
 PlanFor = Callable[..., Plan]
 BLOCK, ROOT = 202_383_360, 262_148_096  # Llama-2-7B

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.fsdp2 import fsdp2_plan
-from zsim.plan.workload import make_workload
-from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.plan.frameworks.fsdp2.schedule import fsdp2_plan
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 ORACLE = Path(__file__).parents[2] / "traces" / "oracle"
 

@@ -10,8 +10,8 @@ import zsim
 from zsim.engine.capacity import peak_bytes
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Plan
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.megatron import megatron_plan
+from zsim.plan.frameworks.megatron.schedule import megatron_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.plan.workload import make_workload
-from zsim.specs.megatron import Megatron
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.strategy.megatron import Megatron
 
 PlanFor = Callable[..., Plan]
 LLAMA_2_7B = 6_738_415_616

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from zsim.plan.builder import PlanBuilder, moves
-from zsim.plan.metric_log import METRICS, OUTPUTS, MetricLog, metric_log
 from zsim.plan.ops import Collective, Group, Kernels
+from zsim.plan.parts.trainer_logs import METRICS, OUTPUTS, MetricLog, metric_log
 from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload import Workload, make_workload
-from zsim.specs.model import Loss
+from zsim.plan.workload.workload import Workload, make_workload
+from zsim.specs.model.spec import Loss
 
 LOGITS = 6 * 100 * 2  # the toy's tokens and words, in bf16
 

@@ -9,7 +9,7 @@ import pytest
 import zsim
 from zsim.cost.model_states import model_state_bytes
 from zsim.plan.make import make_plan
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
 
 CATEGORIES = ("parameters", "gradients", "optimizer_states")
 

@@ -9,8 +9,8 @@ import pytest
 from zsim import Experiment, simulate
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Kernels, Plan
-from zsim.report.plan import plan_to_dict
-from zsim.specs.resolve import resolve
+from zsim.report.views.text.plan import plan_to_dict
+from zsim.specs.experiment.resolve import resolve
 
 CPU = {"device": "cpu"}
 MODEL = {

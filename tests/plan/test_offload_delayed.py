@@ -11,8 +11,8 @@ from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, HostWork
 from zsim.report.report import Report
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 CPU = {"device": "cpu"}
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from zsim import Experiment
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.make import make_plan
-from zsim.plan.offload import READ, WRITE
 from zsim.plan.ops import Copy, DriveIo, Group, HostWork, Plan
+from zsim.plan.parts.host_side import READ, WRITE
 from zsim.report.breakdown import step_breakdown
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 HIDDEN, LAYERS, SEQUENCE, GPUS = 8192, 4, 1024, 16
 PARAMETERS = 12 * HIDDEN**2 * LAYERS

@@ -10,7 +10,7 @@ import zsim
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, HostWork, Plan
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
 
 MODEL = {
     "model_type": "gpt2", "n_embd": 1024, "n_layer": 2, "n_head": 16, "n_positions": 128, "vocab_size": 4096,

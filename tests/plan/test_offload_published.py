@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from zsim.engine.simulate import simulate_job
-from zsim.study.published import RowResult, predict_row, shipped_tables
-from zsim.study.published_job import row_job
-from zsim.study.published_table import PublishedRun, read_runs
+from zsim.study.published.job import row_job
+from zsim.study.published.predict import RowResult, predict_row, shipped_tables
+from zsim.study.published.table import PublishedRun, read_runs
 
 
 @cache

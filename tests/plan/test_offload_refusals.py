@@ -15,8 +15,8 @@ from zsim.engine.capacity import exceeds_pinned_limit, fits, pinned_bytes
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
-from zsim.report.words import missing_memory
-from zsim.specs.resolve import resolve
+from zsim.report.views.text.sentences import missing_memory
+from zsim.specs.experiment.resolve import resolve
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}
 

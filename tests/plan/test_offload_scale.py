@@ -17,14 +17,14 @@ import pytest
 from zsim import Experiment
 from zsim.engine.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
 from zsim.plan.builder import PlanBuilder
+from zsim.plan.frameworks.deepspeed.stage3.offload import OffloadedZero3Schedule
 from zsim.plan.make import make_plan
-from zsim.plan.offload_zero3 import OffloadedZero3Schedule
 from zsim.plan.ops import Group, Plan
 from zsim.plan.step import walk_step
-from zsim.plan.workload import make_workload
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 
 SLOW = [
     pytest.mark.slow,

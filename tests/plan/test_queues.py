@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Copy, HostWork, Kernels, Op, Work
-from zsim.plan.queues import behind
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
+from zsim.plan.passes.queues import behind
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
 GATHER = Collective("all_gather", 1000, "bf16", "world")

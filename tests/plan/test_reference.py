@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
+from zsim.plan.frameworks.reference.schedule import reference_plan
 from zsim.plan.held import held_before_update, plan_peaks
 from zsim.plan.ops import Collective, Plan
-from zsim.plan.reference import reference_plan
-from zsim.plan.workload import make_workload
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
-from zsim.specs.strategy import Reference
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.training import Reference
 
 BLOCK, ROOT = 8 * 6, 10 * 3  # elements
 NAMES = {BLOCK: "block", ROOT: "root"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.plan.replay import replay_plans
-from zsim.plan.replay_alone import with_work_alone
-from zsim.plan.replay_twice import is_drained, twice
+from zsim.plan.recorded.alone import with_work_alone
+from zsim.plan.recorded.infer import replay_plans
+from zsim.plan.recorded.replay_twice import is_drained, twice
 
 GATHER = {"kind": "all_gather", "stream": "all_gather", "bytes": 8, "group": "world", "group_size": 8}
 REDUCE = {"kind": "reduce_scatter", "stream": "reduce", "bytes": 8, "group": "world", "group_size": 8}

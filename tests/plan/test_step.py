@@ -8,8 +8,8 @@ import pytest
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.step import RESIDUAL, Hooks, walk_step
-from zsim.plan.workload import ModuleCall, Segment, Workload, make_workload
-from zsim.specs.importers.huggingface import load_model
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload, make_workload
+from zsim.specs.model.huggingface import load_model
 
 
 class Recorder(Hooks):

@@ -9,8 +9,8 @@ import pytest
 import zsim
 from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.make import make_plan
-from zsim.plan.tensors import TensorChange, tensor_changes
-from zsim.specs.resolve import resolve
+from zsim.plan.memory.tensors import TensorChange, tensor_changes
+from zsim.specs.experiment.resolve import resolve
 
 
 def changes(builder: PlanBuilder) -> list[TensorChange]:

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from zsim.cost.efficiency import gemm_fraction
-from zsim.cost.footprint import kept_modules
-from zsim.cost.shapes import BatchShape, WorkOptions
-from zsim.cost.work import backward_kernels, forward_kernels
+from zsim.cost.kernels.modules import backward_kernels, forward_kernels
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.activations import kept_modules
+from zsim.cost.rates.efficiency import gemm_fraction
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.ddp import ddp_plan
+from zsim.plan.frameworks.ddp import ddp_plan
 from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload import make_workload
-from zsim.specs.cluster_files import load_gpu
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.strategy import Ddp, Training
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.strategy.training import Ddp, Training
 
 TRAINING = Training(
     sequence_length=128, micro_batch_size=1, gradient_accumulation_steps=1, precision="bf16",

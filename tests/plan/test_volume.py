@@ -12,7 +12,7 @@ import pytest
 
 import zsim
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.strategy import DTYPE_BYTES
+from zsim.specs.strategy.training import DTYPE_BYTES
 
 MOVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "reduce": 1}
 GPUS = 64
@@ -35,7 +35,7 @@ def plan_of(model: str = "llama-2-7b", checkpointing: str = "none", **strategy: 
         training={"sequence_length": 1024, "activation_checkpointing": checkpointing, "gradient_clipping": 0},
         strategy=strategy,
     )
-    from zsim.specs.resolve import resolve
+    from zsim.specs.experiment.resolve import resolve
 
     return zsim.make_plan(experiment), resolve(experiment).model.numel
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.workload import make_workload
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.model import Linear
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.model.huggingface import load_model
+from zsim.specs.model.spec import Linear
 
 
 def test_segments_are_before_the_blocks_and_after(toys: Any) -> None:

@@ -12,8 +12,8 @@ from zsim.engine.capacity import peak_bytes
 from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 MIB = 2**20
 

@@ -9,10 +9,10 @@ import pytest
 
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.experiment import Experiment
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 
 
 def plans(gpus: int = 16, **training: Any) -> tuple[Plan, Plan]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import zsim
-from zsim.plan.workload import make_workload
-from zsim.plan.zero3_fetch import trace_of
-from zsim.plan.zero3_hooks import HookedModules
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.resolve import resolve
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import trace_of
+from zsim.plan.frameworks.deepspeed.stage3.module_order import HookedModules
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 
 ONE_BLOCK = {
     "model_type": "llama",

@@ -11,8 +11,8 @@ import pytest
 import zsim
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Op, Plan
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 PARAMETERS = 16 * 9 + 1 + 1  # Llama-3.2-1B: 7 weights and 2 norms a block, the last norm, the embedding
 NORMS = 16 * 2 + 1

@@ -24,16 +24,16 @@ from tests.plan.zeropp_jobs import (
     plan_of,
     sent,
 )
-from zsim.cost.quantization import weight_groups
+from zsim.cost.kernels.quantization import weight_groups
 from zsim.engine.capacity import peak_bytes
 from zsim.errors import InputError
+from zsim.plan.frameworks.deepspeed.stage3.schedule import zero3_plan
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Kernels, Plan
-from zsim.plan.workload import make_workload
-from zsim.plan.zero3 import zero3_plan
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.placement import PlacementTable
-from zsim.specs.resolve import resolve
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.placement import PlacementTable
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 
 WEIGHTS = 1_235_746_816
 EMBEDDING = 128_256 * 2_048

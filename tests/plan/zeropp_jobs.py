@@ -8,8 +8,8 @@ from typing import Any
 import zsim
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 HPZ: dict[str, Any] = {"zero_hpz_partition_size": 8}
 QWZ: dict[str, Any] = {"zero_quantized_weights": True}

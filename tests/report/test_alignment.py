@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.report import alignment
-from zsim.report.alignment import align
+from zsim.comparison import alignment
+from zsim.comparison.alignment import align
 
 
 def longest_common(first: str, second: str) -> int:

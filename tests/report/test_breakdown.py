@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.report.breakdown import compute_stream, step_breakdown
-from zsim.trace.spans import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, Trace
 
 
 def gather(start, end, **fields):

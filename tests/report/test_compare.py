@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import zsim
+from zsim.comparison import planted
+from zsim.comparison.compare import compare
+from zsim.comparison.verdict import Tolerances, doubt_about_times
 from zsim.errors import InputError
-from zsim.report.compare import compare
-from zsim.report.verdict import Tolerances, doubt_about_times
-from zsim.trace import planted
 
 
 @pytest.fixture

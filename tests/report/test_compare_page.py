@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import Page, browse, in_browser, text_of
-from zsim.report.compare import compare
-from zsim.report.compare_figures import twin_timeline
-from zsim.report.compare_page import compare_page
-from zsim.trace import planted
+from zsim.comparison import planted
+from zsim.comparison.compare import compare
+from zsim.comparison.views.figures import twin_timeline
+from zsim.comparison.views.page import compare_page
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from zsim.api import report_of
-from zsim.cost.collectives import CallLimit
-from zsim.cost.kernels import Kernel
+from zsim.cost.collectives.rounds import CallLimit
+from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Kernels, Op, Plan, Work
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import HOST, OTHERS, Link, critical_path
-from zsim.specs.cluster_files import load_gpu
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
-from zsim.trace.spans import SpanInfo, Trace
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.trace.trace import SpanInfo, Trace
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
 GATHER = Collective("all_gather", 1000, "bf16", "world")

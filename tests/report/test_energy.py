@@ -10,19 +10,19 @@ from rich.console import Console
 
 import zsim
 from tests.browser import Page, text_of
-from zsim.cost.kernels import Kernel
-from zsim.cost.power import Activity, energy_joules, kernel_activity
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.rates.power import GpuActivity, energy_joules, kernel_activity
 from zsim.errors import InputError
 from zsim.report.breakdown import Breakdown
-from zsim.report.cost_words import cost_rows
 from zsim.report.energy import Energy, run_cost, step_energy
-from zsim.report.html import html_report
-from zsim.report.meanings import BREAKDOWN
-from zsim.report.render import print_report
-from zsim.specs.cluster_files import load_gpu
-from zsim.specs.cost import CostTable
-from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.hardware import Power
+from zsim.report.views.html.report import html_report
+from zsim.report.views.meanings import BREAKDOWN
+from zsim.report.views.text.report import print_report
+from zsim.report.views.text.run_cost import cost_rows
+from zsim.specs.cluster.cluster import Power
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.experiment.run_cost import CostTable
+from zsim.specs.experiment.tables import Experiment, experiment_from
 
 POWER = Power(
     source="a made-up board", evidence="measured", idle="100 W", memory_bound="400 W", maximum="700 W"
@@ -47,20 +47,20 @@ def test_a_kernel_is_bound_by_the_roof_it_is_under() -> None:
 def test_energy_is_power_times_time_by_activity() -> None:
     """2 s at 700 W, 1 s at 400 W, 0.5 s of collectives at HBM's 400 W, 0.25 s at 100 W: 2025 J. Where the
     power of collectives is known, at 200 W, it is 100 J less."""
-    activity = Activity(2.0, 1.0, 0.5, 0.25)
+    activity = GpuActivity(2.0, 1.0, 0.5, 0.25)
     assert energy_joules(activity, POWER) == 2025.0
     assert energy_joules(activity, POWER.model_copy(update={"communication": 200.0})) == 1925.0
 
 
 def test_a_board_without_hbm_bound_power_has_no_energy() -> None:
-    assert energy_joules(Activity(1.0), POWER.model_copy(update={"memory_bound": None})) is None
-    assert step_energy(breakdown(compute=1.0), Activity(1.0), None) is None
+    assert energy_joules(GpuActivity(1.0), POWER.model_copy(update={"memory_bound": None})) is None
+    assert step_energy(breakdown(compute=1.0), GpuActivity(1.0), None) is None
 
 
 def test_every_second_of_the_step_has_one_power() -> None:
     """Kernels: 3 parts compute, 1 part HBM. They took 4 s (slowed down or not): 3 s and 1 s. Then 2 s of
     exposed communication, and 1.5 s of stalls, host and allocator: 2100 + 400 + 800 + 150 J in 7.5 s."""
-    kernels = Activity(compute=0.3, memory=0.1)
+    kernels = GpuActivity(compute=0.3, memory=0.1)
     step = breakdown(
         compute=3.5,
         optimizer=0.5,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zsim.report import figures
-from zsim.report.meanings import BREAKDOWN, CAPACITY, MEMORY, SPANS
 from zsim.report.memory import Ledger
+from zsim.report.views.html import figures
+from zsim.report.views.meanings import BREAKDOWN, CAPACITY, MEMORY, SPANS
 
 
 def bars(figure, name=None):

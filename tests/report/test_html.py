@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import Page, browse, in_browser, text_of
-from zsim.report.html import html_report, write_html_report
+from zsim.report.views.html.report import html_report, write_html_report
 from zsim.validated.features import Features
 from zsim.validated.validation import Validation
 

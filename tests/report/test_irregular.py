@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zsim.report.irregular import JobRow, RankRow, Spread, rank_rows, spread_of
-from zsim.report.irregular_words import irregular_tables
-from zsim.specs.jitter import Jitter
+from zsim.report.irregular import JobRow, RankRow, StepSpread, rank_rows, spread_of
+from zsim.report.views.text.irregular import irregular_tables
+from zsim.specs.experiment.jitter import Jitter
 
 
 def two_ranks(make_trace: Callable[..., Any]) -> Any:
@@ -69,7 +69,7 @@ def test_the_tables_say_it_in_words(make_step_report: Callable[..., Any]) -> Non
     report = replace(
         make_step_report(),
         jobs=(JobRow("other", "gpt2", "DDP", 2, 16, 3, 1.0, 1.5),),
-        jitter=Spread(7, 20, 0.01, 0.02, {}, percentiles, percentiles, 0.9),
+        jitter=StepSpread(7, 20, 0.01, 0.02, {}, percentiles, percentiles, 0.9),
         ranks=(RankRow(0, 15, 1.0, 1.0, 0.5), RankRow(3, 1, 1.2, 1.2, 0.3)),
     )
     jobs, jitter, ranks = irregular_tables(report)

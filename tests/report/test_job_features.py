@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from zsim.report.job_features import job_features, network_fabric, node_fabric
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import STRATEGIES as KINDS
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import STRATEGIES as KINDS
+from zsim.specs.experiment.tables import Experiment
 from zsim.validated.regimes import STRATEGIES
 
 

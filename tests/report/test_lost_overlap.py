@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.ops import Collective, Group, Kernels, Op, Plan
 from zsim.report.critical_path import critical_path
 from zsim.report.lost_overlap import held_up_seconds, shared_queues_note
-from zsim.trace.spans import SpanInfo, Trace
+from zsim.trace.trace import SpanInfo, Trace
 
 KERNEL = Kernels((Kernel("copy", 0.0, 1e9),))
 GATHER = Collective("all_gather", 1000, "bf16", "world")

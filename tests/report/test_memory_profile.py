@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Memory, Plan
-from zsim.report.memory_lines import profile_lines
 from zsim.report.memory_profile import Holder, holders, memory_profile
+from zsim.report.views.text.memory import profile_lines
 
 
 def made() -> Plan:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import zsim
-from zsim.report.html import html_report
 from zsim.report.offload import CAUSES
-from zsim.report.offload_page import drive_timeline, moved_rows, stall_rows, tier_rows
+from zsim.report.views.html.offload import drive_timeline, moved_rows, stall_rows, tier_rows
+from zsim.report.views.html.report import html_report
 from zsim.trace.drives import drive_rates
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zsim.report.compare import compare
-from zsim.report.op_times import op_seconds, waiting_seconds, with_alike_times, with_transfers
+from zsim.comparison.compare import compare
+from zsim.comparison.op_times import op_seconds, waiting_seconds, with_alike_times, with_transfers
 
 GATHER = {"kind": "all_gather", "stream": "comm", "bytes": 10**6, "group_size": 2, "dtype": "bf16"}
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.report.calls import Call, calls_of_trace
-from zsim.report.plan_check import check_plan, first_difference
+from zsim.comparison.calls import Call, calls_of_trace
+from zsim.comparison.plan_check import check_plan, first_difference
 
 GATHERS = [Call("all_gather", 400 + block, "bf16", 8, 1, "gather", f"blocks.{block}") for block in range(4)]
 REDUCES = [Call("reduce_scatter", 800, "fp32", 8, 1, "reduce", f"blocks.{block}") for block in range(4)]

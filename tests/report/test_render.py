@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from zsim.report.html import tiles
 from zsim.report.memory import OutOfMemory
-from zsim.report.render import print_report
 from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report
 from zsim.report.traffic import SentRow
-from zsim.report.words import missing_memory, trust_words
+from zsim.report.views.html.report import tiles
+from zsim.report.views.text.report import print_report
+from zsim.report.views.text.sentences import missing_memory, trust_words
 from zsim.validated.features import Features
 from zsim.validated.validation import Validation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsim.report.breakdown import step_breakdown
-from zsim.report.timeline import stream_timeline, views
+from zsim.report.views.html.timeline import stream_timeline, views
 
 
 def drawn(trace, **options):

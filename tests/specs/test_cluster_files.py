@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.cluster_files import load_cluster, load_gpu
+from zsim.specs.cluster.files import load_cluster, load_gpu
 from zsim.specs.presets import topology_preset_names, topology_preset_path
 
 _CHANGED = 'source = "what if it were other"\nevidence = "assumed"\n'

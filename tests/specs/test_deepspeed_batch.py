@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsim.errors import InputError
-from zsim.specs.importers.deepspeed import (
+from zsim.specs.strategy.deepspeed.load import (
     BatchSizes,
     DeepSpeedConfig,
     TrainingValues,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.importers.deepspeed import (
+from zsim.specs.strategy.deepspeed.load import (
     DeepSpeedConfig,
     TrainingValues,
     load_deepspeed_config,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.specs.importers.deepspeed import DeepSpeedConfig, load_deepspeed_config
-from zsim.specs.importers.deepspeed_values import (
+from zsim.specs.strategy.deepspeed.config import (
     ActivationCheckpointingConfig,
     AioConfig,
     LeafModules,
@@ -14,6 +13,7 @@ from zsim.specs.importers.deepspeed_values import (
     ParameterOffload,
     ZeroConfig,
 )
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, load_deepspeed_config
 
 MOE_BLOCKS = (
     "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",

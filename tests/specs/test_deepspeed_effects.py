@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.importers.deepspeed import (
+from zsim.specs.strategy.deepspeed.load import (
     DeepSpeedConfig,
     TrainingValues,
     describe,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.importers.deepspeed import DeepSpeedConfig, TrainingValues, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, TrainingValues, load_deepspeed_config
 
 BF16 = {"bf16": {"enabled": True}}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.importers.deepspeed import DeepSpeedConfig, load_deepspeed_config
-from zsim.specs.importers.deepspeed_zeropp import deepspeed_label
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
 
 
 def load(precision: str = "fp16", version: str = "0.19.8", /, **zero: Any) -> DeepSpeedConfig:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.experiment import Experiment, load_experiment
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, load_experiment
 from zsim.study.sweep.study_file import load_study
 
 

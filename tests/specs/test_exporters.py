@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.specs.experiment import Experiment, load_experiment
-from zsim.specs.exporters.experiment_toml import toml_lines
-from zsim.specs.exporters.exported import Exported
-from zsim.specs.exporters.files import export_files
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, load_experiment
+from zsim.specs.formats.export import export_files
+from zsim.specs.formats.exported import Exported
+from zsim.specs.formats.toml import toml_lines
 
 NVME = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 12, "pipeline_read": True}
 # Strategy, training: every file that can say a case must give its plan back.
@@ -161,7 +161,7 @@ def read_back(name: str, file: Path) -> Experiment:
         }
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, "training": said}
     beside = {key: strategy[key] for key in ("version", *DDP_OPTIONS) if key in strategy}
-    from zsim.specs.experiment import experiment_from
+    from zsim.specs.experiment.tables import experiment_from
 
     return experiment_from({**data, "strategy": {"config": str(file), **beside}}, {}, origin="test")
 

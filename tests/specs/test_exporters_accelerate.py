@@ -9,8 +9,8 @@ import pytest
 
 import zsim
 from tests.specs.written_files import cases_with, job_of, write
-from zsim.specs.exporters.files import export_files
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.formats.export import export_files
 
 pytest.importorskip("accelerate", reason="needs accelerate: pip install zsim[interop]")
 

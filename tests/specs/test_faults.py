@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.faults import FaultsTable, kernel_slowdowns, with_faults
-from zsim.specs.link_names import find_links
-from zsim.specs.resolve import resolve
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.link_names import find_links
+from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, experiment_from
+from zsim.specs.topology.topology import Topology
 
 
 def topology(cluster: str = "dgx-superpod-h100", nodes: int = 64) -> Topology:

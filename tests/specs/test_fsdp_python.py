@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.specs.exporters.files import export_files
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.formats.export import export_files
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 

@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from zsim.specs.cluster_files import load_cluster, load_gpu
-from zsim.specs.hardware import EVIDENCE_ORDER, DeviceMemory, GemmEfficiency, NodeLink, PeakRates, Table
+from zsim.specs.cluster.cluster import (
+    EVIDENCE_ORDER,
+    DeviceMemory,
+    GemmEfficiency,
+    NodeLink,
+    PeakRates,
+    Table,
+)
+from zsim.specs.cluster.files import load_cluster, load_gpu
+from zsim.specs.cluster.table import UNSAID
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
-from zsim.specs.table import UNSAID
 
 _ORIGIN: dict[str, Any] = {"source": "a data sheet, table 1", "evidence": "data sheet"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.importers.huggingface import FAMILIES, load_model, model_from_config, read_model_config
-from zsim.specs.model import Block, Embedding, Linear
+from zsim.specs.model.huggingface import FAMILIES, load_model, model_from_config, read_model_config
+from zsim.specs.model.spec import Block, Embedding, Linear
 from zsim.specs.presets import model_preset_names
 
 # name: (total, layers, distinct block sizes, outside the blocks, tied, entries of named_parameters()).

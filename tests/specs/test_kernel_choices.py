@@ -8,8 +8,8 @@ import pytest
 
 from zsim import Experiment
 from zsim.errors import InputError
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 
 
 def job_of(cluster: str = "dgx-h100", **training: Any) -> Job:

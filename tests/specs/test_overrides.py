@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.experiment import experiment_from
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import experiment_from
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}
 ZERO2: dict[str, Any] = {**BASE, "strategy": {"kind": "deepspeed", "stage": 2}}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.job import job_topology
-from zsim.specs.placement import Placement, node_numbers, place
-from zsim.specs.resolve import resolve
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.job import job_topology
+from zsim.specs.experiment.placement import Placement, node_numbers, place
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, experiment_from
 
 
 def experiment(**data: Any) -> Experiment:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.importers.huggingface import FAMILIES, load_model
+from zsim.specs.model.huggingface import FAMILIES, load_model
 from zsim.specs.presets import (
     gpu_preset_path,
     model_preset_names,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.spreads import load_spreads, offloading_at
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.spreads import load_spreads, offloading_at
 
 
 def test_the_weaker_the_evidence_the_wider_the_spread() -> None:

@@ -11,10 +11,10 @@ import networkx
 import numpy as np
 import pytest
 
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster, Network
-from zsim.specs.topology import Topology
-from zsim.specs.topology_graph import bisection_bandwidth, is_connected
+from zsim.specs.cluster.cluster import Cluster, Network
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.graph import bisection_bandwidth, is_connected
+from zsim.specs.topology.topology import Topology
 
 _ORIGIN = {"source": "made up for a test", "evidence": "assumed"}
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster
-from zsim.specs.importers.astra_sim_network import astra_sim_yaml
-from zsim.specs.importers.slurm_topology import expand_hostlist
-from zsim.specs.importers.topology_import import import_topology
-from zsim.specs.topology import Topology
-from zsim.specs.topology_graph import is_connected
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.formats.topology.astra_sim import astra_sim_yaml
+from zsim.specs.formats.topology.read import import_topology
+from zsim.specs.formats.topology.slurm import expand_hostlist
+from zsim.specs.topology.graph import is_connected
+from zsim.specs.topology.topology import Topology
 
 EXTERNAL = Path(__file__).parents[3] / "shared" / "data" / "external" / "topo_xml"
 

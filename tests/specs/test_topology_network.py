@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
 
 _ORIGIN = 'source = "made up for a test"\nevidence = "assumed"\n'
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
+from zsim.specs.cluster.files import load_cluster
 from zsim.specs.presets import topology_preset_names
-from zsim.specs.topology import Topology
-from zsim.specs.topology_graph import bisection_bandwidth, is_connected
+from zsim.specs.topology.graph import bisection_bandwidth, is_connected
+from zsim.specs.topology.topology import Topology
 
 NAMES = topology_preset_names()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError, ZsimError
-from zsim.specs.experiment import Experiment, experiment_from
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, experiment_from
 
 ARGUMENTS = """
 output_dir: out

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import zsim
-from zsim.specs.exporters.exported import Exported
-from zsim.specs.exporters.files import export_files
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.formats.export import export_files
+from zsim.specs.formats.exported import Exported
 
 TINY = {
     "model_type": "llama",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.comparison.calls import Call
 from zsim.errors import InputError
-from zsim.report.calls import Call
 from zsim.study.call_lists import fold, unfold
 
 calls = st.builds(

@@ -16,17 +16,17 @@ from typer.testing import CliRunner
 
 import zsim
 from zsim.cli import app
+from zsim.comparison import planted
+from zsim.comparison.verdict import Tolerances
 from zsim.errors import InputError
-from zsim.report.verdict import Tolerances
-from zsim.study.check import CheckReport, run_check, sample
-from zsim.study.check_print import report_lines
-from zsim.study.check_rows import CheckRow, step_times
-from zsim.study.check_targets import find_targets
-from zsim.study.pinned import pinned_content, pinned_rows
-from zsim.study.published import CheckResult
-from zsim.study.published_table import PublishedRun
-from zsim.trace import planted
-from zsim.trace.chrome import write_chrome_trace
+from zsim.study.check.check import CheckReport, run_check, sample
+from zsim.study.check.pinned import pinned_content, pinned_rows
+from zsim.study.check.rows import CheckRow, step_times
+from zsim.study.check.targets import find_targets
+from zsim.study.check.text import report_lines
+from zsim.study.published.predict import CheckResult
+from zsim.study.published.table import PublishedRun
+from zsim.trace.chrome.write import write_chrome_trace
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 JOB = """

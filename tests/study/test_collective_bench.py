@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from zsim.commands.topology import app
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.study.collective_bench import bench, compare_curves, median_error, with_choice
+from zsim.specs.cluster.files import load_cluster
+from zsim.study.topologies.bench import bench, compare_curves, median_error, with_choice
 
 CURVES = Path(__file__).parents[2] / "validation" / "curves" / "all_reduce.csv"
 GIB = 2**30

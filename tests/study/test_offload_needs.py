@@ -8,12 +8,12 @@ import pytest
 
 from zsim import Experiment
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import changed
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.tables import changed
 from zsim.study.advice import simulate
-from zsim.study.knobs import HARDWARE
-from zsim.study.offload_needs import Need, offload_need, offload_needs
+from zsim.study.needs import Need, offload_need, offload_needs
 from zsim.study.search import least_factor
+from zsim.study.sensitivity.knobs import HARDWARE
 from zsim.units import format_seconds
 
 NVME = {"device": "nvme", "nvme_path": "/nvme"}

@@ -13,7 +13,8 @@ from zsim.cli import app
 from zsim.devices.allocator import AllocatorCounts
 from zsim.engine.allocation import Allocation
 from zsim.engine.simulate import simulate_job
-from zsim.study.published import (
+from zsim.study.published.job import row_job
+from zsim.study.published.predict import (
     StepPrediction,
     check_runs,
     measured_seconds,
@@ -21,9 +22,8 @@ from zsim.study.published import (
     predict_step,
     shipped_tables,
 )
-from zsim.study.published_job import row_job
-from zsim.study.published_statistics import error_figures
-from zsim.study.published_table import PublishedRun, read_runs
+from zsim.study.published.statistics import error_figures
+from zsim.study.published.table import PublishedRun, read_runs
 
 HEADER = (
     "row_id,source,n_layers,hidden,n_heads,ffn,mlp_type,vocab,tied_emb,seq_len,gpu,n_gpus,gpus_per_node,strategy,"

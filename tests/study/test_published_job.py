@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.model import Attention, Loss
-from zsim.specs.strategy import Fsdp1
-from zsim.study.published_job import row_job
-from zsim.study.published_table import PublishedRun
+from zsim.specs.model.spec import Attention, Loss
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import Fsdp1
+from zsim.study.published.job import row_job
+from zsim.study.published.table import PublishedRun
 
 CELLS = {
     "arch_type": "decoder", "n_layers": "12.0", "hidden": "768.0", "n_heads": "12.0", "ffn": "3072.0",

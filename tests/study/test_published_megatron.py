@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.megatron import Megatron
-from zsim.study.published_cluster import busy_p5_efficiency
-from zsim.study.published_job import RowJob, row_job
-from zsim.study.published_table import PublishedRun
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.megatron import Megatron
+from zsim.study.published.cluster import busy_p5_efficiency
+from zsim.study.published.job import RowJob, row_job
+from zsim.study.published.table import PublishedRun
 
 CELLS = {
     "arch_type": "decoder", "n_layers": "12", "hidden": "1024", "n_heads": "16", "ffn": "4096",

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.study.published_network import network_of
-from zsim.study.published_table import PublishedRun
+from zsim.study.published.network import network_of
+from zsim.study.published.table import PublishedRun
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from zsim.specs.experiment import load_experiment
-from zsim.study.scaling import Scaling, run_scaling
+from zsim.specs.experiment.tables import load_experiment
+from zsim.study.scaling.scaling import Scaling, run_scaling
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "validation" / "scaling"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
-from zsim.study.published_table import PublishedRun, read_runs
+from zsim.study.published.table import PublishedRun, read_runs
 
 HEADER = "row_id,n_layers,hidden,n_heads,seq_len,gpu,n_gpus,strategy,micro_batch"
 ROW = "a-1,12,768,12,2048,A100-SXM4-80GB,8,DDP,4"

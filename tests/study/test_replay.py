@@ -12,11 +12,11 @@ import zsim
 from zsim.fabric.fabric import Fabric
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Collective, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.topology import Topology
-from zsim.study.replay_what_if import is_matrix_product, recorded_gpu
-from zsim.trace.chrome import write_chrome_traces
-from zsim.trace.spans import SpanInfo
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
+from zsim.study.replay.what_if import is_matrix_product, recorded_gpu
+from zsim.trace.chrome.write import write_chrome_traces
+from zsim.trace.trace import SpanInfo
 
 GLOO = Path(__file__).resolve().parents[2] / "traces" / "gloo"
 TRAINING = {"sequence_length": 2048}
@@ -244,7 +244,7 @@ def test_a_modelled_transfer_is_slowed_by_the_kernels_beside_it_and_a_recorded_o
     trace = zsim.read_trace(tmp_path)
     took = []
     for slowdown in (1.0, 1.5):
-        monkeypatch.setattr("zsim.study.replay.load_cluster", lambda _, s=slowdown: cluster_with(s))
+        monkeypatch.setattr("zsim.study.replay.replay.load_cluster", lambda _, s=slowdown: cluster_with(s))
         replay = zsim.replay(trace, cluster="dgx-h100")
         (lasted, _) = [end - start for _, info, start, end in replay.replayed.rows() if info.group]
         took.append(lasted)

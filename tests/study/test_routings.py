@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from zsim.commands.topology import app
 from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import Experiment
-from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job, job_topology
-from zsim.specs.network import Network
-from zsim.specs.resolve import resolve
-from zsim.specs.topology import Topology
-from zsim.study.routings import (
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.network import Network
+from zsim.specs.experiment.job import Job, job_topology
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.topology.topology import Topology
+from zsim.study.topologies.routings import (
     collective_seconds,
     compare_routings,
     flows_per_pair,
@@ -29,7 +29,7 @@ from zsim.study.routings import (
     uplink_use,
     with_routing,
 )
-from zsim.study.topologies import compare_topologies, print_table
+from zsim.study.topologies.topologies import compare_topologies, print_table
 
 ORIGIN = {"source": "made up for a test", "evidence": "assumed"}
 FSDP = {"kind": "fsdp2"}

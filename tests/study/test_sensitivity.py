@@ -13,21 +13,27 @@ from tests.browser import check_page, in_browser
 from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import Experiment, changed
-from zsim.specs.hardware import with_attention_variant
-from zsim.specs.resolve import resolve
-from zsim.study.knobs import HARDWARE, software_numbers
+from zsim.specs.cluster.cluster import with_attention_variant
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, changed
 from zsim.study.search import least_factor
-from zsim.study.sensitivity import Bar, Sensitivity, Turn, hardware_turns, run_sensitivity
-from zsim.study.sensitivity_page import (
+from zsim.study.sensitivity.knobs import HARDWARE, software_numbers
+from zsim.study.sensitivity.page import (
     print_requirements,
     print_sensitivity,
     sensitivity_dict,
     sensitivity_page,
     tornado,
 )
-from zsim.study.targets import Requirement, left_out, memory_to_fit, parse_target, requirements
+from zsim.study.sensitivity.requirements import (
+    Requirement,
+    left_out,
+    memory_to_fit,
+    parse_target,
+    requirements,
+)
+from zsim.study.sensitivity.sensitivity import Bar, Sensitivity, Turn, hardware_turns, run_sensitivity
 
 H100 = load_cluster("dgx-h100")
 CPU_OFFLOAD = {

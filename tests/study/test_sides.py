@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from zsim.cli import app
+from zsim.comparison import planted
+from zsim.comparison.compare import compare
 from zsim.errors import InputError
-from zsim.report.compare import compare
-from zsim.study.sides import load_side
-from zsim.trace import planted
-from zsim.trace.chrome import write_chrome_trace
+from zsim.study.check.sides import load_side
+from zsim.trace.chrome.write import write_chrome_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from zsim.specs.presets import topology_preset_names
-from zsim.study.topologies import compare_topologies, describe_topology, undecided
-from zsim.study.topology_figures import drawing
-from zsim.study.topology_page import comparison_page, topology_page
+from zsim.study.topologies.figures import drawing
+from zsim.study.topologies.page import comparison_page, topology_page
+from zsim.study.topologies.topologies import compare_topologies, describe_topology, undecided
 
 
 @pytest.mark.parametrize("name", topology_preset_names())

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import pytest
 
-from zsim.trace.chrome import chrome_trace, write_chrome_trace, write_chrome_traces
+from zsim.trace.chrome.write import chrome_trace, write_chrome_trace, write_chrome_traces
 
 GATHER = {
     "kind": "all_gather", "stream": "all_gather", "name": "gather layer 0", "bytes": 1600, "dtype": "bf16",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import zsim
-from zsim.trace.content import Content
+from zsim.trace.readers.content import Content
 
 MEGABYTE = 2**20
 
@@ -25,7 +25,7 @@ def refusal(path: Path) -> str:
 
 @pytest.mark.parametrize("piece", [b" " * MEGABYTE, b"{}," * 2**18, b"\n" * MEGABYTE])
 def test_three_gigabytes_in_three_megabytes_are_refused_where_it_shows(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr("zsim.trace.content._SURELY_SMALL", 2 * MEGABYTE)
+    monkeypatch.setattr("zsim.trace.readers.content._SURELY_SMALL", 2 * MEGABYTE)
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(piece) * 3072)
     assert "unpacks to more than 200 times its size" in refusal(path)
@@ -43,7 +43,7 @@ def test_three_gigabytes_of_blanks_are_refused_in_little_memory(tmp_path):
 
 def test_a_trace_that_packs_well_is_read_whatever_its_size(tmp_path, monkeypatch):
     """Kineto's JSON packs 10 to 60 times; here the size from which the ratio counts is nothing."""
-    monkeypatch.setattr("zsim.trace.content._SURELY_SMALL", 0)
+    monkeypatch.setattr("zsim.trace.readers.content._SURELY_SMALL", 0)
     number = random.Random(0).random
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm" * 20, "pid": 0, "tid": 7, "args": {"stream": 7}}
     events = [{**kernel, "ts": round(1e6 * number(), 3), "dur": 2.5} for _ in range(2000)]
@@ -55,7 +55,7 @@ def test_a_trace_that_packs_well_is_read_whatever_its_size(tmp_path, monkeypatch
 
 
 def test_blanks_without_end_are_refused_unzipped_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("zsim.trace.content._MOST_BLANK", 3 * MEGABYTE)
+    monkeypatch.setattr("zsim.trace.readers.content._MOST_BLANK", 3 * MEGABYTE)
     path = tmp_path / "rank0.json"
     path.write_bytes(b'{"traceEvents": [' + b" " * 6 * MEGABYTE + b"]}")
     assert "holds more than 3 MB of blanks in a row" in refusal(path)
@@ -72,7 +72,7 @@ def test_blanks_without_end_are_refused_unzipped_too(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("place", [b'{"traceEvents": [{"ts": VALUE}]}', b'{"schemaVersion": VALUE}'])
 def test_what_python_gives_up_on_is_said_where_it_is(tmp_path, monkeypatch, place, value, message):
-    monkeypatch.setattr("zsim.trace.json_stream._LONGEST_VALUE", MEGABYTE)
+    monkeypatch.setattr("zsim.trace.readers.json_stream._LONGEST_VALUE", MEGABYTE)
     path = tmp_path / "rank0.json"
     path.write_bytes(place.replace(b"VALUE", value))
     assert message in refusal(path)
@@ -80,7 +80,7 @@ def test_what_python_gives_up_on_is_said_where_it_is(tmp_path, monkeypatch, plac
 
 def test_a_long_value_is_not_read_anew_for_every_piece_of_it(tmp_path, monkeypatch):
     """8 MB in pieces of 4 kB: begun when it is twice as long as before, a dozen times and not 2,000."""
-    from zsim.trace import json_stream
+    from zsim.trace.readers import json_stream
 
     begun = 0
 
@@ -91,7 +91,7 @@ def test_a_long_value_is_not_read_anew_for_every_piece_of_it(tmp_path, monkeypat
 
     decode = json_stream._decode
     monkeypatch.setattr(json_stream, "_decode", count)
-    monkeypatch.setattr("zsim.trace.content.CHUNK_BYTES", 4096)
+    monkeypatch.setattr("zsim.trace.readers.content.CHUNK_BYTES", 4096)
     path = tmp_path / "rank0.json"
     path.write_text('{"ranks": [' + "1," * 4 * MEGABYTE + '1], "traceEvents": []}')
     stream = json_stream.JsonStream(path)
@@ -108,7 +108,7 @@ def test_a_line_of_a_span_log_that_python_gives_up_on_is_named(tmp_path, line):
 
 
 def test_lines_come_one_at_a_time_and_a_line_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("zsim.trace.content.CHUNK_BYTES", 3)
+    monkeypatch.setattr("zsim.trace.readers.content.CHUNK_BYTES", 3)
     path = tmp_path / "log"
     path.write_text("one\ntwenty\n\nthree")
     assert list(Content(path).lines(most=10)) == ["one", "twenty", "", "three"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from zsim.trace.chrome import chrome_trace
+from zsim.trace.chrome.write import chrome_trace
 from zsim.trace.drives import drive_rates
 
 GB = 10**9

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import zsim
-from zsim.trace.spans import COLLECTIVES
+from zsim.trace.trace import COLLECTIVES
 
 FOLDER = Path(
     os.environ.get("ZSIM_EXTERNAL_TRACES", Path(__file__).parents[3] / "shared/data/external/kineto")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import zsim
-from zsim.trace.flight_recorder import repeating_period
+from zsim.trace.readers.flight_recorder import repeating_period
 
 
 def entry(number, name, inputs, outputs, at, **more):

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 import zsim
-from zsim.trace.json_stream import JsonStream
+from zsim.trace.readers.json_stream import JsonStream
 
 EVENT = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2.0}
 
@@ -74,7 +74,7 @@ def test_values_across_the_edges_of_pieces_are_whole(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     path.write_text('{"n": 1234567, "traceEvents": [{"ph": "µ\\u00b5", "ts": 12.25e2}], "m": -3}', "utf-8")
     for size in range(1, 41):
-        monkeypatch.setattr("zsim.trace.content.CHUNK_BYTES", size)
+        monkeypatch.setattr("zsim.trace.readers.content.CHUNK_BYTES", size)
         stream = JsonStream(path)
         assert list(stream.items("traceEvents")) == [{"ph": "µµ", "ts": 1225.0}]
         assert (stream.head["n"], stream.head["m"]) == (1234567, -3)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from zsim.report.compare import compare
-from zsim.study.check import run_check
-from zsim.trace import planted
-from zsim.trace.read import read_trace
+from zsim.comparison import planted
+from zsim.comparison.compare import compare
+from zsim.study.check.check import run_check
+from zsim.trace.readers.read import read_trace
 
 RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero3-even-2ranks"
 

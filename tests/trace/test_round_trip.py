@@ -10,7 +10,7 @@ import pytest
 
 import zsim
 from zsim.report.breakdown import step_breakdown
-from zsim.trace.chrome import write_chrome_trace, write_chrome_traces
+from zsim.trace.chrome.write import write_chrome_trace, write_chrome_traces
 
 
 def deepspeed(stage, **zero):

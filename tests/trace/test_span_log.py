@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import zsim
-from zsim.trace.spans import COLLECTIVES
+from zsim.trace.trace import COLLECTIVES
 
 TRACES = Path(__file__).resolve().parents[2] / "traces" / "gloo"
 HEADER = {"format": 1, "provenance": {"backend": "gloo"}, "rank": 0, "world_size": 2,

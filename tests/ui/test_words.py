@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser import Page
 from tests.ui.test_form import made
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
 from zsim.ui.answer import Tier, answer, scaling_counts
 from zsim.ui.app import file_text
 from zsim.ui.words import change_words, sentence

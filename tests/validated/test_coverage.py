@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.study.published import shipped_tables
-from zsim.study.published_table import read_runs
+from zsim.study.published.predict import shipped_tables
+from zsim.study.published.table import read_runs
 from zsim.validated.coverage import Judged, coverage_of, leave_one_source_out, mean_of_sources
 from zsim.validated.runs import ESTIMATES, TABLE, validated_runs
 from zsim.validated.write import shipped_texts

@@ -11,8 +11,8 @@ import pytest
 from validation.curves.accuracy import TARGET, band_errors, band_lines, errors_of, row
 from validation.curves.fit import FITS, constants_at, fit, fitted_curves
 from validation.curves.measured import Curve, preset_constants, read_curves
-from zsim.specs.cluster_files import load_cluster
-from zsim.study.collective_bench import bench
+from zsim.specs.cluster.files import load_cluster
+from zsim.study.topologies.bench import bench
 
 
 @pytest.fixture(scope="module")

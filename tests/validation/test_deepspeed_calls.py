@@ -17,10 +17,10 @@ import zsim
 from validation import plan_check
 from validation.calls import unfold
 from validation.deepspeed_calls.configurations import configurations
-from zsim.plan.workload import make_workload
-from zsim.plan.zero3_fetch import trace_of
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.resolve import resolve
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import trace_of
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 
 FOLDER = Path(__file__).parents[2] / "traces" / "deepspeed"
 RECORDED = json.loads((FOLDER / "calls.json").read_text())

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 
-from zsim.cost.collectives import edge_bytes
-from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
+from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
+from zsim.cost.collectives.rounds import edge_bytes
+from zsim.fabric.algorithms.methods import Method
 from zsim.fabric.communicators import Instance, ramp_seconds, ring_latency
 from zsim.fabric.idle import idle_fabric
-from zsim.fabric.methods import Method
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.hardware import Cluster, ProtocolCosts
-from zsim.specs.topology import Topology
-from zsim.study.collective_bench import CurvePoint, compare_curves
+from zsim.specs.cluster.cluster import Cluster, ProtocolCosts
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
+from zsim.study.topologies.bench import CurvePoint, compare_curves
 
 ALL_REDUCE = Path(__file__).with_name("all_reduce.csv")
 NETWORKS = Path(__file__).with_name("networks.csv")

@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zsim.study.baseline import Baseline, read_baseline
-from zsim.study.check import run_check
-from zsim.study.published import CheckResult, RowResult, shipped_tables
-from zsim.study.published_bars import bar_of_all, bars, table_lines
-from zsim.study.published_likeness import validated_runs_of
-from zsim.study.published_print import markdown_lines
-from zsim.study.published_regimes import regime_lines
-from zsim.study.published_statistics import error_figures, summarise
-from zsim.study.published_table import read_runs
+from zsim.study.check.baseline import Baseline, read_baseline
+from zsim.study.check.check import run_check
+from zsim.study.published.bars import bar_of_all, bars, table_lines
+from zsim.study.published.likeness import validated_runs_of
+from zsim.study.published.predict import CheckResult, RowResult, shipped_tables
+from zsim.study.published.regimes import regime_lines
+from zsim.study.published.statistics import error_figures, summarise
+from zsim.study.published.table import read_runs
+from zsim.study.published.text import markdown_lines
 from zsim.validated.coverage import Judged, leave_one_source_out
 from zsim.validated.runs import ESTIMATES, TABLE, ValidatedRun, read_validated, validated_text
 from zsim.validated.write import shipped_texts

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from zsim.specs.hardware import Gpu
-from zsim.specs.job import Job
-from zsim.study.published import predict_rows
-from zsim.study.published_table import PublishedRun, read_runs
+from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.experiment.job import Job
+from zsim.study.published.predict import predict_rows
+from zsim.study.published.table import PublishedRun, read_runs
 
 HUBER = 0.03
 STEP = 0.05

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from zsim.specs.hardware import Cluster, Gpu
-from zsim.specs.job import Job
-from zsim.study.published import predict_row, shipped_tables
-from zsim.study.published_table import PublishedRun, read_runs
+from zsim.specs.cluster.cluster import Cluster, Gpu
+from zsim.specs.experiment.job import Job
+from zsim.study.published.predict import predict_row, shipped_tables
+from zsim.study.published.table import PublishedRun, read_runs
 
 Floats = npt.NDArray[np.float64]
 STEP = 0.05

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from zsim.cost.host_optimizer import optimizer_bytes_per_second
-from zsim.cost.update_work import update_bytes
-from zsim.specs.cluster_files import load_cluster
+from zsim.cost.kernels.update import update_bytes
+from zsim.cost.rates.cpu_optimizer import optimizer_bytes_per_second
+from zsim.specs.cluster.files import load_cluster
 
 TABLE = Path(__file__).resolve().parents[1] / "curves" / "cpu_adam.csv"
 CLUSTERS = {"DGX-2 host (Xeon 8168 x2)": "dgx-2"}

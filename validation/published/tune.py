@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import zsim
-from zsim.study.tune.render import change_words
+from zsim.study.tune.text import change_words
 from zsim.study.tune.tune import Tuned, tune
 from zsim.units import format_bytes, format_seconds
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.calibrate.fitting import Fit
 from zsim.calibrate.kernel_fits import fit_gpu
 from zsim.calibrate.link_fits import fit_cluster
 from zsim.calibrate.measurements import Measurements
+from zsim.calibrate.robust_fit import CurveFit
 from zsim.errors import InputError
-from zsim.specs.hardware import Cluster
+from zsim.specs.cluster.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Calibration:
     name: str
     base: str
     tables: Mapping[str, Mapping[str, Any]]
-    fits: tuple[Fit, ...]
+    fits: tuple[CurveFit, ...]
     machines: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -84,28 +84,28 @@ def calibrate(
     return Calibration(name, base, tables, fits, measured.machines, tuple(notes))
 
 
-def sources(fits: Sequence[Fit]) -> list[str]:
+def sources(fits: Sequence[CurveFit]) -> list[str]:
     return list(dict.fromkeys(source for fit in fits for source in fit.sources))
 
 
 _TABLE_OF = {"collectives within": ("node_link", "collectives"), "collectives across": ("nic", "collectives")}
 
 
-def _belongs(fit: Fit, table: str) -> bool:
+def _belongs(fit: CurveFit, table: str) -> bool:
     for start, tables in _TABLE_OF.items():
         if fit.title.startswith(start):
             return table in tables
     return any(name.split(".")[0] == table for name in fit.values)
 
 
-def _origin(fits: Sequence[Fit], measured: Measurements) -> dict[str, Any]:
+def _origin(fits: Sequence[CurveFit], measured: Measurements) -> dict[str, Any]:
     """Where a table comes from: each of its fits, with its points and errors."""
     machine = f" on {'; '.join(measured.machines)}" if measured.machines else ""
     found = "; ".join(f"{fit.title}: {', '.join(fit.sources)}{machine}: {_errors(fit)}" for fit in fits)
     return {"source": f"zsim calibrate, {found}", "evidence": "calibrated"}
 
 
-def _errors(fit: Fit) -> str:
+def _errors(fit: CurveFit) -> str:
     bound = f"; at a limit of the search: {', '.join(fit.at_bound)}" if fit.at_bound else ""
     if not fit.points:
         return f"one figure{bound}"
@@ -168,7 +168,7 @@ def _value(value: Any) -> str:
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _fit_dict(fit: Fit) -> dict[str, Any]:
+def _fit_dict(fit: CurveFit) -> dict[str, Any]:
     return {
         "title": fit.title,
         "values": dict(fit.values),

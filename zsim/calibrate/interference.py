@@ -9,7 +9,7 @@ kind and size does too: its transfer while kernels ran over its transfer while n
 Only what was done both ways tells anything, and what overlapped in part is left out. So are kernels that
 shared their GPU with other kernels, and those of less than 10 us, which a clock of 1 us (torch before 2.1)
 does not show. A collective's kernel runs from the moment its own rank is there, so its time is mostly
-waiting: with all ranks recorded the transfer is what follows the last arrival (zsim.trace.matching); with one
+waiting: with all ranks recorded the transfer is what follows the last arrival (zsim.trace.readers.matching); with one
 rank the shortest call each way is taken, which still may have waited. What is beside what is not drawn by lot
 either: a kernel that finds its input in a cache is faster in either place, and one grid may hide two shapes.
 """
@@ -22,15 +22,15 @@ from statistics import median
 from typing import NamedTuple
 
 from zsim.trace.collective_names import is_collective_kernel
-from zsim.trace.kineto import DeviceEvent
-from zsim.trace.spans import COLLECTIVES, Trace
+from zsim.trace.readers.kineto.file import DeviceEvent
+from zsim.trace.trace import COLLECTIVES, Trace
 
 LEAST_SECONDS = 10e-6
 ALL, NONE = 0.95, 0.01  # shares of a time that count as all of it and as none
 _GPU_KINDS = frozenset({"compute", "optimizer", "copy"})
 
 
-class Pair(NamedTuple):
+class BesidePair(NamedTuple):
     """One piece of work that was done both ways: what it is, how long it took and how often it was done."""
 
     name: str
@@ -74,14 +74,14 @@ class Covered:
         return self._before[place] + min(time, self._ends[place]) - self._starts[place]
 
 
-def slowdown(pairs: Sequence[Pair]) -> float:
+def slowdown(pairs: Sequence[BesidePair]) -> float:
     """All that was done beside over the same alone; NaN without pairs."""
     alone = sum(pair.alone_seconds * pair.num_beside for pair in pairs)
     beside = sum(pair.beside_seconds * pair.num_beside for pair in pairs)
     return beside / alone if alone else float("nan")
 
 
-def kernel_pairs(events: Sequence[DeviceEvent]) -> list[Pair]:
+def kernel_pairs(events: Sequence[DeviceEvent]) -> list[BesidePair]:
     """Kernels of one rank's file, by name and launch: alone, and beside its collectives."""
     kernels = [event for event in events if event.kind == "kernel" and event.end > event.start]
     collectives = _by_device(event for event in kernels if is_collective_kernel(event.name))
@@ -99,7 +99,7 @@ def kernel_pairs(events: Sequence[DeviceEvent]) -> list[Pair]:
     return [pair for pair in _pairs(found, median) if pair.alone_seconds >= LEAST_SECONDS]
 
 
-def collective_pairs(trace: Trace) -> list[Pair]:
+def collective_pairs(trace: Trace) -> list[BesidePair]:
     """Collectives of a recording, by kind, size and group: alone, and beside kernels on any of its ranks."""
     kernels = kernels_of(trace)
     is_bounded = bool(trace.metadata.get("transfers_bounded")) or trace.transfer_seconds is None
@@ -157,10 +157,10 @@ def _note(
 def _pairs(
     found: Mapping[tuple[str, str], tuple[list[float], list[float]]],
     middle: Callable[[list[float]], float],
-) -> list[Pair]:
+) -> list[BesidePair]:
     """The longest beside first."""
     pairs = [
-        Pair(*key, middle(alone), middle(beside), len(alone), len(beside))
+        BesidePair(*key, middle(alone), middle(beside), len(alone), len(beside))
         for key, (alone, beside) in found.items()
         if alone and beside
     ]

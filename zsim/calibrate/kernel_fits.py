@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.cost.compute import kernel_seconds
-from zsim.cost.kernels import Kernel, Layout
-from zsim.cost.shapes import BatchShape, WorkOptions
-from zsim.cost.update_work import OptimizerImplementation, optimizer_kernels
-from zsim.cost.work import backward_kernels, forward_kernels
-from zsim.specs.hardware import Gpu
-from zsim.specs.model import Loss, Module, Norm
+from zsim.calibrate.robust_fit import CurveFit, FitParameter, points_of, robust_fit, span
+from zsim.cost.kernels.kernel import Kernel, Layout
+from zsim.cost.kernels.modules import backward_kernels, forward_kernels
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.update import OptimizerImplementation, optimizer_kernels
+from zsim.cost.rates.gpu import kernel_seconds
+from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.model.spec import Loss, Module, Norm
 
 _BEYOND_CACHES = 100e6
 _ELEMENTWISE = ("residual", "silu_times", "rms_norm")
@@ -25,10 +25,10 @@ ADAMW_IMPLEMENTATIONS: dict[str, OptimizerImplementation] = {
 Timed = tuple[Measurement, tuple[Kernel, ...]]
 
 
-def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """The GPU with the tables that the measurements tell, in the order in which they rest on each other:
     launches, peaks, memory, optimizer, products, attention, interference."""
-    fits: list[Fit] = []
+    fits: list[CurveFit] = []
     for fit in (_launch, _peaks, _memory, _optimizer, _gemm, _attention, _interference):
         gpu, found = fit(gpu, measured)
         fits += found
@@ -51,18 +51,20 @@ def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
     )
 
 
-def _launch(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def _launch(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """On a CPU the thread that issues an operation runs it, so its dispatch is the kernel's own."""
     rows = measured.of("host", what="launch")
     if gpu.vendor != "cpu" or not rows:
         return gpu, []
     seconds = min(row.seconds / row.calls for row in rows)
     value = {"launch.seconds_per_kernel": seconds}
-    fit = Fit("dispatch of one operation", value, (), {}, sources(rows), {"launch.seconds_per_kernel": "s"})
+    fit = CurveFit(
+        "dispatch of one operation", value, (), {}, sources(rows), {"launch.seconds_per_kernel": "s"}
+    )
     return replaced(gpu, value), [fit]
 
 
-def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """The best of all rows, where the file has no data sheet: a CPU's, or a GPU that beats its file."""
     values: dict[str, float] = {}
     used: list[Measurement] = []
@@ -87,10 +89,10 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
     if not values:
         return gpu, []
     units = {name: "B/s" if name.startswith("memory") else "FLOP/s" for name in values}
-    return replaced(gpu, values), [Fit("best rates seen", values, (), {}, sources(used), units)]
+    return replaced(gpu, values), [CurveFit("best rates seen", values, (), {}, sources(used), units)]
 
 
-def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """A CPU's copies only where no cache holds them: in a step none does."""
     least = _BEYOND_CACHES if gpu.vendor == "cpu" else 0.0
     copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > least]
@@ -99,7 +101,7 @@ def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
         for row in measured.of(*_ELEMENTWISE)
         if row.bytes > 0 and not _backward(row)
     ]
-    parameters = [Parameter("memory_bound.bytes_half", max(gpu.memory_bound.bytes_half, 1024), 64, 64e6)]
+    parameters = [FitParameter("memory_bound.bytes_half", max(gpu.memory_bound.bytes_half, 1024), 64, 64e6)]
     if copies:
         parameters.append(_fraction("memory_bound.copy_fraction", gpu.memory_bound.copy_fraction))
     if others:
@@ -131,7 +133,7 @@ def _modules(measured: Measurements) -> list[Timed]:
     return timed
 
 
-def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """AdamW of every implementation: each passes over memory as often as zsim counts for it."""
     rows = [
         row
@@ -146,7 +148,7 @@ def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
     return _fit(gpu, "AdamW", parameters, timed, "bytes", lambda row: row.bytes)
 
 
-def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     timed: list[Timed] = []
     for row in measured.of("gemm"):
         if getattr(gpu.peak, str(row["dtype"]), None) is None:
@@ -156,14 +158,14 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
         kernel = Kernel("gemm", row.flops, row.bytes, str(row["dtype"]), shape, layout=layout)
         timed.append((row, (kernel,)))
     dtypes = sorted({str(row["dtype"]) for row, _ in timed}, key=lambda dtype: (dtype != "bf16", dtype))
-    parameters = [Parameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0)]
+    parameters = [FitParameter("gemm.k_half", max(gpu.gemm.k_half, 4.0), 1.0, 4096.0)]
     for index, dtype in enumerate(dtypes):
         name = "gemm.max_fraction" if index == 0 else f"gemm.by_dtype.{dtype}"
         parameters.append(_fraction(name, gpu.gemm.by_dtype.get(dtype, gpu.gemm.max_fraction)))
     return _fit(gpu, "matrix products", parameters, timed, "flops", lambda row: row.flops)
 
 
-def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """Rows of both directions are a forward and a backward, whose FLOPs are 2.5 times as many."""
     timed: list[Timed] = []
     for row in measured.of("attention"):
@@ -181,12 +183,12 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
     parameters = [
         _fraction("attention.forward_fraction", gpu.attention.forward_fraction),
         _fraction("attention.backward_fraction", gpu.attention.backward_fraction),
-        Parameter("attention.sequence_half", max(gpu.attention.sequence_half, 8.0), 1.0, 4096.0),
+        FitParameter("attention.sequence_half", max(gpu.attention.sequence_half, 8.0), 1.0, 4096.0),
     ]
     return _fit(gpu, "fused attention", parameters, timed, "flops", lambda row: row.flops)
 
 
-def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
+def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """Products beside a collective under way over products alone, and a collective beside products over the
     same alone; the median over the groups measured."""
     fits = []
@@ -204,18 +206,18 @@ def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[Fit]]:
         value = {f"interference.{name}": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
         gpu = replaced(gpu, value)
         ranges = {"ranks": span([float(ranks) for ranks in both])}
-        fits.append(Fit(title, value, (), ranges, sources(rows)))
+        fits.append(CurveFit(title, value, (), ranges, sources(rows)))
     return gpu, fits
 
 
 def _fit(
     gpu: Gpu,
     title: str,
-    parameters: Sequence[Parameter],
+    parameters: Sequence[FitParameter],
     timed: Sequence[Timed],
     range_name: str,
     x: Callable[[Measurement], float],
-) -> tuple[Gpu, list[Fit]]:
+) -> tuple[Gpu, list[CurveFit]]:
     if len(timed) < len(parameters):
         return gpu, []
     measured = [row.seconds for row, _ in timed]
@@ -228,12 +230,14 @@ def _fit(
     xs = [x(row) for row, _ in timed]
     points = points_of([_label(row) for row, _ in timed], xs, measured, predict(values))
     units = {name: "B" for name in values if name.endswith("bytes_half")}
-    fit = Fit(title, values, points, {range_name: span(xs)}, sources(row for row, _ in timed), units, stuck)
+    fit = CurveFit(
+        title, values, points, {range_name: span(xs)}, sources(row for row, _ in timed), units, stuck
+    )
     return replaced(gpu, values), [fit]
 
 
-def _fraction(name: str, start: float) -> Parameter:
-    return Parameter(name, start, 0.01, 1.0)
+def _fraction(name: str, start: float) -> FitParameter:
+    return FitParameter(name, start, 0.01, 1.0)
 
 
 def _place(gpu: Gpu) -> str:

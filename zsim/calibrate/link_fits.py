@@ -6,23 +6,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from zsim.calibrate.fitting import Fit, Parameter, points_of, robust_fit, span
 from zsim.calibrate.kernel_fits import sources
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.cost.collectives import edge_bytes, ring_rounds
-from zsim.cost.host import load_host_costs
-from zsim.cost.nvme import stream_bytes_per_second
+from zsim.calibrate.robust_fit import CurveFit, FitParameter, points_of, robust_fit, span
+from zsim.cost.collectives.rounds import edge_bytes, ring_rounds
+from zsim.cost.rates.host_calls import load_host_costs
+from zsim.cost.rates.nvme import stream_bytes_per_second
 from zsim.errors import InputError
-from zsim.specs.hardware import Cluster, Nvme
+from zsim.specs.cluster.cluster import Cluster, Nvme
 
 _ORIGIN = ("source", "evidence", "measured_range")
 _RING_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast")
 
 
-def fit_cluster(cluster: Cluster, measured: Measurements) -> tuple[dict[str, dict[str, Any]], list[Fit]]:
+def fit_cluster(cluster: Cluster, measured: Measurements) -> tuple[dict[str, dict[str, Any]], list[CurveFit]]:
     """Changed tables of the cluster file by name, and the fits behind them. `cluster` has the fitted GPU."""
     tables: dict[str, dict[str, Any]] = {}
-    fits: list[Fit] = []
+    fits: list[CurveFit] = []
     for fit in (_host, _framework, _collectives, _host_copies, _drives, _host_optimizer):
         changes, found = fit(cluster, measured)
         for table, values in changes.items():
@@ -31,7 +31,7 @@ def fit_cluster(cluster: Cluster, measured: Measurements) -> tuple[dict[str, dic
     return tables, fits
 
 
-Found = tuple[dict[str, dict[str, Any]], list[Fit]]
+Found = tuple[dict[str, dict[str, Any]], list[CurveFit]]
 
 
 def _host(cluster: Cluster, measured: Measurements) -> Found:
@@ -39,13 +39,13 @@ def _host(cluster: Cluster, measured: Measurements) -> Found:
     machine's cores are what its name says ("2 x AMD EPYC")."""
     rows = measured.of("host", what="launch")
     if cluster.gpu.vendor == "cpu" and (cores := cpu_cores(measured)):
-        fit = Fit("the machine", {"host.cores": cores}, (), {}, measured.sources)
+        fit = CurveFit("the machine", {"host.cores": cores}, (), {}, measured.sources)
         return {"host": {"cores": cores}}, [fit]
     if cluster.gpu.vendor == "cpu" or not rows:
         return {}, []
     seconds = _seconds_per_call(rows)
     name = "host.seconds_per_launch"
-    fit = Fit("launch of one kernel", {name: seconds}, (), {}, sources(rows), {name: "s"})
+    fit = CurveFit("launch of one kernel", {name: seconds}, (), {}, sources(rows), {name: "s"})
     return {"host": {"seconds_per_launch": seconds}}, [fit]
 
 
@@ -62,7 +62,7 @@ def _framework(cluster: Cluster, measured: Measurements) -> Found:
         return {}, []
     factor = _seconds_per_call(rows) / load_host_costs().seconds["identity_call"]
     name = "host.overhead_factor"
-    fit = Fit("the frameworks' Python", {name: factor}, (), {}, sources(rows))
+    fit = CurveFit("the frameworks' Python", {name: factor}, (), {}, sources(rows))
     return {"host": {"overhead_factor": factor}}, [fit]
 
 
@@ -82,7 +82,7 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
     ]
     across = [row for row in rows if int(row["nodes"] or 1) > 1]
     tables: dict[str, dict[str, Any]] = {}
-    fits: list[Fit] = []
+    fits: list[CurveFit] = []
     protocol = "tcp" if "tcp" in cluster.collectives.protocols else "simple"
     base = cluster.collectives.protocols[protocol]
     if len(within) >= 4:
@@ -118,11 +118,11 @@ _NO_LINE = 0.5  # points that are this far from every line are no measurement of
 
 def _ring_fit(
     title: str, rows: list[Measurement], rate: float, base: float, round_seconds: float
-) -> tuple[Fit, dict[str, float]]:
+) -> tuple[CurveFit, dict[str, float]]:
     parameters = [
-        Parameter("base", max(base, 1e-6), 1e-7, 1e-1),
-        Parameter("round", max(round_seconds, 1e-7), 1e-8, 1e-2),
-        Parameter("rate", rate, rate / 1e3, rate * 1e3),
+        FitParameter("base", max(base, 1e-6), 1e-7, 1e-1),
+        FitParameter("round", max(round_seconds, 1e-7), 1e-8, 1e-2),
+        FitParameter("rate", rate, rate / 1e3, rate * 1e3),
     ]
     measured = [row.seconds for row in rows]
 
@@ -139,7 +139,7 @@ def _ring_fit(
     values, stuck = robust_fit(parameters, predict, measured)
     labels = [f"{row['kind']} of {row.bytes:.0f} B on {row['ranks']}" for row in rows]
     xs = [row.bytes for row in rows]
-    fit = Fit(
+    fit = CurveFit(
         title,
         {"start": values["base"], "round": values["round"], "edge": values["rate"]},
         points_of(labels, xs, measured, predict(values)),
@@ -183,8 +183,8 @@ def _host_copies(cluster: Cluster, measured: Measurements) -> Found:
     if len(rows) < 2:
         return {}, []
     parameters = [
-        Parameter("pcie.latency", max(cluster.pcie.latency, 1e-6), 1e-7, 1e-3),
-        Parameter("pcie.efficiency", cluster.pcie.efficiency, 0.01, 1.0),
+        FitParameter("pcie.latency", max(cluster.pcie.latency, 1e-6), 1e-7, 1e-3),
+        FitParameter("pcie.efficiency", cluster.pcie.efficiency, 0.01, 1.0),
     ]
 
     def predict(values: Mapping[str, float]) -> list[float]:
@@ -195,16 +195,16 @@ def _host_copies(cluster: Cluster, measured: Measurements) -> Found:
     values, stuck = robust_fit(parameters, predict, measured_seconds)
     labels = [f"{row['way']} {row.bytes:.0f} B" for row in rows]
     points = points_of(labels, xs, measured_seconds, predict(values))
-    fit = Fit(
+    fit = CurveFit(
         "copies over PCIe", values, points, {"bytes": span(xs)}, sources(rows), {"pcie.latency": "s"}, stuck
     )
     return {"pcie": {"latency": values["pcie.latency"], "efficiency": values["pcie.efficiency"]}}, [fit]
 
 
 def _drives(cluster: Cluster, measured: Measurements) -> Found:
-    """Bandwidth and latency of one drive each way, by Little's law (`zsim.cost.nvme`)."""
+    """Bandwidth and latency of one drive each way, by Little's law (`zsim.cost.rates.nvme`)."""
     tables: dict[str, Any] = {}
-    fits: list[Fit] = []
+    fits: list[CurveFit] = []
     base = cluster.nvme
     if base is None:
         rows = measured.of("file")
@@ -235,11 +235,11 @@ def _rate_of(row: Measurement) -> float:
     return row.rate_bytes_per_second or (row.bytes / row.seconds if row.seconds > 0 else 0.0)
 
 
-def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple[Fit, dict[str, float]]:
+def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple[CurveFit, dict[str, float]]:
     rates = [_rate_of(row) for row in rows]
     parameters = [
-        Parameter(name, max(rates) / base.drives, min(rates) / 10, max(rates) * 10),
-        Parameter("latency", 1e-4, 1e-6, 1e-1),
+        FitParameter(name, max(rates) / base.drives, min(rates) / 10, max(rates) * 10),
+        FitParameter("latency", 1e-4, 1e-6, 1e-1),
     ]
 
     def predict(values: Mapping[str, float]) -> list[float]:
@@ -260,7 +260,7 @@ def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple
     }
     shown = {f"nvme.{name}": values[name], f"nvme.{op}_latency": values["latency"]}
     units = {f"nvme.{name}": "B/s", f"nvme.{op}_latency": "s"}
-    fit = Fit(
+    fit = CurveFit(
         f"drive, {op}",
         shown,
         points_of(labels, xs, measured, predict(values)),
@@ -282,7 +282,7 @@ def _host_optimizer(cluster: Cluster, measured: Measurements) -> Found:
     rate = largest.bytes / largest.seconds
     fraction = rate / cluster.host.memory_bandwidth
     name = "offload.optimizer_fraction"
-    fit = Fit(
+    fit = CurveFit(
         "AdamW on the CPU",
         {name: min(1.0, fraction)},
         (),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zsim.calibrate.checked_table import COUNT, FLAG, TEXT, Part, shown
 from zsim.calibrate.measurements import Measurement, Measurements
-from zsim.calibrate.part import COUNT, FLAG, TEXT, Part, shown
 from zsim.errors import InputError, did_you_mean
 
 _FORMAT = 1
@@ -16,7 +16,7 @@ _DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _MODULE: Mapping[str, Any] = {"tokens": COUNT, "width": COUNT, "dtype": _DTYPES, "direction": _BOTH}
 
 
-class Family(NamedTuple):
+class BenchFamily(NamedTuple):
     """What a family's rows say: `parameters` by name, each a kind of value or the words to choose from, and
     the `work` (`flops`, `bytes`, `calls`) without which their seconds tell nothing."""
 
@@ -24,9 +24,9 @@ class Family(NamedTuple):
     work: str = ""
 
 
-FAMILIES: Mapping[str, Family] = {
-    "gemm": Family({"m": COUNT, "n": COUNT, "k": COUNT, "dtype": _DTYPES}, "flops"),
-    "attention": Family(
+FAMILIES: Mapping[str, BenchFamily] = {
+    "gemm": BenchFamily({"m": COUNT, "n": COUNT, "k": COUNT, "dtype": _DTYPES}, "flops"),
+    "attention": BenchFamily(
         {
             "batch": COUNT,
             "heads": COUNT,
@@ -37,25 +37,27 @@ FAMILIES: Mapping[str, Family] = {
         },
         "flops",
     ),
-    "rms_norm": Family(_MODULE, "bytes"),
-    "rms_norm_eager": Family(_MODULE),
-    "silu_times": Family(_MODULE, "bytes"),
-    "residual": Family(_MODULE, "bytes"),
-    "rotary": Family(_MODULE),
-    "embedding": Family({**_MODULE, "vocab": COUNT}),
-    "cross_entropy": Family({**_MODULE, "vocab": COUNT}),
-    "copy": Family({}, "bytes"),
-    "fill": Family({}, "bytes"),
-    "adamw": Family(
+    "rms_norm": BenchFamily(_MODULE, "bytes"),
+    "rms_norm_eager": BenchFamily(_MODULE),
+    "silu_times": BenchFamily(_MODULE, "bytes"),
+    "residual": BenchFamily(_MODULE, "bytes"),
+    "rotary": BenchFamily(_MODULE),
+    "embedding": BenchFamily({**_MODULE, "vocab": COUNT}),
+    "cross_entropy": BenchFamily({**_MODULE, "vocab": COUNT}),
+    "copy": BenchFamily({}, "bytes"),
+    "fill": BenchFamily({}, "bytes"),
+    "adamw": BenchFamily(
         {"kind": ("fused", "foreach", "loop"), "place": ("cpu", "cuda"), "numel": COUNT, "threads": COUNT},
         "bytes",
     ),
-    "host": Family({"what": TEXT}, "calls"),
-    "host_copy": Family({"way": ("h2d", "d2h", "both"), "pinned": FLAG}, "bytes"),
-    "gemm_beside_copy": Family({"way": ("none", "h2d", "d2h", "both")}, "flops"),
-    "file": Family({"op": ("read", "write"), "block_bytes": COUNT, "depth": COUNT, "direct": FLAG}, "bytes"),
-    "collective": Family({"kind": TEXT, "ranks": COUNT}, "bytes"),
-    "interference": Family({"measured": TEXT, "beside": FLAG, "ranks": COUNT}),
+    "host": BenchFamily({"what": TEXT}, "calls"),
+    "host_copy": BenchFamily({"way": ("h2d", "d2h", "both"), "pinned": FLAG}, "bytes"),
+    "gemm_beside_copy": BenchFamily({"way": ("none", "h2d", "d2h", "both")}, "flops"),
+    "file": BenchFamily(
+        {"op": ("read", "write"), "block_bytes": COUNT, "depth": COUNT, "direct": FLAG}, "bytes"
+    ),
+    "collective": BenchFamily({"kind": TEXT, "ranks": COUNT}, "bytes"),
+    "interference": BenchFamily({"measured": TEXT, "beside": FLAG, "ranks": COUNT}),
 }
 
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zsim.calibrate.checked_table import MOST, Part, shown
 from zsim.calibrate.measurements import GIB, Measurement, Measurements
 from zsim.calibrate.microbench import microbench_measurements
-from zsim.calibrate.part import MOST, Part, shown
 from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
 from zsim.errors import InputError
 from zsim.reading import parse_json, read_text

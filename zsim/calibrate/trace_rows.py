@@ -15,8 +15,8 @@ import numpy as np
 
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.errors import InputError
-from zsim.trace.read import read_trace
-from zsim.trace.spans import Trace
+from zsim.trace.readers.read import read_trace
+from zsim.trace.trace import Trace
 
 _HEADS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
 _SUFFIXES = (".gz", ".sqlite", ".jsonl")

@@ -13,8 +13,8 @@ from zsim.errors import InputError
 from zsim.files import write_whole
 
 if TYPE_CHECKING:
-    from zsim.calibrate.fitting import Fit
     from zsim.calibrate.hardware_file import Calibration
+    from zsim.calibrate.robust_fit import CurveFit
 
 
 def calibrate(
@@ -46,7 +46,7 @@ def calibrate(
     from zsim.calibrate.hardware_file import calibrate as fit_all
     from zsim.calibrate.measurements import joined
     from zsim.calibrate.readers import read_measurements
-    from zsim.specs.cluster_files import load_cluster
+    from zsim.specs.cluster.files import load_cluster
 
     cluster = load_cluster(base)
     if out is not None and out.suffix != ".toml":
@@ -76,7 +76,7 @@ def _lines(found: Calibration) -> Iterator[str]:
         yield f"note    {note}"
 
 
-def _fit_lines(fit: Fit) -> Iterator[str]:
+def _fit_lines(fit: CurveFit) -> Iterator[str]:
     for index, (name, value) in enumerate(fit.values.items()):
         label = name if "." in name else f"{fit.title}: {name}"
         stuck = " (at a limit)" if name in fit.at_bound else ""

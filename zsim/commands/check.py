@@ -13,7 +13,7 @@ from zsim.errors import InputError
 from zsim.files import check_file, write_whole
 
 if TYPE_CHECKING:
-    from zsim.study.baseline import Baseline
+    from zsim.study.check.baseline import Baseline
 
 
 def check(
@@ -55,12 +55,12 @@ def check(
 
     Exit code 1 names what moved past its tolerance. Inconclusive checks fail nothing and pass nothing.
     """
-    from zsim.report.verdict import Tolerances
-    from zsim.study.check import run_check
-    from zsim.study.check_print import report_lines
-    from zsim.study.check_targets import checkout
-    from zsim.study.junit import junit_xml
-    from zsim.study.published_bars import bar_of_all, bars, table_lines
+    from zsim.comparison.verdict import Tolerances
+    from zsim.study.check.check import run_check
+    from zsim.study.check.junit import junit_xml
+    from zsim.study.check.targets import checkout
+    from zsim.study.check.text import report_lines
+    from zsim.study.published.bars import bar_of_all, bars, table_lines
     from zsim.validated.runs import validated_runs
 
     pins, base = _baseline(baseline, bool(targets), update_baseline)
@@ -102,8 +102,8 @@ def check(
 
 def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:
     """The baseline that applies, and where names count from."""
-    from zsim.study.baseline import Baseline, read_baseline
-    from zsim.study.check_targets import checkout
+    from zsim.study.check.baseline import Baseline, read_baseline
+    from zsim.study.check.targets import checkout
 
     if path is not None:
         if update:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from zsim.commands.options import Set, file_option, is_output, print_json, write_json
-from zsim.specs.setting import setting
+from zsim.specs.experiment.setting import setting
 
 
 def compare(
@@ -37,9 +37,9 @@ def compare(
 
     Exit code 1: something is past its tolerance. Times measured beside foreign load are inconclusive.
     """
-    from zsim.report.compare import compare as compare_traces
-    from zsim.report.verdict import Tolerances
-    from zsim.study.sides import load_side
+    from zsim.comparison.compare import compare as compare_traces
+    from zsim.comparison.verdict import Tolerances
+    from zsim.study.check.sides import load_side
 
     tolerances = Tolerances.parse(tolerance) if tolerance else None
     changes = dict(setting(text) for text in set_ or [])

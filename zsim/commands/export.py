@@ -28,8 +28,8 @@ def export(
     set_: Set = None,
 ) -> None:
     """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML: what can say it."""
-    from zsim.specs.exporters.files import export_files
-    from zsim.specs.resolve import resolve
+    from zsim.specs.experiment.resolve import resolve
+    from zsim.specs.formats.export import export_files
 
     exported = export_files(resolve(experiment_from(experiment, model, cluster, nodes, gpus, set_)))
     for path in write_files(exported.files, out):

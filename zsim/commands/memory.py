@@ -23,11 +23,11 @@ from zsim.commands.options import (
     write_json,
 )
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.setting import setting
+from zsim.specs.experiment.setting import setting
 
 if TYPE_CHECKING:
-    from zsim.report.memory_lines import By
-    from zsim.specs.experiment import Experiment
+    from zsim.report.views.text.memory import By
+    from zsim.specs.experiment.tables import Experiment
     from zsim.study.memory import Variant
 
 _BY = ("category", "phase", "time")
@@ -88,9 +88,9 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 
 def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
     """One experiment's tables; what the JSON says, and whether it fits."""
-    from zsim.report.memory_lines import profile_lines
-    from zsim.report.words import remedy_words
-    from zsim.specs.job_labels import strategy_label
+    from zsim.report.views.text.memory import profile_lines
+    from zsim.report.views.text.sentences import remedy_words
+    from zsim.specs.experiment.labels import strategy_label
     from zsim.study.memory import profile_memory
     from zsim.study.tune.remedy import remedy_of
 
@@ -116,7 +116,7 @@ def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
 
 def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bool) -> list[Any]:
     """One line per combination, as it is found; what the JSON says."""
-    from zsim.report.memory_lines import heading
+    from zsim.report.views.text.memory import heading
     from zsim.study.memory import compare_memory
 
     content, found = [], set()
@@ -142,7 +142,7 @@ def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bo
 
 
 def _line(variant: Variant, by: By) -> str:
-    from zsim.report.memory_lines import error_line, simulated_line, variant_line
+    from zsim.report.views.text.memory import error_line, simulated_line, variant_line
 
     label = ", ".join(_word(value) for value in variant.overrides.values())
     if variant.profiled is None:

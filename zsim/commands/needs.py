@@ -39,7 +39,7 @@ def needs(
     ] = None,
 ) -> None:
     """How much more of what would hide the offloading, found by simulation."""
-    from zsim.study.offload_needs import offload_needs
+    from zsim.study.needs import offload_needs
 
     found = offload_needs(experiment_from(experiment, model, cluster, nodes, gpus, set_), resource)
     content = [need.to_dict() for need in found]

@@ -11,10 +11,10 @@ import typer
 from zsim.errors import InputError
 from zsim.files import check_file, check_folder, make_folder, write_whole
 from zsim.resources import EXAMPLE
-from zsim.specs.setting import setting
+from zsim.specs.experiment.setting import setting
 
 if TYPE_CHECKING:
-    from zsim.specs.experiment import Experiment
+    from zsim.specs.experiment.tables import Experiment
 
 
 ExperimentFile = Annotated[
@@ -49,8 +49,8 @@ def experiment_from(
 ) -> Experiment:
     """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML may stand in its place; model and cluster, where it names none, must then be given."""
-    from zsim.specs import experiment
-    from zsim.specs.importers.training_file import is_training_file, names_training_file
+    from zsim.specs.experiment import tables as experiment
+    from zsim.specs.formats.training_file import is_training_file, names_training_file
 
     overrides: dict[str, Any] = dict(setting(text) for text in settings or [])
     named = {"model": model, "cluster": cluster, "nodes": nodes, "gpus": gpus}
@@ -70,8 +70,8 @@ def experiment_from(
 
 def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
     """The overrides with the training file, all that it leaves open given."""
-    from zsim.specs.importers.deepspeed_reader import require_deepspeed_file
-    from zsim.specs.importers.training_file import is_training_file
+    from zsim.specs.formats.training_file import is_training_file
+    from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
 
     config = overrides.setdefault("strategy.config", str(path))
     if not is_training_file(config):

@@ -49,10 +49,10 @@ def replay(
     group grows and the full tensors stay; only the optimizer's kernels shrink with the shards. What a stream
     waited for is read out of the recording's times and names; memory is not replayed.
     """
-    from zsim.study.replay import replay as replay_trace
-    from zsim.study.replay_print import replay_lines
-    from zsim.trace.chrome import write_chrome_traces
-    from zsim.trace.read import read_trace
+    from zsim.study.replay.replay import replay as replay_trace
+    from zsim.study.replay.text import replay_lines
+    from zsim.trace.chrome.write import write_chrome_traces
+    from zsim.trace.readers.read import read_trace
 
     result = replay_trace(
         read_trace(trace, whole=whole),

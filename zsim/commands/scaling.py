@@ -21,7 +21,7 @@ from zsim.commands.options import (
 from zsim.errors import InputError
 
 if TYPE_CHECKING:
-    from zsim.study.scaling import Mode
+    from zsim.study.scaling.scaling import Mode
 
 
 def scaling(
@@ -52,8 +52,8 @@ def scaling(
     ] = None,
 ) -> None:
     """How far from linear on more GPUs, where it bends, and what the reason is."""
-    from zsim.study.scaling import parse_counts, run_scaling
-    from zsim.study.scaling_page import print_scaling, scaling_dict, scaling_page
+    from zsim.study.scaling.page import print_scaling, scaling_dict, scaling_page
+    from zsim.study.scaling.scaling import parse_counts, run_scaling
 
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")

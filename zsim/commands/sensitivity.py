@@ -51,15 +51,21 @@ def sensitivity(
 
     With --target also the least of each resource that reaches it, by simulation.
     """
-    from zsim.specs.resolve import resolve
-    from zsim.study.sensitivity import run_sensitivity
-    from zsim.study.sensitivity_page import (
+    from zsim.specs.experiment.resolve import resolve
+    from zsim.study.sensitivity.page import (
         print_requirements,
         print_sensitivity,
         sensitivity_dict,
         sensitivity_page,
     )
-    from zsim.study.targets import check_resources, left_out, memory_to_fit, parse_target, requirements
+    from zsim.study.sensitivity.requirements import (
+        check_resources,
+        left_out,
+        memory_to_fit,
+        parse_target,
+        requirements,
+    )
+    from zsim.study.sensitivity.sensitivity import run_sensitivity
 
     asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
     if target == "fits":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zsim.commands.options import Set, folder_option
-from zsim.specs.setting import setting
+from zsim.specs.experiment.setting import setting
 
 if TYPE_CHECKING:
     from zsim.study.sweep.sweep import Sweep

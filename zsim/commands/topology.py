@@ -13,7 +13,7 @@ from zsim.errors import InputError
 from zsim.files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    from zsim.study.collective_bench import BenchRow, CurvePoint
+    from zsim.study.topologies.bench import BenchRow, CurvePoint
 
 app = typer.Typer(
     help="Draw a cluster, time collectives on it, compare clusters, import other people's descriptions.",
@@ -34,7 +34,7 @@ def show(
     json_: Json = None,
 ) -> None:
     """What a cluster's fabric is built of, its bandwidths, and a drawing of it."""
-    from zsim.study.topologies import describe_topology, print_topology
+    from zsim.study.topologies.topologies import describe_topology, print_topology
 
     facts = describe_topology(cluster, nodes)
     if is_output(json_):
@@ -44,7 +44,7 @@ def show(
         if json_ is not None:
             write_json(facts, json_)
     if out is not None:
-        from zsim.study.topology_page import topology_page
+        from zsim.study.topologies.page import topology_page
 
         write_whole(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
         print(f"page      {out}")
@@ -74,14 +74,14 @@ def bench(
     json_: Json = None,
 ) -> None:
     """An nccl-tests shaped table of one collective, or measured curves with the simulation's error."""
-    from zsim.specs.cluster_files import load_cluster
-    from zsim.study import collective_bench
+    from zsim.specs.cluster.files import load_cluster
+    from zsim.study.topologies import bench as collective_bench
 
     if curves is not None:
         points = collective_bench.compare_curves(curves)
         _print_curves(points)
         if out is not None:
-            from zsim.study.topology_page import curves_page
+            from zsim.study.topologies.page import curves_page
 
             write_whole(out, curves_page(points))
             print(f"page      {out}")
@@ -115,12 +115,12 @@ def compare(
     out: Annotated[Path | None, folder_option(help="Write compare.html and compare.json there.")] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
-    from zsim.study.topologies import compare_topologies, print_comparison
+    from zsim.study.topologies.topologies import compare_topologies, print_comparison
 
     found = compare_topologies(clusters, experiment, model=model, gpus=gpus)
     print_comparison(found)
     if out is not None:
-        from zsim.study.topology_page import comparison_page
+        from zsim.study.topologies.page import comparison_page
 
         make_folder(out)
         write_whole(out / "compare.html", comparison_page(found))
@@ -147,11 +147,11 @@ def import_(
     ] = None,
 ) -> None:
     """Turn other people's description of a machine or fabric into a topology TOML."""
-    from zsim.specs.importers.topology_import import import_topology
+    from zsim.specs.formats.topology.read import import_topology
 
     imported = import_topology(file, format_=format_, base=base, network=network, name=output.stem)
     write_whole(output, imported.toml)
-    from zsim.specs.cluster_files import load_cluster
+    from zsim.specs.cluster.files import load_cluster
 
     load_cluster(output)
     for note in imported.notes:
@@ -168,8 +168,8 @@ def export(
     nodes: Nodes = 4,
 ) -> None:
     """A cluster as ASTRA-sim's network yml: one dimension inside the node, one between nodes."""
-    from zsim.specs.cluster_files import load_cluster
-    from zsim.specs.importers.astra_sim_network import astra_sim_yaml
+    from zsim.specs.cluster.files import load_cluster
+    from zsim.specs.formats.topology.astra_sim import astra_sim_yaml
 
     write_whole(output, astra_sim_yaml(load_cluster(cluster), nodes))
     print(f"written: {output}")
@@ -188,7 +188,7 @@ def _print_bench(rows: list[BenchRow], name: str, gpus: int, kind: str, group: i
 
 
 def _print_curves(points: list[CurvePoint]) -> None:
-    from zsim.study.collective_bench import median_error
+    from zsim.study.topologies.bench import median_error
 
     names = list(dict.fromkeys(point.curve for point in points))
     print(f"{'curve':<30} {'cluster':<16} points  median |error|   signed errors of time, 64 KiB to 4 GiB")

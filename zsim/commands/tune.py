@@ -68,7 +68,7 @@ def tune(
     torchtitan TOML; without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
     """
     from zsim.study.tune.progress import TuneProgress
-    from zsim.study.tune.render import tuned_lines, tuned_to_dict
+    from zsim.study.tune.text import tuned_lines, tuned_to_dict
     from zsim.study.tune.tune import tune as find_best
 
     asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)

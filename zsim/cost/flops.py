@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from zsim.specs.model import Attention, Block, Embedding, Experts, Linear, ModelSpec, Module
-from zsim.specs.strategy import Checkpointing
+from zsim.specs.model.spec import Attention, Block, Embedding, Experts, Linear, ModelSpec, Module
+from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from zsim.cost.kernels import Kernel
-from zsim.specs.hardware import Gpu
+from zsim.cost.kernels.kernel import Kernel
+from zsim.specs.cluster.cluster import Gpu
 
 # A curve is trusted this far beyond its first and last point, and a part of the work this small is let pass.
 _SLACK = 2.0
@@ -15,7 +15,7 @@ _MEMORY_BOUND = ("elementwise", "copy", "embedding", "loss", "optimizer")
 _ATTENTION = ("attention_forward", "attention_backward")
 
 
-class Extrapolation(NamedTuple):
+class OutOfRange(NamedTuple):
     """`fraction` of the work of a kind is done by pieces outside of the measured range."""
 
     what: str
@@ -30,7 +30,7 @@ def outside(value: float, ends: tuple[float, float]) -> bool:
     return value < ends[0] / _SLACK or value > ends[1] * _SLACK
 
 
-def extrapolated_kernels(gpu: Gpu, kernels: Iterable[tuple[Kernel, int]]) -> Iterator[Extrapolation]:
+def extrapolated_kernels(gpu: Gpu, kernels: Iterable[tuple[Kernel, int]]) -> Iterator[OutOfRange]:
     """Kinds of kernels, (kernel, how often), of which more than 5 % of the work is out of range. Tables
     without a `measured_range` make no claim and are left out."""
     counted = list(kernels)
@@ -55,7 +55,7 @@ def _size(kernel: Kernel, key: str) -> float:
 
 def extrapolated_calls(
     ranges: Mapping[str, tuple[float, float]], calls: Iterable[tuple[int, int]]
-) -> Iterator[Extrapolation]:
+) -> Iterator[OutOfRange]:
     """The same for collectives: (bytes of the full tensor, how often)."""
     if "bytes" in ranges:
         yield from _share(
@@ -65,8 +65,8 @@ def extrapolated_calls(
 
 def _share(
     what: str, sizes: list[tuple[float, int]], ends: tuple[float, float], unit: str
-) -> Iterator[Extrapolation]:
+) -> Iterator[OutOfRange]:
     total = sum(size * times for size, times in sizes)
     beyond = sum(size * times for size, times in sizes if outside(size, ends))
     if total > 0 and beyond > _SMALL * total:
-        yield Extrapolation(what, beyond / total, *ends, unit)
+        yield OutOfRange(what, beyond / total, *ends, unit)

@@ -18,8 +18,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from zsim.devices.caching_allocator import Block, CachingAllocator
-from zsim.plan.tensors import TensorChange
+from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
+from zsim.plan.memory.tensors import TensorChange
 
 
 class Changes:
@@ -65,8 +65,8 @@ class Allocator:
     counts: AllocatorCounts = field(default_factory=AllocatorCounts)
     first_changes: Changes | None = None
     owed_seconds: float = 0.0  # the host's, not yet taken
-    _blocks: dict[int, Block] = field(default_factory=dict)
-    _protected: list[tuple[int, Block]] = field(default_factory=list)
+    _blocks: dict[int, MemoryBlock] = field(default_factory=dict)
+    _protected: list[tuple[int, MemoryBlock]] = field(default_factory=list)
     _next_end: float = math.inf  # before which no protected block is free; -inf where that is not known
     _position: int = 0
     _last_op: int = -1
@@ -160,7 +160,7 @@ class Allocator:
             self.owed_seconds += segments * self.malloc_seconds
         return -1
 
-    def _retry(self, change: TensorChange) -> Block:
+    def _retry(self, change: TensorChange) -> MemoryBlock:
         self.counts.retries += 1
         self._free_protected()
         released = self.memory.release_cached()

@@ -26,15 +26,15 @@ ROUND_LARGE = 2 * 2**20
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class MemoryBlock:
     """A stretch of a segment from `address` on, between its neighbours there; of a free one, `unmapped_bytes`
     are without memory (in expandable segments alone)."""
 
     pool: _Pool
     address: int
     bytes: int
-    previous: Block | None = None
-    next: Block | None = None
+    previous: MemoryBlock | None = None
+    next: MemoryBlock | None = None
     is_free: bool = False
     unmapped_bytes: int = 0
 
@@ -50,8 +50,8 @@ class _Pool:
     """The free blocks of one stream and kind, by size and address; `last` is the end of an expandable one."""
 
     is_small: bool
-    free: list[tuple[int, int, Block]] = field(default_factory=list)
-    last: Block | None = None
+    free: list[tuple[int, int, MemoryBlock]] = field(default_factory=list)
+    last: MemoryBlock | None = None
 
     @property
     def page_bytes(self) -> int:
@@ -72,22 +72,22 @@ class CachingAllocator:
         self.peak_active_bytes = self.peak_reserved_bytes = 0
         self.num_segments = self.num_released = 0
         self._pools: dict[tuple[str, bool], _Pool] = {}
-        self._heads: dict[int, Block] = {}  # the first block of each segment, by address
+        self._heads: dict[int, MemoryBlock] = {}  # the first block of each segment, by address
         self._next_address = 0
 
-    def malloc(self, count: int, stream: str) -> Block | None:
+    def malloc(self, count: int, stream: str) -> MemoryBlock | None:
         """A block of `count` bytes, cached or new; None where the driver has no room for more."""
         pool, size = self._pool(count, stream)
         block = self._take(pool, size) or self._grow(pool, size)
         return None if block is None else self._use(block, size)
 
-    def malloc_new(self, count: int, stream: str) -> Block | None:
+    def malloc_new(self, count: int, stream: str) -> MemoryBlock | None:
         """As `malloc`, but memory that the driver gives now."""
         pool, size = self._pool(count, stream)
         block = (self._take(pool, size) if self.is_expandable else None) or self._grow(pool, size)
         return None if block is None else self._use(block, size)
 
-    def malloc_anyway(self, count: int, stream: str) -> Block:
+    def malloc_anyway(self, count: int, stream: str) -> MemoryBlock:
         """A new block of `count` bytes, whether the driver has room for it or not."""
         capacity, self.capacity_bytes = self.capacity_bytes, 1 << 62
         block = self.malloc_new(count, stream)
@@ -95,7 +95,7 @@ class CachingAllocator:
         assert block is not None
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Put a block back, together with free neighbours."""
         self.active_bytes -= block.bytes
         block.is_free = True
@@ -137,7 +137,7 @@ class CachingAllocator:
         for address, head in self._heads.items():
             pool, last, block = other._pools[of[id(head.pool)]], None, head
             while block is not None:
-                made = Block(
+                made = MemoryBlock(
                     pool, block.address, block.bytes, last, None, block.is_free, block.unmapped_bytes
                 )
                 if last is None:
@@ -174,7 +174,7 @@ class CachingAllocator:
             self.reserved_bytes -= count
             self.num_released += 1
 
-    def _grow(self, pool: _Pool, size: int) -> Block | None:
+    def _grow(self, pool: _Pool, size: int) -> MemoryBlock | None:
         """Memory from the driver, as a block in no list: a new segment, or more pages at the pool's end."""
         if self.is_expandable:
             return self._grow_end(pool, size)
@@ -183,12 +183,12 @@ class CachingAllocator:
             segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
         if not self._reserve(segment):
             return None
-        block = Block(pool, self._next_address, segment)
+        block = MemoryBlock(pool, self._next_address, segment)
         self._heads[block.address] = block
         self._next_address += segment
         return block
 
-    def _grow_end(self, pool: _Pool, size: int) -> Block | None:
+    def _grow_end(self, pool: _Pool, size: int) -> MemoryBlock | None:
         last = pool.last
         at_end = last if last is not None and last.is_free else None
         missing = _up(size - (at_end.bytes if at_end else 0), pool.page_bytes)
@@ -202,7 +202,7 @@ class CachingAllocator:
             address, self._next_address = self._next_address, self._next_address + (LARGE_BUFFER << 30)
         else:
             address = last.address + last.bytes
-        block = Block(pool, address, missing, previous=last)
+        block = MemoryBlock(pool, address, missing, previous=last)
         if last is None:
             self._heads[address] = block
         else:
@@ -220,7 +220,7 @@ class CachingAllocator:
             pool = self._pools[key] = _Pool(key[1])
         return pool, size
 
-    def _take(self, pool: _Pool, size: int) -> Block | None:
+    def _take(self, pool: _Pool, size: int) -> MemoryBlock | None:
         """The smallest free block that holds `size`, out of its list; in expandable segments one that has all
         its pages if there is one, else one that gets them back."""
         place = bisect_left(pool.free, (size,))
@@ -236,7 +236,7 @@ class CachingAllocator:
             block.unmapped_bytes -= wanted
         return pool.free.pop(place)[2]
 
-    def _use(self, block: Block, size: int) -> Block:
+    def _use(self, block: MemoryBlock, size: int) -> MemoryBlock:
         """The block with what is more than `size` split off."""
         rest = block.bytes - size
         if rest >= MIN_BLOCK if block.pool.is_small or self.is_expandable else rest > SMALL_SIZE:
@@ -246,20 +246,20 @@ class CachingAllocator:
         self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
         return block
 
-    def _remove(self, block: Block) -> None:
+    def _remove(self, block: MemoryBlock) -> None:
         free = block.pool.free
         place = bisect_left(free, (block.bytes, block.address))
         assert free[place][2] is block
         del free[place]
 
 
-def _insert(block: Block) -> None:
+def _insert(block: MemoryBlock) -> None:
     insort(block.pool.free, (block.bytes, block.address, block))  # no two have one address
 
 
-def _split(block: Block, size: int) -> None:
+def _split(block: MemoryBlock, size: int) -> None:
     """Leave `size` to the block; the rest becomes a free one behind it."""
-    rest = Block(block.pool, block.address + size, block.bytes - size, block, block.next, True)
+    rest = MemoryBlock(block.pool, block.address + size, block.bytes - size, block, block.next, True)
     rest.unmapped_bytes, block.unmapped_bytes = block.unmapped_bytes, 0
     if block.next is not None:
         block.next.previous = rest
@@ -269,7 +269,7 @@ def _split(block: Block, size: int) -> None:
     _insert(rest)
 
 
-def _absorb(block: Block, after: Block) -> None:
+def _absorb(block: MemoryBlock, after: MemoryBlock) -> None:
     """`after` becomes part of the block before it."""
     block.bytes += after.bytes
     block.unmapped_bytes += after.unmapped_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Gpu:
+class GpuKernels:
     """The kernels that run now, as (op, seconds of work left alone on the GPU).
 
     `call_at(delay, gpu, ticket)` must call `on_wake(now, ticket)` after `delay` seconds; `on_end(op, now)`
@@ -31,7 +31,7 @@ class Gpu:
     def __init__(
         self,
         slowdown: float,
-        call_at: Callable[[float, Gpu, int], None],
+        call_at: Callable[[float, GpuKernels, int], None],
         on_end: Callable[[int, float], None],
         on_turn: Callable[[bool], None] | None = None,
     ) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.cost.host_optimizer import copy_bytes_per_second, core_share, optimizer_bytes_per_second
-from zsim.devices.pool import NodePool, Usage
+from zsim.cost.rates.cpu_optimizer import copy_bytes_per_second, core_share, optimizer_bytes_per_second
+from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.sockets import Shares, Sockets, crossings
 from zsim.plan.ops import Copy, HostWork
 
@@ -38,7 +38,7 @@ def on_memory(weight: float, sockets: Sockets) -> list[float]:
     return [weight * share for share in sockets.memory]
 
 
-def copy_usage(pool: NodePool, work: Copy, rank: int) -> Usage:
+def copy_usage(pool: NodePool, work: Copy, rank: int) -> ResourceUsage:
     """One byte between GPU and host: its PCIe link, its switch's uplink, host memory."""
     side = "down" if work.direction == "h2d" else "up"
     own = {f"pcie_{side}": 1.0, f"uplink_{side}": 1.0}
@@ -54,7 +54,7 @@ def copy_usage(pool: NodePool, work: Copy, rank: int) -> Usage:
     return pool.usage(rank, own, on_sockets=on_sockets)
 
 
-def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> Usage:
+def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> ResourceUsage:
     """One byte of the CPU's work on memory: memory bandwidth, and the cores that it keeps busy.
 
     A rank that uses few threads is slower without leaving more to others: its share of the cores is less.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zsim.cost.nvme import drive_bytes_per_second, stream_bytes_per_second
+from zsim.cost.rates.nvme import drive_bytes_per_second, stream_bytes_per_second
 from zsim.devices.host import on_memory
-from zsim.devices.pool import NodePool, Usage
+from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.sockets import Shares, Sockets, crossings
 from zsim.plan.ops import DriveIo
-from zsim.specs.hardware import Nvme
+from zsim.specs.cluster.cluster import Nvme
 
 
 def add_drives(pool: NodePool, nvme: Nvme, written_bytes: float) -> None:
@@ -29,7 +29,7 @@ def add_drives(pool: NodePool, nvme: Nvme, written_bytes: float) -> None:
     pool.add("write_queue", "rank", 1.0)
 
 
-def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> Usage:
+def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> ResourceUsage:
     """One byte read from or written to the drives."""
     bandwidth = pool.classes[f"drive_{work.direction}"].capacity
     stream = stream_bytes_per_second(nvme, work.direction, work.block_bytes, work.queue_depth, work.threads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zsim.specs.hardware import Cluster
+from zsim.specs.cluster.cluster import Cluster
 
 Shares = Sequence[float]  # part of something on each socket, in order
 

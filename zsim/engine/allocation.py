@@ -13,15 +13,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.cost.host import load_host_costs, retry_seconds
+from zsim.cost.rates.host_calls import load_host_costs, retry_seconds
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
-from zsim.devices.caching_allocator import Block, CachingAllocator
+from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.engine.record import framework_memory
 from zsim.plan.builder import COMPUTE
+from zsim.plan.memory.tensors import TensorChange, tensor_changes
 from zsim.plan.ops import Memory, OffloadWork, Plan
-from zsim.plan.optimizer import UPDATE
-from zsim.plan.tensors import TensorChange, tensor_changes
-from zsim.specs.job import Job
+from zsim.plan.parts.optimizer import UPDATE
+from zsim.specs.experiment.job import Job
 
 _MOST_PASSES = 5
 
@@ -81,7 +81,7 @@ def _make(memory: CachingAllocator, resident: Memory) -> None:
         memory.free(block)
 
 
-def _malloc(memory: CachingAllocator, count: int) -> Block:
+def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
     """As torch does, but never in vain."""
     block = memory.malloc(count, COMPUTE)
     if block is None:

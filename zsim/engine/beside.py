@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zsim.devices.gpu import Gpu
+from zsim.devices.gpu import GpuKernels
 from zsim.fabric.flight import Flight
 
 
@@ -22,7 +22,7 @@ class Flights:
             flight.turn(is_busy)
 
 
-def num_busy(gpus: Iterable[Gpu | None]) -> int:
+def num_busy(gpus: Iterable[GpuKernels | None]) -> int:
     """On how many GPUs kernels run."""
     return sum(gpu is not None and gpu.is_busy for gpu in gpus)
 

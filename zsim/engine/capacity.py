@@ -6,8 +6,8 @@ from itertools import accumulate
 
 from zsim.engine.record import framework_memory
 from zsim.plan.ops import Device, Plan
-from zsim.specs.hardware import Cluster
-from zsim.specs.job import Job
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.job import Job
 
 
 def usable_bytes(cluster: Cluster) -> int:

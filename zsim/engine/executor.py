@@ -15,10 +15,10 @@ from functools import partial
 import simpy
 
 from zsim.devices.allocator import Allocator
-from zsim.devices.gpu import Gpu
+from zsim.devices.gpu import GpuKernels
 from zsim.engine.beside import Flights, landed, num_busy, took_off
 from zsim.engine.offload import Offload
-from zsim.engine.program import Program
+from zsim.engine.priced_program import Program
 from zsim.errors import StuckError
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, OffloadWork
@@ -58,7 +58,7 @@ class Lane:
         self.host_blocks: list[tuple[float, float, int]] = []
         self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
         self.flights = Flights()
-        self.gpu: Gpu
+        self.gpu: GpuKernels
 
 
 class Executor:
@@ -92,7 +92,7 @@ class Executor:
         self._successors = program.successors
         self._waits = program.host_waits
         self._behind = program.behind
-        self._agenda: dict[float, list[tuple[Lane | Gpu, int]]] = {}
+        self._agenda: dict[float, list[tuple[Lane | GpuKernels, int]]] = {}
         self._arrived: dict[tuple[int, int], list[Lane]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
@@ -101,7 +101,7 @@ class Executor:
             instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
             lane = Lane(rank, program, instances, seconds, env.now)
             turn = lane.flights.turn if self._slows_collectives else None
-            lane.gpu = Gpu(slowdown, self._call_at, partial(self._end, lane), turn)
+            lane.gpu = GpuKernels(slowdown, self._call_at, partial(self._end, lane), turn)
             if allocator is not None:
                 lane.allocator = allocator.copy()
             self.lanes.append(lane)
@@ -191,7 +191,7 @@ class Executor:
 
     # -- the agenda: one simpy event for all that happens at one instant ------------------------------
 
-    def _call_at(self, delay: float, what: Lane | Gpu, number: int) -> None:
+    def _call_at(self, delay: float, what: Lane | GpuKernels, number: int) -> None:
         """After `delay`, start op `number` of a lane (or let its host go on), or wake a GPU with ticket
         `number`."""
         time = self.env.now + delay
@@ -208,7 +208,7 @@ class Executor:
         entries = self._agenda.pop(now)
         self.num_events += len(entries)
         for what, number in entries:
-            if type(what) is Gpu:
+            if type(what) is GpuKernels:
                 what.on_wake(now, number)
             elif number == _HOST:
                 self._advance_host(what)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ class Executor:
             self._end(lane, op, now)
 
     def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
-        """Let the launch behind this one go; `zsim.plan.queues` [Note: one queue, several streams]."""
+        """Let the launch behind this one go; `zsim.plan.passes.queues` [Note: one queue, several streams]."""
         assert self._behind is not None
         held = self._behind[op]
         if held >= 0:

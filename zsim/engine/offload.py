@@ -6,15 +6,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from zsim.devices.host import add_host, copy_usage, host_work_usage
+from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.nvme import add_drives, drive_usage
-from zsim.devices.pool import NodePool, Usage
 from zsim.errors import InputError
-from zsim.fabric.classes import Classes
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.pooling import Extra
+from zsim.fabric.folding.classes import Classes
+from zsim.fabric.lumped_links import Extra
 from zsim.plan.ops import Copy, DriveIo, HostWork, OffloadWork, Plan, offload_kind
-from zsim.specs.topology import Topology
+from zsim.specs.topology.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Offload:
         ]
         return Extra(self.pool.capacities, usages)
 
-    def _usage(self, work: OffloadWork, rank: int) -> Usage:
+    def _usage(self, work: OffloadWork, rank: int) -> ResourceUsage:
         if isinstance(work, Copy):
             return copy_usage(self.pool, work, rank)
         if isinstance(work, HostWork):

@@ -6,15 +6,15 @@ import numpy as np
 
 from zsim.engine.executor import Executor, Lane
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Memory, Op, Plan
-from zsim.specs.job import Job
-from zsim.trace.spans import Floats, MemoryEvents, SpanInfo, Trace
+from zsim.specs.experiment.job import Job
+from zsim.trace.trace import Floats, MemoryEvents, SpanInfo, Trace
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
     """Spans of every simulated rank; memory of the first, which holds the largest shards.
 
     Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
-    rank had ended the first run (see zsim.engine.steady). Ranks that are not held up by a slower one begin
+    rank had ended the first run (see zsim.plan.passes.twice). Ranks that are not held up by a slower one begin
     earlier than that one: `Trace.begins` says when. A step lasts from the last rank's end to its next.
     """
     numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]

@@ -14,20 +14,20 @@ from functools import partial
 import numpy as np
 import simpy
 
-from zsim.devices.gpu import Gpu
+from zsim.devices.gpu import GpuKernels
 from zsim.engine.beside import Flights, landed, num_busy, took_off
 from zsim.errors import StuckError
 from zsim.fabric.flight import Flight
-from zsim.plan.replay_alone import runs_on_gpu
-from zsim.plan.replay_ops import HostWait, ReplayOp, ReplayPlan
-from zsim.trace.spans import SpanInfo, Trace
+from zsim.plan.recorded.alone import runs_on_gpu
+from zsim.plan.recorded.replay_ops import HostWait, ReplayOp, ReplayPlan
+from zsim.trace.trace import SpanInfo, Trace
 
 OnEnd = Callable[[], None]
 # op, a rank of the group, on how many of its GPUs kernels run
 RunCollective = Callable[[ReplayOp, int, OnEnd, int], Flight]
 
 
-class Lane:
+class ReplayLane:
     """One rank: where its host is, and when each op was issued, started and ended.
 
     The clock starts `zero` seconds before the first rank's step: hosts and streams may be at work before it.
@@ -43,7 +43,7 @@ class Lane:
         self.next_op, self.next_wait, self.blocked_on = 0, 0, -1
         self.host_time = plan.host_begin + zero
         self.host_blocks: list[tuple[float, float, SpanInfo]] = []
-        self.gpu: Gpu | None = None
+        self.gpu: GpuKernels | None = None
         self.flights = Flights()
         self.first, self.begin = 0, plan.begin + zero  # of the step that counts
         last: dict[str, int] = {}
@@ -104,13 +104,13 @@ class Replayer:
             begin for plan in plans.values() for begin in (plan.host_begin, *plan.stream_begins.values())
         ]
         self.zero = -min([0.0, *begins])
-        self.lanes = {rank: Lane(plan, self.zero) for rank, plan in plans.items()}
+        self.lanes = {rank: ReplayLane(plan, self.zero) for rank, plan in plans.items()}
         for lane in self.lanes.values() if slowdown is not None else ():
-            lane.gpu = Gpu(slowdown or 1.0, self._wake, partial(self._end, lane), lane.flights.turn)
+            lane.gpu = GpuKernels(slowdown or 1.0, self._wake, partial(self._end, lane), lane.flights.turn)
         self._instance_of = instance_of
         self._run_collective = run_collective
         self._members: dict[Hashable, int] = {}
-        self._arrived: dict[Hashable, list[tuple[Lane, int]]] = {}
+        self._arrived: dict[Hashable, list[tuple[ReplayLane, int]]] = {}
         for rank, plan in plans.items():
             for name in dict.fromkeys(op.meeting[0] for op in plan.ops if op.meeting is not None):
                 key = name, instance_of(name, rank)
@@ -132,7 +132,7 @@ class Replayer:
                 lane.begin = max(lane.end[: lane.first])
         return {rank: lane.step_seconds for rank, lane in self.lanes.items()}
 
-    def _advance_host(self, lane: Lane) -> None:
+    def _advance_host(self, lane: ReplayLane) -> None:
         """Issue ops until the host must wait for one; what comes last is the step's tail."""
         ops = lane.plan.ops
         while lane.next_op <= len(ops):
@@ -152,7 +152,7 @@ class Replayer:
             if not is_tail:
                 self._issue(lane, number)
 
-    def _issue(self, lane: Lane, number: int) -> None:
+    def _issue(self, lane: ReplayLane, number: int) -> None:
         op = lane.plan.ops[number]
         lane.issue[number] = lane.host_time
         if op.is_on_host:
@@ -162,7 +162,7 @@ class Replayer:
         elif lane.pending[number] == 0:
             self._start_when_ready(lane, number)
 
-    def _start_when_ready(self, lane: Lane, number: int) -> None:
+    def _start_when_ready(self, lane: ReplayLane, number: int) -> None:
         """Start an op that is issued, and all that it waits for is over, its lag later."""
         time = max(lane.issue[number], lane.ready[number]) + lane.plan.ops[number].lag_seconds
         lane.start[number] = time
@@ -173,7 +173,7 @@ class Replayer:
         event = simpy.Timeout(self.env, max(time - self.env.now, 0.0))
         event.callbacks = [lambda _event: call()]
 
-    def _start(self, lane: Lane, number: int) -> None:
+    def _start(self, lane: ReplayLane, number: int) -> None:
         op = lane.plan.ops[number]
         if lane.gpu is not None and runs_on_gpu(op):
             lane.gpu.start(self.env.now, number, op.seconds)
@@ -204,10 +204,10 @@ class Replayer:
         flight = self._run_collective(op, lane.plan.rank, end_all, busy)
         took_off(flight, flights)
 
-    def _wake(self, delay: float, gpu: Gpu, ticket: int) -> None:
+    def _wake(self, delay: float, gpu: GpuKernels, ticket: int) -> None:
         self._call_at(self.env.now + delay, lambda: gpu.on_wake(self.env.now, ticket))
 
-    def _end(self, lane: Lane, number: int, time: float) -> None:
+    def _end(self, lane: ReplayLane, number: int, time: float) -> None:
         lane.end[number] = time
         for successor in lane.successors[number]:
             lane.pending[successor] -= 1
@@ -267,7 +267,7 @@ class Replayer:
         )
 
 
-def _who_waits(lane: Lane) -> str:
+def _who_waits(lane: ReplayLane) -> str:
     ops = lane.plan.ops
     for number, end in enumerate(lane.end):
         if math.isnan(end):

@@ -10,28 +10,28 @@ from dataclasses import dataclass, field, replace
 
 import simpy
 
-from zsim.cost.collectives import CallLimit
+from zsim.cost.collectives.rounds import CallLimit
 from zsim.engine.allocation import Allocation, make_allocator, settle
 from zsim.engine.capacity import step_peak_bytes, usable_bytes
 from zsim.engine.executor import Executor
+from zsim.engine.folding import find_classes, node_ranks
+from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.prepare import Prepared, prepare
-from zsim.engine.repeat import Jittered, Run, run_jittered, run_once
 from zsim.engine.sent import sent_by_phase
-from zsim.engine.steady import is_drained, twice
-from zsim.engine.symmetry import find_classes, node_ranks
-from zsim.engine.together import Party, run_together
+from zsim.engine.together import ConcurrentJob, run_together
 from zsim.errors import NotSimulatedError
-from zsim.fabric.classes import Classes, first_apart
+from zsim.fabric.algorithms.rings import Floats
 from zsim.fabric.fabric import LinkLoad
-from zsim.fabric.rings import Floats
+from zsim.fabric.folding.classes import Classes, first_apart
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.faults import kernel_slowdowns
-from zsim.specs.jitter import resolve_jitter
-from zsim.specs.job import Job, job_topology, slowdowns_of, slowest_of, topology_beside
-from zsim.specs.topology import Topology
-from zsim.trace.spans import Trace
+from zsim.plan.passes.twice import is_drained, twice
+from zsim.specs.experiment.faults import kernel_slowdowns
+from zsim.specs.experiment.jitter import resolve_jitter
+from zsim.specs.experiment.job import Job, job_topology, slowdowns_of, slowest_of, topology_beside
+from zsim.specs.topology.topology import Topology
+from zsim.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def _by_itself(
     return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
 
 
-def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prepared, Run, Allocation]:
+def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prepared, ProgramRun, Allocation]:
     """A run, and what the first rank's allocator made of it; where it ran short, a run that it held up, and
     what that takes. A job whose tensors alone are more than `most` bytes is run as if it did fit."""
     job, plan = prepared.job, prepared.plan
@@ -214,11 +214,11 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
         )
-    parties = {OWN_NAME: Party(job, topology, slowdowns, make_plan(job))}
+    parties = {OWN_NAME: ConcurrentJob(job, topology, slowdowns, make_plan(job))}
     for name, other in job.others.items():
         place = topology_beside(topology, other)
         slow = kernel_slowdowns(place, job.experiment.faults, is_beside=True) * slowest_of(other)
-        parties[name] = Party(other, place, slow, make_plan(other))
+        parties[name] = ConcurrentJob(other, place, slow, make_plan(other))
     alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold) for one in parties.values()]
     loops, notes = run_together(list(parties.values()), unfold=unfold)
     own = loops[0]
@@ -242,7 +242,7 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
     return replace(outcome, stats=stats, traffic=traffic, notes=notes, together=tuple(times))
 
 
-def _fits(party: Party) -> bool:
+def _fits(party: ConcurrentJob) -> bool:
     return step_peak_bytes(party.job, party.plan) <= usable_bytes(party.job.cluster)
 
 

@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 import simpy
 
 from zsim.engine.executor import Executor
+from zsim.engine.folding import find_classes_together
 from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.record import make_trace
-from zsim.engine.steady import is_drained, twice
-from zsim.engine.symmetry import find_classes_together
+from zsim.fabric.algorithms.rings import Floats
 from zsim.fabric.fabric import connect
-from zsim.fabric.rings import Floats
 from zsim.plan.ops import Plan
-from zsim.specs.job import Job
-from zsim.specs.topology import Topology
-from zsim.trace.spans import Trace
+from zsim.plan.passes.twice import is_drained, twice
+from zsim.specs.experiment.job import Job
+from zsim.specs.topology.topology import Topology
+from zsim.trace.trace import Trace
 
 _ROUNDS = 4  # of every job, the first of which is not counted
 
 
 @dataclass(frozen=True)
-class Party:
+class ConcurrentJob:
     """A job ready to be put on the clock with others: its ranks' places, how slow they are, its plan."""
 
     job: Job
@@ -73,7 +73,7 @@ class Loop:
         return self.traces[order[(len(order) - 1) // 2]]
 
 
-def run_together(parties: Sequence[Party], *, unfold: bool) -> tuple[list[Loop], tuple[str, ...]]:
+def run_together(parties: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[list[Loop], tuple[str, ...]]:
     """The jobs' loops after they have run, and notes on what their classes leave out.
 
     Raises StuckError when the clock stops with work left.

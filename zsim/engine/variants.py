@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.ops import Collective
-from zsim.plan.queues import behind
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.strategy import DEFAULT_CONNECTIONS
+from zsim.plan.passes.queues import behind
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
 def step_seconds_without_overlap(outcome: Outcome) -> float | None:

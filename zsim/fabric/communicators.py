@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.cost.collectives import Rounds
-from zsim.fabric.methods import Method
-from zsim.fabric.rings import Floats, Ints, Longer
-from zsim.fluid.sharing import Profile
-from zsim.specs.hardware import ProtocolCosts
+from zsim.cost.collectives.rounds import Rounds
+from zsim.fabric.algorithms.methods import Method
+from zsim.fabric.algorithms.rings import Floats, Ints, Longer
+from zsim.fluid.pool import Profile
+from zsim.specs.cluster.cluster import ProtocolCosts
 
 _MIB = 2.0**20
 
@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AlgorithmChoice:
     """One algorithm and protocol of one communicator; see [Note: a communicator knows only itself]."""
 
     method: Method
@@ -75,7 +75,7 @@ class Instance:
     num_domains: int
     longer: Longer
     delays: list[tuple[Floats, Floats]]
-    choices: dict[str, list[Choice]] = field(default_factory=dict)
+    choices: dict[str, list[AlgorithmChoice]] = field(default_factory=dict)
     used: dict[str, tuple[Ints, Floats]] = field(default_factory=dict)
 
     @property

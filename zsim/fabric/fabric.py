@@ -15,20 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from zsim.cost.collectives import CallLimit, edge_bytes
-from zsim.cost.nccl_chunks import fill_seconds, tree_pieces
-from zsim.fabric.choice import planned_seconds
-from zsim.fabric.communicators import Choice, Instance, Limits, Transfer, ramp_seconds, ring_latency
+from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
+from zsim.cost.collectives.rounds import CallLimit, edge_bytes
+from zsim.fabric.algorithms.methods import Method, methods
+from zsim.fabric.algorithms.nccl_choice import planned_seconds
+from zsim.fabric.algorithms.others import SHAPES, sent_by_gpu
+from zsim.fabric.algorithms.rings import Floats, Ints, domains_of, fault_delays, longer_rounds
+from zsim.fabric.communicators import AlgorithmChoice, Instance, Limits, Transfer, ramp_seconds, ring_latency
 from zsim.fabric.flight import Flight
-from zsim.fabric.methods import Method, methods
-from zsim.fabric.patterns import SHAPES, sent_by_gpu
-from zsim.fabric.pooling import NO_EXTRA, Extra, lump
-from zsim.fabric.rings import Floats, Ints, domains_of, fault_delays, longer_rounds
-from zsim.fabric.symmetry import by_pattern, groups_of
-from zsim.fluid.sharing import FluidPool, Profile
+from zsim.fabric.folding.alike import by_pattern, groups_of
+from zsim.fabric.lumped_links import NO_EXTRA, Extra, lump
+from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
-from zsim.specs.hardware import CollectiveCosts, ProtocolCosts
-from zsim.specs.topology import Topology
+from zsim.specs.cluster.cluster import CollectiveCosts, ProtocolCosts
+from zsim.specs.topology.topology import Topology
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
@@ -137,7 +137,7 @@ class Fabric:
         profiles: dict[tuple[str, float, float], Profile],
         links: Ints,
         leaves_node: npt.NDArray[np.bool_],
-    ) -> Choice:
+    ) -> AlgorithmChoice:
         found = []
         for slowdown in (1.0, self.slowdown):  # alone, and beside kernels
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
@@ -152,7 +152,7 @@ class Fabric:
         own = alone
         if method.shape in instance.own_usage:
             own = self._limits(instance.own_usage[method.shape], costs, method.fraction)
-        return Choice(method, protocol, costs, found[0], found[1], alone, own)
+        return AlgorithmChoice(method, protocol, costs, found[0], found[1], alone, own)
 
     def _limits(self, usage: Floats, costs: ProtocolCosts, method_fraction: float) -> Limits:
         """What a usage's links allow: bus bytes per second."""
@@ -222,7 +222,7 @@ class Fabric:
             found.append(Transfer(*known, seconds[0], seconds[1], choice.beside))
         return found
 
-    def _fill(self, work: Collective, choice: Choice, limits: Limits, num_domains: int) -> float:
+    def _fill(self, work: Collective, choice: AlgorithmChoice, limits: Limits, num_domains: int) -> float:
         """Seconds to fill trees; no other algorithm is filled."""
         if choice.method.shape != "tree" or not work.bytes:
             return 0.0

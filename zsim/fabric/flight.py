@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zsim.fabric.communicators import Transfer
-from zsim.fluid.sharing import Activity, FluidPool
+from zsim.fluid.pool import Activity, FluidPool
 
 
 class Flight:

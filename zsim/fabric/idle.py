@@ -9,7 +9,7 @@ import simpy
 
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, Group
-from zsim.specs.topology import Topology
+from zsim.specs.topology.topology import Topology
 
 
 def idle_fabric(topology: Topology, group: Group, works: Sequence[Collective]) -> Fabric:

@@ -22,14 +22,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from zsim.cost.collectives import ROUNDS_SIDE_BY_SIDE, edge_bytes
+from zsim.cost.collectives.rounds import ROUNDS_SIDE_BY_SIDE, edge_bytes
 from zsim.errors import InputError
+from zsim.fabric.algorithms.others import tree_parents
+from zsim.fabric.algorithms.rings import (
+    Floats,
+    Ints,
+    add_crossings,
+    local_ranks,
+    longer_rounds,
+    members_of,
+    rotate,
+)
 from zsim.fabric.communicators import round_seconds
-from zsim.fabric.patterns import tree_parents
-from zsim.fabric.rings import Floats, Ints, add_crossings, local_ranks, longer_rounds, members_of, rotate
-from zsim.fluid.sharing import FluidPool, Profile
-from zsim.specs.hardware import ProtocolCosts
-from zsim.specs.topology import Topology
+from zsim.fluid.pool import FluidPool, Profile
+from zsim.specs.cluster.cluster import ProtocolCosts
+from zsim.specs.topology.topology import Topology
 
 
 @dataclass
@@ -88,7 +96,7 @@ class Rounds:
 
     def tree(self, full_bytes: float, pieces: int) -> float:
         """Seconds of an all-reduce on the double binary tree, in `pieces` per channel (a channel is on one of
-        the two trees: `zsim.cost.nccl_chunks.tree_pieces` says how many NCCL has)."""
+        the two trees: `zsim.cost.collectives.nccl_chunks.tree_pieces` says how many NCCL has)."""
         domains = self.size // self.local
         trees = [self._tree(parents, full_bytes / 2, pieces) for parents in tree_parents(domains)]
         self._share([edge for _, edges in trees for edge in edges], full_bytes / 2, by_kind=True)

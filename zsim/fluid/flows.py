@@ -9,7 +9,7 @@ from typing import Any
 import simpy
 
 from zsim.errors import InputError, StuckError, did_you_mean
-from zsim.fluid.sharing import FluidPool
+from zsim.fluid.pool import FluidPool
 
 _KEYS = ("route", "size_bytes", "start_seconds", "latency_seconds")
 

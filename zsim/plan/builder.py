@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.ops import (
     Category,
     Collective,

@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.errors import NotSimulatedError
-from zsim.plan.ddp import ddp_plan
-from zsim.plan.fsdp1 import fsdp1_plan
-from zsim.plan.fsdp2 import fsdp2_plan
-from zsim.plan.megatron import megatron_plan
-from zsim.plan.mics import mics_plan
-from zsim.plan.offload_fsdp1 import offloaded_fsdp1_plan
-from zsim.plan.offload_fsdp2 import offloaded_fsdp2_plan
-from zsim.plan.offload_reference import offloaded_reference_plan
-from zsim.plan.offload_zero3 import offloaded_zero3_plan
-from zsim.plan.offload_zero12 import offloaded_zero12_plan
-from zsim.plan.on_cpu import in_one_thread
+from zsim.plan.frameworks.ddp import ddp_plan
+from zsim.plan.frameworks.deepspeed.stage0 import zero0_plan
+from zsim.plan.frameworks.deepspeed.stage3.mics import mics_plan
+from zsim.plan.frameworks.deepspeed.stage3.offload import offloaded_zero3_plan
+from zsim.plan.frameworks.deepspeed.stage3.schedule import zero3_plan
+from zsim.plan.frameworks.deepspeed.stage12.offload import offloaded_zero12_plan
+from zsim.plan.frameworks.deepspeed.stage12.schedule import zero12_plan
+from zsim.plan.frameworks.fsdp1.offload import offloaded_fsdp1_plan
+from zsim.plan.frameworks.fsdp1.schedule import fsdp1_plan
+from zsim.plan.frameworks.fsdp2.offload import offloaded_fsdp2_plan
+from zsim.plan.frameworks.fsdp2.schedule import fsdp2_plan
+from zsim.plan.frameworks.megatron.schedule import megatron_plan
+from zsim.plan.frameworks.reference.offload import offloaded_reference_plan
+from zsim.plan.frameworks.reference.schedule import reference_plan
 from zsim.plan.ops import Plan
-from zsim.plan.reference import reference_plan
-from zsim.plan.workload import make_workload
-from zsim.plan.zero0 import zero0_plan
-from zsim.plan.zero3 import zero3_plan
-from zsim.plan.zero12 import zero12_plan
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job
-from zsim.specs.megatron import Megatron
-from zsim.specs.strategy import DTYPE_BYTES, Ddp, Fsdp1, Fsdp2, Reference
+from zsim.plan.passes.one_thread import in_one_thread
+from zsim.plan.workload.workload import make_workload
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.training import DTYPE_BYTES, Ddp, Fsdp1, Fsdp2, Reference
 
 _DEEPSPEED = {
     "none": zero0_plan,

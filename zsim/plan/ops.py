@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from zsim.cost.kernels import Kernel
+from zsim.cost.kernels.kernel import Kernel
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = (

@@ -6,10 +6,10 @@ between frameworks happens in the methods of its `Hooks`, which are called where
 
 from __future__ import annotations
 
-from zsim.cost.fused_head import head_place
+from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.workload import ModuleCall, Segment, Workload
-from zsim.specs.model import Attention, Loss
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.model.spec import Attention, Loss
 
 RESIDUAL = "gradient of the residual stream"
 CHECKPOINT, OUTPUT = " checkpoint", " output"  # after the name of their block

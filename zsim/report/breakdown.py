@@ -21,8 +21,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from zsim.report.meanings import BREAKDOWN, COMPUTE_KINDS, waiting_cause
-from zsim.trace.spans import SpanInfo, Trace
+from zsim.report.views.meanings import BREAKDOWN, COMPUTE_KINDS, waiting_cause
+from zsim.trace.trace import SpanInfo, Trace
 
 _ENDED_TOGETHER = 1e-9  # relative: ends closer than this part of the step are the same instant
 

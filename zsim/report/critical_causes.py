@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from zsim.cost.collectives import CallLimit
-from zsim.cost.power import Activity, kernel_activity
+from zsim.cost.collectives.rounds import CallLimit
+from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Op, Plan, Work, offload_kind
 from zsim.report.critical_path import ALLOCATOR, HOST, OTHERS, Link
-from zsim.report.meanings import BREAKDOWN, Meaning
-from zsim.specs.hardware import Gpu
+from zsim.report.views.meanings import BREAKDOWN, Meaning
+from zsim.specs.cluster.cluster import Gpu
 
 # In the order in which they are shown; other tiers of links (of a fabric) come after the cards.
 CAUSES: dict[str, Meaning] = {
@@ -101,7 +101,7 @@ class OpCauses:
         return {_OF_RESOURCE.get(resource, default): 0.0}
 
 
-def _of_kernels(activity: Activity) -> dict[str, float]:
+def _of_kernels(activity: GpuActivity) -> dict[str, float]:
     return {"compute": activity.compute, "hbm": activity.memory, "launch": activity.idle}
 
 

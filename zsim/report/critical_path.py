@@ -4,7 +4,7 @@
 An op begins when the last of three things has happened: the op before it on its stream ended, an op that it
 comes after ended, the host issued it. Whichever ended at that instant is the link of the chain before it. One
 that shares a hardware queue may stand behind a launch that waits; it begins with that, so its link is the
-other's (`zsim.plan.queues`). The
+other's (`zsim.plan.passes.queues`). The
 host's part goes back to the last time that it was blocked, and from there to the op that it waited for. A
 collective begins for all when its last rank has come, so the chain goes on there. What the chain covers is
 the whole step, without gaps: its parts add up to the step's time.
@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.plan.ops import Collective, Plan
-from zsim.plan.queues import behind
-from zsim.specs.strategy import DEFAULT_CONNECTIONS
-from zsim.trace.spans import Floats, Trace
+from zsim.plan.passes.queues import behind
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+from zsim.trace.trace import Floats, Trace
 
 _SAME_INSTANT = 1e-9  # of the step
 _Block = tuple[float, float, int]

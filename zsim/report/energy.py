@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zsim.cost.power import Activity, energy_joules
+from zsim.cost.rates.power import GpuActivity, energy_joules
 from zsim.report.breakdown import Breakdown
-from zsim.specs.cost import CostTable
-from zsim.specs.hardware import Power
+from zsim.specs.cluster.cluster import Power
+from zsim.specs.experiment.run_cost import CostTable
 
 _JOULES_PER_MEGAWATT_HOUR = 3.6e9
 _SECONDS_PER_HOUR = 3600.0
@@ -47,7 +47,7 @@ class RunCost:
     money_per_parameter: float | None
 
 
-def step_energy(breakdown: Breakdown, kernels: Activity, power: Power | None) -> Energy | None:
+def step_energy(breakdown: Breakdown, kernels: GpuActivity, power: Power | None) -> Energy | None:
     """The energy of one GPU in a step; None where its power is not known.
 
     `kernels` is what the compute stream's kernels are bound by; its parts are spread over the time that
@@ -57,7 +57,7 @@ def step_energy(breakdown: Breakdown, kernels: Activity, power: Power | None) ->
     seconds = breakdown.seconds
     computing = seconds["compute"] + seconds["optimizer"]
     activity = (
-        kernels.scaled(computing / kernels.seconds) if kernels.seconds > 0 else Activity(idle=computing)
+        kernels.scaled(computing / kernels.seconds) if kernels.seconds > 0 else GpuActivity(idle=computing)
     )
     activity = activity._replace(
         communication=seconds["exposed_communication"],

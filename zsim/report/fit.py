@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zsim.report.report import Report, Verdict
-from zsim.report.words import missing_memory
+from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
 
 Tone = Literal["fits", "tight", "broken"]  # how it is shown

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.report.breakdown import step_breakdown
-from zsim.report.meanings import COMPUTE_KINDS
-from zsim.specs.jitter import Jitter
-from zsim.trace.spans import Trace
+from zsim.report.views.meanings import COMPUTE_KINDS
+from zsim.specs.experiment.jitter import Jitter
+from zsim.trace.trace import Trace
 
 _MOST_ROWS = 12
 _PERCENTILES = (5, 50, 95)
@@ -47,7 +47,7 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class StepSpread:
     """Steps drawn with jitter: percentiles (by nearest rank, so that each is a step that was drawn) of their
     length and of the first rank's wait for communication, and the length without jitter."""
 
@@ -78,10 +78,10 @@ def rank_rows(trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float]) ->
     return tuple(rows)
 
 
-def spread_of(jitter: Jitter, steps: Sequence[Trace], seconds_without: float) -> Spread:
+def spread_of(jitter: Jitter, steps: Sequence[Trace], seconds_without: float) -> StepSpread:
     """What steps as the first rank saw them come to."""
     exposed = [step_breakdown(step).seconds["exposed_communication"] for step in steps]
-    return Spread(
+    return StepSpread(
         jitter.seed,
         len(steps),
         jitter.kernel_sigma,

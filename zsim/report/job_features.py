@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from zsim.plan.make import is_offloaded
 from zsim.report.report import Report
-from zsim.specs.hardware import Cluster
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job
-from zsim.specs.job_labels import strategy_label
-from zsim.specs.strategy import Fsdp1, Fsdp2
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import Fsdp1, Fsdp2
 from zsim.validated.features import Features, binding_of
 from zsim.validated.validation import Validation, validation_of
 

@@ -1,5 +1,5 @@
 """What a report says of overlap that is lost, or may be: to hardware queues that streams share
-(`zsim.plan.queues`), or for causes that are not known."""
+(`zsim.plan.passes.queues`), or for causes that are not known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
-from zsim.plan.queues import behind
+from zsim.plan.passes.queues import behind
 from zsim.report.critical_path import Predecessors
+from zsim.report.limiting_sentence import without_overlap_sentence
 from zsim.report.report import Report
-from zsim.report.summary import without_overlap_sentence
-from zsim.specs.strategy import DEFAULT_CONNECTIONS
-from zsim.trace.spans import Trace
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+from zsim.trace.trace import Trace
 from zsim.units import format_seconds
 
 _SAME = 0.001  # of the step

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zsim.plan.ops import CATEGORIES
-from zsim.trace.spans import Floats, Ints, MemoryEvents
+from zsim.trace.trace import Floats, Ints, MemoryEvents
 
 DEVICES = ("gpu", "host", "nvme")
 
@@ -32,7 +32,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class MemoryLevels:
     """Levels after each event: `levels[event, category]`, at the host's and the compute stream's time."""
 
     categories: tuple[str, ...]
@@ -120,7 +120,7 @@ class Ledger:
             return list(nodes)
         return [{rank: 1 if device == "gpu" else gpus_per_node} for rank in self.by_rank[device]]
 
-    def usage(self, device: str, pool: Pool) -> Usage:
+    def usage(self, device: str, pool: Pool) -> MemoryLevels:
         """What `pool` held over time."""
         events, none = self.events, np.zeros(0, np.int64)
         parts = [self.by_rank[device].get(rank, none) for rank in pool]
@@ -131,7 +131,7 @@ class Ledger:
             chosen, members = chosen[order], members[order]
         changes = np.zeros((len(chosen), len(self.categories)), dtype=np.int64)
         changes[np.arange(len(chosen)), self.columns[chosen]] = events.deltas[chosen] * members
-        return Usage(
+        return MemoryLevels(
             self.categories,
             events.host_seconds[chosen],
             np.maximum.accumulate(events.stream_seconds[chosen]),
@@ -139,13 +139,15 @@ class Ledger:
             tuple(events.names[i] for i in chosen.tolist()) if events.names else (),
         )
 
-    def fullest(self, device: str, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None) -> Usage:
+    def fullest(
+        self, device: str, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
+    ) -> MemoryLevels:
         """The usage of the memory whose total goes highest: the fullest rank, or the fullest node."""
         found = [self.usage(device, pool) for pool in self.pools(device, gpus_per_node, nodes)]
         return max(found, key=lambda held: int(held.totals.max(initial=0)), default=self.usage(device, {}))
 
 
-def peak(held: Usage) -> Peak:
+def peak(held: MemoryLevels) -> Peak:
     """The highest levels; zeros where nothing was ever held."""
     if not len(held.levels):
         return Peak(0, dict.fromkeys(held.categories, 0), dict.fromkeys(held.categories, 0), 0.0)

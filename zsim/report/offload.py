@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.report.breakdown import Breakdown
-from zsim.trace.spans import Trace
+from zsim.trace.trace import Trace
 
 CAUSES = ("PCIe", "DRAM", "CPU step", "drive read", "drive write")
 _BY_KIND = {

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from zsim.report.allocator_words import AllocatorRow
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
-from zsim.report.irregular import JobRow, RankRow, Spread
+from zsim.report.irregular import JobRow, RankRow, StepSpread
+from zsim.report.limiting_sentence import limiting_sentence
 from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
-from zsim.report.summary import limiting_sentence
 from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
-from zsim.trace.spans import Trace
+from zsim.report.views.text.allocator import AllocatorRow
+from zsim.trace.trace import Trace
 from zsim.validated.validation import Validation
 
 Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
@@ -78,7 +78,7 @@ class Report:
     critical_path_seconds: Mapping[str, float] | None = None
     startup_bytes: int = 0
     ranks: tuple[RankRow, ...] = ()
-    jitter: Spread | None = None
+    jitter: StepSpread | None = None
     jobs: tuple[JobRow, ...] = ()
     allocator: AllocatorRow | None = None
     step_seconds_without_overlap: float | None = None

@@ -13,14 +13,14 @@ _LONG = 40  # letters; tables with longer values get a line for each
 
 
 @dataclass
-class Section:
+class SettingsTable:
     """A table of the experiment: `rows` are (label, value); a file's `source` and `evidence` stand apart."""
 
     title: str
     rows: list[tuple[str, str]] = field(default_factory=list)
     source: str = ""
     evidence: str = ""
-    children: list[Section] = field(default_factory=list)
+    children: list[SettingsTable] = field(default_factory=list)
 
     @property
     def has_long_values(self) -> bool:
@@ -46,9 +46,9 @@ _BY_KEY_END: dict[str, Callable[[float], str]] = {
 _BY_TABLE: dict[str, Callable[[float], str]] = {"peak": format_flops, "power": lambda watts: f"{watts:g} W"}
 
 
-def sections(experiment: Mapping[str, Any], title: str = "experiment") -> Section:
+def sections(experiment: Mapping[str, Any], title: str = "experiment") -> SettingsTable:
     """`experiment` as nested sections; what is not set is left out."""
-    section = Section(title.replace("_", " "))
+    section = SettingsTable(title.replace("_", " "))
     for key, value in plain(experiment).items():
         if value is None or value == {} or value == []:
             continue

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.report.breakdown import Wait
-from zsim.report.meanings import COMPUTE_KINDS
-from zsim.trace.spans import COLLECTIVES, Floats, SpanInfo, Trace
+from zsim.report.views.meanings import COMPUTE_KINDS
+from zsim.trace.trace import COLLECTIVES, Floats, SpanInfo, Trace
 
 
 @dataclass(frozen=True, slots=True)

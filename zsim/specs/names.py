@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.errors import InputError, ZsimError
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.importers.huggingface import load_model
-from zsim.specs.validation import listed
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.messages import listed
+from zsim.specs.model.huggingface import load_model
 
 
 def unreadable(data: Mapping[str, Any]) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zsim.calibrate.fitting import Fit
 from zsim.calibrate.hardware_file import Calibration
-from zsim.report.figures import layout
-from zsim.report.page import Section, page
+from zsim.calibrate.robust_fit import CurveFit
+from zsim.report.views.html.figures import layout
+from zsim.report.views.html.page import Section, page
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -22,7 +22,7 @@ def calibration_page(calibration: Calibration) -> str:
     return page(f"Calibration of {calibration.name}", "calibration", sections, machines)
 
 
-def _section(number: int, fit: Fit) -> Section:
+def _section(number: int, fit: CurveFit) -> Section:
     head = ["number", "value", "unit"]
     rows = [[name, f"{value:.4g}", fit.units.get(name, "")] for name, value in fit.values.items()]
     if fit.at_bound:
@@ -36,7 +36,7 @@ def _section(number: int, fit: Fit) -> Section:
     return Section(fit.title, [(f"fit{number}", caption, fit_figure(fit))], head, rows)
 
 
-def fit_figure(fit: Fit) -> Figure:
+def fit_figure(fit: CurveFit) -> Figure:
     """Seconds over size, both logarithmic, above the signed error of each point in percent."""
     from plotly.subplots import make_subplots
 

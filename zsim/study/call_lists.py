@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from zsim.comparison.calls import Call, without_numbers
 from zsim.errors import InputError
-from zsim.report.calls import Call, without_numbers
 
 _LONGEST_PERIOD = 6
 

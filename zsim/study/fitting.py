@@ -7,8 +7,8 @@ from collections.abc import Callable
 from zsim.engine.capacity import fits
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
-from zsim.specs.experiment import Experiment
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 _MOST = 2**16
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from zsim.engine.capacity import fits
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
-from zsim.specs.experiment import Experiment
-from zsim.specs.faults import FaultsTable
-from zsim.specs.placement import PlacementTable
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.placement import PlacementTable
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 
 _MOST_GPUS = 65536
 

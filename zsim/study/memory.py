@@ -14,9 +14,9 @@ from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
-from zsim.specs.experiment import Experiment, changed
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, changed
 
 
 @dataclass(frozen=True)

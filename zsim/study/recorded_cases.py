@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from zsim.api import make_plan, simulate
+from zsim.comparison.calls import calls_of_plan
+from zsim.comparison.compare import compare
+from zsim.comparison.plan_check import check_plan
+from zsim.comparison.verdict import MOST_FOREIGN_FRACTION, judge
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.held import held_before_update, plan_peaks
 from zsim.plan.ops import Plan
-from zsim.report.calls import calls_of_plan
-from zsim.report.compare import compare
-from zsim.report.meanings import MEMORY
-from zsim.report.plan_check import check_plan
 from zsim.report.report import Report
-from zsim.report.verdict import MOST_FOREIGN_FRACTION, judge
-from zsim.specs.experiment import Experiment
+from zsim.report.views.meanings import MEMORY
+from zsim.specs.experiment.tables import Experiment
 from zsim.study.call_lists import unfold
-from zsim.study.check_rows import CheckRow, Outcome, from_metric
+from zsim.study.check.rows import CheckRow, Outcome, from_metric
 from zsim.study.recorded_memory import memory_rows
 from zsim.study.shaped_link import predict_ahead
-from zsim.trace.content import Content
-from zsim.trace.read import read_trace
-from zsim.trace.span_log import objects
-from zsim.trace.spans import Trace
+from zsim.trace.readers.content import Content
+from zsim.trace.readers.read import read_trace
+from zsim.trace.readers.span_log import objects
+from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 
 ANY_CLUSTER = "dgx-h100"  # a plan holds no hardware

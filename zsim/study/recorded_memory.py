@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from zsim.plan.ops import Plan
-from zsim.report.meanings import MEMORY
-from zsim.study.check_rows import CheckRow
-from zsim.trace.spans import MemoryEvents, Trace
+from zsim.report.views.meanings import MEMORY
+from zsim.study.check.rows import CheckRow
+from zsim.trace.trace import MemoryEvents, Trace
 from zsim.units import format_bytes
 
 _MOST_UNITS = 3  # that are named

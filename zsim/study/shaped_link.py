@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from zsim.engine.simulate import simulate_job
-from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
-from zsim.trace.spans import Trace
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.trace.trace import Trace
 
 _ROUNDS = 8  # each brings the fit ten times nearer
 

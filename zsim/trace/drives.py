@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zsim.trace.spans import Floats, Trace
+from zsim.trace.trace import Floats, Trace
 
 DIRECTIONS = ("read", "write")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from zsim.trace.spans import COLLECTIVES, SpanInfo
+from zsim.trace.trace import COLLECTIVES, SpanInfo
 
 # torch's scalar type, its bytes, and NCCL's name of the type
 _DTYPES: dict[str, tuple[str, int, str]] = {

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from zsim.api import report_of, with_doubts
 from zsim.engine.simulate import simulate_job
-from zsim.report import figures
 from zsim.report.fit import Fit, fit_of, reserved_words
-from zsim.report.html import DEVICES, tiles
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
-from zsim.report.timeline import stream_timeline, views
-from zsim.report.words import headline, trust_words
-from zsim.specs.experiment import Experiment
-from zsim.specs.exporters.exported import Exported
-from zsim.specs.exporters.files import export_files
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.report.views.html import figures
+from zsim.report.views.html.report import DEVICES, tiles
+from zsim.report.views.html.timeline import stream_timeline, views
+from zsim.report.views.text.sentences import headline, trust_words
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.export import export_files
+from zsim.specs.formats.exported import Exported
 from zsim.study.advice import advised
-from zsim.trace.spans import Trace
+from zsim.trace.trace import Trace
 from zsim.ui.form import resolved
 from zsim.units import format_bytes
 

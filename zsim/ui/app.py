@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import ZsimError
-from zsim.specs.experiment import Experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answer import answer
 from zsim.ui.curve import Curves
 from zsim.ui.fields import STAGE
@@ -185,12 +185,12 @@ def _files(app: Any, form: Form) -> None:
 def file_text(experiment: Experiment, name: str) -> str:
     """One of the files that the page offers."""
     if name == REPORT_FILE:
-        from zsim.report.html import html_report
+        from zsim.report.views.html.report import html_report
         from zsim.study.advice import simulate
 
         result = simulate(experiment)
         return html_report(result.report, result.trace)
-    from zsim.specs.exporters.files import export_files
-    from zsim.specs.resolve import resolve
+    from zsim.specs.experiment.resolve import resolve
+    from zsim.specs.formats.export import export_files
 
     return export_files(resolve(experiment)).files[name]

@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from zsim.specs.experiment import Experiment
-from zsim.study.scaling import Mode, run_scaling
-from zsim.study.scaling_page import efficiency, sentences, throughput
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.scaling.page import efficiency, sentences, throughput
+from zsim.study.scaling.scaling import Mode, run_scaling
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.experiment import DeepSpeedTable, Experiment, experiment_from
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.setting import setting
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, experiment_from
 from zsim.specs.presets import model_preset_names, topology_preset_names
-from zsim.specs.resolve import resolve
-from zsim.specs.setting import setting
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 from zsim.study.tune.axes import STAGE as JSON_STAGE
 from zsim.study.tune.axes import ZERO, parameters_on, states_on
 from zsim.study.tune.base import base_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zsim.report.html import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
+from zsim.report.views.html.report import DEVICES, MEMORY_CAPTION, STEP_CAPTION, TIMELINE_CAPTION
 from zsim.ui.fields import Field
 from zsim.ui.form import Form
 from zsim.version import __version__

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from zsim.errors import InputError
-from zsim.specs.experiment import Experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.ui.page import POLICY
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from zsim.cli import app
 from zsim.errors import InputError
-from zsim.study.sweep import record as record_module
+from zsim.study.sweep import row as record_module
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.progress import Progress, duration
 from zsim.study.sweep.store import Record, Store

@@ -8,12 +8,12 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.specs.experiment import changed
+from zsim.specs.experiment.tables import changed
 from zsim.study.tune.axes import LOSS
 from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import candidates
 from zsim.study.tune.losses import but_for_loss, by_loss
-from zsim.study.tune.render import tuned_lines, tuned_to_dict
+from zsim.study.tune.text import tuned_lines, tuned_to_dict
 from zsim.study.tune.tune import tune
 
 Tiny = Callable[..., zsim.Experiment]

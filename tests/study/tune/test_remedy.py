@@ -15,8 +15,8 @@ import zsim
 from zsim.cli import app
 from zsim.errors import InputError
 from zsim.report.memory import Remedy
-from zsim.report.words import missing_memory, remedy_words
-from zsim.specs.experiment import changed, experiment_from
+from zsim.report.views.text.sentences import missing_memory, remedy_words
+from zsim.specs.experiment.tables import changed, experiment_from
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of
 from zsim.study.tune.tune import tune

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 import zsim
-from zsim.specs.experiment import changed
-from zsim.specs.programs import TELLINGS, Program, telling
+from zsim.specs.experiment.programs import TELLINGS, Program, telling
+from zsim.specs.experiment.tables import changed
 from zsim.study.tune.axes import DETAILS, STRUCTURE
 from zsim.study.tune.base import Base, base_of, of_kind, value_of
 from zsim.study.tune.candidates import candidates
 from zsim.study.tune.page import tuned_page
-from zsim.study.tune.render import tuned_lines, tuned_to_dict
 from zsim.study.tune.tellings import script_changes
+from zsim.study.tune.text import tuned_lines, tuned_to_dict
 from zsim.study.tune.tune import tune
 from zsim.study.tune.write import tuned_files
 

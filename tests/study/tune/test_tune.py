@@ -9,12 +9,12 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import FEW, Evaluator, memory_of
 from zsim.study.tune.page import pareto_front, tuned_page
-from zsim.study.tune.render import tuned_lines, tuned_to_dict
+from zsim.study.tune.text import tuned_lines, tuned_to_dict
 from zsim.study.tune.tune import Tuned, tune
 from zsim.study.tune.write import tuned_files
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from zsim.resources import PACKAGE
-from zsim.specs.cluster_files import load_cluster
-from zsim.specs.experiment import DeepSpeedTable, Experiment
-from zsim.specs.importers.deepspeed_text import load_object
-from zsim.specs.importers.huggingface import read_model_config
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.specs.model.huggingface import read_model_config
+from zsim.specs.strategy.deepspeed.text import load_object
 from zsim.version import __version__
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zsim.errors import InputError
-from zsim.specs.experiment import Experiment
-from zsim.study.sweep.record import failed_record, point_record
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.sweep.row import failed_record, point_record
 from zsim.study.sweep.store import Record, Store
 
 _LARGEST_BATCH = 16

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.cluster_files import read_toml
-from zsim.specs.experiment import Experiment, located
-from zsim.specs.validation import listed
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.experiment.tables import Experiment, located
+from zsim.specs.messages import listed
 from zsim.study.sweep.expressions import Expression, parse_expression
 
 LABEL = "label"

@@ -14,7 +14,7 @@ from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.progress import Progress
-from zsim.study.sweep.record import failed_record
+from zsim.study.sweep.row import failed_record
 from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import Study
 from zsim.study.sweep.tables import Row, result_rows, write_tables
@@ -67,7 +67,7 @@ def run_sweep(
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """Records by point; `known` of them were there before."""
 
     records: Mapping[int, Record]
@@ -83,7 +83,7 @@ def run_points(
     backend: str = "loky",
     scheduler: str | None = None,
     is_quiet: bool = False,
-) -> Run:
+) -> SweepRun:
     """Simulate the points whose results are not in `folder` yet; Ctrl-C ends it early.
 
     Raises InputError, before anything is simulated, where `folder` cannot be made or written.
@@ -108,7 +108,7 @@ def run_points(
                 record = None if numbers[task.identity][0] in records else store.load(task.identity)
                 if record is not None:
                     take(record)
-    return Run(records, known, is_stopped)
+    return SweepRun(records, known, is_stopped)
 
 
 def _known(

@@ -1,4 +1,4 @@
-"""What a search varies: one `Axis` per decision, as data, so that another decision is another entry.
+"""What a search varies: one `TunedAxis` per decision, as data, so that another decision is another entry.
 
 `STRUCTURE` decides what is kept where and in which pieces the batch comes; every combination is looked at,
 but for the loss: it is varied of the best few, and where memory asks for it (`zsim.study.tune.losses`).
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zsim.specs.programs import telling
+from zsim.specs.experiment.programs import telling
 from zsim.study.tune.base import Base, value_of
 
 ZERO = "strategy.config.zero_optimization."
@@ -26,7 +26,7 @@ _DRIVES = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
 
 
 @dataclass(frozen=True)
-class Choice:
+class AxisChoice:
     """One value of an axis: dotted overrides, and what a table calls them."""
 
     label: str
@@ -34,11 +34,11 @@ class Choice:
 
 
 Chosen = Mapping[str, Any]
-Choices = Callable[[Base, Chosen], Iterable[Choice]]
+Choices = Callable[[Base, Chosen], Iterable[AxisChoice]]
 
 
 @dataclass(frozen=True)
-class Axis:
+class TunedAxis:
     """One decision. `choices` depend on what is chosen before it; none means that there is nothing to
     decide; what the program whose file was given cannot be told is left out, but for what the file has.
     `kinds` are the strategies that know it (all when empty)."""
@@ -47,13 +47,13 @@ class Axis:
     choices: Choices
     kinds: tuple[str, ...] = field(default=())
 
-    def of(self, base: Base, chosen: Chosen) -> list[Choice]:
+    def of(self, base: Base, chosen: Chosen) -> list[AxisChoice]:
         if self.kinds and base.kind not in self.kinds:
             return []
         return [choice for choice in self.choices(base, chosen) if _can_be_told(base, choice)]
 
 
-def _can_be_told(base: Base, choice: Choice) -> bool:
+def _can_be_told(base: Base, choice: AxisChoice) -> bool:
     return all(
         telling(base.program, base.kind, key, value) is not None or value == value_of(base, {}, key)
         for key, value in choice.overrides.items()
@@ -63,8 +63,8 @@ def _can_be_told(base: Base, choice: Choice) -> bool:
 def _values(key: str, name: str, *values: Any) -> Choices:
     """The same values always."""
 
-    def choices(base: Base, chosen: Chosen) -> Iterable[Choice]:
-        return [Choice(f"{name} {_shown(value)}", {key: value}) for value in values]
+    def choices(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+        return [AxisChoice(f"{name} {_shown(value)}", {key: value}) for value in values]
 
     return choices
 
@@ -72,7 +72,7 @@ def _values(key: str, name: str, *values: Any) -> Choices:
 def _at_stages(stages: tuple[int, ...], inner: Choices) -> Choices:
     """`inner` at these stages of DeepSpeed."""
 
-    def choices(base: Base, chosen: Chosen) -> Iterable[Choice]:
+    def choices(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
         return inner(base, chosen) if stage_of(base, chosen) in stages else []
 
     return choices
@@ -95,8 +95,8 @@ def stage_of(base: Base, chosen: Chosen) -> int:
 # -- structure ------------------------------------------------------------------------------------------
 
 
-def _stages(base: Base, chosen: Chosen) -> Iterable[Choice]:
-    return [Choice(f"ZeRO-{stage}" if stage else "no ZeRO", {STAGE: stage}) for stage in (0, 1, 2, 3)]
+def _stages(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
+    return [AxisChoice(f"ZeRO-{stage}" if stage else "no ZeRO", {STAGE: stage}) for stage in (0, 1, 2, 3)]
 
 
 def states_on(device: str | None) -> dict[str, Any] | None:
@@ -113,25 +113,25 @@ def parameters_on(device: str | None, largest_shard_numel: int) -> dict[str, Any
     return {**_DRIVES, "buffer_size": max(10**8, largest_shard_numel), "buffer_count": 12}
 
 
-def _offloads(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _offloads(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Optimizer states, then parameters too, to the host or to the drives."""
     stage = stage_of(base, chosen)
     keys = (ZERO + "offload_optimizer", ZERO + "offload_param")
-    nothing = Choice("", dict.fromkeys(keys))
+    nothing = AxisChoice("", dict.fromkeys(keys))
     if stage == 0:
         return [nothing]
     cpu = states_on("cpu")
-    found = [nothing, Choice("optimizer on CPU", dict(zip(keys, (cpu, None), strict=True)))]
+    found = [nothing, AxisChoice("optimizer on CPU", dict(zip(keys, (cpu, None), strict=True)))]
     if stage < 3:
         return found
-    found.append(Choice("optimizer, parameters on CPU", dict(zip(keys, (cpu, cpu), strict=True))))
+    found.append(AxisChoice("optimizer, parameters on CPU", dict(zip(keys, (cpu, cpu), strict=True))))
     if base.job.cluster.nvme is None or base.job.cluster.nvme.drives == 0:
         return found
     states, shards = states_on("nvme"), parameters_on("nvme", base.largest_shard_numel)
     found += [
-        Choice("optimizer on NVMe", dict(zip(keys, (states, None), strict=True))),
-        Choice("optimizer on NVMe, parameters on CPU", dict(zip(keys, (states, cpu), strict=True))),
-        Choice(
+        AxisChoice("optimizer on NVMe", dict(zip(keys, (states, None), strict=True))),
+        AxisChoice("optimizer on NVMe, parameters on CPU", dict(zip(keys, (states, cpu), strict=True))),
+        AxisChoice(
             "optimizer, parameters on NVMe",
             {**dict(zip(keys, (states, shards), strict=True)), ZERO + "stage3_max_reuse_distance": 0},
         ),
@@ -139,33 +139,33 @@ def _offloads(base: Base, chosen: Chosen) -> Iterable[Choice]:
     return found
 
 
-def _zero_plus_plus(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _zero_plus_plus(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Secondary shards inside the node (hpZ): backward gathers stay there. Not with parameters offloaded."""
     key, per_node = ZERO + "zero_hpz_partition_size", base.job.gpus_per_node
     if stage_of(base, chosen) != 3 or base.job.num_nodes == 1 or chosen.get(ZERO + "offload_param"):
         return []
-    return [Choice("", {key: 1}), Choice(f"hpZ {per_node}", {key: per_node})]
+    return [AxisChoice("", {key: 1}), AxisChoice(f"hpZ {per_node}", {key: per_node})]
 
 
-def _quantised(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _quantised(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """int8 gathers (qwZ) and int4 reductions (qgZ): they change what is computed, and are only asked for."""
     weights, gradients = ZERO + "zero_quantized_weights", ZERO + "zero_quantized_gradients"
     if stage_of(base, chosen) != 3 or base.job.num_nodes == 1 or chosen.get(ZERO + "offload_param"):
         return []
     return [
-        Choice("", {weights: False, gradients: False}),
-        Choice("qwZ", {weights: True, gradients: False}),
-        Choice("qwZ qgZ", {weights: True, gradients: True}),
+        AxisChoice("", {weights: False, gradients: False}),
+        AxisChoice("qwZ", {weights: True, gradients: False}),
+        AxisChoice("qwZ qgZ", {weights: True, gradients: True}),
     ]
 
 
-def _reshards(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _reshards(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Reshard to all, to the node, or not at all."""
     key, per_node = "strategy.reshard_after_forward", base.job.gpus_per_node
-    found = [Choice("", {key: True}), Choice("no reshard", {key: False})]
+    found = [AxisChoice("", {key: True}), AxisChoice("no reshard", {key: False})]
     shard = base.world_size // chosen.get("strategy.replicate", 1)
     if 1 < per_node < shard and shard % per_node == 0:
-        found.append(Choice(f"reshard to {per_node}", {key: per_node}))
+        found.append(AxisChoice(f"reshard to {per_node}", {key: per_node}))
     return found
 
 
@@ -176,39 +176,39 @@ def replica_counts(base: Base) -> list[int]:
     return sorted(counts)
 
 
-def _replicas(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _replicas(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     key = "strategy.replicate"
     for count in replica_counts(base):
-        yield Choice("" if count == 1 else f"{count} replicas", {key: count})
+        yield AxisChoice("" if count == 1 else f"{count} replicas", {key: count})
 
 
-def _shardings(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _shardings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """FSDP1's strategies; the hybrid ones with every group of whole nodes."""
     key, replicate = "strategy.sharding_strategy", "strategy.replicate"
     for name in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
-        yield Choice(name, {key: name, replicate: None})
+        yield AxisChoice(name, {key: name, replicate: None})
     for count in replica_counts(base):
         if count > 1 and base.world_size // count > 1:
             for name in ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
-                yield Choice(f"{name} {count} replicas", {key: name, replicate: count})
+                yield AxisChoice(f"{name} {count} replicas", {key: name, replicate: count})
 
 
-def _optimizers(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _optimizers(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Megatron's: states on every rank or distributed, and what hides beneath backward and forward."""
     distributed, reduce = "strategy.distributed_optimizer", "strategy.overlap_grad_reduce"
     gather, bucket = "strategy.overlap_param_gather", "strategy.bucket_size"
     alone: dict[str, Any] = {bucket: None} if getattr(base.job.experiment.strategy, "bucket_size", 0) else {}
     return [
-        Choice("states on every rank", {distributed: False, reduce: False, gather: False, **alone}),
-        Choice("states on every rank, overlapped", {distributed: False, reduce: True, gather: False}),
-        Choice("distributed optimizer", {distributed: True, reduce: False, gather: False, **alone}),
-        Choice("distributed optimizer, overlapped", {distributed: True, reduce: True, gather: True}),
+        AxisChoice("states on every rank", {distributed: False, reduce: False, gather: False, **alone}),
+        AxisChoice("states on every rank, overlapped", {distributed: False, reduce: True, gather: False}),
+        AxisChoice("distributed optimizer", {distributed: True, reduce: False, gather: False, **alone}),
+        AxisChoice("distributed optimizer, overlapped", {distributed: True, reduce: True, gather: True}),
     ]
 
 
-def _host_offload(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _host_offload(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     key = "strategy.cpu_offload"
-    return [Choice("", {key: False}), Choice("parameters, states on CPU", {key: True})]
+    return [AxisChoice("", {key: False}), AxisChoice("parameters, states on CPU", {key: True})]
 
 
 def divisors(count: int) -> list[int]:
@@ -216,59 +216,59 @@ def divisors(count: int) -> list[int]:
     return sorted({*small, *(count // number for number in small)})
 
 
-def _micro_batches(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Every way to cut a rank's sequences into equal micro-batches."""
     for size in divisors(base.sequences):
         steps = base.sequences // size
         if steps <= _MOST_MICRO_BATCHES:
             more = f" x {steps}" if steps > 1 else ""
-            yield Choice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
+            yield AxisChoice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
 
 
-def _checkpointings(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """The whole blocks, every second one, and in between: by op where attention is one op that can be kept,
     else the core of attention alone."""
     between = "selective" if base.job.training.attention == "math" else "selective-op"
     alike: dict[str, Any] = {BLOCKS: {}} if base.job.training.block_checkpointing else {}
     names = ("none", between, "full")
-    found = [Choice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1, **alike}) for name in names]
-    found.insert(-1, Choice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2, **alike}))
+    found = [AxisChoice(f"checkpointing {name}", {CHECKPOINTING: name, EVERY: 1, **alike}) for name in names]
+    found.insert(-1, AxisChoice("checkpointing every 2nd block", {CHECKPOINTING: "full", EVERY: 2, **alike}))
     return found
 
 
-def _losses(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """The given one, one whose kernel keeps nothing but the logits, and one that never has all of those."""
     given = base.job.training.cross_entropy
     for name in dict.fromkeys((given, "fused", "fused_linear")):
-        yield Choice("" if name == given else f"cross entropy {name}", {LOSS: name})
+        yield AxisChoice("" if name == given else f"cross entropy {name}", {LOSS: name})
 
 
-def _reductions(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Where there are several micro-batches: reduce after each, or after the last."""
     key = "strategy.no_sync"
     if chosen.get(ACCUMULATION, base.job.training.gradient_accumulation_steps) == 1:
-        return [Choice("", {key: False})]
-    return [Choice("", {key: False}), Choice("no_sync", {key: True})]
+        return [AxisChoice("", {key: False})]
+    return [AxisChoice("", {key: False}), AxisChoice("no_sync", {key: True})]
 
 
 FSDP = ("fsdp1", "fsdp2")
-LOSSES = Axis("cross-entropy", _losses, ("ddp", "deepspeed", *FSDP))
-STRUCTURE: tuple[Axis, ...] = (
-    Axis("stage", _stages, ("deepspeed",)),
-    Axis("offload", _offloads, ("deepspeed",)),
-    Axis("hpZ", _zero_plus_plus, ("deepspeed",)),
-    Axis("sharding", _shardings, ("fsdp1",)),
-    Axis("optimizer", _optimizers, ("megatron",)),
-    Axis("replicas", _replicas, ("fsdp2",)),
-    Axis("reshard", _reshards, ("fsdp2",)),
-    Axis("offload", _host_offload, ("fsdp2",)),
-    Axis("checkpointing", _checkpointings),
+LOSSES = TunedAxis("cross-entropy", _losses, ("ddp", "deepspeed", *FSDP))
+STRUCTURE: tuple[TunedAxis, ...] = (
+    TunedAxis("stage", _stages, ("deepspeed",)),
+    TunedAxis("offload", _offloads, ("deepspeed",)),
+    TunedAxis("hpZ", _zero_plus_plus, ("deepspeed",)),
+    TunedAxis("sharding", _shardings, ("fsdp1",)),
+    TunedAxis("optimizer", _optimizers, ("megatron",)),
+    TunedAxis("replicas", _replicas, ("fsdp2",)),
+    TunedAxis("reshard", _reshards, ("fsdp2",)),
+    TunedAxis("offload", _host_offload, ("fsdp2",)),
+    TunedAxis("checkpointing", _checkpointings),
     LOSSES,
-    Axis("micro-batch", _micro_batches),
-    Axis("no_sync", _reductions, FSDP),
+    TunedAxis("micro-batch", _micro_batches),
+    TunedAxis("no_sync", _reductions, FSDP),
 )
 # Only when asked for: it changes the numbers that training computes.
-QUANTISED = Axis("quantised", _quantised, ("deepspeed",))
+QUANTISED = TunedAxis("quantised", _quantised, ("deepspeed",))
 
 
 # -- details --------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ _PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "none")
 _WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
 
 
-def _reuse_distances(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _reuse_distances(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """How far a gathered parameter is kept, together with how much may be gathered at once. What comes from
     drives is let go at once, or their buffers are too few."""
     param = chosen.get(ZERO + "offload_param")
@@ -290,29 +290,31 @@ def _reuse_distances(base: Base, chosen: Chosen) -> Iterable[Choice]:
         return
     for size in (0, 10**9, 4 * 10**9):
         live = {ZERO + "stage3_max_live_parameters": max(size, 10**9)}
-        yield Choice(f"reuse {_shown(size)}", {ZERO + "stage3_max_reuse_distance": size, **live})
+        yield AxisChoice(f"reuse {_shown(size)}", {ZERO + "stage3_max_reuse_distance": size, **live})
 
 
-def _sub_groups(base: Base, chosen: Chosen) -> Iterable[Choice]:
+def _sub_groups(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     if stage_of(base, chosen) != 3 or not _offloads_states(base, chosen):
         return []
     return _values(ZERO + "sub_group_size", "sub-groups", 10**7, 10**8, 10**9)(base, chosen)
 
 
-def _detail(name: str, key: str, *values: Any, kind: str = "deepspeed", stages: tuple[int, ...] = ()) -> Axis:
+def _detail(
+    name: str, key: str, *values: Any, kind: str = "deepspeed", stages: tuple[int, ...] = ()
+) -> TunedAxis:
     """One key with these values, at these stages of DeepSpeed (all when empty)."""
     choices = _values(key, name, *values)
-    return Axis(name, _at_stages(stages, choices) if stages else choices, (kind,))
+    return TunedAxis(name, _at_stages(stages, choices) if stages else choices, (kind,))
 
 
 _SHARDED = (1, 2, 3)
-DETAILS: tuple[Axis, ...] = (
+DETAILS: tuple[TunedAxis, ...] = (
     _detail("overlap_comm", ZERO + "overlap_comm", True, False, stages=_SHARDED),
     _detail("bucket", ZERO + "reduce_bucket_size", 50_000_000, 200_000_000, 500_000_000, stages=_SHARDED),
     _detail("prefetch", ZERO + "stage3_prefetch_bucket_size", 0, 10**7, 50_000_000, 200_000_000, stages=(3,)),
     _detail("persistence", ZERO + "stage3_param_persistence_threshold", 10**4, 10**5, 10**6, stages=(3,)),
-    Axis("reuse", _reuse_distances, ("deepspeed",)),
-    Axis("sub-groups", _sub_groups, ("deepspeed",)),
+    TunedAxis("reuse", _reuse_distances, ("deepspeed",)),
+    TunedAxis("sub-groups", _sub_groups, ("deepspeed",)),
     _detail("backward prefetch", "strategy.backward_prefetch", *_PREFETCH, kind="fsdp1"),
     _detail("forward prefetch", "strategy.forward_prefetch", True, False, kind="fsdp1"),
     _detail("limit_all_gathers", "strategy.limit_all_gathers", True, False, kind="fsdp1"),

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.experiment import DeepSpeedTable, Experiment, experiment_from
-from zsim.specs.importers.deepspeed_schema import ZeroBlock
-from zsim.specs.importers.deepspeed_text import drop_comments, load_object
-from zsim.specs.job import Job
-from zsim.specs.programs import Program
-from zsim.specs.resolve import resolve
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.programs import Program
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, experiment_from
+from zsim.specs.strategy.deepspeed.schema import ZeroBlock
+from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
 
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 

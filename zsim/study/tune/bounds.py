@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zsim.cost.compute import KernelPricer
-from zsim.cost.host import host_seconds, load_host_costs
+from zsim.cost.rates.gpu import KernelPricer
+from zsim.cost.rates.host_calls import host_seconds, load_host_costs
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
-from zsim.plan.workload import Workload, make_workload
-from zsim.specs.importers.deepspeed import DeepSpeedConfig
-from zsim.specs.job import Job, slowest_of
-from zsim.specs.strategy import Training
+from zsim.plan.workload.workload import Workload, make_workload
+from zsim.specs.experiment.job import Job, slowest_of
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import Training
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.specs.experiment import Experiment
-from zsim.study.tune.axes import STRUCTURE, Axis, Choice
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.tune.axes import STRUCTURE, AxisChoice, TunedAxis
 from zsim.study.tune.base import Base
 
 KIND_LABELS = {
@@ -21,7 +21,7 @@ class Candidate:
     """One configuration: what is chosen on each axis; `number` is its place in the space."""
 
     base: Base
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, AxisChoice]
     number: int
 
     @property
@@ -32,7 +32,7 @@ class Candidate:
         """Raises InputError where the choices contradict the rest."""
         return self.base.experiment(self.overrides)
 
-    def with_choice(self, axis: str, choice: Choice, number: int) -> Candidate:
+    def with_choice(self, axis: str, choice: AxisChoice, number: int) -> Candidate:
         return Candidate(self.base, {**self.choices, axis: choice}, number)
 
     @property
@@ -43,7 +43,7 @@ class Candidate:
 
 
 def candidates(
-    bases: Sequence[Base], axes: Sequence[Axis] = STRUCTURE, keep: Sequence[str] = ()
+    bases: Sequence[Base], axes: Sequence[TunedAxis] = STRUCTURE, keep: Sequence[str] = ()
 ) -> list[Candidate]:
     """The whole space, the last axis fastest; axes named in `keep` stay as the base has them."""
     found: list[Candidate] = []
@@ -54,8 +54,8 @@ def candidates(
 
 
 def _combinations(
-    base: Base, axes: Sequence[Axis], choices: dict[str, Choice], chosen: dict[str, Any]
-) -> Iterator[dict[str, Choice]]:
+    base: Base, axes: Sequence[TunedAxis], choices: dict[str, AxisChoice], chosen: dict[str, Any]
+) -> Iterator[dict[str, AxisChoice]]:
     if not axes:
         yield choices
         return

@@ -21,10 +21,10 @@ from zsim.engine.capacity import (
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Device
-from zsim.report.meanings import BREAKDOWN
-from zsim.specs.experiment import Experiment
-from zsim.specs.job import Job
-from zsim.specs.resolve import resolve
+from zsim.report.views.meanings import BREAKDOWN
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
@@ -41,7 +41,7 @@ _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryBounds:
     """Peaks of the fullest GPU and of a node's host and drives against what there is, exact; of them
     `resident` before a step, whatever the batch; and what the plan alone says about time: no step is shorter
     than `least_seconds`."""
@@ -98,7 +98,7 @@ class Measured:
         return value
 
 
-def memory_of(experiment: Experiment) -> Memory | str:
+def memory_of(experiment: Experiment) -> MemoryBounds | str:
     """Exact peaks from the plan alone, or why there is no plan."""
     steps = experiment.training.gradient_accumulation_steps or 1
     try:
@@ -122,7 +122,7 @@ def memory_of(experiment: Experiment) -> Memory | str:
     for device in capacity:
         held = sum(memory.bytes for memory in plan.resident if memory.device == device)
         resident[device] = held * job.gpus_per_node
-    return Memory(peaks, limits, resident, max(seconds.values()))
+    return MemoryBounds(peaks, limits, resident, max(seconds.values()))
 
 
 def few_micro_batches(experiment: Experiment, most: int = FEW) -> Experiment:
@@ -157,8 +157,8 @@ class Evaluator:
         self._bounds = Bounds()
         self._identities = Identities()
         self._resolved: dict[str, Job | str] = {}
-        self._memory: dict[str, Memory | str] = {}
-        self._of_structure: dict[str, Memory] = {}
+        self._memory: dict[str, MemoryBounds | str] = {}
+        self._of_structure: dict[str, MemoryBounds] = {}
         self._records: dict[str, Record] = {}
         self._run_out: dict[str, Mapping[str, Any]] = {}  # whole steps that torch may have no room for
 
@@ -186,7 +186,7 @@ class Evaluator:
             return True
         return any(other.resident[device] > other.limits[device] for device in other.resident)
 
-    def fits(self, memory: Memory | None) -> bool:
+    def fits(self, memory: MemoryBounds | None) -> bool:
         """Whether a candidate with this memory may be proposed."""
         if memory is None or not memory.fits:
             return False
@@ -207,7 +207,7 @@ class Evaluator:
 
     # -- memory -----------------------------------------------------------------------------------------
 
-    def memory(self, candidates: Sequence[Candidate]) -> list[Memory | None]:
+    def memory(self, candidates: Sequence[Candidate]) -> list[MemoryBounds | None]:
         """Exact memory of each; None where there is no plan."""
         wanted: dict[str, Experiment] = {}
         for candidate in candidates:
@@ -221,19 +221,21 @@ class Evaluator:
                 self._refuse(key, found)
         for candidate in candidates:
             known = self._memory.get(_key(candidate))
-            if isinstance(known, Memory):
+            if isinstance(known, MemoryBounds):
                 self._of_structure.setdefault(_structure(candidate), known)
         self.on_done("checked", self.num_checked)
         results = (self._memory.get(_key(candidate)) for candidate in candidates)
-        return [found if isinstance(found, Memory) else None for found in results]
+        return [found if isinstance(found, MemoryBounds) else None for found in results]
 
-    def _map(self, experiments: list[Experiment]) -> list[Memory | str]:
+    def _map(self, experiments: list[Experiment]) -> list[MemoryBounds | str]:
         if self.jobs == 1 or len(experiments) < 2 * self.jobs:
             return [memory_of(experiment) for experiment in experiments]
         import joblib
 
         run: Any = joblib.Parallel(n_jobs=self.jobs)
-        found: list[Memory | str] = run(joblib.delayed(memory_of)(experiment) for experiment in experiments)
+        found: list[MemoryBounds | str] = run(
+            joblib.delayed(memory_of)(experiment) for experiment in experiments
+        )
         return found
 
     # -- time -------------------------------------------------------------------------------------------
@@ -303,7 +305,7 @@ class Evaluator:
             row[_KEY] = steps
         row = dict(self._run_out.get(_key(candidate), row))
         memory = self._memory.get(_key(candidate))
-        least = memory.least_seconds if isinstance(memory, Memory) else self._bounds.of(job).seconds
+        least = memory.least_seconds if isinstance(memory, MemoryBounds) else self._bounds.of(job).seconds
         return Measured(candidate, row, least)
 
 

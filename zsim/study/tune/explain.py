@@ -34,7 +34,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Step:
+class TuningStep:
     """Changes that are made together, and the step before and after; `before` is None where what was there
     did not fit."""
 
@@ -57,7 +57,9 @@ class Step:
         return None if self.before is None else 1 - self.after.seconds / self.before.seconds
 
 
-def explain(evaluator: Evaluator, given: Candidate, measured: Measured | None, best: Candidate) -> list[Step]:
+def explain(
+    evaluator: Evaluator, given: Candidate, measured: Measured | None, best: Candidate
+) -> list[TuningStep]:
     """The steps from `given`, as `measured` (None: it does not fit), to what `best` gains."""
     left = differing_axes(given, best)
     current, before = given, measured
@@ -65,7 +67,7 @@ def explain(evaluator: Evaluator, given: Candidate, measured: Measured | None, b
     for name, choice in best.choices.items():
         if name not in left:  # said aloud, because what is so by default may follow from what changes
             current = current.with_choice(name, choice, given.number)
-    steps: list[Step] = []
+    steps: list[TuningStep] = []
     while left:
         seconds = None if before is None else before.seconds
         chosen = _best_change(evaluator, current, seconds, best, left)
@@ -80,7 +82,7 @@ def explain(evaluator: Evaluator, given: Candidate, measured: Measured | None, b
         for name in names:
             asked = asked.with_choice(name, best.choices[name], given.number)
         asked, more = _with_what_followed(asked, after.candidate)
-        steps.append(Step((*changes, *more), before, after))
+        steps.append(TuningStep((*changes, *more), before, after))
         current, before = after.candidate, after
         left = [name for name in left if name not in names]
     return steps

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.errors import InputError, ZsimError
-from zsim.specs.importers.huggingface import read_model_config
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, Axis, Choice, divisors
+from zsim.specs.model.huggingface import read_model_config
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE, AxisChoice, TunedAxis, divisors
 from zsim.study.tune.base import Base, base_of, of_kind, on_gpus
 from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.evaluate import Evaluator
@@ -37,14 +37,14 @@ class Question:
     base: Base
     kinds: Sequence[str]
     keep: Sequence[str]
-    more_axes: Sequence[Axis]
+    more_axes: Sequence[TunedAxis]
     evaluator: Evaluator
 
     @property
-    def axes(self) -> list[Axis]:
+    def axes(self) -> list[TunedAxis]:
         return [*STRUCTURE, *self.more_axes]
 
-    def candidates(self, base: Base, axes: Sequence[Axis] | None = None) -> list[Candidate]:
+    def candidates(self, base: Base, axes: Sequence[TunedAxis] | None = None) -> list[Candidate]:
         bases = [of_kind(base, kind) for kind in self.kinds]
         return candidates(bases, axes or self.axes, self.keep)
 
@@ -98,7 +98,7 @@ def _smallest_cluster(question: Question) -> Space:
 def _largest_batch(question: Question) -> Space:
     """The most sequences in one micro-batch."""
 
-    def axes(size: int) -> list[Axis]:
+    def axes(size: int) -> list[TunedAxis]:
         return _with_micro_batches(question, lambda base: [size])
 
     size = _largest(
@@ -181,18 +181,18 @@ def _on(base: Base, nodes: int, gpus: int) -> Base:
     return base if gpus == base.world_size else on_gpus(base, nodes, gpus)
 
 
-def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[Axis]:
+def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[TunedAxis]:
     """The axes with these micro-batches; one larger than a rank's share is not accumulated."""
 
-    def choices(base: Base, chosen: Mapping[str, Any]) -> list[Choice]:
+    def choices(base: Base, chosen: Mapping[str, Any]) -> list[AxisChoice]:
         found = []
         for size in sizes(base):
             steps = base.sequences // size if base.sequences % size == 0 else 1
             steps = 1 if size > 1 else steps
-            found.append(Choice(f"micro-batch {size}", {MICRO_BATCH: size, ACCUMULATION: steps}))
+            found.append(AxisChoice(f"micro-batch {size}", {MICRO_BATCH: size, ACCUMULATION: steps}))
         return found
 
-    return [Axis(axis.name, choices) if axis.name == "micro-batch" else axis for axis in question.axes]
+    return [TunedAxis(axis.name, choices) if axis.name == "micro-batch" else axis for axis in question.axes]
 
 
 def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zsim.report.figures import layout, time_scale
-from zsim.report.meanings import CAPACITY, COMMUNICATION, TOTAL
-from zsim.report.page import Section, page
+from zsim.report.views.html.figures import layout, time_scale
+from zsim.report.views.html.page import Section, page
+from zsim.report.views.meanings import CAPACITY, COMMUNICATION, TOTAL
 from zsim.study.differences import row_words
 from zsim.study.tune.evaluate import Measured
-from zsim.study.tune.render import (
+from zsim.study.tune.tellings import script_changes
+from zsim.study.tune.text import (
     MAY_RUN_OUT,
     NEEDS_SCRIPT,
     change_words,
@@ -20,7 +21,6 @@ from zsim.study.tune.render import (
     subject,
     verdict,
 )
-from zsim.study.tune.tellings import script_changes
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zsim.study.tune.axes import DETAILS, Axis
+from zsim.study.tune.axes import DETAILS, TunedAxis
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.search import Objective, fastest
@@ -18,7 +18,7 @@ def refine(
     evaluator: Evaluator,
     start: Measured,
     *,
-    axes: Sequence[Axis] = DETAILS,
+    axes: Sequence[TunedAxis] = DETAILS,
     objective: Objective = fastest,
     keep: Sequence[str] = (),
 ) -> tuple[Measured, list[Measured]]:
@@ -45,7 +45,7 @@ def refine(
 
 
 def variations(
-    evaluator: Evaluator, best: Measured, axis: Axis, only: Mapping[str, Any] | None = None
+    evaluator: Evaluator, best: Measured, axis: TunedAxis, only: Mapping[str, Any] | None = None
 ) -> list[Measured]:
     """`best` with every other choice of an axis (that sets `only` these, where given) that fits and could be
     faster, simulated."""

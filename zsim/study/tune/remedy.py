@@ -15,9 +15,9 @@ from zsim.engine.capacity import fits, peak_bytes
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.report.memory import Remedy
-from zsim.specs.experiment import DeepSpeedTable, Experiment
-from zsim.specs.resolve import resolve
-from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, Axis, Choice, stage_of
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STAGE, STRUCTURE, AxisChoice, TunedAxis, stage_of
 from zsim.study.tune.base import base_of, value_of
 from zsim.study.tune.bounds import plan_seconds
 from zsim.study.tune.candidates import Candidate
@@ -125,7 +125,7 @@ def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
     )
 
 
-def _singles(given: Candidate, axes: Sequence[Axis]) -> Iterator[Candidate]:
+def _singles(given: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]:
     """The given job with one axis changed; micro-batches only smaller, stages only higher."""
     for axis in axes:
         for choice in axis.of(given.base, {}):
@@ -149,7 +149,7 @@ def _together(evaluator: Evaluator, given: Candidate, single: Sequence[_Look]) -
     choices = {name: [one.candidate.choices[name] for one in single if name in one.candidate.choices]
                for name in lightest}  # fmt: skip
 
-    def looked(choices: Mapping[str, Choice]) -> _Look | None:
+    def looked(choices: Mapping[str, AxisChoice]) -> _Look | None:
         return _look(evaluator, Candidate(given.base, choices, -1))
 
     for count in range(2, len(lightest) + 1):

@@ -34,7 +34,7 @@ def cheapest(seconds: float, gpus: int) -> float:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The best first. `measured` are all that were simulated; the counts are of candidates."""
 
     best: list[Measured]
@@ -56,14 +56,14 @@ def search(
     objective: Objective = fastest,
     count: int = 5,
     instead: Mapping[int, Candidate] | None = None,
-) -> Found:
+) -> SearchResult:
     """The best that fits first, and the next best of what was looked at; ties in the order of the space.
 
     The first is what simulating every candidate would give; at least `count` are simulated. `instead`: by
     number, the candidate that takes the place of one that does not fit. Where torch may have no room for a
     candidate, the other is looked at beside it, and counts as one more.
     """
-    found = Found([], num_candidates=len(candidates))
+    found = SearchResult([], num_candidates=len(candidates))
     instead = instead or {}
     queue = _bounded(evaluator, candidates, objective, found, instead)
     heapq.heapify(queue)
@@ -99,7 +99,7 @@ def _bounded(
     evaluator: Evaluator,
     candidates: Sequence[Candidate],
     objective: Objective,
-    found: Found,
+    found: SearchResult,
     instead: Mapping[int, Candidate],
 ) -> list[_Entry]:
     """Those that may fit; each that does not, replaced where it can be."""
@@ -131,7 +131,7 @@ def _checked(
     evaluator: Evaluator,
     wave: Sequence[_Entry],
     objective: Objective,
-    found: Found,
+    found: SearchResult,
     instead: Mapping[int, Candidate],
 ) -> Iterator[_Entry]:
     """Those that fit, with what their plans say, and what takes the place of the others."""
@@ -161,7 +161,7 @@ def _checked(
 
 
 def _simulate(
-    evaluator: Evaluator, wave: Sequence[_Entry], found: Found, instead: Mapping[int, Candidate]
+    evaluator: Evaluator, wave: Sequence[_Entry], found: SearchResult, instead: Mapping[int, Candidate]
 ) -> list[Candidate]:
     """What to look at beside those that torch may have no room for."""
     others = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zsim.specs.programs import NAMES, program_of, telling
+from zsim.specs.experiment.programs import NAMES, program_of, telling
 from zsim.study.tune.base import Base, value_of
 from zsim.study.tune.candidates import Candidate
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from zsim.errors import InputError, NotSimulatedError, did_you_mean
 from zsim.files import check_folder
-from zsim.report.words import remedy_words
-from zsim.specs.experiment import STRATEGIES, Experiment
+from zsim.report.views.text.sentences import remedy_words
+from zsim.specs.experiment.tables import STRATEGIES, Experiment
 from zsim.study.tune.axes import DETAILS, QUANTISED, STRUCTURE
 from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate
-from zsim.study.tune.evaluate import Evaluator, Measured, Memory
-from zsim.study.tune.explain import Step, explain
+from zsim.study.tune.evaluate import Evaluator, Measured, MemoryBounds
+from zsim.study.tune.explain import TuningStep, explain
+from zsim.study.tune.final_runs import Look, measured_given
 from zsim.study.tune.goals import GOALS, Question
-from zsim.study.tune.look import Look, measured_given
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
-from zsim.study.tune.search import Found
+from zsim.study.tune.search import SearchResult
 
 EVERYTHING = "all"  # as an axis to keep
 
@@ -38,10 +38,10 @@ class Tuned:
     settled: str
     base: Base
     given: Measured | None
-    given_memory: Memory | None
+    given_memory: MemoryBounds | None
     best: Sequence[Measured]
-    steps: Sequence[Step]
-    found: Found
+    steps: Sequence[TuningStep]
+    found: SearchResult
     measured: Sequence[Measured]
     refused: dict[str, int]
     num_simulated: int
@@ -87,7 +87,7 @@ def tune(
     found, best = looked.found, looked.best[:count]
     if not best:
         raise InputError(_nothing_fits(base, found, evaluator) + _remedy(experiment, question))
-    steps: list[Step] = []
+    steps: list[TuningStep] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
         steps = explain(evaluator, given_candidate, given, best[0].candidate)
     return Tuned(
@@ -142,7 +142,7 @@ def _remedy(experiment: Experiment, question: Question) -> str:
     return f". {remedy_words(remedy_from(experiment, given, measured))}{left}"
 
 
-def _nothing_fits(base: Base, found: Found, evaluator: Evaluator) -> str:
+def _nothing_fits(base: Base, found: SearchResult, evaluator: Evaluator) -> str:
     reasons = sorted(evaluator.refused, key=lambda reason: -evaluator.refused[reason])
     why = f"; {len(reasons)} were refused, e.g. {reasons[0]}" if reasons else ""
     return (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zsim.specs.exporters.files import export_files
-from zsim.specs.resolve import resolve
-from zsim.study.tune.render import NEEDS_SCRIPT, label_of
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.formats.export import export_files
 from zsim.study.tune.tellings import script_changes, told_in_file
+from zsim.study.tune.text import NEEDS_SCRIPT, label_of
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
 

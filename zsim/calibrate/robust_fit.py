@@ -1,0 +1,111 @@
+"""Few numbers through many points, so that a disturbed point does not pull them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Predict = Callable[[Mapping[str, float]], Sequence[float]]
+
+# Residuals of the logarithm beyond this are taken as disturbed rather than as wrong: about the spread of one
+# quiet microbenchmark.
+_QUIET = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class FitParameter:
+    """A number to find, between `low` and `high`; `start` where the search begins. All are above 0."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class FitPoint:
+    """One measurement beside what the fitted numbers say; `x` is what the plot puts below it."""
+
+    label: str
+    x: float
+    measured_seconds: float
+    predicted_seconds: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+
+@dataclass(frozen=True)
+class CurveFit:
+    """A group of numbers found together.
+
+    `values` by dotted name in the hardware file; `unit` of each; `ranges`: what the points cover, by the
+    name of what varies; `at_bound`: numbers that stopped at a limit, which the points therefore do not tell.
+    """
+
+    title: str
+    values: Mapping[str, float]
+    points: tuple[FitPoint, ...]
+    ranges: Mapping[str, tuple[float, float]]
+    sources: tuple[str, ...]
+    units: Mapping[str, str] = field(default_factory=dict)
+    at_bound: tuple[str, ...] = ()
+
+    @property
+    def median_error(self) -> float:
+        return float(np.median([abs(point.error) for point in self.points])) if self.points else 0.0
+
+    @property
+    def worst_error(self) -> float:
+        return max((abs(point.error) for point in self.points), default=0.0)
+
+    @property
+    def bias(self) -> float:
+        return float(np.mean([point.error for point in self.points])) if self.points else 0.0
+
+
+def robust_fit(
+    parameters: Sequence[FitParameter], predict: Predict, measured: Sequence[float]
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The numbers that bring `predict` nearest to `measured`, and those that stopped at a limit.
+
+    Minimises the sum of soft-L1 losses of log(predicted / measured), over the logarithms of the numbers:
+
+        sum 2 s^2 (sqrt(1 + (r/s)^2) - 1),   s = 0.05
+
+    which is least squares for small residuals and their absolute values for large ones (scipy's
+    `least_squares`, loss "soft_l1"; Triggs et al. 1999).
+    """
+    from scipy.optimize import least_squares
+
+    names = [parameter.name for parameter in parameters]
+    target = np.log(np.asarray(measured, dtype=np.float64))
+
+    def residuals(theta: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        values = dict(zip(names, np.exp(theta).tolist(), strict=True))
+        return np.log(np.maximum(np.asarray(predict(values), dtype=np.float64), 1e-12)) - target
+
+    low = np.log([parameter.low for parameter in parameters])
+    high = np.log([parameter.high for parameter in parameters])
+    start = np.clip(np.log([parameter.start for parameter in parameters]), low + 1e-6, high - 1e-6)
+    found = least_squares(
+        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=_QUIET, diff_step=[1e-3], max_nfev=200
+    )
+    values = dict(zip(names, np.exp(found.x).tolist(), strict=True))
+    stuck = (np.abs(found.x - low) < 1e-3) | (np.abs(found.x - high) < 1e-3)
+    return values, tuple(name for name, at in zip(names, stuck.tolist(), strict=True) if at)
+
+
+def points_of(
+    labels: Sequence[str], xs: Sequence[float], measured: Sequence[float], predicted: Sequence[float]
+) -> tuple[FitPoint, ...]:
+    return tuple(FitPoint(*row) for row in zip(labels, xs, measured, predicted, strict=True))
+
+
+def span(values: Sequence[float]) -> tuple[float, float]:
+    return (float(min(values)), float(max(values)))

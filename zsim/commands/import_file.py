@@ -1,0 +1,54 @@
+"""`zsim import`: another program's training file as an experiment."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, file_option
+from zsim.errors import InputError
+from zsim.files import write_whole
+
+EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def import_file(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="Accelerate YAML, torchtitan TOML, DeepSpeed JSON.")],
+    model: Model = None,
+    cluster: Cluster = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    set_: Set = None,
+    output: Annotated[Path | None, file_option("--output", "-o", help="Write the experiment there.")] = None,
+) -> None:
+    """A training file as an experiment; torchtitan's own options may follow it.
+
+    What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
+    """
+    from zsim.specs.experiment.resolve import resolve
+    from zsim.specs.formats.toml import experiment_toml
+    from zsim.specs.formats.training_file import names_experiment
+
+    if names_experiment(file):
+        raise InputError(
+            f"{file}: already is an experiment; expected another program's file ('zsim run {file}' simulates "
+            "an experiment)"
+        )
+    if Path(file).suffix.lower() == ".json" and not context.args:
+        experiment = experiment_from(Path(file), model, cluster, nodes, gpus, set_)
+    else:
+        config = shlex.join([file, *context.args]) if context.args else file
+        settings = [f"strategy.config={config}", *(set_ or [])]
+        experiment = experiment_from(None, model, cluster, nodes, gpus, settings)
+    resolve(experiment)
+    text = experiment_toml(experiment)
+    if output is None:
+        print(text, end="")
+        return
+    print(write_whole(output, text))
+    for note in experiment.notes:
+        print(f"note: {note}")

@@ -1,0 +1,157 @@
+"""Ops by class, and each op with its counterpart on the other side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.comparison.alignment import align
+from zsim.comparison.op_times import op_seconds
+from zsim.comparison.plan_check import PlanCheck
+from zsim.report.views.meanings import COMPUTE_KINDS, span_meaning
+from zsim.trace.trace import COLLECTIVES, Floats, Ints, SpanInfo, Trace
+from zsim.units import format_bytes, format_seconds
+
+KERNELS = "kernels"  # the class of all of them, where phases are not known
+_KNOWN_PHASES = 0.9  # of the kernels' time: below, kernels are one class
+
+
+@dataclass(frozen=True, slots=True)
+class OpPair:
+    """One op and its counterpart in the recording: who it is, and how long each took."""
+
+    title: str
+    bytes: int
+    simulated_seconds: float
+    recorded_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpsOfClass:
+    """One side's ops of a class: their spans by start, and how long they ran in all."""
+
+    spans: tuple[int, ...]
+    seconds: float
+
+
+def class_name(info: SpanInfo, has_phases: bool) -> str:
+    """`all-gather, 64 ranks`, `backward kernels`, `optimizer`, `host to GPU`; "" for what is no work."""
+    if info.kind == "host":
+        return ""
+    if info.kind in COLLECTIVES:
+        return f"{span_meaning(info.kind).label}, {info.group_size:,} rank{'s' * (info.group_size != 1)}"
+    if info.kind not in COMPUTE_KINDS:
+        return span_meaning(info.kind).label
+    if not has_phases:
+        return KERNELS
+    if info.kind == "optimizer" or info.phase == "optimizer":
+        return "optimizer"
+    return f"{info.phase} kernels".strip()
+
+
+def has_kernels(trace: Trace) -> bool:
+    """Whether anything that computes is in the trace."""
+    is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
+    return bool(len(trace)) and bool(is_kernel[trace.info_indices].any())
+
+
+def knows_phases(trace: Trace) -> bool:
+    """Whether (nearly all of) the kernels' time belongs to a named phase of the step."""
+    if not len(trace):
+        return False
+    seconds = trace.end_seconds - trace.start_seconds
+    is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
+    is_known = np.array([bool(info.phase) or info.kind == "optimizer" for info in trace.infos], dtype=bool)
+    kernels = is_kernel[trace.info_indices]
+    known = float(seconds[kernels & is_known[trace.info_indices]].sum())
+    return known >= _KNOWN_PHASES * float(seconds[kernels].sum()) and known > 0
+
+
+def ops_by_class(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
+    """Class -> its ops, in the order of each class's first."""
+    names = [class_name(info, has_phases) for info in trace.infos]
+    spans: dict[str, list[int]] = {}
+    indices = trace.info_indices.tolist()
+    for span in np.argsort(trace.start_seconds, kind="stable").tolist():
+        if names[indices[span]]:
+            spans.setdefault(names[indices[span]], []).append(span)
+    seconds = op_seconds(trace)
+    return {name: OpsOfClass(tuple(rows), float(seconds[rows].sum())) for name, rows in spans.items()}
+
+
+def pairs_by_class(
+    simulated: Trace, recorded: Trace, plan: PlanCheck, has_phases: bool
+) -> dict[str, list[OpPair]]:
+    """Collectives as the plan check has paired them; other ops by name, where both sides name them alike."""
+    found: dict[str, list[OpPair]] = {}
+    times = op_seconds(simulated).tolist(), op_seconds(recorded).tolist()
+    for i, j in plan.pairs:
+        mine, theirs = plan.simulated[i], plan.recorded[j]
+        if (mine.kind, mine.bytes) == (theirs.kind, theirs.bytes) and min(mine.span, theirs.span) >= 0:
+            name = class_name(simulated.infos[simulated.info_indices[mine.span]], has_phases)
+            pair = OpPair(mine.title, mine.bytes, times[0][mine.span], times[1][theirs.span])
+            found.setdefault(name, []).append(pair)
+    mine_by_class, theirs_by_class = ops_by_class(simulated, has_phases), ops_by_class(recorded, has_phases)
+    for name, ops in mine_by_class.items():
+        if name in found or name not in theirs_by_class:
+            continue
+        spans, others = ops.spans, theirs_by_class[name].spans
+        by_name = align_by_name(_names(simulated, spans), _names(recorded, others))
+        pairs = [OpPair(title, 0, times[0][spans[i]], times[1][others[j]]) for title, i, j in by_name]
+        if pairs:
+            found[name] = pairs
+    return found
+
+
+def _names(trace: Trace, spans: Sequence[int]) -> list[str]:
+    return [trace.infos[trace.info_indices[span]].name for span in spans]
+
+
+def align_by_name(mine: Sequence[str], theirs: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(name, index, index) of ops in time order; none where less than half of the names are shared."""
+    if 2 * len(set(mine) & set(theirs)) < max(len(set(mine)), len(set(theirs))):
+        return []
+    return [(mine[i], i, j) for i, j in align(mine, theirs).same]
+
+
+def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
+    """What a class's error looks like: a link's bandwidth, a latency, or some ops only; "" within tolerance.
+
+    All calls longer by one factor: bandwidth. All longer by one amount: latency. What is more nearly the
+    same for every size is said.
+    """
+    timed = [pair for pair in pairs if pair.simulated_seconds > 0 and pair.recorded_seconds > 0]
+    mine = np.array([pair.simulated_seconds for pair in timed])
+    theirs = np.array([pair.recorded_seconds for pair in timed])
+    off = np.flatnonzero(np.abs(theirs - mine) > tolerance * mine).tolist()
+    if not off:
+        return ""
+    if 2 * len(off) <= len(timed):
+        worst = timed[max(off, key=lambda k: abs(theirs[k] - mine[k]))]
+        times = (
+            f"{format_seconds(worst.simulated_seconds)} simulated, {format_seconds(worst.recorded_seconds)}"
+        )
+        return f"{len(off)} of {len(timed)} ops, most of all {worst.title}: {times} recorded"
+    sizes = np.array([pair.bytes for pair in timed])
+    ratios, extras = _by_size(sizes, theirs / mine), _by_size(sizes, theirs - mine)
+    factor, extra = float(np.median(theirs / mine)), float(np.median(theirs - mine))
+    if len(ratios) > 1 and _spread(extras) < _spread(ratios):
+        more = "longer" if extra > 0 else "shorter"
+        return f"every call {format_seconds(abs(extra))} {more}, whatever its size: latency"
+    if not sizes.any():
+        return f"the usual op takes {factor:.2f} times as long as simulated"
+    low, high = format_bytes(sizes.min()), format_bytes(sizes.max())
+    spread = f", from {low} to {high}" if low != high else ""
+    return f"every call {factor:.2f} times as long{spread}: {1 / factor:.2f} of the simulated bandwidth"
+
+
+def _by_size(sizes: Ints, values: Floats) -> Floats:
+    """The median of the values of each size: one that is common counts no more than one that is rare."""
+    return np.array([float(np.median(values[sizes == size])) for size in np.unique(sizes)])
+
+
+def _spread(values: Floats) -> float:
+    """How much the sizes differ, against their mean."""
+    return float(np.ptp(values) / max(abs(float(values.mean())), 1e-12))

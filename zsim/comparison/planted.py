@@ -1,0 +1,127 @@
+"""Faults put into a trace on purpose, to see a check catch them and name them.
+
+Each takes a trace and gives a wrong one; `number` counts the rank's collectives in issue order, from 0. Only
+the spans change that the fault touches: a lost call leaves a hole where it was. Of a recording of several
+steps the typical one is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from zsim.trace.trace import COLLECTIVES, Floats, Ints, MemoryEvents, Trace
+
+
+def drop_call(trace: Trace, number: int, rank: int | None = None) -> Trace:
+    """One collective fewer."""
+    trace = trace.typical_step()
+    keep = np.ones(len(trace), dtype=bool)
+    keep[_call(trace, number, rank)] = False
+    return trace.only(keep)
+
+
+def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
+    """One collective of twice the bytes, as when a bucket is sent in a type twice as wide."""
+    trace = trace.typical_step()
+    span = _call(trace, number, rank)
+    info = trace.infos[trace.info_indices[span]]
+    indices = trace.info_indices.copy()
+    indices[span] = len(trace.infos)
+    return replace(trace, infos=(*trace.infos, info._replace(bytes=2 * info.bytes)), info_indices=indices)
+
+
+def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:
+    """A collective and the next one change places: each runs at the other's time."""
+    trace = trace.typical_step()
+    one, other = _call(trace, number, rank), _call(trace, number + 1, rank)
+    indices = trace.info_indices.copy()
+    indices[[one, other]] = indices[[other, one]]
+    return replace(trace, info_indices=indices)
+
+
+def slow_link(trace: Trace, factor: float, group_size: int | None = None) -> Trace:
+    """Collectives (over `group_size` ranks) last `factor` times as long, and all that follows comes later."""
+    trace = trace.typical_step()
+    is_slow = np.array(
+        [info.kind in COLLECTIVES and group_size in (None, info.group_size) for info in trace.infos],
+        dtype=bool,
+    )
+    issues, starts, ends = trace.issue_seconds.copy(), trace.start_seconds.copy(), trace.end_seconds.copy()
+    transfers = None if trace.transfer_seconds is None else trace.transfer_seconds.copy()
+    step_seconds = trace.step_seconds
+    for rank in np.unique(trace.ranks).tolist():
+        spans = np.flatnonzero(trace.ranks == rank)
+        slow = spans[is_slow[trace.info_indices[spans]]]
+        moments = trace.end_seconds[slow]
+        extra = (factor - 1.0) * (moments - trace.start_seconds[slow])
+        shift = _later(trace.start_seconds[spans], moments, extra)
+        issues[spans] += _later(trace.issue_seconds[spans], moments, extra)
+        starts[spans] += shift
+        ends[spans] += shift
+        ends[slow] += extra
+        if transfers is not None:
+            transfers[slow] *= factor
+        step_seconds = max(step_seconds, trace.step_seconds + float(extra.sum()))
+    return replace(
+        trace,
+        issue_seconds=issues,
+        start_seconds=starts,
+        end_seconds=ends,
+        step_seconds=step_seconds,
+        transfer_seconds=transfers,
+        steps=(),
+    )
+
+
+def leak(trace: Trace, category: str = "buffers", device: str = "gpu") -> Trace:
+    """The largest block of `category` that is freed in the step is not. Raises ValueError without any."""
+    trace = trace.typical_step()
+    events = trace.memory
+    if events is None:
+        raise ValueError("the trace has no memory events")
+    frees = [
+        index
+        for index, (on, what) in enumerate(zip(events.devices, events.categories, strict=True))
+        if (on, what) == (device, category) and events.deltas[index] < 0
+    ]
+    if not frees:
+        raise ValueError(f"nothing of {category} is freed on {device}")
+    lost = min(frees, key=lambda index: int(events.deltas[index]))
+    return replace(trace, memory=_without(events, lost))
+
+
+def _without(events: MemoryEvents, lost: int) -> MemoryEvents:
+    keep = [index for index in range(len(events.deltas)) if index != lost]
+    return MemoryEvents(
+        ranks=events.ranks[keep],
+        host_seconds=events.host_seconds[keep],
+        stream_seconds=events.stream_seconds[keep],
+        devices=_chosen(events.devices, keep),
+        categories=_chosen(events.categories, keep),
+        deltas=events.deltas[keep],
+        names=_chosen(events.names, keep) if events.names else (),
+    )
+
+
+def _chosen(values: Sequence[str], keep: Sequence[int]) -> tuple[str, ...]:
+    return tuple(values[index] for index in keep)
+
+
+def _later(times: Floats, moments: Floats, extra: Floats) -> Floats:
+    """How much of `extra`, added at `moments`, has come before each of `times`."""
+    order = np.argsort(moments, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(extra[order])])
+    late: Floats = sums[np.searchsorted(moments[order], times, side="right")]
+    return late
+
+
+def _call(trace: Trace, number: int, rank: int | None) -> int:
+    """The span of the collective with this number. Raises IndexError where there are fewer."""
+    rank = int(trace.ranks[0]) if rank is None else rank
+    is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
+    spans: Ints = np.flatnonzero((trace.ranks == rank) & is_collective[trace.info_indices])
+    called = np.where(np.isnan(trace.issue_seconds), trace.start_seconds, trace.issue_seconds)[spans]
+    return int(spans[np.argsort(called, kind="stable")][number])

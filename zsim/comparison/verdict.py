@@ -1,0 +1,154 @@
+"""Pass, fail, or inconclusive; how far apart two figures may be.
+
+# [Note: inconclusive]
+A time that was measured while other processes used the machine says nothing: a miss may be theirs, and so may
+a hit. Such a figure is `inconclusive`: it never fails a check and never passes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from zsim.errors import InputError, did_you_mean
+from zsim.trace.trace import Trace
+
+Verdict = Literal["pass", "fail", "inconclusive"]
+Unit = Literal["seconds", "bytes", "fraction"]
+
+MOST_FOREIGN_FRACTION = 0.10  # of the machine; above, a wall time is not judged
+TOO_SMALL = 0.02  # a difference below this part of the tolerance, taken of the whole step or peak, is no miss
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """Largest relative error of the step (`step`), of times of parts of it (`time`), of bytes (`memory`);
+    largest difference of fractions (`overlap`)."""
+
+    step: float = 0.05
+    time: float = 0.10
+    memory: float = 0.03
+    overlap: float = 0.05
+
+    @staticmethod
+    def of(given: Tolerances | Mapping[str, float] | float | None) -> Tolerances:
+        """Tolerances from what a caller may give: all alike, some by name, or none."""
+        if given is None:
+            return Tolerances()
+        if isinstance(given, Tolerances):
+            return given
+        if isinstance(given, Mapping):
+            return Tolerances.parse(f"{name}={value}" for name, value in given.items())
+        return Tolerances.parse([str(given)])
+
+    @staticmethod
+    def parse(texts: Iterable[str]) -> Tolerances:
+        """`["0.02", "memory=0.01"]`: a bare number is for all, a named one for its own; later ones win."""
+        names = [field.name for field in fields(Tolerances)]
+        values: dict[str, float] = {}
+        for text in texts:
+            name, equals, number = text.rpartition("=")
+            if equals and name.strip() not in names:
+                raise InputError(
+                    f"tolerance '{text}': found '{name}', expected one of {', '.join(names)}"
+                    + did_you_mean(name, names)
+                )
+            value = _fraction(text, number)
+            values |= {name.strip(): value} if equals else dict.fromkeys(names, value)
+        return Tolerances(**values)
+
+
+def _fraction(text: str, number: str) -> float:
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise InputError(
+            f"tolerance '{text}': found '{number}', expected a fraction of at least 0, e.g. 0.05 for 5 %"
+        )
+    return value
+
+
+PREDICTIONS = Tolerances(step=0.02, time=0.02, memory=0.01, overlap=0.02)  # of simulations: nothing jitters
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of both sides. `error` is relative and signed, (simulated - recorded) / recorded; of
+    fractions it is the difference. `whole` is the step or peak that the figure is a part of."""
+
+    name: str
+    unit: Unit
+    simulated: float
+    recorded: float
+    whole: float
+    tolerance: float
+    verdict: Verdict
+    reason: str = ""
+
+    @property
+    def error(self) -> float | None:
+        if self.unit == "fraction":
+            return self.simulated - self.recorded
+        return (self.simulated - self.recorded) / self.recorded if self.recorded else None
+
+    @property
+    def share(self) -> float:
+        """The difference as a part of the whole: what ranks metrics of one unit."""
+        return abs(self.simulated - self.recorded) / self.whole if self.whole else 0.0
+
+
+def judge(
+    name: str,
+    simulated: float,
+    recorded: float,
+    *,
+    unit: Unit,
+    whole: float,
+    tolerance: float,
+    doubt: str = "",
+    reason: str = "",
+) -> Metric:
+    """A metric with its verdict; with a `doubt` it is inconclusive, whatever its figures."""
+    verdict: Verdict = (
+        "inconclusive"
+        if doubt
+        else "pass"
+        if _is_near(unit, simulated, recorded, whole, tolerance)
+        else "fail"
+    )
+    return Metric(name, unit, simulated, recorded, whole, tolerance, verdict, doubt or reason)
+
+
+def _is_near(unit: str, simulated: float, recorded: float, whole: float, tolerance: float) -> bool:
+    difference = abs(simulated - recorded)
+    if unit == "fraction":
+        return difference <= tolerance
+    return difference <= tolerance * abs(recorded) or difference <= TOO_SMALL * tolerance * whole
+
+
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
+    """Fail where one fails; else inconclusive where one is; else pass."""
+    found = set(verdicts)
+    return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
+
+
+def doubt_about_times(trace: Trace) -> str:
+    """Why the wall times of a recording prove nothing, or "": see [Note: inconclusive].
+
+    `metadata["foreign_cpu_fraction"]` is how much of the machine other processes used meanwhile. On GPUs it
+    may be left out; where CPU cores compute (gloo) a recording that does not say is doubtful too.
+    """
+    if trace.source != "recorded":
+        return ""
+    if trace.metadata.get("is_timed") is False:
+        return "the recording says when calls were made, not how long they took"
+    foreign = trace.metadata.get("foreign_cpu_fraction")
+    if foreign is None:
+        is_on_cpu = trace.metadata.get("backend") == "gloo"
+        return "the recording does not say how busy the machine was with others" if is_on_cpu else ""
+    if float(foreign) > MOST_FOREIGN_FRACTION:
+        return f"others used {float(foreign):.0%} of the machine during the recording"
+    return ""

@@ -1,0 +1,226 @@
+"""Figures of a comparison: both timelines on one axis, ops against their counterparts, memory peaks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log10
+from typing import TYPE_CHECKING
+
+from zsim.report.breakdown import step_breakdown
+from zsim.report.views.html.figures import layout, time_scale
+from zsim.report.views.html.timeline import MOST_BARS, stream_timeline
+from zsim.report.views.meanings import BREAKDOWN, CAPACITY, span_meaning
+from zsim.trace.trace import Trace
+from zsim.units import format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from zsim.comparison.compare import Comparison
+
+_GAP = 0.09  # of the height, between the two timelines
+_COLOURS = ("#2F7FBF", "#E0873A")  # simulated, recorded
+_MOST_POINTS = 4_000
+
+
+def twin_timeline(comparison: Comparison) -> Figure:
+    """Both steps under one another on one time axis; a diamond marks each call that is not the same."""
+    import plotly.graph_objects as go
+
+    sides = (comparison.simulated, comparison.recorded)
+    longest = max(trace.step_seconds for trace in sides)
+    drawn = [
+        stream_timeline(replace(trace, step_seconds=longest), step_breakdown(trace), most_bars=MOST_BARS // 2)
+        for trace in sides
+    ]
+    counts = [len(figure.layout.yaxis.categoryarray) for figure in drawn]
+    upper = 1 - (1 - _GAP) * counts[0] / sum(counts)
+    height = 240 + 44 * sum(counts)
+    legend = {"orientation": "h", "x": 0, "y": 1.0, "yref": "container", "yanchor": "top"}
+    margin = {"l": 10, "r": 16, "t": 130, "b": 44}
+    figure = go.Figure(layout=layout(height, barmode="overlay", bargap=0.22, legend=legend, margin=margin))
+    seen: set[str] = set()
+    for axis, part in zip(("y", "y2"), drawn, strict=True):
+        for bars in part.data:
+            bars.update(yaxis=axis, legendgroup=bars.name, showlegend=bars.name not in seen)
+            seen.add(bars.name)
+            figure.add_trace(bars)
+    _put_together(figure, drawn, (upper, upper - _GAP))
+    scale, unit = time_scale(longest)
+    figure.update_xaxes(
+        title_text=unit, range=[0, longest * scale], title_standoff=6, anchor="y2", domain=[0, 1]
+    )
+    for index, (trace, name) in enumerate(zip(sides, comparison.names, strict=True)):
+        axis = "y2" if index else "y"
+        _title(figure, name, 1.0 if index == 0 else upper - _GAP, trace)
+        end = {"x0": trace.step_seconds * scale, "x1": trace.step_seconds * scale, "y0": 0, "y1": 1}
+        figure.add_shape(type="line", **end, xref="x", yref=f"{axis} domain", line=_END)
+    _mark_differences(figure, comparison, scale)
+    return figure
+
+
+_END = {"dash": "dot", "width": 1.5, "color": CAPACITY.color}
+
+
+def _put_together(figure: Figure, drawn: Sequence[Figure], split: tuple[float, float]) -> None:
+    """Rows, shaded phases and notes of each timeline on its own part of the height."""
+    domains = ([split[0], 1.0], [0.0, split[1]])
+    for index, part in enumerate(drawn):
+        axis = part.layout.yaxis
+        rows = {
+            "categoryorder": "array",
+            "categoryarray": axis.categoryarray,
+            "range": axis.range,
+            "automargin": True,
+            "fixedrange": True,
+            "domain": domains[index],
+            "anchor": "x",
+        }
+        figure.update_layout({"yaxis2" if index else "yaxis": rows})
+        for shape in part.layout.shapes:
+            moved = shape.to_plotly_json() | {"yref": f"{'y2' if index else 'y'} domain"}
+            figure.add_shape(**moved)
+        for note in part.layout.annotations:
+            moved = note.to_plotly_json()
+            if str(moved.get("yref", "")).endswith("domain"):
+                moved["yref"] = f"{'y2' if index else 'y'} domain"
+            else:
+                moved |= {"y": domains[index][0], "yshift": -34 if index else -10}
+            figure.add_annotation(**moved)
+
+
+def _title(figure: Figure, name: str, y: float, trace: Trace) -> None:
+    figure.add_annotation(
+        text=f"<b>{name}</b>  {format_seconds(trace.step_seconds)}",
+        xref="paper",
+        yref="paper",
+        x=0,
+        y=y,
+        xanchor="left",
+        yanchor="bottom",
+        yshift=12,
+        showarrow=False,
+        font={"size": 14},
+    )
+
+
+def _mark_differences(figure: Figure, comparison: Comparison, scale: float) -> None:
+    for axis, trace, side in (
+        ("y", comparison.simulated, "simulated"),
+        ("y2", comparison.recorded, "recorded"),
+    ):
+        calls = getattr(comparison.plan, side)
+        points: list[tuple[float, str, str]] = []
+        for difference in comparison.plan.differences:
+            for place in getattr(difference, side):
+                span = calls[place].span
+                info = trace.infos[trace.info_indices[span]]
+                points.append((float(trace.start_seconds[span]) * scale, info.stream, difference.sentence))
+        if points:
+            figure.add_scatter(
+                name="not the same call",
+                legendgroup="not the same call",
+                showlegend=axis == "y" or not any(trace.name == "not the same call" for trace in figure.data),
+                x=[x for x, _, _ in points],
+                y=[row for _, row, _ in points],
+                yaxis=axis,
+                mode="markers",
+                marker={
+                    "symbol": "diamond",
+                    "size": 12,
+                    "color": CAPACITY.color,
+                    "line": {"width": 1.5, "color": "#FFFFFF"},
+                },
+                hovertext=[_folded(text) for _, _, text in points],
+                hoverinfo="text",
+                cliponaxis=False,
+            )
+
+
+def op_scatter(comparison: Comparison) -> Figure | None:
+    """Each matched op: simulated seconds across, recorded up; the same on the diagonal."""
+    import plotly.graph_objects as go
+
+    rows = [
+        (row.name, [pair for pair in row.pairs if min(pair.simulated_seconds, pair.recorded_seconds) > 0])
+        for row in comparison.clock.classes
+    ]
+    rows = [(name, pairs) for name, pairs in rows if pairs]
+    if not rows:
+        return None
+    every = [t for _, pairs in rows for p in pairs for t in (p.simulated_seconds, p.recorded_seconds)]
+    scale, unit = time_scale(max(every))
+    low, high = min(every) * scale / 1.3, max(every) * scale * 1.3
+    figure = go.Figure(layout=layout(460))
+    line = {"dash": "dot", "width": 1.5, "color": "#8A8F98"}
+    ends = [low, high]
+    figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="the same", hoverinfo="skip")
+    for name, pairs in rows:
+        chosen = pairs[:: -(-len(pairs) * len(rows) // _MOST_POINTS)]
+        figure.add_scatter(
+            name=name,
+            x=[pair.simulated_seconds * scale for pair in chosen],
+            y=[pair.recorded_seconds * scale for pair in chosen],
+            mode="markers",
+            marker={"size": 8, "color": _class_colour(name), "opacity": 0.75},
+            hovertext=[
+                f"<b>{pair.title}</b><br>{format_seconds(pair.simulated_seconds)} simulated, "
+                f"{format_seconds(pair.recorded_seconds)} recorded"
+                for pair in chosen
+            ],
+            hoverinfo="text",
+        )
+    axis = {"type": "log", "range": [log10(low), log10(high)], "dtick": 1}
+    figure.update_xaxes(**axis, title_text=f"simulated, {unit}")
+    figure.update_yaxes(**axis, title_text=f"recorded, {unit}", automargin=True)
+    return figure
+
+
+def _class_colour(name: str) -> str:
+    """The colour of the class's kind on the timelines."""
+    for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "h2d", "d2h"):
+        if name.startswith(span_meaning(kind).label):
+            return span_meaning(kind).color
+    if name == "optimizer":
+        return BREAKDOWN["optimizer"].color
+    return span_meaning("recompute" if name.startswith("recompute") else "compute").color
+
+
+def memory_bars(comparison: Comparison) -> Figure | None:
+    """The peak of each category of the GPU's memory, side by side."""
+    import plotly.graph_objects as go
+
+    prefix, suffix = "gpu ", ", peak"
+    rows = [
+        metric
+        for metric in comparison.memory.metrics
+        if metric.name.startswith(prefix) and metric.name.endswith(suffix)
+    ]
+    if not rows:
+        return None
+    names = [metric.name[len(prefix) : -len(suffix)] for metric in rows]
+    figure = go.Figure(layout=layout(120 + 52 * len(rows), barmode="group", bargap=0.3))
+    for name, colour, values in zip(
+        comparison.names,
+        _COLOURS,
+        ([metric.simulated for metric in rows], [metric.recorded for metric in rows]),
+        strict=True,
+    ):
+        figure.add_bar(
+            name=name,
+            orientation="h",
+            y=names,
+            x=[value / 1e9 for value in values],
+            marker_color=colour,
+            hovertemplate="%{y}: %{x:.3f} GB<extra></extra>",
+        )
+    figure.update_xaxes(title_text="GB", rangemode="tozero", title_standoff=6)
+    figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
+    return figure
+
+
+def _folded(text: str) -> str:
+    """Long sentences over several lines of a hover box."""
+    return "<br>".join(textwrap.wrap(text, 70))

@@ -1,0 +1,130 @@
+"""A comparison as one HTML page that fetches nothing: both timelines, and the differences ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zsim.comparison.verdict import Metric, Verdict
+from zsim.comparison.views.figures import memory_bars, op_scatter, twin_timeline
+from zsim.comparison.views.text import show, show_error
+from zsim.files import write_whole
+from zsim.report.views.html.figures import time_scale
+from zsim.resources import TEMPLATES
+from zsim.version import __version__
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from zsim.comparison.compare import Comparison
+
+_TITLES: dict[Verdict, str] = {
+    "pass": "The same, within tolerance",
+    "fail": "Different",
+    "inconclusive": "Inconclusive",
+}
+MOST_ROWS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """One figure on the page; `json` is what plotly.js draws."""
+
+    id: str
+    caption: str
+    json: str
+
+
+def write_compare_page(comparison: Comparison, path: str | Path) -> Path:
+    """Write the page to `path`; the same comparison gives the same bytes."""
+    return write_whole(Path(path), compare_page(comparison))
+
+
+def compare_page(comparison: Comparison) -> str:
+    """The whole page, plotly.js included."""
+    import jinja2
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    differences = comparison.differences
+    largest = {
+        check: max((row.share for row in differences if row.check == check), default=0.0)
+        for check in ("plan", "clock", "memory")
+    }
+    return environment.get_template("compare.html.j2").render(
+        version=__version__,
+        names=comparison.names,
+        comparison=comparison,
+        verdict=_TITLES[comparison.verdict],
+        tiles=list(_tiles(comparison)),
+        differences=[
+            (row, f"{100 * row.share / (largest[row.check] or 1.0):.1f}") for row in differences[:MOST_ROWS]
+        ],
+        left_out=max(len(differences) - MOST_ROWS, 0),
+        timeline=_plot("timeline", _TIMELINE_CAPTION, twin_timeline(comparison)),
+        views=_views(comparison),
+        ops=_plot("ops", "A point per op and its counterpart.", op_scatter(comparison)),
+        memory=_plot("memory", "Each category at its own maximum.", memory_bars(comparison)),
+        tables=list(_tables(comparison)),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+
+
+_TIMELINE_CAPTION = (
+    "One time axis for both. Drag over a stretch to zoom into both, double-click to zoom out, hover for "
+    "details; dotted lines are the ends of the steps."
+)
+
+
+def _tiles(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """(label, number, small print) of what people ask for first."""
+    wrong = sum(row.count for row in comparison.plan.differences)
+    calls = len(comparison.plan.recorded)
+    yield "Calls", "same" if not wrong else f"{wrong:,} differ", f"{calls:,} recorded per rank and step"
+    for metric in comparison.clock.step:
+        if metric.name in ("step", "exposed communication", "overlap"):
+            yield metric.name.capitalize(), show_error(metric), _both(metric)
+    for metric in comparison.memory.metrics:
+        if metric.name == "gpu total, peak":
+            yield "GPU memory peak", show_error(metric), _both(metric)
+
+
+def _both(metric: Metric) -> str:
+    return f"{show(metric, metric.simulated)} simulated, {show(metric, metric.recorded)} recorded"
+
+
+def _views(comparison: Comparison) -> list[tuple[str, float, float]]:
+    longest = max(comparison.simulated.step_seconds, comparison.recorded.step_seconds)
+    scale, _ = time_scale(longest)
+    end = longest * scale
+    return [("whole step", 0.0, end), ("start", 0.0, 0.05 * end), ("end", 0.95 * end, end)]
+
+
+def _tables(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, str, str, str, Verdict]]]]:
+    clock = comparison.clock
+    for title, metrics in (
+        ("Step", clock.step),
+        ("Ops by class", tuple(row.metric for row in clock.classes)),
+        ("Streams, busy", clock.streams),
+        ("Memory", comparison.memory.metrics),
+    ):
+        if metrics:
+            yield title, [_row(metric) for metric in metrics]
+
+
+def _row(metric: Metric) -> tuple[str, str, str, str, Verdict]:
+    mine, theirs = show(metric, metric.simulated), show(metric, metric.recorded)
+    return metric.name, mine, theirs, show_error(metric), metric.verdict
+
+
+def _plot(name: str, caption: str, figure: Figure | None) -> _Plot | None:
+    return None if figure is None else _Plot(name, caption, figure.to_json())

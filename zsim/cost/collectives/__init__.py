@@ -1,0 +1,1 @@
+"""Bytes and rounds of collectives, and what NCCL chooses."""

@@ -1,0 +1,53 @@
+"""In how many pieces NCCL sends a tensor up and down its trees, and what filling the trees takes.
+
+Every channel is a tree of its own (half of them on each of the two trees) and cuts its part of the tensor
+into P chunks. A chunk goes from the farthest rank to the root and back, one edge after the other, and chunks
+follow each other. So, with b(e) seconds for all bytes over edge e of that way,
+
+    seconds = rounds + max b + (sum b - max b) / P
+
+The chunk is a slot of the channel's buffer, halved while there are too few for the tree's depth (NVIDIA/nccl
+src/enqueue.cc, computeColl, 2.12 to 2.20; buffers: src/init.cc, src/include/device.h): Simple 512 KiB of
+4 MiB, LL128 576,000 bytes of data, LL 32 KiB.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from zsim.cost.collectives.rounds import Rounds
+
+_KIB = 1024
+_CHUNK_BYTES = {"ll": 32 * _KIB, "ll128": 576_000, "simple": 512 * _KIB}
+
+
+def tree_pieces(protocol: str, full_bytes: float, num_channels: int, num_ranks: int, num_domains: int) -> int:
+    """Chunks that every channel sends one after the other; at least 1. Protocols other than NCCL's three
+    are cut as Simple."""
+    per_channel = full_bytes / num_channels
+    chunk = _CHUNK_BYTES.get(protocol, _CHUNK_BYTES["simple"])
+    local = num_ranks / num_domains
+    levels = num_domains.bit_length() - 1
+    if protocol == "ll128":
+        steps = (1 + levels + 0.1 * local) / local
+        chunk = _halved(per_channel, chunk, ((64 * steps, 128 * _KIB), (16 * steps, 32 * _KIB)))
+    elif protocol != "ll":
+        depth = local - 1 + levels
+        limits = ((8 * depth, 128 * _KIB), (4 * depth, 64 * _KIB), (depth, 32 * _KIB))
+        chunk = _halved(per_channel, chunk, limits)
+    return max(1, ceil(per_channel / chunk))
+
+
+def _halved(per_channel: float, chunk: int, limits: tuple[tuple[float, int], ...]) -> int:
+    """The chunk, halved while there are fewer than `count` of them and it is above `floor` bytes."""
+    for count, floor in limits:
+        while per_channel // chunk < count and chunk > floor:
+            chunk //= 2
+    return chunk
+
+
+def fill_seconds(rounds: Rounds, inside_seconds: float, across_seconds: float, num_pieces: int) -> float:
+    """What filling a tree takes there and back: a piece over every edge but the slowest, which the bytes'
+    own time has. `inside_seconds`, `across_seconds`: all bytes over the busiest link of either kind."""
+    edges = rounds.intra * inside_seconds + rounds.inter * across_seconds
+    return max(edges - max(inside_seconds, across_seconds), 0.0) / num_pieces

@@ -1,0 +1,250 @@
+"""The core of attention as kernels: fused (flash) or written out (math).
+
+Letters: b sequences, s tokens of a sequence, a heads, g key/value heads, d_k and d_v widths of a head's
+queries and values, e bytes per element. All models here are causal.
+
+Flash: 2 b a s^2 (d_k + d_v) FLOPs on all pairs, of which the causal mask leaves half (a window w leaves
+w s - w^2/2 of s^2 pairs); backward 2.5 times the forward, because it recomputes the scores and makes four
+products of them (Dao 2023, "FlashAttention-2", section 4.1: the convention of its benchmarks). HBM sees q, k,
+v, the output and 4 bytes of log-sum-exp per head and token; no scores.
+
+Math: two products over all s^2 pairs, the mask ignored, and every step in between a reading and a writing of
+b a s^2 scores; keys and values are first copied out to a heads (`repeat_kv`). Operators as transformers'
+`eager_attention_forward` dispatches them: scale, mask, softmax (to fp32 and back in all families but GPT-2),
+dropout.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.elementwise import ROTARY_EAGER, ROTARY_FUSED
+from zsim.cost.kernels.kernel import Kernel, Layout
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.specs.model.spec import Attention, Module
+
+LOGSUMEXP_BYTES = 4
+
+
+def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """Rotary embedding, then the core."""
+    assert isinstance(module.work, Attention)
+    work = module.work
+    core = _flash_forward if options.attention == "flash" else _math_forward
+    return (
+        *_rotary(work, shape, options, 0),
+        *core(work, shape, options),
+        *_unpadding(work, shape, options, 0),
+    )
+
+
+def rotary_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """The rotary embedding of queries and keys alone."""
+    return _rotary(work, shape, options, 0)
+
+
+def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """The core's gradients, then rotary's."""
+    assert isinstance(module.work, Attention)
+    work = module.work
+    core = _flash_backward if options.attention == "flash" else _math_backward
+    return (
+        *_unpadding(work, shape, options, 1),
+        *core(work, shape, options),
+        *_rotary(work, shape, options, 1),
+    )
+
+
+def query_elements(work: Attention) -> int:
+    """Elements of q per token."""
+    return work.num_heads * work.qk_head_dim
+
+
+def key_value_elements(work: Attention) -> int:
+    """Elements of k and v per token."""
+    return work.num_kv_heads * (work.qk_head_dim + work.v_head_dim)
+
+
+def input_elements(work: Attention) -> int:
+    """Elements of q, k and v per token."""
+    return query_elements(work) + key_value_elements(work)
+
+
+def output_elements(work: Attention) -> int:
+    """Elements of the output per token."""
+    return work.num_heads * work.v_head_dim
+
+
+def causal_pairs(work: Attention, sequence_length: int) -> float:
+    """Query-key pairs of one sequence that a causal mask (and a window) leaves: s^2/2, or w s - w^2/2."""
+    window = min(work.window or sequence_length, sequence_length)
+    return window * sequence_length - window * window / 2
+
+
+def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction: int) -> tuple[Kernel, ...]:
+    if not work.rotary:
+        return ()
+    passes = (ROTARY_FUSED if options.fuses_kernels else ROTARY_EAGER)[direction]
+    elements = shape.tokens * (work.num_heads + work.num_kv_heads) * work.qk_head_dim
+    launches = passes.launches if options.fuses_kernels else 2 * passes.launches
+    num_bytes = passes.tensors * elements * options.activation_bytes
+    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), launches),)
+
+
+def unpads(work: Attention, options: WorkOptions) -> bool:
+    """Whether rows are gathered before the core and scattered after: by the fused kernel alone."""
+    return work.unpads and options.attention == "flash"
+
+
+def _unpadding(
+    work: Attention, shape: BatchShape, options: WorkOptions, direction: int
+) -> tuple[Kernel, ...]:
+    """Gathers and scatters around the core where a padding mask is given, whether anything is padded or not.
+
+    With i elements of q, k, v and o of the output per token: forward gathers the input (2 i), fills the
+    padded output with zeros and puts the rows in (o + 2 o); backward gathers the output's gradient (2 o),
+    fills the input's with zeros and scatters (i + 2 i). The input goes by torch.gather and scatter, element
+    by element (no vectors before torch 2.8: pytorch pull request 151490); the output by indexing, whose
+    kernel was not timed on rows and is taken for a copy. The two waits of the host for the mask's counts are
+    left out. Source: HazyResearch/flash-attention 0.2, bert_padding.py `unpad_input`, `pad_input`.
+    """
+    if not unpads(work, options):
+        return ()
+    inputs, outputs = input_elements(work), output_elements(work)
+    rest, launches = (3 * outputs, 6) if direction == 0 else (inputs + 2 * outputs, 2)
+    size, dtype = shape.tokens * options.activation_bytes, options.kernel_dtype
+    moved = float(2 * inputs * size)
+    return (
+        Kernel("elementwise", 0.0, float(rest * size), dtype, (), launches),
+        Kernel("elementwise", 0.0, moved, dtype, indexed_elements=shape.tokens * inputs),
+    )
+
+
+def _flash_shape(work: Attention, shape: BatchShape) -> tuple[int, ...]:
+    length = shape.sequence_length
+    return (shape.sequences * work.num_heads, length, length, work.qk_head_dim)
+
+
+def _flash_flops(work: Attention, shape: BatchShape) -> float:
+    pairs = shape.sequences * work.num_heads * causal_pairs(work, shape.sequence_length)
+    return 2.0 * pairs * (work.qk_head_dim + work.v_head_dim)
+
+
+def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    elements = input_elements(work) + output_elements(work)
+    num_bytes = shape.tokens * (elements * options.activation_bytes + work.num_heads * LOGSUMEXP_BYTES)
+    kernel = Kernel(
+        "attention_forward",
+        _flash_flops(work, shape),
+        float(num_bytes),
+        options.kernel_dtype,
+        _flash_shape(work, shape),
+    )
+    return (kernel,)
+
+
+def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """Three kernels: the row sums of output times its gradient, the products, the cast of the fp32 dq."""
+    e = options.activation_bytes
+    inputs = input_elements(work)
+    outputs = output_elements(work)
+    # Reads q, k, v, dout; writes dq, dk, dv; reads out and dout for the row sums; dq collects in fp32.
+    elements = 2 * inputs + 3 * outputs
+    extra = 2 * work.num_heads * LOGSUMEXP_BYTES + 2 * query_elements(work) * 4
+    kernel = Kernel(
+        "attention_backward",
+        2.5 * _flash_flops(work, shape),
+        float(shape.tokens * (elements * e + extra)),
+        options.kernel_dtype,
+        _flash_shape(work, shape),
+        3,
+    )
+    return (kernel,)
+
+
+def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str) -> Kernel:
+    """One batched product with a b a s x s side; `inner` names the dimension summed over.
+
+    The scores' rows are keys, so a sequence that is not aligned costs every one of them; whether they are
+    taken as they lie (the output, the queries' gradient) or transposed (the keys' and values') tells nothing,
+    because they are square.
+    """
+    length, batch = shape.sequence_length, shape.sequences * work.num_heads
+    over_heads = inner == "head"
+    mnk = (length, length, head_dim) if over_heads else (length, head_dim, length)
+    layout: Layout = "nt" if over_heads else "nn"
+    elements = batch * (length * length + 2 * length * head_dim)
+    flops = 2.0 * batch * length * length * head_dim
+    return Kernel(
+        "gemm", flops, float(elements * options.activation_bytes), options.kernel_dtype, mnk, layout=layout
+    )
+
+
+def _math_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    e, scores = options.activation_bytes, _num_scores(work, shape)
+    kernels = [
+        *_repeat_kv(work, shape, options),
+        _product(work, shape, options, work.qk_head_dim, "head"),
+        _scores_kernel(scores, options, *_softmax_forward(work, options)),
+    ]
+    if work.dropout and not options.compile:
+        kernels.append(_scores_kernel(scores, options, 2 * e + 1, 1))
+    kernels.append(_product(work, shape, options, work.v_head_dim, "keys"))
+    kernels.append(_transpose(work, shape, options))
+    return tuple(kernels)
+
+
+def _softmax_forward(work: Attention, options: WorkOptions) -> tuple[int, int]:
+    """(bytes per score, launches) from the scores to the probabilities."""
+    e = options.activation_bytes
+    if options.compile:
+        return 2 * e + (1 if work.dropout else 0), 1
+    softmax, launches = (e + 4 + 4 + e, 2) if work.upcasts_softmax and e < 4 else (2 * e, 1)
+    return 2 * e + 2 * e + softmax, 2 + launches
+
+
+def _softmax_backward(work: Attention, options: WorkOptions) -> tuple[int, int]:
+    """Cast, softmax backward (probabilities and gradient read, one written), scale."""
+    e = options.activation_bytes
+    mask = 1 if work.dropout else 0
+    if options.compile:
+        return 3 * e + mask, 1
+    upcasts = work.upcasts_softmax and e < 4
+    softmax, launches = ((e + 4) + (4 + 4 + 4) + (4 + e), 3) if upcasts else (3 * e, 1)
+    dropout = 2 * e + mask if mask else 0
+    return dropout + softmax + 2 * e, launches + 1 + mask
+
+
+def _math_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """Gradients of values, probabilities, scores, queries and keys."""
+    scores = _num_scores(work, shape)
+    return (
+        _transpose(work, shape, options),
+        _product(work, shape, options, work.v_head_dim, "keys"),
+        _product(work, shape, options, work.v_head_dim, "head"),
+        _scores_kernel(scores, options, *_softmax_backward(work, options)),
+        _product(work, shape, options, work.qk_head_dim, "keys"),
+        _product(work, shape, options, work.qk_head_dim, "keys"),
+        *_repeat_kv(work, shape, options),
+    )
+
+
+def _num_scores(work: Attention, shape: BatchShape) -> int:
+    return shape.sequences * work.num_heads * shape.sequence_length * shape.sequence_length
+
+
+def _scores_kernel(scores: int, options: WorkOptions, bytes_each: int, launches: int) -> Kernel:
+    return Kernel("elementwise", 0.0, float(scores * bytes_each), options.kernel_dtype, (), launches)
+
+
+def _repeat_kv(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
+    """Copies keys and values out to all heads (backward: sums them back)."""
+    if work.num_kv_heads == work.num_heads:
+        return ()
+    repeated = work.num_heads * (work.qk_head_dim + work.v_head_dim)
+    num_bytes = shape.tokens * (repeated + key_value_elements(work)) * options.activation_bytes
+    return (Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype, (), 2),)
+
+
+def _transpose(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
+    """Heads back beside each other: one copy of the output."""
+    num_bytes = 2 * shape.tokens * output_elements(work) * options.activation_bytes
+    return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype)

@@ -1,0 +1,291 @@
+"""From modules to GPU kernels: FLOPs, HBM bytes and launches, no seconds.
+
+Products count 2 m n k FLOPs. HBM bytes are every operand read once and every result written once, as eager
+PyTorch does between kernels; fused (`compile`) saves the traffic in between. Elementwise kernels carry no
+FLOPs: HBM is their limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from zsim.cost.kernels.attention import attention_backward, attention_forward, rotary_forward
+from zsim.cost.kernels.elementwise import activation_cost, norm_cost
+from zsim.cost.kernels.kernel import Kernel, Layout
+from zsim.cost.kernels.losses import loss_kernels
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.update import (
+    accumulate_kernels,
+    cast_kernels,
+    copy_kernels,
+    fill_kernels,
+    norm_kernels,
+    optimizer_kernels,
+    optimizer_state_bytes,
+    scale_kernels,
+)
+from zsim.errors import NotSimulatedError
+from zsim.specs.model.spec import (
+    Activation,
+    Attention,
+    Embedding,
+    Experts,
+    Linear,
+    Loss,
+    Module,
+    Norm,
+    Residual,
+)
+
+__all__ = [
+    "BatchShape",
+    "WorkOptions",
+    "accumulate_kernels",
+    "backward_kernels",
+    "cast_kernels",
+    "copy_kernels",
+    "fill_kernels",
+    "forward_kernels",
+    "norm_kernels",
+    "optimizer_kernels",
+    "optimizer_state_bytes",
+    "scale_kernels",
+    "total_flops",
+]
+
+Kernels = tuple[Kernel, ...]
+INDEX_BYTES = 8
+
+
+def forward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """The kernels of one module's forward pass, in order.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    return _FORWARD[type(module.work)](module, shape, options)
+
+
+def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """The kernels of one module's backward pass: gradients of its input and of its parameters.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    return _BACKWARD[type(module.work)](module, shape, options)
+
+
+def unkept_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """What of a module's forward runs again where its output was kept: attention's rotary embedding."""
+    if not isinstance(module.work, Attention):
+        return ()
+    return rotary_forward(module.work, shape, options)
+
+
+def total_flops(kernels: Iterable[Kernel]) -> float:
+    """FLOPs of all kernels together."""
+    return sum(kernel.flops for kernel in kernels)
+
+
+def gemm(
+    m: int, n: int, k: int, element_bytes: int, dtype: str, layout: Layout = "nt", *, extra_bytes: int = 0
+) -> Kernel:
+    """One product of m x k by k x n: 2 m n k FLOPs, (m k + k n + m n) elements."""
+    hbm_bytes = (m * k + k * n + m * n) * element_bytes + extra_bytes
+    return Kernel("gemm", 2.0 * m * n * k, float(hbm_bytes), dtype, (m, n, k), layout=layout)
+
+
+def _elementwise(hbm_bytes: float, dtype: str, launches: int = 1) -> Kernel:
+    return Kernel("elementwise", 0.0, float(hbm_bytes), dtype, (), launches)
+
+
+# ---- Linear ------------------------------------------------------------------------------------------------
+
+
+def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """One product, the bias in its epilogue."""
+    work = _linear(module)
+    m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
+    bias_bytes = n * e if _has_bias(module) else 0
+    if not runs_in_fp8(module, options):
+        product = gemm(m, n, k, e, options.kernel_dtype, extra_bytes=bias_bytes)
+        return (*_autocast_cast(n * k, options), product)
+    casts = (_fp8_cast(m * k, options), _fp8_cast(k * n, options))
+    product = Kernel("gemm", 2.0 * m * n * k, float(m * k + k * n + m * n * e + bias_bytes), "fp8", (m, n, k))
+    return (*casts, product)
+
+
+def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """Gradient of the input, gradient of the weight, sum over tokens for the bias.
+
+    A shared input collects its gradients in an add of its own; so does a tied weight.
+    """
+    work = _linear(module)
+    m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
+    kernels: list[Kernel] = []
+    if runs_in_fp8(module, options):
+        # Every fp8 product is "nt": cuBLAS has no other, so what is cast is transposed on the way.
+        kernels += [_fp8_cast(size, options) for size in (m * n, k * n, m * k)]
+        kernels += [
+            Kernel("gemm", 2.0 * m * n * k, float(m * n + k * n + m * k * e), "fp8", (m, k, n)),
+            Kernel("gemm", 2.0 * m * n * k, float(m * n + m * k + k * n * e), "fp8", (n, k, m)),
+        ]
+    else:
+        dtype = options.kernel_dtype
+        kernels += [gemm(m, k, n, e, dtype, "nn"), gemm(n, k, m, e, dtype, "tn")]
+        kernels += _autocast_cast(n * k, options)
+    if _has_bias(module):
+        kernels.append(_elementwise((m * n + n) * e, options.kernel_dtype))
+    if module.shares_input and not options.compile:
+        kernels.append(_elementwise(3 * m * k * e, options.kernel_dtype))
+    if not any(parameter.name == "weight" for parameter in module.parameters):
+        kernels.append(_elementwise(3 * n * k * options.stream_bytes, options.kernel_dtype))
+    return tuple(kernels)
+
+
+def runs_in_fp8(module: Module, options: WorkOptions) -> bool:
+    """fp8 recipes leave the output projection alone, and need dimensions that 16 divides.
+
+    Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
+    """
+    if options.dtype != "fp8" or not isinstance(module.work, Linear) or module.name == "lm_head":
+        return False
+    return module.work.in_features % 16 == 0 and module.work.out_features % 16 == 0
+
+
+def _fp8_cast(num_elements: int, options: WorkOptions) -> Kernel:
+    """Dynamic per-tensor scaling: one reading for the maximum, one for the cast (2 + 2 + 1 bytes)."""
+    return _elementwise(5 * num_elements, options.kernel_dtype, launches=2)
+
+
+def _has_bias(module: Module) -> bool:
+    return any(parameter.name == "bias" for parameter in module.parameters)
+
+
+def _linear(module: Module) -> Linear:
+    assert isinstance(module.work, Linear)
+    return module.work
+
+
+# ---- Norms, activations, residuals -------------------------------------------------------------------------
+
+
+def _norm_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    assert isinstance(module.work, Norm)
+    cost = norm_cost(
+        module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
+    )
+    elements = shape.tokens * module.work.width
+    kernel = _elementwise(cost.forward_bytes * elements, options.kernel_dtype, cost.forward_launches)
+    return (kernel, *_autocast_cast(elements, options))
+
+
+def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    assert isinstance(module.work, Norm)
+    cost = norm_cost(
+        module.work.kind, options.stream_bytes, is_fused=options.fuses_kernels, adds=options.compile
+    )
+    elements = shape.tokens * module.work.width
+    kernel = _elementwise(cost.backward_bytes * elements, options.kernel_dtype, cost.backward_launches)
+    return (*_autocast_cast(elements, options), kernel)
+
+
+def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
+    """Between fp32 and the products' type, one way: reads one, writes the other."""
+    if not options.autocast:
+        return ()
+    return (_elementwise(num_elements * (4 + options.activation_bytes), options.kernel_dtype),)
+
+
+def _activation_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    work = module.work
+    assert isinstance(work, Activation)
+    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).forward
+    num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
+    return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
+
+
+def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    work = module.work
+    assert isinstance(work, Activation)
+    passes = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels).backward
+    num_bytes = passes.tensors * shape.tokens * work.width * options.activation_bytes
+    return (_elementwise(num_bytes, options.kernel_dtype, passes.launches),)
+
+
+def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """Dropout (reads, writes, writes a byte of mask) and the add; compiled, both live in the next norm."""
+    assert isinstance(module.work, Residual)
+    elements, e = shape.tokens * module.work.width, options.activation_bytes
+    if options.compile:
+        return (_elementwise(elements, options.kernel_dtype),) if module.work.dropout else ()
+    add = _elementwise(elements * (2 * options.stream_bytes + e), options.kernel_dtype)
+    if not module.work.dropout:
+        return (add,)
+    return (_elementwise(elements * (2 * e + 1), options.kernel_dtype), add)
+
+
+def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """The stream's gradient and the branch's meet in an add; dropout reads its mask. Under autocast the
+    branch's comes from a norm that runs in fp32 (torch's list of autocast operators), as wide as the
+    stream's; what goes into the branch is cast."""
+    assert isinstance(module.work, Residual)
+    elements, kernels = shape.tokens * module.work.width, _residual_forward(module, shape, options)
+    if not options.autocast or options.compile:
+        return (*kernels, *_autocast_cast(elements, options))
+    add = _elementwise(3 * elements * options.stream_bytes, options.kernel_dtype)
+    return (*kernels[:-1], add, *_autocast_cast(elements, options))
+
+
+# ---- Embedding and loss ------------------------------------------------------------------------------------
+
+
+def _embedding_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """Gathers one row per token; what comes out is the residual stream."""
+    assert isinstance(module.work, Embedding)
+    num_bytes = shape.tokens * (2 * module.work.width * options.stream_bytes + INDEX_BYTES)
+    return (Kernel("embedding", 0.0, float(num_bytes), options.kernel_dtype),)
+
+
+def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    """`embedding_dense_backward`: zero the whole gradient table, sort the indices, add the rows."""
+    assert isinstance(module.work, Embedding)
+    e = options.stream_bytes
+    table = module.work.rows * module.work.width * e
+    rows = shape.tokens * (3 * module.work.width * e + 4 * INDEX_BYTES)
+    return (Kernel("embedding", 0.0, float(table + rows), options.kernel_dtype, (), 4),)
+
+
+def _loss_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    assert isinstance(module.work, Loss)
+    return loss_kernels(shape.tokens, module.work.vocab_size, options, is_backward=False)
+
+
+def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    assert isinstance(module.work, Loss)
+    return loss_kernels(shape.tokens, module.work.vocab_size, options, is_backward=True)
+
+
+def _experts(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    raise NotSimulatedError(f"module '{module.name}': routed experts are counted, not simulated yet")
+
+
+_FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] = {
+    Linear: _linear_forward,
+    Norm: _norm_forward,
+    Attention: attention_forward,
+    Activation: _activation_forward,
+    Residual: _residual_forward,
+    Embedding: _embedding_forward,
+    Loss: _loss_forward,
+    Experts: _experts,
+}
+_BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] = {
+    Linear: _linear_backward,
+    Norm: _norm_backward,
+    Attention: attention_backward,
+    Activation: _activation_backward,
+    Residual: _residual_backward,
+    Embedding: _embedding_backward,
+    Loss: _loss_backward,
+    Experts: _experts,
+}

@@ -1,0 +1,73 @@
+"""What the kernels and footprints of a module depend on besides the module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """One micro-batch of one rank."""
+
+    sequences: int
+    sequence_length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.sequence_length
+
+    @classmethod
+    def of(cls, training: Training) -> BatchShape:
+        return cls(training.micro_batch_size, training.sequence_length)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """How the modules compute.
+
+    `autocast`: weights, norms and the residual stream are fp32, products cast what they read.
+    `attention`: `flash` is one fused kernel that keeps no scores; `math` writes them out.
+    `compile`: False is what Hugging Face's eager Python launches; True is one kernel per norm, activation,
+    softmax and rotary, with the residual add inside the norm (torch.compile, or a library of fused kernels).
+    `liger`: as `compile` for norms, gated activations and rotary, but the residual add stays by itself.
+    """
+
+    dtype: Precision = "bf16"
+    attention: AttentionKind = "flash"
+    compile: bool = False
+    autocast: bool = False
+    liger: bool = False
+    cross_entropy: CrossEntropy = "eager"
+
+    @property
+    def fuses_kernels(self) -> bool:
+        """Norms, activations and rotary embeddings are one kernel each."""
+        return self.compile or self.liger
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of one element of the residual stream and of what norms read."""
+        return 4 if self.autocast else self.activation_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one activation; fp8 training keeps activations in bf16 and casts at the products."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @property
+    def kernel_dtype(self) -> str:
+        """The type of everything but fp8 products."""
+        return "bf16" if self.dtype == "fp8" else self.dtype
+
+    @classmethod
+    def of(cls, training: Training) -> WorkOptions:
+        return cls(
+            training.precision,
+            training.attention,
+            training.compile,
+            training.autocast,
+            training.liger,
+            training.cross_entropy,
+        )

@@ -1,0 +1,1 @@
+"""Bytes that autograd and optimizers keep."""

@@ -1,0 +1,302 @@
+"""Activation bytes: what forward keeps for backward, module by module.
+
+Follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv
+2205.05198), section 4.1: every tensor that a module's backward needs is counted once, at the module that
+needs it; masks take one byte. With b sequences of s tokens, hidden size h, a heads and 2-byte activations its
+block with dropout and written-out attention keeps
+
+    s b h (34 + 5 a s / h) bytes =
+        2sbh norm + 2sbh qkv input + 6sbh q, k, v + 5as^2b softmax, its mask, its output
+      + 2sbh projection input + sbh mask + 2sbh norm + 2sbh MLP input + 8sbh GELU + 8sbh its output + sbh mask
+
+Adapted: grouped queries keep k and v of g < a heads; a gated MLP of width f keeps gate, up and their product,
+6sbf bytes (8sbf in eager mode, which keeps act(gate) too); fused attention keeps q, k, v and 4 bytes of
+log-sum-exp per head and token in place of everything with s^2 (its output is the projection's input). Eager
+Hugging Face code keeps more than the paper where it is written in Python: `norm_cost` and `activation_cost`
+say what. Norm statistics are neglected, as in the paper.
+The loss: `zsim.cost.kernels.losses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zsim.cost.kernels.attention import (
+    LOGSUMEXP_BYTES,
+    input_elements,
+    output_elements,
+    query_elements,
+    unpads,
+)
+from zsim.cost.kernels.elementwise import activation_cost, norm_cost
+from zsim.cost.kernels.losses import kept_per_logit, passing_per_logit
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.errors import NotSimulatedError
+from zsim.specs.model.spec import (
+    Activation,
+    Attention,
+    Block,
+    Embedding,
+    Experts,
+    Linear,
+    Loss,
+    Module,
+    Norm,
+    Residual,
+)
+
+INDEX_BYTES = 8
+
+
+def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """Bytes that the module keeps from forward to backward.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    if module.shares_input and _keeps_only_its_input(module, options):
+        return 0
+    return _SAVED[type(module.work)](module.work, shape, options)
+
+
+def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """As `saved_bytes` under selective recomputation (Korthikanti et al. 2022, section 5): the core of
+    attention keeps q, k and v and is run again in backward; everything else is kept."""
+    if not isinstance(module.work, Attention):
+        return saved_bytes(module, shape, options)
+    return shape.tokens * input_elements(module.work) * options.activation_bytes
+
+
+def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
+    """What "selective-op" keeps: fused attention, and the first, third, fifth ... product of a block. The
+    last one's output backward reads only where a norm follows it (Gemma 2); otherwise torch.compile, which
+    sees that, does not keep it.
+
+    Source: torchtitan's `_apply_ac_to_transformer_block` (2024), which runs every second `aten.mm` again;
+    torch 2.13's `solve_min_cut` (_functorch/partitioners.py), which cuts ways to backward alone.
+    """
+    products = [module for module in block.modules if isinstance(module.work, Linear)]
+    is_read = _reader(block.modules, block.modules.index(products[-1]), Norm) is not None
+    kept = (products[:-1] if options.compile and not is_read else products)[::2]
+    return (*kept, *(module for module in block.modules if isinstance(module.work, Attention)))
+
+
+def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[int, ...]:
+    """Bytes of the output of a product, or of fused attention and its log-sum-exp, that are kept and not made
+    again."""
+    work, e = module.work, options.activation_bytes
+    if isinstance(work, Attention):
+        return shape.tokens * output_elements(work) * e, shape.tokens * work.num_heads * LOGSUMEXP_BYTES
+    assert isinstance(work, Linear)
+    return (shape.tokens * work.out_features * e,)
+
+
+def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:
+    """Bytes by module that "selective-op" has in the outputs it keeps, so that recomputation does not make
+    them again: what fused attention, the product after it, activations and a norm after the last product
+    read, and attention's own log-sum-exp. With rotary embeddings attention keeps new q and k, and of what it
+    reads only v (all of a fused projection whose slice v is)."""
+    modules, shared = block.modules, dict.fromkeys((module.name for module in block.modules), 0)
+    places = {module.name: place for place, module in enumerate(modules)}
+    core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
+    last = max(place for place in range(core) if isinstance(modules[place].work, Linear))
+    for module in kept_modules(block, options):
+        place, (size, *statistics) = places[module.name], kept_outputs(module, shape, options)
+        if isinstance(module.work, Attention):
+            shared[module.name] += sum(statistics)
+            reader = _reader(modules, place, Linear)
+        elif place < core:
+            reader, attention = modules[core], modules[core].work
+            assert isinstance(attention, Attention)
+            if attention.rotary and not _keeps_fused_projection(attention, options):
+                values = attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
+                size = shape.tokens * values if place == last else 0
+        else:
+            reader = _reader(modules, place, Activation)
+            if reader is None and options.fuses_kernels:  # or keeps a copy in fp32
+                reader = _reader(modules, place, Norm)
+        if reader is not None:
+            shared[reader.name] += size
+    return {name: size for name, size in shared.items() if size}
+
+
+def _reader(modules: tuple[Module, ...], place: int, kind: type[Any]) -> Module | None:
+    """The next module of that kind after a place."""
+    return next((module for module in modules[place + 1 :] if isinstance(module.work, kind)), None)
+
+
+def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) -> int:
+    """What a block keeps under full recomputation: its input, 2sbh bytes in bf16."""
+    return shape.tokens * hidden_size * options.stream_bytes
+
+
+def recomputed_modules(block: Block, *, stops_early: bool = True) -> tuple[Module, ...]:
+    """The modules that run a second time before the block's backward under full recomputation.
+
+    `stops_early`: torch's non-reentrant checkpoint (the default of transformers 5 and torchtitan) stops once
+    the last tensor that backward needs exists again. A Linear keeps its input, not its output, so a block
+    that ends in one does not repeat that product, nor the add after it.
+    """
+    modules = list(block.modules)
+    if stops_early:
+        while modules and _keeps_nothing_of_its_own(modules[-1]):
+            modules.pop()
+        if modules and isinstance(modules[-1].work, Linear):
+            modules.pop()
+    return tuple(modules)
+
+
+def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """Passing bytes of a module's forward beyond `saved_bytes`: its output and its largest temporaries.
+
+    Where attention unpads, the kernel is FlashAttention's first, which sums its output in fp32 (`o_tmp` of
+    `mha_fwd`, fmha_api.cpp).
+    """
+    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    if isinstance(work, Linear):
+        return tokens * work.out_features * e
+    if isinstance(work, Norm):
+        is_upcast = work.kind != "layer" and not options.fuses_kernels
+        return tokens * work.width * (options.stream_bytes + (4 if is_upcast else 0))
+    if isinstance(work, Attention):
+        rotary = 2 * query_elements(work) * e if work.rotary and not options.fuses_kernels else 0
+        temporaries = 2 * score_bytes(work, shape, e) if options.attention == "math" else 0
+        output = output_elements(work) * e
+        if unpads(work, options):  # q, k and v before the gather; the sum in fp32 is gone before the scatter
+            output = input_elements(work) * e + output_elements(work) * max(e, 4)
+        return tokens * (output + rotary) + temporaries
+    if isinstance(work, Loss):
+        return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
+    if isinstance(work, Residual | Embedding):
+        return tokens * work.width * options.stream_bytes
+    return tokens * work.width * e if isinstance(work, Activation) else 0
+
+
+def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
+    """Passing bytes of a module's backward: gradients of its output and its input, and temporaries.
+
+    The gradient of the residual stream and the gradients of parameters are not in it. Liger writes over what
+    it has: a norm its input's gradient over its output's, a gated activation those of gate and up over both
+    (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
+    """
+    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    if isinstance(work, Linear):  # under autocast the weight's gradient is made in the low type, then cast
+        weight = work.in_features * work.out_features if options.autocast else 0
+        return (tokens * (work.in_features + work.out_features) + weight) * e
+    if isinstance(work, Norm):
+        is_upcast = work.kind != "layer" and not options.fuses_kernels
+        stream = options.stream_bytes
+        return tokens * work.width * ((stream if options.liger else 2 * stream) + (8 if is_upcast else 0))
+    if isinstance(work, Attention):
+        elements = input_elements(work) + output_elements(work)
+        if options.attention == "flash":
+            return tokens * (elements * e + query_elements(work) * 4)
+        upcast = 4 if work.upcasts_softmax and not options.compile else e
+        return tokens * elements * e + 2 * score_bytes(work, shape, upcast)
+    if isinstance(work, Activation):
+        in_place = options.liger and work.gated
+        return tokens * work.width * e * (1 if in_place else 3 if work.gated else 2)
+    if isinstance(work, Loss):
+        return tokens * work.vocab_size * passing_per_logit(options, is_backward=True)
+    return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
+
+
+def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
+    work = module.work
+    if isinstance(work, Norm):
+        return work.kind == "layer" or options.fuses_kernels
+    return isinstance(work, Linear)
+
+
+def keeps_only_the_stream(module: Module, options: WorkOptions) -> bool:
+    """Whether all that it keeps is the block's input, as the first module of a block. (Under autocast a
+    product keeps a cast copy.)"""
+    is_kept_as_it_is = isinstance(module.work, Norm) or not options.autocast
+    return is_kept_as_it_is and _keeps_only_its_input(module, options)
+
+
+def _keeps_nothing_of_its_own(module: Module) -> bool:
+    return isinstance(module.work, Residual) and not module.work.dropout
+
+
+def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
+    """Its input; under autocast with fp32 weights also the weight that was cast for it."""
+    weight = work.in_features * work.out_features if options.autocast else 0
+    return (shape.tokens * work.in_features + weight) * options.activation_bytes
+
+
+def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
+    cost = norm_cost(work.kind, options.stream_bytes, is_fused=options.fuses_kernels)
+    return shape.tokens * work.width * cost.saved_bytes
+
+
+def _keeps_fused_projection(work: Attention, options: WorkOptions) -> bool:
+    """Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive."""
+    return work.rotary and work.splits_fused_qkv and not options.fuses_kernels
+
+
+def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
+    """Flash: q, k, v, log-sum-exp; where it unpads also its output, which is scattered into the next layer's
+    input, and the indices. Math: q, and k and v of all heads, the softmax's output, with dropout its mask and
+    what it let through; eager with an fp32 softmax also the probabilities cast back."""
+    e, inputs = options.activation_bytes, input_elements(work)
+    if options.attention == "flash":
+        is_doubled = _keeps_fused_projection(work, options)
+        rotated = (work.num_heads + work.num_kv_heads) * work.qk_head_dim if is_doubled else 0
+        unpadded = output_elements(work) * e + INDEX_BYTES if unpads(work, options) else 0
+        return shape.tokens * ((inputs + rotated) * e + work.num_heads * LOGSUMEXP_BYTES + unpadded)
+    repeated = query_elements(work) + work.num_heads * (work.qk_head_dim + work.v_head_dim)
+    return shape.tokens * repeated * e + score_bytes(work, shape, sum(kept_per_score(work, options)))
+
+
+def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
+    """Bytes of all scores of written-out attention, `bytes_each`."""
+    return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
+
+
+def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
+    """Bytes of each tensor of scores that written-out attention keeps: the softmax's output, with dropout its
+    mask and what it let through, else an fp32 softmax's output cast back."""
+    e = options.activation_bytes
+    upcasts = work.upcasts_softmax and not options.compile and e < 4
+    softmax = 4 if upcasts else e
+    if work.dropout:
+        return softmax, 1, e
+    return (softmax, e) if upcasts else (softmax,)
+
+
+def _activation_saved(work: Activation, shape: BatchShape, options: WorkOptions) -> int:
+    cost = activation_cost(work.name, is_gated=work.gated, is_fused=options.fuses_kernels)
+    return shape.tokens * work.width * cost.saved * options.activation_bytes
+
+
+def _residual_saved(work: Residual, shape: BatchShape, options: WorkOptions) -> int:
+    """The dropout mask; an add keeps nothing."""
+    return shape.tokens * work.width if work.dropout else 0
+
+
+def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -> int:
+    """The token indices."""
+    return shape.tokens * INDEX_BYTES
+
+
+def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
+    """The logits where fused, else the fp32 log-probabilities; no logits that the trainer holds anyway."""
+    holds_logits = work.holds_logits == "as they are"
+    return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=holds_logits)
+
+
+def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:
+    raise NotSimulatedError("routed experts are counted, not simulated yet")
+
+
+_SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
+    Linear: _linear_saved,
+    Norm: _norm_saved,
+    Attention: _attention_saved,
+    Activation: _activation_saved,
+    Residual: _residual_saved,
+    Embedding: _embedding_saved,
+    Loss: _loss_saved,
+    Experts: _experts_saved,
+}

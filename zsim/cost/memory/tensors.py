@@ -1,0 +1,108 @@
+"""How the bytes of a module come in tensors: what an allocator is asked for, one after the other.
+
+`zsim.cost.memory.activations` counts bytes; here its sums are cut into the tensors that they are sums of. What no rule
+names stays one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zsim.cost.kernels.attention import (
+    input_elements,
+    key_value_elements,
+    output_elements,
+    query_elements,
+    unpads,
+)
+from zsim.cost.kernels.losses import log_probabilities
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.memory.activations import (
+    backward_extra_bytes,
+    forward_extra_bytes,
+    kept_per_score,
+    saved_bytes,
+    score_bytes,
+)
+from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Module, Norm
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTensors:
+    """Bytes of each tensor: kept from forward to backward, passing in forward, passing in backward."""
+
+    saved: Sizes = ()
+    forward: Sizes = ()
+    backward: Sizes = ()
+
+
+def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> ModuleTensors:
+    """The tensors whose bytes `saved_bytes`, `forward_extra_bytes` and `backward_extra_bytes` count.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    saved, forward, backward = _rules(module, shape, options)
+    return ModuleTensors(
+        cut(saved_bytes(module, shape, options), saved),
+        cut(forward_extra_bytes(module, shape, options), forward),
+        cut(backward_extra_bytes(module, shape, options), backward),
+    )
+
+
+def without(sizes: Sizes, count: int) -> Sizes:
+    """The tensors that are left of `sizes` without `count` bytes of them: whole ones go where they can."""
+    left = list(sizes)
+    for size in sorted(sizes, reverse=True):
+        if size <= count:
+            left.remove(size)
+            count -= size
+    return cut(max(0, sum(left) - count), left)
+
+
+def cut(count: int, sizes: Iterable[int]) -> Sizes:
+    """`count` bytes in tensors of `sizes`, as far as they go; the rest is one more."""
+    pieces = []
+    for size in sizes:
+        if 0 < size <= count:
+            pieces.append(size)
+            count -= size
+    return (*pieces, count) if count else tuple(pieces)
+
+
+def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Sizes, Sizes, Sizes]:
+    work, tokens, e = module.work, shape.tokens, options.activation_bytes
+    if isinstance(work, Linear):
+        given, made = tokens * work.in_features * e, tokens * work.out_features * e
+        weight = work.in_features * work.out_features * e if options.autocast else 0
+        return (given, weight), (made,), (made, given, weight)
+    if isinstance(work, Norm):
+        low, high = tokens * work.width * options.stream_bytes, tokens * work.width * 4
+        if work.kind == "layer" or options.fuses_kernels:
+            return (), (), (low, low)
+        return (high,), (low,), (low, low, high, high)
+    if isinstance(work, Activation):
+        one = tokens * work.width * e
+        return (one,) * 8, (one,), (one,) * 3
+    if isinstance(work, Loss):
+        logits = tokens * work.vocab_size
+        kept = log_probabilities(logits, options) if options.cross_entropy == "autocast" else ()
+        return kept, (4 * logits,), (4 * logits,)
+    if isinstance(work, Attention):
+        q, k = tokens * query_elements(work) * e, tokens * key_value_elements(work) // 2 * e
+        out = tokens * output_elements(work) * e
+        if options.attention == "math":
+            repeated = (q, q, tokens * work.num_heads * work.v_head_dim * e)
+            scores = tuple(score_bytes(work, shape, each) for each in kept_per_score(work, options))
+            gradients = (out, q, k, k)
+            half = (backward_extra_bytes(module, shape, options) - sum(gradients)) // 2
+            rotated = (q, q) if work.rotary and not options.fuses_kernels else ()
+            passing = (score_bytes(work, shape, e),) * 2
+            return (*repeated, *scores), (out, *rotated, *passing), (*gradients, half, half)
+        if unpads(work, options):
+            inputs, summed = tokens * input_elements(work) * e, tokens * output_elements(work) * max(e, 4)
+            return (inputs, out), (inputs, summed), (out, inputs)
+        return (q, k, k, q, k), (out, q, q), (out, q, k, k)
+    return (), (), ()

@@ -1,0 +1,103 @@
+"""What fraction of a GPU's peak a kernel reaches, from its shape alone.
+
+The curves' parameters are data of the GPU file; here are their equations.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from zsim.cost.kernels.kernel import Layout
+from zsim.specs.cluster.cluster import AttentionCurve, GemmEfficiency
+
+_MAX_SPLITS = 32
+_ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16}
+
+
+def gemm_fraction(
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    dtype: str,
+    gemm: GemmEfficiency,
+    sm_count: int,
+    layout: Layout = "nt",
+) -> float:
+    """Fraction of peak that `batch` products of m x k by k x n reach.
+
+        f = F * max over (h, s) of  c^h * (k/s) / (k/s + K) * w(h, s)
+        w = s b m n / (S t_m t_n ceil(s b ceil(m/t_m) ceil(n/t_n) / S))
+
+    F: `max_fraction` of the type; K: `k_half`, the inner dimension where the pipeline's fill and drain cost
+    as much as its work; S: SMs; b: `batch`. A library picks the tile and may split the inner dimension: h
+    halvings (up to 3, of the longer side) of the tile t_m x t_n, each keeping c = `half_tile_fraction` of the
+    rate, and s = 1, 2, 4 ... splits of k as long as all tiles fit in two waves and k/s is not below K.
+    w is the part of all SM-tiles of all waves that is real work: the last wave's idle SMs and the tiles'
+    overhang beyond m and n lower it. Where the rows of a matrix as it lies in memory (`contiguous`) are not a
+    multiple of 16 bytes, `unaligned_fraction` of that is left (an odd vocabulary, 50257).
+
+    The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
+    quantisation).
+    """
+    best = 0.0
+    tile_m, tile_n, kept = gemm.tile_m, gemm.tile_n, 1.0
+    for _ in range(4):
+        tiles = batch * ceil(m / tile_m) * ceil(n / tile_n)
+        splits = 1
+        while True:
+            waves = ceil(tiles * splits / sm_count)
+            useful = batch * m * n * splits / (waves * sm_count * tile_m * tile_n)
+            inner = k / splits
+            best = max(best, kept * useful * inner / (inner + gemm.k_half))
+            splits *= 2
+            if tiles * splits > 2 * sm_count or splits > _MAX_SPLITS or k < splits * gemm.k_half:
+                break
+        kept *= gemm.half_tile_fraction
+        if tile_n >= tile_m:
+            tile_n = max(1, tile_n // 2)
+        else:
+            tile_m = max(1, tile_m // 2)
+    per_row = _ALIGNED_ELEMENTS.get(dtype, 8)
+    if any(length % per_row for length in contiguous(m, n, k, layout)):
+        best *= gemm.unaligned_fraction
+    return gemm.by_dtype.get(dtype, gemm.max_fraction) * best
+
+
+def contiguous(m: int, n: int, k: int, layout: Layout) -> tuple[int, int, int]:
+    """Elements of a row of the left operand, the right one and the result, as they lie in memory.
+
+    Only these must be aligned: (op_A = N ? m : k), (op_B = N ? k : n) and m of cuBLAS's column-major matrices
+    (NVIDIA, "cuBLAS library", section "Tensor Core Usage"), whose m is the n here. So the number of tokens,
+    m of a Linear's forward product and k of its weight's gradient, is never among them.
+    """
+    left = k if layout[0] == "n" else m
+    right = n if layout[1] == "n" else k
+    return left, right, n
+
+
+def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, is_backward: bool) -> float:
+    """Fraction of peak of fused attention.
+
+        f = F * s / (s + H) * d / (d + D)
+
+    F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel; s: keys
+    per sequence; H: `sequence_half`; d: width of a head; D: `head_dim_half`, the width at which the softmax
+    (whose work per score does not depend on d) takes as long as the matrix products (which do).
+    """
+    fraction = attention.fraction(head_dim, is_backward=is_backward)
+    return (
+        fraction * keys / (keys + attention.sequence_half) * head_dim / (head_dim + attention.head_dim_half)
+    )
+
+
+def hbm_fraction(num_bytes: float, max_fraction: float, bytes_half: float) -> float:
+    """Fraction of the data sheet's HBM bandwidth that one kernel moving `num_bytes` reaches.
+
+        f = F * b / (b + B)
+
+    F: the kind's `..._fraction` on large tensors; b: bytes read plus written; B: `bytes_half`, the bytes that
+    take as long as ramping up and draining the memory pipeline. Caches are left out: a step comes back to a
+    tensor when they have seen much else.
+    """
+    return max_fraction * num_bytes / (num_bytes + bytes_half)

@@ -1,0 +1,89 @@
+"""How long kernels take on an idle GPU: a roofline under measured ceilings."""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction
+from zsim.errors import InputError
+from zsim.specs.cluster.cluster import Gpu
+
+# Which fraction of `memory_bound` a kernel's HBM traffic gets.
+_HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
+
+
+def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
+    """Seconds of one `Kernel` (of all its launches).
+
+        t = max(W / (P f), Q / (B g), E x) + L c + D l
+
+    W: FLOPs; P: peak FLOP/s of the type; f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
+    kernels without matrix products compute at fp32 peak); Q: HBM bytes; B: HBM bandwidth; g: fraction of it
+    (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D: loads
+    that wait for one another; l: seconds of one; E: elements found by an index; x: seconds of one, of the
+    whole GPU.
+    The roofline is Williams, Waterman and Patterson 2009.
+    """
+    waiting = kernel.launches * gpu.launch.seconds_per_kernel
+    waiting += kernel.dependent_loads * gpu.launch.seconds_per_load
+    return max(arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)) + waiting
+
+
+def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
+    """Seconds that the arithmetic units need; 0 for a kernel without FLOPs."""
+    if kernel.flops <= 0:
+        return 0.0
+    if kernel.kind == "gemm":
+        m, n, k = kernel.shape
+        batch = max(1, round(kernel.flops / (2.0 * m * n * k * kernel.launches)))
+        fraction = gemm_fraction(m, n, k, batch, kernel.dtype, gpu.gemm, gpu.sm_count, kernel.layout)
+    elif kernel.kind in ("attention_forward", "attention_backward"):
+        _, _, keys, head_dim = kernel.shape
+        is_backward = kernel.kind == "attention_backward"
+        fraction = attention_fraction(keys, head_dim, gpu.attention, is_backward=is_backward)
+    else:
+        # Norms, softmaxes and optimizers compute in fp32 on the vector units, whatever type they store.
+        return kernel.flops / gpu.peak.fp32
+    return kernel.flops / (peak_flops_per_second(gpu, kernel.dtype) * fraction)
+
+
+def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
+    """Seconds that HBM needs, or the looking up of what moves; 0 for a kernel that moves nothing."""
+    if kernel.hbm_bytes <= 0:
+        return 0.0
+    limits = gpu.memory_bound
+    max_fraction: float = getattr(limits, _HBM_FRACTION.get(kernel.kind, "elementwise_fraction"))
+    fraction = hbm_fraction(kernel.hbm_bytes / kernel.launches, max_fraction, limits.bytes_half)
+    indexing = kernel.indexed_elements * gpu.launch.seconds_per_indexed_element
+    return max(kernel.hbm_bytes / (gpu.memory.bandwidth * fraction), indexing)
+
+
+def peak_flops_per_second(gpu: Gpu, dtype: str) -> float:
+    """The GPU's dense peak in `dtype`; raises InputError where it has none."""
+    require_dtype(gpu, dtype)
+    peak: float = getattr(gpu.peak, dtype)
+    return peak
+
+
+def require_dtype(gpu: Gpu, precision: str) -> None:
+    """Raises InputError when the GPU has no arithmetic in `precision`."""
+    if getattr(gpu.peak, precision, None) is None:
+        offered = [
+            name for name in ("fp8", "bf16", "fp16", "tf32", "fp32") if getattr(gpu.peak, name) is not None
+        ]
+        raise InputError(f"GPU '{gpu.name}' has no {precision} arithmetic; it has {', '.join(offered)}")
+
+
+class KernelPricer:
+    """`kernel_seconds` on one GPU, each distinct kernel priced once."""
+
+    __slots__ = ("_seconds", "gpu")
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._seconds: dict[Kernel, float] = {}
+
+    def seconds(self, kernel: Kernel) -> float:
+        seconds = self._seconds.get(kernel)
+        if seconds is None:
+            seconds = self._seconds[kernel] = kernel_seconds(kernel, self.gpu)
+        return seconds

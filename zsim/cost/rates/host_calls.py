@@ -1,0 +1,83 @@
+"""What the frameworks' Python costs the host thread that issues the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.resources import PRESETS
+from zsim.specs.cluster.cluster import Evidence, HostDevice, Table
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.messages import validated
+from zsim.units import Seconds
+
+_PRESET = PRESETS / "frameworks.toml"
+
+
+class HostCost(Table):
+    """Seconds of one framework event on the reference CPU."""
+
+    seconds: Seconds
+
+
+class _FrameworkFile(BaseModel):
+    """One `[event]` table per key of `Op.overhead`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = Field(alias="schema")
+    events: dict[str, HostCost]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Seconds by event name, and where they come from."""
+
+    seconds: Mapping[str, float]
+    sources: Mapping[str, str]
+    evidence: Mapping[str, Evidence]
+
+
+def load_host_costs(path: Path | None = None) -> HostCosts:
+    """The shipped `presets/frameworks.toml`, or a file like it; raises InputError where it is wrong."""
+    path = _PRESET if path is None else path
+    data = read_toml(path)
+    events = {key: value for key, value in data.items() if key != "schema"}
+    file = validated({"schema": data.get("schema"), "events": events}, path.name, _FrameworkFile)
+    return HostCosts(
+        seconds={name: cost.seconds for name, cost in file.events.items()},
+        sources={name: cost.source for name, cost in file.events.items()},
+        evidence={name: cost.evidence for name, cost in file.events.items()},
+    )
+
+
+def host_seconds(
+    overhead: str | None, events: int, launches: int, host: HostDevice, costs: HostCosts
+) -> float:
+    """Seconds the host thread needs to issue one op.
+
+        t = f e o + L c
+
+    o: seconds of the framework event `overhead` on the reference CPU (0 for None), which happens e times;
+    f: `overhead_factor` of this host; L: kernels launched; c: `seconds_per_launch` of this host.
+    """
+    event = 0.0 if overhead is None else events * costs.seconds[overhead]
+    return host.overhead_factor * event + launches * host.seconds_per_launch
+
+
+def retry_seconds(num_ranks: int, costs: HostCosts) -> float:
+    """Seconds for which a job of `num_ranks` stands still when their allocators give their caches back.
+
+        t = c (1 + 1/2 + ... + 1/n)
+
+    c is one rank's `allocator_retry`. Ranks run short at about the same op, but do not take equally long; the
+    next collective waits for the slowest of them. Of n times that are spread exponentially about a mean of c,
+    the longest is on average c times the n-th harmonic number (Renyi, On the theory of order statistics,
+    1953). One rank takes c.
+    """
+    return costs.seconds["allocator_retry"] * float(np.sum(1.0 / np.arange(1, num_ranks + 1)))

@@ -1,0 +1,59 @@
+"""What a GPU draws by what it does: waiting, moving bytes, computing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.rates.gpu import arithmetic_seconds, hbm_seconds
+from zsim.specs.cluster.cluster import Gpu, Power
+
+
+class GpuActivity(NamedTuple):
+    """Seconds of a GPU by what bounds it. `memory`: kernels bound by HBM; `communication`: nothing but
+    collectives under way; `idle`: between kernels, and waiting for the host or an offloaded part."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    communication: float = 0.0
+    idle: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.memory + self.communication + self.idle
+
+    def scaled(self, factor: float) -> GpuActivity:
+        return GpuActivity(*(part * factor for part in self))
+
+
+def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
+    """Seconds of kernels alone on the GPU: the roofline says of each which roof it is under (see
+    `zsim.cost.rates.gpu.kernel_seconds`); launch gaps are idle."""
+    compute = memory = idle = 0.0
+    for kernel in kernels:
+        arithmetic, traffic = arithmetic_seconds(kernel, gpu), hbm_seconds(kernel, gpu)
+        if arithmetic >= traffic:
+            compute += arithmetic
+        else:
+            memory += traffic
+        idle += kernel.launches * gpu.launch.seconds_per_kernel
+    return GpuActivity(compute, memory, 0.0, idle)
+
+
+def energy_joules(activity: GpuActivity, power: Power) -> float | None:
+    """E = sum of P_i t_i over the activities; None where the power under HBM-bound kernels is not known.
+
+    Large matrix products run at the board's limit; collectives draw `communication`, or as much as HBM-bound
+    kernels where that is not known, because that is what they are: copies between HBM and a link.
+    """
+    memory = power.memory_bound
+    if memory is None:
+        return None
+    communication = memory if power.communication is None else power.communication
+    return (
+        activity.compute * power.maximum
+        + activity.memory * memory
+        + activity.communication * communication
+        + activity.idle * power.idle
+    )

@@ -1,0 +1,137 @@
+"""The resources of nodes besides their links: memory bandwidth, cores, drives, and queues of their own.
+
+They are numbered after the links of the topology, so that one activity can use both; a `ResourceUsage` is what one
+unit of work takes of which of them. An activity stands for all ranks of a class and carries the load of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from zsim.devices.sockets import Shares, Sockets, sockets_of
+from zsim.specs.topology.topology import Topology
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Scope = Literal["rank", "switch", "socket", "node"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """Units of resource `indices[i]` that one unit of work takes: `weights[i]`."""
+
+    indices: Ints
+    weights: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceClass:
+    """`count` resources of one kind, numbered from `first`; one per rank, per PCIe switch, per socket or per
+    node.
+
+    `capacity` is per second: bytes, or 1 for a queue or for the time of a drive.
+    """
+
+    name: str
+    scope: Scope
+    first: int
+    count: int
+    capacity: float
+
+
+class NodePool:
+    """All resources that offloaded work of a topology's ranks can use, by name; `of_rank` is the class of
+    every rank."""
+
+    def __init__(self, topology: Topology, of_rank: Ints) -> None:
+        self.topology = topology
+        self._of_rank = of_rank
+        self.classes: dict[str, ResourceClass] = {}
+        scopes: dict[str, Scope] = {
+            "pcie_up": "rank", "pcie_down": "rank", "uplink_up": "switch", "uplink_down": "switch",
+        }  # fmt: skip
+        for name, scope in scopes.items():
+            link = topology.classes[name]
+            self.classes[name] = ResourceClass(name, scope, link.first, link.count, link.capacity)
+        self._capacities: list[Floats] = []
+        self._next = topology.num_links
+
+    def add(self, name: str, scope: Scope, capacity: float) -> None:
+        """Add one resource per GPU, per socket or per node."""
+        topology = self.topology
+        sockets = topology.num_nodes * topology.cluster.host.sockets
+        count = {"rank": topology.num_slots, "node": topology.num_nodes, "socket": sockets}[scope]
+        self.classes[name] = ResourceClass(name, scope, self._next, count, capacity)
+        self._capacities.append(np.full(count, capacity))
+        self._next += count
+
+    @property
+    def capacities(self) -> Floats:
+        """Per added resource, in order: they follow the topology's links."""
+        return np.concatenate(self._capacities) if self._capacities else np.zeros(0)
+
+    def ranks_beside(self, rank: int) -> int:
+        """How many ranks are on the node of `rank`, itself included."""
+        nodes = self.topology.node_of(self.topology.slots)
+        return int((nodes == nodes[rank]).sum())
+
+    def usage(
+        self,
+        rank: int,
+        own: dict[str, float],
+        spread: dict[str, float] | None = None,
+        on_sockets: Callable[[Sockets], Mapping[str, Shares]] | None = None,
+    ) -> ResourceUsage:
+        """What one unit of work of every rank of a class takes; `rank` is one of them.
+
+        `own` is {resource: weight} on the rank's own link, switch and node; `spread` the same over all
+        switches of its node, evenly; `on_sockets` gives {resource: weight per socket} for ranks of a socket.
+        """
+        slots = self.topology.slots[self._of_rank == self._of_rank[rank]]
+        parts = [self._entries(self.classes[name], weight, slots) for name, weight in own.items() if weight]
+        if on_sockets is not None:
+            parts += self._on_sockets(on_sockets, slots)
+        for name, weight in (spread or {}).items():
+            if weight:
+                parts.append(self._spread(self.classes[name], weight, slots))
+        indices, inverse = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
+        weights = np.zeros(len(indices))
+        np.add.at(weights, inverse, np.concatenate([part[1] for part in parts]))
+        return ResourceUsage(indices, weights)
+
+    def _entries(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
+        """`weight` of every slot on its own resource."""
+        places = {"rank": lambda own: own, "node": self.topology.node_of, "switch": self.topology.switch_of}
+        used, counts = np.unique(places[resource.scope](slots), return_counts=True)
+        return resource.first + used, counts.astype(np.float64) * weight
+
+    def _spread(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
+        """`weight` of every slot over all PCIe switches of its node."""
+        switches = self.topology.switches_per_node
+        nodes, counts = np.unique(self.topology.node_of(slots), return_counts=True)
+        indices = resource.first + (nodes[:, None] * switches + np.arange(switches)).ravel()
+        return indices, np.repeat(weight / switches * counts, switches)
+
+    def _on_sockets(
+        self, weights_of: Callable[[Sockets], Mapping[str, Shares]], slots: Ints
+    ) -> list[tuple[Ints, Floats]]:
+        """What every slot takes on the sockets of its node."""
+        cluster = self.topology.cluster
+        count = cluster.host.sockets
+        numbers, members = np.unique(self.topology.socket_of(slots), return_counts=True)
+        parts = []
+        for own in range(count):
+            here = numbers % count == own
+            for name, weights in weights_of(sockets_of(cluster, own)).items():
+                if name not in self.classes or not here.any():
+                    continue
+                places = (numbers[here] // count * count)[:, None] + np.arange(count)
+                amounts = members[here][:, None] * np.asarray(weights, dtype=np.float64)
+                used = amounts.ravel() > 0
+                parts.append((self.classes[name].first + places.ravel()[used], amounts.ravel()[used]))
+        return parts

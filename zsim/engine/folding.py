@@ -1,0 +1,113 @@
+"""Which ranks of a job are simulated: one of every class of ranks that do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zsim.fabric.algorithms.rings import Floats, Ints
+from zsim.fabric.folding.alike import are_alike
+from zsim.fabric.folding.classes import Classes, JobPlacement, each_by_itself, one_class, stable_classes
+from zsim.plan.ops import Collective, OffloadWork, Plan
+from zsim.specs.topology.topology import Topology
+
+_MOST_CLASSES = 512
+_ROUGHLY = (
+    "groups are at unequal places of the network; those with the same members' work are taken to be as slow "
+    "as the slowest"
+)
+
+
+def find_classes(
+    topology: Topology,
+    plan: Plan,
+    slowdowns: Floats,
+    *,
+    is_plain: bool,
+    unfold: bool,
+    by_links: bool = True,
+) -> tuple[Classes, tuple[str, ...]]:
+    """The classes of a job's ranks and groups, and notes on what they leave out.
+
+    `slowdowns`: how many times as long kernels take on every rank; `is_plain`: the job fills its fabric.
+    `by_links` false takes groups whose members do the same for as slow as the slowest of them, however many
+    classes their links would make.
+    """
+    if unfold:
+        return each_by_itself(topology, plan.groups), ()
+    is_even = bool((slowdowns == slowdowns[0]).all())
+    is_whole = is_plain and topology.condition is None
+    if is_even and is_whole and are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan):
+        return one_class(topology, plan.groups), ()
+    party = make_party(topology, plan, slowdowns)
+    if by_links:
+        classes = stable_classes([party])[0]
+        if len(classes.sizes) <= _MOST_CLASSES:
+            return classes, ()
+    return stable_classes([party], by_links=False)[0], (_ROUGHLY,)
+
+
+def _sockets_are_alike(topology: Topology, plan: Plan) -> bool:
+    """Whether it makes no difference on which socket a rank is: nothing is offloaded, or as many ranks are on
+    each socket in use and no memory is far from some of them only."""
+    if not any(isinstance(op.work, OffloadWork) for op in plan.ops):
+        return True
+    beside, distance = _socket_traits(topology)
+    return bool((beside == beside[0]).all() and (distance == distance[0]).all())
+
+
+def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
+    """How many ranks share each rank's socket, and whether its memory is on another one."""
+    sockets = topology.socket_of(topology.slots)
+    cluster = topology.cluster
+    is_far = (sockets % cluster.host.sockets > 0) & (cluster.offload.placement == "first")
+    return np.bincount(sockets)[sockets], is_far.astype(np.int64)
+
+
+def find_classes_together(
+    everyone: Sequence[tuple[Topology, Plan, Floats]], *, unfold: bool
+) -> tuple[list[Classes], tuple[str, ...]]:
+    """The classes of several jobs on one fabric, each given by its place, plan and slowdowns."""
+    if unfold:
+        return [each_by_itself(topology, plan.groups) for topology, plan, _ in everyone], ()
+    parties = [make_party(*one) for one in everyone]
+    found = stable_classes(parties)
+    if sum(len(classes.sizes) for classes in found) <= _MOST_CLASSES:
+        return found, ()
+    return stable_classes(parties, by_links=False), (_ROUGHLY,)
+
+
+def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
+    """A job as the search for classes sees it."""
+    works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
+    shares_nodes = any(isinstance(op.work, OffloadWork) for op in plan.ops)
+    traits: list[Floats | Ints] = [slowdowns]
+    if shares_nodes:
+        traits += _node_traits(topology)
+    kinds = np.unique(np.stack(traits), axis=1, return_inverse=True)[1]
+    return JobPlacement(topology, plan.groups, works, kinds.ravel(), shares_nodes)
+
+
+def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
+    """What tells ranks apart that use host memory: how many share their node and socket, where their memory
+    is, how good their links are."""
+    nodes = topology.node_of(topology.slots)
+    capacities = topology.capacities()
+    beside = np.bincount(nodes)[nodes]
+    switches = topology.switch_of(topology.slots)
+    of_rank = [capacities[topology.classes[n].first + topology.slots] for n in ("pcie_up", "pcie_down")]
+    uplinks = [capacities[topology.classes[n].first + switches] for n in ("uplink_up", "uplink_down")]
+    return [beside, *_socket_traits(topology), *of_rank, *uplinks]
+
+
+def node_ranks(topology: Topology, classes: Classes) -> dict[int, dict[int, int]]:
+    """Per simulated rank, which simulated ranks stand for how many ranks of its node."""
+    nodes = topology.node_of(topology.slots)
+    first = np.array(classes.representatives)
+    stands_for = first[classes.of_rank]
+    found = {}
+    for rank in classes.representatives:
+        beside, counts = np.unique(stands_for[nodes == nodes[rank]], return_counts=True)
+        found[rank] = dict(zip(beside.tolist(), counts.tolist(), strict=True))
+    return found

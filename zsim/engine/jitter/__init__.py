@@ -1,0 +1,1 @@
+"""Steps of varying length, by a seed."""

@@ -1,0 +1,75 @@
+"""A step once, or drawn many times with jitter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.engine.executor import Executor
+from zsim.engine.jitter.crowd import Crowd
+from zsim.engine.jitter.draw import crowd_generator, op_seconds, rank_factors
+from zsim.engine.prepare import Prepared, Seconds
+from zsim.engine.priced_program import slowed
+from zsim.engine.record import make_trace
+from zsim.specs.experiment.jitter import Jitter
+from zsim.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """One run of a program: who ran it, what happened."""
+
+    executor: Executor
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Jittered:
+    """Steps drawn with jitter: all as the first rank saw them, the one of median length as all did, and how
+    long the step takes without."""
+
+    jitter: Jitter
+    steps: tuple[Trace, ...]
+    median: Trace
+    plain_seconds: float
+    events: int
+
+
+def run_once(prepared: Prepared, kernel_seconds: Sequence[Seconds] | None = None) -> ProgramRun:
+    """One run from now on."""
+    executor = prepared.executor(kernel_seconds)
+    end_seconds = executor.run()
+    return ProgramRun(executor, make_trace(prepared.job, prepared.plan, executor, end_seconds))
+
+
+def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jittered:
+    """As many steps as `jitter` says; `plain` is the run without.
+
+    A class of one rank draws for itself, a larger one for the slowest of its members.
+    """
+    own = rank_factors(jitter, prepared.job.world_size)
+    ranks, sizes = prepared.classes.representatives, prepared.classes.sizes.tolist()
+    seconds = [
+        slowed(kernels, float(own[rank]))
+        for kernels, rank in zip(prepared.kernel_seconds, ranks, strict=True)
+    ]
+    concentration = np.array(prepared.program.concentration)
+    is_alone = all(size == 1 for size in sizes)
+    crowd = None if is_alone else Crowd(prepared, plain.executor, own, jitter.kernel_sigma)
+    traces: list[Trace] = []
+    events = 0
+    for step in range(jitter.steps):
+        many = crowd.step(crowd_generator(jitter, step)) if crowd is not None else seconds
+        drawn = [
+            op_seconds(jitter, step, rank, seconds[number], concentration) if size == 1 else many[number]
+            for number, (rank, size) in enumerate(zip(ranks, sizes, strict=True))
+        ]
+        run = run_once(prepared, drawn)
+        events += run.executor.num_events
+        traces.append(run.trace)
+    by_length = sorted(range(jitter.steps), key=lambda number: (traces[number].step_seconds, number))
+    median = traces[by_length[(jitter.steps - 1) // 2]]
+    own_steps = tuple(trace.of_rank(ranks[0]) for trace in traces)
+    return Jittered(jitter, own_steps, median, plain.trace.step_seconds, events)

@@ -1,0 +1,134 @@
+"""A plan priced for a cluster: what the executor needs, as flat lists indexed by op."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Collective, Kernels, OffloadWork, Op, Plan
+from zsim.plan.passes.queues import behind
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+
+_TIMED_ELSEWHERE = Collective | OffloadWork  # by the fabric and the host's devices
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`pending[i]`: how many ops must end before op i may start (the one before it on its stream, and those
+    in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host;
+    `concentration[i]`: the sum of the squares of its launches' seconds over the square of their sum (1 for
+    one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that; `behind[i]`: the
+    op that may start once op i has started, because it stands behind it in a hardware queue (-1: none),
+    which counts in `pending` too; None where no streams share a queue."""
+
+    plan: Plan
+    pending: list[int]
+    successors: list[tuple[int, ...]]
+    host_seconds: list[float]
+    kernel_seconds: list[float | None]
+    concentration: list[float]
+    host_waits: list[tuple[int, ...]]
+    behind: list[int] | None = None
+
+    @property
+    def num_ops(self) -> int:
+        return len(self.pending)
+
+
+def make_program(
+    plan: Plan,
+    kernel_seconds: Callable[[Kernel], float],
+    host_seconds: Callable[[Op], float],
+    launch_queue: int,
+    connections: int = DEFAULT_CONNECTIONS,
+    is_serial: bool = False,
+) -> Program:
+    """Price every op. Prices are looked up once per distinct work.
+
+    A stream takes `launch_queue` launches that have not run yet; then the host waits. Streams share
+    `connections` hardware queues. `is_serial`: as if kernels and collectives were all on one stream.
+    """
+    num_ops = len(plan.ops)
+    pending = [0] * num_ops
+    successors: list[list[int]] = [[] for _ in range(num_ops)]
+    last_on_stream: dict[str, int] = {}
+    known: dict[int, tuple[float, float]] = {}
+    host_of: dict[tuple[str | None, int, int], float] = {}
+    durations: list[float | None] = []
+    concentration: list[float] = []
+    host: list[float] = []
+    for index, op in enumerate(plan.ops):
+        work, before = op.work, op.after
+        if work is not None:
+            stream = COMPUTE if is_serial and isinstance(work, Kernels | Collective) else op.stream
+            previous = last_on_stream.get(stream)
+            if previous is not None:
+                before = (*before, previous)
+            last_on_stream[stream] = index
+        if before:
+            distinct = sorted(set(before))
+            assert distinct[-1] < index, f"op {index} waits for op {distinct[-1]}, which is issued later"
+            for other in distinct:
+                successors[other].append(index)
+            pending[index] = len(distinct)
+        if isinstance(work, Kernels):
+            key = id(work)
+            if key not in known:
+                known[key] = _together([(kernel_seconds(k), k.launches) for k in work.kernels])
+            durations.append(known[key][0])
+            concentration.append(known[key][1])
+        else:
+            concentration.append(0.0)
+            assert work is None or isinstance(work, _TIMED_ELSEWHERE)
+            durations.append(None)
+        host_key = (op.overhead, op.events, op.launches)
+        if host_key not in host_of:
+            host_of[host_key] = host_seconds(op)
+        host.append(host_of[host_key])
+    waits = _with_launch_queue(plan, launch_queue)
+    after = behind(plan.ops, connections)
+    for held in after or ():
+        if held >= 0:
+            pending[held] += 1
+    return Program(
+        plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits, after
+    )
+
+
+def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Seconds of all kernels, each given with its launches, and their concentration."""
+    total = sum(seconds for seconds, _ in kernels)
+    squares = sum(seconds * seconds / max(launches, 1) for seconds, launches in kernels)
+    return total, squares / (total * total) if total > 0 else 0.0
+
+
+def slowed(kernel_seconds: Sequence[float | None], factor: float) -> Sequence[float | None]:
+    """The kernels' seconds on a GPU that takes `factor` times as long."""
+    if factor == 1.0:
+        return kernel_seconds
+    return [None if seconds is None else seconds * factor for seconds in kernel_seconds]
+
+
+def _with_launch_queue(plan: Plan, limit: int) -> list[tuple[int, ...]]:
+    """The plan's host waits, and those for room in the compute stream's launch queue.
+
+    Room is looked for once per eighth of the queue, not at every launch: the same run-ahead to an eighth.
+    """
+    waits = [op.host_waits for op in plan.ops]
+    quantum = max(limit // 8, 1)
+    launched, marks = 0, deque[tuple[int, int]]()  # (launches up to and with an op, the op)
+    for number, op in enumerate(plan.ops):
+        if op.stream != COMPUTE or op.work is None:
+            continue
+        before, launched = launched, launched + op.launches
+        if before // quantum != launched // quantum:
+            oldest = -1
+            while marks and marks[0][0] <= launched - limit:
+                oldest = marks.popleft()[1]
+            if oldest >= 0:
+                waits[number] = (*waits[number], oldest)
+            marks.append((launched, number))
+    return waits

@@ -1,0 +1,1 @@
+"""An outcome of the engine, as a report."""

@@ -1,0 +1,50 @@
+"""The error bar of an offloaded step: simulated again with its inputs as fast and as slow as they may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.engine.simulate import Outcome, simulate_job
+from zsim.plan.ops import OffloadWork
+from zsim.specs.cluster.spreads import load_spreads, offloading_at
+
+MOST_OPS = 20_000  # a plan of more is not run twice again
+
+
+def offload_range(outcome: Outcome) -> tuple[float, float] | None:
+    """(seconds with everything that offloading uses fast, with all of it slow).
+
+    None where nothing is offloaded, and where `no_range_note` says why.
+    """
+    job, plan = outcome.job, outcome.plan
+    if no_range_note(outcome) is not None:
+        return None
+    if not any(isinstance(op.work, OffloadWork) for op in plan.ops):
+        return None
+    spreads = load_spreads()
+    fast, slow = (
+        simulate_job(
+            replace(job, cluster=offloading_at(job.cluster, end, spreads)),
+            unfold=outcome.stats.rank_classes == job.world_size,
+            plan=plan,
+        ).trace.step_seconds
+        for end in ("fast", "slow")
+    )
+    return fast, slow
+
+
+def no_range_note(outcome: Outcome) -> str | None:
+    """Why an offloaded step is not run again at its ends, as a note: other things are drawn or shared, or the
+    plan is so long that two more runs would be felt."""
+    if outcome.jittered is not None:
+        why = "the step is drawn with jitter"
+    elif outcome.together:
+        why = "other jobs share the cluster"
+    elif len(outcome.plan.ops) > MOST_OPS:
+        why = f"its plan of {len(outcome.plan.ops):,} ops is too long to be run twice more"
+    else:
+        return None
+    return (
+        f"no range is given for the offloaded step: {why}; zsim sensitivity turns PCIe, host memory, CPU and "
+        "drives one at a time"
+    )

@@ -1,0 +1,1 @@
+"""Collective algorithms: the bytes each puts on every link."""

@@ -1,0 +1,100 @@
+"""What a backend may run for a collective: algorithms with their rounds, links and costs, and the choice.
+
+NCCL's all-gathers and reduce-scatters never get the bandwidth of in-switch reduction (NVLS, SHARP): only
+all-reduces halve their traffic in the switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.cost.collectives.rounds import (
+    Rounds,
+    all_to_all_rounds,
+    binomial_rounds,
+    hierarchical_rounds,
+    nvls_rounds,
+    pat_rounds,
+    ring_rounds,
+    tree_rounds,
+)
+from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
+
+_TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92 for trees, where the file has no own numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One algorithm: `shape` names its links in `zsim.fabric.algorithms.others.SHAPES`, `fraction` is of those links'
+    bandwidth."""
+
+    algorithm: str
+    shape: str
+    rounds: Rounds
+    protocols: Mapping[str, ProtocolCosts]
+    fraction: float = 1.0
+
+
+def methods(
+    kind: str,
+    num_ranks: int,
+    num_domains: int,
+    costs: CollectiveCosts,
+    *,
+    has_switch: bool,
+    most_local_ranks: int | None = None,
+) -> list[Method]:
+    """All that the backend may run, in the order of preference between equals.
+
+    `num_domains`: NVLink domains that the group is on; `has_switch`: GPUs of a domain share a switch;
+    `most_local_ranks`: of one domain, where domains have different numbers (rings and trees run there).
+    A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) leaves the others out where the collective has it.
+    """
+    most = most_local_ranks or num_ranks // num_domains
+    is_even = most * num_domains == num_ranks
+    found = _available(kind, num_ranks, num_domains, costs, has_switch and is_even, most)
+    forced = [method for method in found if method.algorithm == costs.force_algorithm]
+    protocol = costs.force_protocol
+    return [
+        Method(m.algorithm, m.shape, m.rounds, {protocol: m.protocols[protocol]}, m.fraction)
+        if protocol is not None and protocol in m.protocols
+        else m
+        for m in forced or found
+    ]
+
+
+def _available(
+    kind: str, num_ranks: int, num_domains: int, costs: CollectiveCosts, has_switch: bool, most_local: int
+) -> list[Method]:
+    own = costs.algorithms
+    basic = costs.protocols
+    if kind in ("send", "recv"):
+        return [Method("direct", "pair", Rounds(int(num_domains == 1), int(num_domains > 1)), basic)]
+    if kind == "all_to_all":
+        rounds = all_to_all_rounds(num_ranks, num_domains)
+        protocols = own.get("all_to_all", basic)
+        found = [Method("direct", "all_to_all", rounds, protocols)]
+        if has_switch and 1 < num_domains < num_ranks:
+            found.append(Method("by rail", "all_to_all_by_rail", rounds, protocols))
+        return found
+    if costs.algorithm == "hierarchical" and num_domains > 1:
+        rounds = hierarchical_rounds(kind, num_ranks, num_domains)
+        return [Method("hierarchical", "hierarchical", rounds, basic)]
+    found = [Method("ring", "ring", ring_rounds(kind, num_ranks, num_domains), basic)]
+    if costs.backend == "gloo":
+        if kind == "broadcast":
+            return [Method("binomial tree", "binomial", binomial_rounds(num_ranks, num_domains), basic)]
+        return found
+    if kind == "all_reduce":
+        found = [Method("ring", "ring", found[0].rounds, own.get("ring", basic))]
+        if num_domains > 1:
+            fraction = 1.0 if "tree" in own else _TREE_FRACTION
+            rounds = tree_rounds(most_local, num_domains)
+            found.append(Method("tree", "tree", rounds, own.get("tree", basic), fraction))
+        name = "nvls" if num_domains == 1 else "nvls_tree"
+        if has_switch and name in own and num_ranks > num_domains:
+            found.append(Method(name, "nvls", nvls_rounds(num_domains), own[name]))
+    elif kind in ("all_gather", "reduce_scatter") and "pat" in own and 1 < num_domains == num_ranks:
+        found.append(Method("pat", "pat", pat_rounds(num_ranks), own["pat"]))
+    return found

@@ -1,0 +1,192 @@
+"""Which links the algorithms other than the ring use: bytes per link while every rank sends one bus byte.
+
+With n ranks on k domains, g on each, and S the tensor, an all-reduce has 2 S (n-1)/n bus bytes:
+
+    tree        a chain inside each domain, two binary trees across, S/2 each way on each of their edges,
+                one pair of trees per local rank; a card sends 2 S/g as on the ring, times n/(n-1)
+    nvls        every GPU sends its S once, to be reduced in the switch, and S/n that is multicast:
+                S (n+1)/n each way, against 2 S (n-1)/n on the ring (NVLink SHARP)
+    nvls_tree   S (g+1)/g each way inside the domain, and the two trees of S/g for every rail across
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from zsim.errors import NotSimulatedError
+from zsim.fabric.algorithms.rings import (
+    Floats,
+    Ints,
+    add_crossings,
+    by_dead_cards,
+    hierarchical_usage,
+    local_ranks,
+    members_of,
+    ring_orders,
+    ring_usage,
+    segments,
+)
+from zsim.specs.topology.topology import Topology
+
+_MOST_PAIRS = 4096  # ranks of an all-to-all group: n^2 pairs are counted one offset at a time
+Groups = Sequence[range]
+
+
+def tree_parents(count: int) -> tuple[Ints, Ints]:
+    """Parent of each of `count` nodes (-1: the root) in NCCL's two trees: the second is the first shifted by
+    one node, or mirrored where the count is even, so that inner nodes of one are leaves of the other
+    (NCCL src/graph/trees.cc, ncclGetBtree and ncclGetDtree; Sanders, Speck, Traff 2009)."""
+    nodes = np.arange(count, dtype=np.int64)
+    lowest = nodes & -nodes
+    up = (nodes ^ lowest) | (lowest << 1)
+    first = np.where(up < count, up, nodes ^ lowest)
+    first[0] = -1
+    if count % 2:
+        shifted = first[(nodes - 1) % count]
+        second = np.where(shifted < 0, -1, (shifted + 1) % count)
+    else:
+        mirrored = first[count - 1 - nodes]
+        second = np.where(mirrored < 0, -1, count - 1 - mirrored)
+    return first, second
+
+
+def tree_usage(topology: Topology, groups: Groups) -> Floats:
+    """Double binary trees across domains, chains inside them; as many pairs of trees as there are cards, or
+    as the smallest domain has ranks, see [Note: dead cards] in zsim.fabric.algorithms.rings."""
+    usage = np.zeros(topology.num_links)
+    for members in by_dead_cards(topology, members_of(topology, groups)):
+        size = members.shape[1]
+        starts, counts = segments(topology, members)
+        is_last = np.zeros(size, dtype=bool)
+        is_last[starts + counts - 1] = True
+        chained = np.flatnonzero(~is_last)
+        orders = ring_orders(topology, members)
+        share = size / (2 * (size - 1)) / len(orders)  # bytes on a chain's edge (both trees), per bus byte
+        for order, _crosses in orders:
+            above, below = order[:, chained].ravel(), order[:, chained + 1].ravel()
+            topology.add_routes(usage, below, above, share)
+            topology.add_routes(usage, above, below, share)
+            _add_trees(topology, usage, order[:, starts], share)
+    return usage
+
+
+def _add_trees(topology: Topology, usage: Floats, heads: Ints, amount: float) -> None:
+    """Both trees over the columns of `heads` (one row per group), half of `amount` on each, up and down."""
+    for parents in tree_parents(heads.shape[1]):
+        children = np.flatnonzero(parents >= 0)
+        below, above = heads[:, children].ravel(), heads[:, parents[children]].ravel()
+        add_crossings(topology, usage, below, below, above, amount / 2)
+        add_crossings(topology, usage, above, above, below, amount / 2)
+
+
+def nvls_usage(topology: Topology, groups: Groups) -> Floats:
+    """In-switch reduction; across domains joined by trees, one pair per rail."""
+    usage = np.zeros(topology.num_links)
+    members = members_of(topology, groups)
+    size = members.shape[1]
+    local = local_ranks(topology, members)
+    bus = 2 * (size - 1) / size
+    for name in ("nvlink_out", "nvlink_in"):
+        topology.add_links(usage, name, members.ravel(), (local + 1) / local / bus)
+    if local < size:
+        heads = members.reshape(len(members), -1, local)
+        for rail in range(local):
+            _add_trees(topology, usage, heads[:, :, rail], 1.0 / local / bus)
+    return usage
+
+
+def pat_usage(topology: Topology, groups: Groups) -> Floats:
+    """PAT: in round d of log2 n, rank i exchanges with i + 2^d what both have gathered so far (Bruck's
+    pattern; NCCL 2.23 release notes), S/n min(2^d, n - 2^d) bytes."""
+    usage = np.zeros(topology.num_links)
+    members = members_of(topology, groups)
+    size = members.shape[1]
+    distance = 1
+    while distance < size:
+        amount = min(distance, size - distance) / (size - 1)
+        topology.add_routes(usage, members.ravel(), np.roll(members, -distance, axis=1).ravel(), amount)
+        distance *= 2
+    return usage
+
+
+def all_to_all_usage(topology: Topology, groups: Groups, *, by_rail: bool = False) -> Floats:
+    """S/n from every rank to every other: 1/(n-1) of a bus byte per pair. `by_rail`: what leaves a node goes
+    over NVLink to the GPU on the target's rail first (PXN)."""
+    usage = np.zeros(topology.num_links)
+    members = members_of(topology, groups)
+    size = members.shape[1]
+    if size > _MOST_PAIRS:
+        raise NotSimulatedError(
+            f"all_to_all among {size} ranks is not simulated; the most are {_MOST_PAIRS} (two hops, as "
+            "ZeRO++ does, need smaller groups)"
+        )
+    local = local_ranks(topology, members)
+    sources = members.ravel()
+    for offset in range(1, size):
+        targets = np.roll(members, -offset, axis=1)
+        place = (np.arange(size) + offset) % size
+        proxies = members[:, np.arange(size) // local * local + place % local].ravel()
+        targets = targets.ravel()
+        is_local = topology.domain_of(sources) == topology.domain_of(targets)
+        topology.add_routes(usage, sources[is_local], targets[is_local], 1 / (size - 1))
+        proxies = proxies if by_rail else sources
+        far = ~is_local
+        if by_rail:
+            add_crossings(topology, usage, sources[far], proxies[far], targets[far], 1 / (size - 1))
+        else:
+            topology.add_routes(usage, sources[far], targets[far], 1 / (size - 1))
+    return usage
+
+
+def binomial_usage(topology: Topology, groups: Groups) -> Floats:
+    """gloo's broadcast: the root sends the whole tensor in every round, everyone who has it sends it on.
+    Rounds follow each other, so a link's load counts with all rounds of the root."""
+    usage = np.zeros(topology.num_links)
+    members = members_of(topology, groups)
+    size = members.shape[1]
+    distance = 1
+    while distance < size:
+        senders = np.arange(min(distance, size - distance))
+        topology.add_routes(usage, members[:, senders].ravel(), members[:, senders + distance].ravel(), 1.0)
+        distance *= 2
+    return usage
+
+
+def pair_usage(topology: Topology, groups: Groups) -> Floats:
+    """From the first rank of a group to its last."""
+    usage = np.zeros(topology.num_links)
+    members = members_of(topology, groups)
+    topology.add_routes(usage, members[:, 0], members[:, -1], 1.0)
+    return usage
+
+
+def sent_by_gpu(topology: Topology, links: Ints, weights: Floats) -> tuple[float, float]:
+    """What one GPU sends on average when `links` carry `weights`: inside its NVLink domain, and through the
+    network cards. Without NVLink everything passes PCIe first."""
+
+    def total(name: str) -> float:
+        first, count = topology.classes[name].first, topology.classes[name].count
+        return float(weights[(links >= first) & (links < first + count)].sum())
+
+    between = total("nic_out")
+    kind = topology.cluster.node_link.kind
+    if kind == "none":
+        inside = total("pcie_up") - between
+    else:
+        inside = total("nvlink_out" if kind == "switch" else "nvlink_direct")
+    return inside / topology.world_size, between / topology.world_size
+
+
+SHAPES: Mapping[str, Callable[[Topology, Groups], Floats]] = {
+    "ring": ring_usage,
+    "hierarchical": lambda topology, groups: hierarchical_usage(topology, groups, "all_gather"),
+    "tree": tree_usage,
+    "nvls": nvls_usage,
+    "pat": pat_usage,
+    "all_to_all": all_to_all_usage,
+    "all_to_all_by_rail": lambda topology, groups: all_to_all_usage(topology, groups, by_rail=True),
+    "binomial": binomial_usage,
+    "pair": pair_usage,
+}

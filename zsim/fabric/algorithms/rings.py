@@ -1,0 +1,254 @@
+"""Which links a ring uses, and how much of each.
+
+One entry of a usage is the bytes a link carries while every rank sends one bus byte (one byte per ring
+edge). NCCL runs one ring per channel, each leaving the node through another GPU's card, so that all cards
+share the load; with g local ranks there are g rotations, each with 1/g of the bytes.
+
+# [Note: rails]
+A ring enters and leaves a node by cards of the same number (NCCL_CROSS_NIC=0, and 2 where that is as fast),
+so that on rail-optimised fabrics it never crosses the spine. The node's last rank hands the bytes over
+NVLink to the GPU whose card it is (PXN, NCCL 2.12 and later): every GPU then sends one whole byte over
+NVLink per bus byte, and a large ring across nodes is as fast as NVLink allows or as all cards together,
+whichever is less.
+
+# [Note: dead cards]
+NCCL looks for as many channels as a node's live cards can carry, and then every node takes the fewest that
+any has (NCCL 2.21 src/init.cc, initTransportsRank: nChannels is the minimum over ranks). So one dead card of
+eight leaves seven channels to all nodes, each with a seventh of the bytes; the node's channels enter by the
+cards that are left, the other nodes' by their first seven, and from the dead one on they are on different
+rails (github.com/NVIDIA/nccl/issues/1671). A communicator with one GPU on the node, whose card is dead,
+shares another card of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zsim.specs.topology.topology import Topology
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+_MOST_SAMPLED = 64
+
+
+def ring_usage(topology: Topology, groups: Sequence[range]) -> Floats:
+    """Per link, bytes carried when each of `groups` (all of the same shape) runs its rings at one byte per
+    edge, all groups at once."""
+    usage = np.zeros(topology.num_links)
+    if len(groups[0]) > 1:
+        for rows in by_dead_cards(topology, members_of(topology, groups)):
+            _add_rings(topology, usage, rows)
+    return usage
+
+
+def by_dead_cards(topology: Topology, members: Ints) -> list[Ints]:
+    """The rows of `members` whose cards all live, together, and each of the others by itself."""
+    is_whole = live_cards(topology, members).all(axis=1)
+    parts = [members[is_whole]] if is_whole.any() else []
+    return [*parts, *(members[[row]] for row in np.flatnonzero(~is_whole).tolist())]
+
+
+def live_cards(topology: Topology, members: Ints) -> npt.NDArray[np.bool_]:
+    """For every slot, whether it has a card of its own that works."""
+    alive: npt.NDArray[np.bool_] = topology.nic_of(members) == topology.own_card_of(members)
+    return alive
+
+
+def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Ints) -> Ints:
+    """Per domain and channel, the place in the domain at which the channel enters; see [Note: dead cards]."""
+    alive = live_cards(topology, members[0])
+    if alive.all():
+        fewest = int(counts.min())
+        entries: Ints = np.arange(fewest) * counts[:, None] // fewest
+        return entries
+    places: list[Ints] = []
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        living = np.flatnonzero(alive[start : start + count])
+        places.append(living if len(living) else np.arange(count))
+    channels = np.arange(min(len(own) for own in places))
+    return np.stack([own[channels * len(own) // len(channels)] for own in places])
+
+
+def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
+    size = members.shape[1]
+    starts, counts = segments(topology, members)
+    is_mesh = topology.cluster.node_link.kind == "mesh"
+    if is_mesh and int(counts.min()) == int(counts.max()) > 1:
+        # Direct links: as many rings as it takes to use all of them (RCCL does the same on xGMI).
+        local = int(counts[0])
+        inside = 1.0 if local == size else (local - 1) / local
+        add_all_pairs(topology, usage, members.reshape(-1, local), inside / (local - 1))
+    else:
+        is_mesh = False
+    is_whole = bool(live_cards(topology, members).all())
+    orders = ring_orders(topology, members)
+    for order, crosses in orders:
+        targets = np.roll(order, -1, axis=1)
+        if not is_mesh:
+            inside_edges = order[:, ~crosses].ravel(), targets[:, ~crosses].ravel()
+            topology.add_routes(usage, *inside_edges, 1.0 / len(orders))
+        if crosses.any():
+            edges = order[:, crosses].ravel(), order[:, starts].ravel(), targets[:, crosses].ravel()
+            add_crossings(topology, usage, *edges, 1.0 / len(orders), is_fixed=not is_whole)
+
+
+def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, npt.NDArray[np.bool_]]]:
+    """Per channel, the slots of every row in the order of its ring, and after which of them the ring goes to
+    another domain."""
+    starts, counts = segments(topology, members)
+    entries = channel_entries(topology, members, starts, counts)
+    crosses = np.zeros(members.shape[1], dtype=bool)
+    crosses[starts + counts - 1] = len(counts) > 1
+    firsts, sizes = np.repeat(starts, counts), np.repeat(counts, counts)
+    places = np.arange(members.shape[1]) - firsts
+    orders = []
+    for channel in range(entries.shape[1] if len(counts) > 1 else 1):
+        turned = firsts + (places + np.repeat(entries[:, channel], counts)) % sizes
+        orders.append((members[:, turned], crosses))
+    return orders
+
+
+def fault_delays(topology: Topology, groups: Sequence[range]) -> list[tuple[Floats, Floats]]:
+    """Per channel of all `groups`, what faults add to a message on each of the ring's edges inside domains
+    and across them, the largest first."""
+    if topology.condition is None or not topology.condition.delays.any() or len(groups[0]) < 2:
+        return []
+    return [found for group in groups for found in _ring_delays(topology, group, topology.condition.delays)]
+
+
+def _ring_delays(topology: Topology, group: range, delays: Floats) -> list[tuple[Floats, Floats]]:
+    starts, _counts = segments(topology, members_of(topology, [group]))
+    found = []
+    for order, crosses in ring_orders(topology, members_of(topology, [group])):
+        targets = np.roll(order, -1, axis=1)
+        sources = order[0].copy()
+        if topology.cluster.node_link.kind == "switch":
+            sources[crosses] = order[0, starts]
+        seconds = topology.gather_routes(delays, sources, targets[0], is_peak=True)
+        found.append((np.sort(seconds[~crosses])[::-1], np.sort(seconds[crosses])[::-1]))
+    return found
+
+
+def segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
+    """Where each domain's ranks start in a group, and how many they are; one by one when groups differ."""
+    changes = np.diff(topology.domain_of(members), axis=1) != 0
+    size = members.shape[1]
+    if not (changes == changes[0]).all():
+        return np.arange(size), np.ones(size, dtype=np.int64)
+    starts = np.concatenate([[0], np.flatnonzero(changes[0]) + 1])
+    return starts, np.diff(np.concatenate([starts, [size]]))
+
+
+def add_crossings(
+    topology: Topology,
+    usage: Floats,
+    sources: Ints,
+    proxies: Ints,
+    targets: Ints,
+    amount: float,
+    *,
+    is_fixed: bool = False,
+) -> None:
+    """Bytes from domain to domain, by way of `proxies`, whose cards are on the targets' rails (`is_fixed`:
+    by way of them in any case)."""
+    if not len(sources):
+        return
+    rails = topology.cluster.nic.per_node * topology.cluster.node_link.nodes_per_domain
+    if topology.cluster.node_link.kind == "switch":
+        changes = topology.nic_of(sources) % rails != topology.nic_of(targets) % rails
+        changes |= is_fixed
+        changes &= (proxies != sources) & (topology.domain_of(sources) != topology.domain_of(targets))
+        topology.add_routes(usage, sources[changes], proxies[changes], amount)
+        sources = np.where(changes, proxies, sources)
+    topology.add_routes(usage, sources, targets, amount)
+
+
+def add_all_pairs(topology: Topology, usage: Floats, rows: Ints, amount: float) -> None:
+    """`amount` from every rank of a row to every other rank of it."""
+    for offset in range(1, rows.shape[1]):
+        topology.add_routes(usage, rows.ravel(), np.roll(rows, -offset, axis=1).ravel(), amount)
+
+
+def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -> Floats:
+    """The same, relative to the flat ring's edge bytes, for a ring across nodes among equal local ranks and
+    a ring inside each node, pipelined: with g local ranks on k nodes, an edge across carries
+    S/g (k-1)/k and an edge inside S (g-1)/g, against S (n-1)/n on the flat ring (both doubled for an
+    all-reduce)."""
+    members = members_of(topology, groups)
+    size = members.shape[1]
+    local = local_ranks(topology, members)
+    nodes = size // local
+    flat = (size - 1) / size
+    by_node = members.reshape(len(members) * nodes, local)
+    across = members.reshape(len(members), nodes, local).transpose(0, 2, 1).reshape(-1, nodes)
+    usage = np.zeros(topology.num_links)
+    for order, edge in ((by_node, (local - 1) / local), (across, (nodes - 1) / nodes / local)):
+        if order.shape[1] > 1:
+            topology.add_routes(usage, order.ravel(), np.roll(order, -1, axis=1).ravel(), edge / flat)
+    return usage
+
+
+def domains_of(topology: Topology, group: range) -> tuple[int, int]:
+    """NVLink domains (nodes) that the ranks of a group are on, and the most of them on one."""
+    counts = np.unique(topology.domain_of(members_of(topology, [group])[0]), return_counts=True)[1]
+    return len(counts), int(counts.max())
+
+
+class Longer(NamedTuple):
+    """Seconds that a group's rounds take longer than the cluster's costs say, inside domains and between."""
+
+    inside: float
+    across: float
+
+
+def longer_rounds(topology: Topology, group: range) -> Longer:
+    """For links longer than those of the measured rounds, and for switches after the first."""
+    inside, across = topology.cluster.longer_links
+    return Longer(inside, across + _hop_seconds(topology, group))
+
+
+def _hop_seconds(topology: Topology, group: range) -> float:
+    """What the switches after the first add to a round between domains: `hop_latency` for each on the
+    longest of the group's (up to 64) crossings from domain to next domain, rail by rail."""
+    latency = topology.cluster.network.hop_latency
+    if not latency:
+        return 0.0
+    first = topology.classes["nic_out"].first
+    switches = [
+        sum(link >= first for link in topology.route(source, target)) - 1
+        for source, target in _crossings(topology, group)[:_MOST_SAMPLED]
+    ]
+    return latency * (max(switches, default=1) - 1)
+
+
+def _crossings(topology: Topology, group: range) -> list[tuple[int, int]]:
+    """Slots between which a group goes from domain to next domain, on one rail where there are rails."""
+    slots = members_of(topology, [group])[0]
+    heads = np.concatenate([[0], np.flatnonzero(np.diff(topology.domain_of(slots))) + 1])
+    by_rail = topology.cluster.node_link.kind == "switch"
+    sources = slots[heads[:-1]] if by_rail else slots[heads[1:] - 1]
+    return list(zip(sources.tolist(), slots[heads[1:]].tolist(), strict=True))
+
+
+def members_of(topology: Topology, groups: Sequence[range]) -> Ints:
+    """The slots of the groups' ranks, one row each."""
+    starts = np.array([group.start for group in groups], dtype=np.int64)
+    ranks = starts[:, None] + np.arange(0, len(groups[0]), dtype=np.int64) * groups[0].step
+    slots: Ints = topology.slots[ranks]
+    return slots
+
+
+def local_ranks(topology: Topology, members: Ints) -> int:
+    """Ranks per domain of the first group, or 1 when its domains hold unequal numbers."""
+    counts = np.unique(topology.domain_of(members[0]), return_counts=True)[1]
+    return int(counts[0]) if (counts == counts[0]).all() else 1
+
+
+def rotate(members: Ints, local: int, rotation: int) -> Ints:
+    """Every node's ranks shifted by `rotation`: channel c enters each node at its c-th rank."""
+    count, size = members.shape
+    return np.roll(members.reshape(count, size // local, local), -rotation, axis=2).reshape(count, size)

@@ -1,0 +1,1 @@
+"""Which ranks and communicators are alike, and simulated as one."""

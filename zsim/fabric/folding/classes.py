@@ -1,0 +1,269 @@
+"""Which ranks do the same, and which groups: the coarsest classes that may be simulated by one member each.
+
+# [Note: stable colours]
+Ranks of a class have the same program on equally fast hardware, and for every kind of group they are in
+groups of one class; groups of a class have as many members of each class of ranks, and put the same bytes on
+links of the same classes; links of a class have the same capacity and carry the same bytes of each class of
+groups. Where that holds, members of a class stay equal at every instant: the fluid rates of their activities
+depend on nothing else. The coarsest such classes are found by colour refinement: begin with one colour for
+all that looks alike, split colours that break a rule, until none does (Cardon, Crochemore 1982; for Markov
+chains and fluid models it is called exact lumping).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zsim.fabric.algorithms.methods import methods
+from zsim.fabric.algorithms.others import SHAPES
+from zsim.fabric.algorithms.rings import Floats, Ints, domains_of
+from zsim.fabric.folding.alike import by_pattern, groups_of
+from zsim.plan.ops import Collective, Group
+from zsim.specs.topology.topology import Topology
+
+_EQUAL = 1e-9  # relative: sums closer than this are one value up to rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """`of_rank[r]`: the class of rank r; `blocks[kind][i]`: the class of the i-th group of a kind. Classes
+    are numbered in the order of their first members."""
+
+    of_rank: Ints
+    blocks: Mapping[str, Ints]
+
+    @property
+    def representatives(self) -> list[int]:
+        """The first rank of every class."""
+        return [int(rank) for rank in np.unique(self.of_rank, return_index=True)[1]]
+
+    @property
+    def sizes(self) -> Ints:
+        """Ranks of every class."""
+        return np.bincount(self.of_rank)
+
+
+@dataclass(frozen=True)
+class JobPlacement:
+    """One job on a fabric: its ranks' places, its groups, the collectives that it runs, and what tells its
+    ranks apart to begin with (equal numbers: alike). `shares_nodes`: ranks of a node share more than
+    what collectives use (host memory, cores, drives, the way there)."""
+
+    topology: Topology
+    groups: Mapping[str, Group]
+    works: Sequence[Collective]
+    kinds: Ints
+    shares_nodes: bool = False
+
+
+def first_apart(classes: Classes) -> Classes:
+    """The same classes, the first rank of each by itself."""
+    firsts = classes.representatives
+    of_rank = 2 * classes.of_rank + 1
+    of_rank[firsts] -= 1
+    return Classes(_in_order(of_rank), classes.blocks)
+
+
+def one_class(topology: Topology, groups: Mapping[str, Group]) -> Classes:
+    """All ranks alike."""
+    counts = {name: topology.world_size // group.size for name, group in groups.items()}
+    zeros = {name: np.zeros(count, dtype=np.int64) for name, count in counts.items()}
+    return Classes(np.zeros(topology.world_size, dtype=np.int64), zeros)
+
+
+def each_by_itself(topology: Topology, groups: Mapping[str, Group]) -> Classes:
+    """No two ranks alike."""
+    counts = {name: topology.world_size // group.size for name, group in groups.items()}
+    return Classes(np.arange(topology.world_size), {name: np.arange(n) for name, n in counts.items()})
+
+
+def stable_classes(parties: Sequence[JobPlacement], *, by_links: bool = True) -> list[Classes]:
+    """The coarsest classes of each party; see [Note: stable colours]. `by_links` false leaves the links out:
+    groups with members of the same classes are then alike wherever they are."""
+    colourings = [_Colouring(party) for party in parties]
+    is_needed = by_links and any(len(kind.members) > 1 for c in colourings for kind in c.kinds.values())
+    count = 0
+    while True:
+        links = _link_colours(colourings) if is_needed else None
+        for colouring in colourings:
+            colouring.split_groups(links)
+            colouring.split_ranks()
+        total = sum(colouring.count for colouring in colourings)
+        if total == count:
+            return [colouring.classes() for colouring in colourings]
+        count = total
+
+
+def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
+    """Links with equal capacities and faults that carry equal bytes of every colour of groups: those on which
+    one random sum of all these is equal."""
+    topology = colourings[0].party.topology
+    generator = np.random.default_rng(20012)
+    capacities = topology.capacities()
+    signature = capacities / capacities.max() * generator.uniform(1.0, 2.0)
+    if topology.condition is not None and topology.condition.delays.any():
+        delays = topology.condition.delays
+        signature += delays / delays.max() * generator.uniform(1.0, 2.0)
+    for colouring in colourings:
+        for kind in colouring.kinds.values():
+            for shape in kind.shapes:
+                weights = generator.uniform(1.0, 2.0, int(kind.colours.max()) + 1)[kind.colours]
+                view = _Weighted(colouring.party.topology, kind.of_slot, weights)
+                for alike in kind.patterns:
+                    signature += SHAPES[shape](view, alike)
+    return _values(signature)
+
+
+class _Kind:
+    """The groups of one kind, their present colours, and the shapes of what they run."""
+
+    def __init__(self, party: JobPlacement, name: str, group: Group) -> None:
+        topology = party.topology
+        self.groups = groups_of(topology.world_size, group)
+        starts = np.array([ranks.start for ranks in self.groups])
+        self.members = starts[:, None] + np.arange(group.size) * group.stride
+        self.colours = np.zeros(len(self.groups), dtype=np.int64)
+        self.of_slot = np.zeros(topology.num_slots, dtype=np.int64)
+        self.of_slot[topology.slots[self.members]] = np.arange(len(self.groups))[:, None]
+        self.patterns = by_pattern(topology, self.groups)
+        self.shapes = _shapes(topology, self.patterns, group, party.works)
+
+
+class _Colouring:
+    """A party with its present colours."""
+
+    def __init__(self, party: JobPlacement) -> None:
+        self.party = party
+        self.ranks = _numbered(party.kinds)
+        self.kinds = {
+            name: _Kind(party, name, group) for name, group in party.groups.items() if group.size > 1
+        }
+        slots = party.topology.slots
+        topology = party.topology
+        shared = [topology.node_of(slots), topology.switch_of(slots), topology.socket_of(slots)]
+        self.neighbourhoods = [_numbered(places) for places in shared] if party.shares_nodes else []
+
+    @property
+    def count(self) -> int:
+        groups = sum(int(kind.colours.max()) + 1 for kind in self.kinds.values())
+        return int(self.ranks.max()) + 1 + groups
+
+    def split_groups(self, links: Ints | None) -> None:
+        """By the colours of their members, and of the links under them."""
+        generator = np.random.default_rng(20013)
+        hashes = generator.integers(-(2**62), 2**62, int(self.ranks.max()) + 1)
+        for kind in self.kinds.values():
+            colours = _both(kind.colours, _numbered(hashes[self.ranks[kind.members]].sum(axis=1)))
+            if links is not None:
+                values = generator.uniform(1.0, 2.0, int(links.max()) + 1)[links]
+                for shape in kind.shapes:
+                    gathered = _Gathered(self.party.topology, kind.of_slot, values, len(kind.groups))
+                    for alike in kind.patterns:
+                        SHAPES[shape](gathered, alike)
+                    colours = _both(colours, _values(gathered.found))
+            kind.colours = colours
+
+    def split_ranks(self) -> None:
+        """By the colours of their groups, and of the ranks on their node, PCIe switch and socket where they
+        share more than links."""
+        colours = self.ranks
+        for kind in self.kinds.values():
+            own = np.empty(len(colours), dtype=np.int64)
+            own[kind.members] = kind.colours[:, None]
+            colours = _both(colours, own)
+        for places in self.neighbourhoods:
+            hashes = np.random.default_rng(20014).integers(-(2**62), 2**62, int(colours.max()) + 1)
+            sums = np.zeros(int(places.max()) + 1, dtype=np.int64)
+            np.add.at(sums, places, hashes[colours])
+            colours = _both(colours, _numbered(sums)[places])
+        self.ranks = colours
+
+    def classes(self) -> Classes:
+        single = {name: np.arange(self.party.topology.world_size) for name in self.party.groups}
+        blocks = {name: kind.colours for name, kind in self.kinds.items()}
+        # A group of one rank is as its rank is.
+        alone = {name: self.ranks for name in single if name not in blocks}
+        return Classes(
+            _in_order(self.ranks), {name: _in_order(own) for name, own in (blocks | alone).items()}
+        )
+
+
+class _Weighted(Topology):
+    """A topology on which the bytes of every group count `weights[group]` times."""
+
+    def __init__(self, topology: Topology, of_slot: Ints, weights: Floats) -> None:
+        self.__dict__.update(topology.__dict__)
+        self._of_slot, self._weights = of_slot, weights
+
+    def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        super().add_routes(usage, sources, targets, amount * self._weights[self._of_slot[sources]])
+
+    def add_links(self, usage: Floats, name: str, slots: Ints, amount: float | Floats) -> None:
+        super().add_links(usage, name, slots, amount * self._weights[self._of_slot[slots]])
+
+
+class _Gathered(Topology):
+    """A topology that adds up, per group, the `values` of the links under its bytes."""
+
+    def __init__(self, topology: Topology, of_slot: Ints, values: Floats, num_groups: int) -> None:
+        self.__dict__.update(topology.__dict__)
+        self._of_slot, self._values = of_slot, values
+        self.found = np.zeros(num_groups)
+
+    def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        sums = amount * self.gather_routes(self._values, sources, targets)
+        self.found += np.bincount(self._of_slot[sources], sums, len(self.found))
+
+    def add_links(self, usage: Floats, name: str, slots: Ints, amount: float | Floats) -> None:
+        sums = amount * self._values[self.classes[name].first + slots]
+        self.found += np.bincount(self._of_slot[slots], sums, len(self.found))
+
+
+def _shapes(
+    topology: Topology, patterns: Sequence[Sequence[range]], group: Group, works: Iterable[Collective]
+) -> list[str]:
+    """The shapes of all that groups of a kind may run."""
+    costs = topology.cluster.collectives
+    has_switch = topology.cluster.node_link.kind == "switch"
+    kinds = dict.fromkeys(work.kind for work in works if work.group == group.name)
+    if "reduce_scatter" in kinds and costs.reduce_scatter == "all_reduce":
+        kinds["all_reduce"] = None
+    found: dict[str, None] = {}
+    for alike in patterns:
+        count, most = domains_of(topology, alike[0])
+        for kind in kinds:
+            own = methods(kind, group.size, count, costs, has_switch=has_switch, most_local_ranks=most)
+            found |= dict.fromkeys(method.shape for method in own)
+    return list(found)
+
+
+def _values(values: Floats) -> Ints:
+    """Numbers for values, the same for values that differ by rounding only."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    steps = np.diff(ordered) > _EQUAL * np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1]))
+    found = np.empty(len(values), dtype=np.int64)
+    found[order] = np.concatenate([[0], np.cumsum(steps)])
+    return found
+
+
+def _both(one: Ints, other: Ints) -> Ints:
+    """Numbers for pairs of numbers."""
+    return _numbered(one * (int(other.max()) + 1) + other)
+
+
+def _numbered(values: Ints) -> Ints:
+    numbers: Ints = np.unique(values, return_inverse=True)[1]
+    return numbers
+
+
+def _in_order(colours: Ints) -> Ints:
+    """The same classes, numbered in the order in which they first appear."""
+    _, firsts, inverse = np.unique(colours, return_index=True, return_inverse=True)
+    rank = np.empty(len(firsts), dtype=np.int64)
+    rank[np.argsort(firsts)] = np.arange(len(firsts))
+    numbers: Ints = rank[inverse]
+    return numbers

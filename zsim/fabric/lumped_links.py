@@ -1,0 +1,83 @@
+"""All links of a topology, and what else is shared, as the resources of one fluid pool.
+
+# [Note: lumped links]
+Links with the same capacity and the same weight in every profile constrain the rates in the same way, so
+one of them stands for all: exact, whatever the topology, and 100,000 links become a handful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from zsim.fluid.pool import FluidPool, Profile
+from zsim.specs.topology.topology import Topology
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Extra(NamedTuple):
+    """Resources besides links, numbered after them, and what else uses links or them: (key, resource
+    numbers, units per unit of work) per kind of work."""
+
+    capacities: Floats
+    usages: Sequence[tuple[Hashable, Ints, Floats]]
+
+
+NO_EXTRA = Extra(np.zeros(0), [])
+
+
+class Lumped(NamedTuple):
+    """The pool, the links that stand in it for all, and the profiles of the extras' usages by key, one
+    dictionary per extra."""
+
+    pool: FluidPool
+    links: Ints
+    extra_profiles: list[dict[Hashable, Profile]]
+
+
+def lump(
+    env: simpy.Environment, topology: Topology, usages: Sequence[Floats], extras: Sequence[Extra]
+) -> Lumped:
+    """A pool for activities that put `usages` on links, and for those of `extras`; see [Note: lumped
+    links]. Every extra has resources of its own."""
+    capacities = np.concatenate([topology.capacities(), *(extra.capacities for extra in extras)])
+    num_links = topology.num_links
+    signature = np.stack([capacities, capacities])
+    # Two independent weighted sums tell links apart; equal rows give equal sums, bit for bit.
+    coefficients = np.random.default_rng(20010).uniform(1.0, 2.0, size=(2, len(usages) + 1))
+    columns = [topology.leaves_node().astype(np.float64), *usages]
+    for column, usage in enumerate(columns):
+        signature[:, :num_links] += coefficients[:, column : column + 1] * usage
+    numbered = _numbered(extras, num_links)
+    coefficients = np.random.default_rng(20011).uniform(1.0, 2.0, size=(2, len(numbered)))
+    for column, (_extra, _key, indices, weights) in enumerate(numbered):
+        signature[:, indices] += coefficients[:, column : column + 1] * weights
+    keys = signature.view(np.int64)
+    mixed = keys[0] * np.int64(0x1003F) ^ keys[1]
+    _unique, representatives = np.unique(mixed, return_index=True)
+    representatives = np.sort(representatives)
+    pool = FluidPool(env, capacities[representatives].tolist())
+    position = {resource: place for place, resource in enumerate(representatives.tolist())}
+    profiles: list[dict[Hashable, Profile]] = [{} for _ in extras]
+    for extra, key, indices, weights in numbered:
+        pairs = zip(indices.tolist(), weights.tolist(), strict=True)
+        profiles[extra][key] = pool.profile(
+            [(position[index], weight) for index, weight in pairs if index in position]
+        )
+    return Lumped(pool, representatives[representatives < num_links], profiles)
+
+
+def _numbered(extras: Sequence[Extra], num_links: int) -> list[tuple[int, Hashable, Ints, Floats]]:
+    """The usages of all extras, their resources numbered one extra after the other."""
+    found, first = [], 0
+    for number, extra in enumerate(extras):
+        for key, indices, weights in extra.usages:
+            found.append((number, key, np.where(indices < num_links, indices, indices + first), weights))
+        first += len(extra.capacities)
+    return found

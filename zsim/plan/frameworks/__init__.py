@@ -1,0 +1,1 @@
+"""One folder per framework: its schedule, written from its source."""

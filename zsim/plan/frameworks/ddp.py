@@ -1,0 +1,254 @@
+"""torch DistributedDataParallel under autocast, as torch 2.13 runs it.
+
+Transcribed from `torch/nn/parallel/distributed.py` and `torch/csrc/distributed/c10d/reducer.cpp`: gradients
+are copied into flat buckets, a bucket is all-reduced on a stream of its own as soon as its last gradient is
+there, and copied back into the gradients at the end of backward. Every rank holds the whole model: fp32
+parameters, fp32 gradients, and the optimizer's states.
+
+# [Note: autocast's casts]
+Mixed precision is torch.autocast. A linear layer casts its fp32 weight and bias to the low type before the
+product. The cast is cached until autocast ends, which is the end of forward; the product saves it for its
+backward, so without checkpointing it stays until then. Under checkpointing nothing is saved: the casts of all
+blocks pile up until the end of forward, and recomputation casts again. The gradient of a weight comes out in
+the low type and is cast to fp32. Norms and embeddings use their fp32 weights as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.ops import Collective, Group, Memory, Plan
+from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload.workload import ModuleCall, Workload
+from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.strategy.training import DTYPE_BYTES, Ddp, Training
+
+ALL_REDUCE = "all_reduce"
+WORLD = "world"
+
+
+def ddp_buckets(
+    numels: Sequence[int], first_cap_bytes: int, cap_bytes: int, element_bytes: int = 4
+) -> list[list[int]]:
+    """Positions in `numels` that make up each bucket.
+
+    `numels` stand in the order in which gradients become ready, which is what torch buckets by from the
+    second iteration on. A bucket is closed once it holds its cap or more. Source:
+    `compute_bucket_assignment_by_size` in torch/csrc/distributed/c10d/reducer.cpp.
+    """
+    buckets: list[list[int]] = []
+    bucket: list[int] = []
+    size, cap = 0, first_cap_bytes
+    for position, numel in enumerate(numels):
+        bucket.append(position)
+        size += numel * element_bytes
+        if size >= cap:
+            buckets.append(bucket)
+            bucket, size, cap = [], 0, cap_bytes
+    if bucket:
+        buckets.append(bucket)
+    return buckets
+
+
+@dataclass
+class _Bucket:
+    """One flat fp32 buffer and how many gradients it still waits for in this backward."""
+
+    number: int
+    numel: int
+    num_parameters: int
+    num_missing: int = 0
+    reduced: int = 0  # the all-reduce's event
+
+
+class DdpSchedule(Hooks):
+    """The reducer's hooks."""
+
+    def __init__(self, builder: PlanBuilder, workload: Workload, strategy: Ddp, training: Training) -> None:
+        super().__init__(builder)
+        self.is_alone = builder.groups[WORLD].size == 1
+        self.workload = workload
+        self.strategy = strategy
+        self.training = training
+        self.low_dtype = {"fp8": "bf16"}.get(training.precision, training.precision)
+        self.low_bytes = DTYPE_BYTES[self.low_dtype]
+        self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
+        self._checkpointed = {segment.name for segment in workload.segments if segment.is_checkpointed}
+        ready = [parameter for call in _backward_order(workload) for parameter in reversed(call.parameters)]
+        self._numels = [parameter.numel for parameter in ready]
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: list[_Bucket] = []
+        caps = strategy.first_bucket_cap_bytes, strategy.bucket_cap_bytes
+        for number, positions in enumerate(ddp_buckets(self._numels, *caps, self.stored_bytes)):
+            numel = sum(self._numels[position] for position in positions)
+            self._buckets.append(_Bucket(number, numel, len(positions)))
+            self._bucket_of += [self._buckets[-1]] * len(positions)
+        self._num_ready = 0
+        self._is_syncing = True
+        self._has_gradients = False
+        self._cached_cast_bytes = 0
+        self._tied_bytes = 0
+
+    def resident(self) -> list[Memory]:
+        """All of it on every rank; the buckets stay from step to step. One rank alone needs none."""
+        numel = self.workload.numel
+        buckets = 0 if self.is_alone else self.stored_bytes * numel
+        return [
+            Memory("parameters", self.stored_bytes * numel),
+            lazy_states(self.training, self._numels),
+            # With `gradient_as_bucket_view` the buckets are where the gradients live.
+            Memory("gradients" if self.strategy.gradient_as_bucket_view else "buffers", buckets),
+        ]
+
+    # -- autocast: see [Note: autocast's casts] ---------------------------------------------------------
+
+    def before_module(self, call: ModuleCall) -> None:
+        if self.builder.phase == "backward":
+            return
+        size = self._cast_bytes(call)
+        if not size:
+            return
+        self.builder.allocate("buffers", size)
+        fp32 = size // self.low_bytes * self.stored_bytes
+        self.builder.kernels(
+            f"cast {call.name}", moves(fp32, size, launches=max(1, len(call.parameters))), module=call.name
+        )
+        if self.builder.phase == "forward" and call.segment in self._checkpointed:
+            self._cached_cast_bytes += size
+
+    def end_forward(self) -> None:
+        self.builder.free("buffers", self._cached_cast_bytes)
+        self._cached_cast_bytes = 0
+
+    def after_module(self, call: ModuleCall) -> None:
+        if self.builder.phase == "backward":
+            self.builder.free("buffers", self._cast_bytes(call))
+
+    def _cast_bytes(self, call: ModuleCall) -> int:
+        if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.work, Linear):
+            return 0
+        return (call.numel + call.borrowed_numel) * self.low_bytes
+
+    # -- gradients --------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._is_syncing = (is_last or not self.strategy.no_sync) and not self.is_alone
+        self._has_gradients = number > 0
+        self._num_ready = 0
+        for bucket in self._buckets:
+            bucket.num_missing = bucket.num_parameters
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """AccumulateGrad of each parameter, and the reducer's hook behind it."""
+        if call.borrowed_numel:
+            self._tied_gradient(call)
+        if not call.numel:
+            return
+        self._gradient_from_autograd(call)
+        pending: list[Parameter] = []
+        for parameter in reversed(call.parameters):
+            pending.append(parameter)
+            bucket = self._bucket_of[self._num_ready]
+            self._num_ready += 1
+            if not self._is_syncing:
+                continue
+            bucket.num_missing -= 1
+            if bucket.num_missing == 0:
+                self._copy_to_bucket(call, pending)
+                pending = []
+                self._all_reduce(bucket)
+        if self._is_syncing and pending:
+            self._copy_to_bucket(call, pending)
+
+    def _tied_gradient(self, call: ModuleCall) -> None:
+        """The head's share of a tied weight's gradient waits for the embedding's."""
+        size = call.borrowed_numel * self.stored_bytes
+        self.builder.allocate("activations", size)
+        self._tied_bytes += size
+        self._cast_gradient(call, call.borrowed_numel)
+
+    def _gradient_from_autograd(self, call: ModuleCall) -> None:
+        """The fp32 gradient; added to the earlier micro-batches' where there are any."""
+        builder, size = self.builder, call.numel * self.stored_bytes
+        is_kept = not self._has_gradients and not self.strategy.gradient_as_bucket_view
+        builder.allocate("gradients" if is_kept else "buffers", size)
+        if isinstance(call.module.work, Linear):
+            self._cast_gradient(call, call.numel)
+        elif size == self._tied_bytes:
+            builder.free("activations", self._tied_bytes)
+            self._tied_bytes = 0
+        if self._has_gradients:
+            builder.kernels(
+                f"accumulate gradients {call.name}",
+                moves(2 * size, size, launches=len(call.parameters)),
+                module=call.name,
+            )
+            builder.free("buffers", size)
+
+    def _cast_gradient(self, call: ModuleCall, numel: int) -> None:
+        if self.low_dtype == self.training.stored_dtype:
+            return
+        low = numel * self.low_bytes
+        self.builder.allocate("buffers", low)
+        self.builder.kernels(
+            f"cast gradient {call.name}",
+            moves(low, numel * self.stored_bytes, launches=max(1, len(call.parameters))),
+            module=call.name,
+        )
+        self.builder.free("buffers", low)
+
+    # -- buckets ----------------------------------------------------------------------------------------
+
+    def _copy_to_bucket(self, call: ModuleCall, parameters: Sequence[Parameter]) -> None:
+        """Scale by 1 / world size into the bucket, parameter by parameter."""
+        size = sum(parameter.numel for parameter in parameters) * self.stored_bytes
+        self.builder.kernels(
+            f"copy to bucket {call.name}", moves(size, size, launches=len(parameters)), module=call.name
+        )
+        owns_memory = not self._has_gradients or self.strategy.no_sync
+        if self.strategy.gradient_as_bucket_view and owns_memory:
+            self.builder.free("buffers", size)  # the gradient is a view of the bucket from now on
+
+    def _all_reduce(self, bucket: _Bucket) -> None:
+        builder = self.builder
+        builder.wait_stream(ALL_REDUCE, COMPUTE)
+        work = Collective("all_reduce", bucket.numel * self.stored_bytes, self.training.stored_dtype, WORLD)
+        bucket.reduced = builder.add(
+            f"all_reduce bucket {bucket.number}", ALL_REDUCE, work, overhead="ddp_bucket"
+        )
+
+    def end_backward(self) -> None:
+        """finalize_backward: wait for each bucket and copy it back."""
+        if not self._is_syncing:
+            return
+        for bucket in self._buckets:
+            self.builder.stream_wait(COMPUTE, bucket.reduced)
+            if not self.strategy.gradient_as_bucket_view:
+                size = bucket.numel * self.stored_bytes
+                self.builder.kernels(
+                    f"copy from bucket {bucket.number}", moves(size, size, launches=bucket.num_parameters)
+                )
+
+    # -- optimizer ----------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        clip_gradients(self.builder, self.training, self._numels, "")
+        update(self.builder, self.training, self._numels)
+        if not self.strategy.gradient_as_bucket_view:
+            self.builder.free("gradients", self.stored_bytes * self.workload.numel)
+
+
+def _backward_order(workload: Workload) -> list[ModuleCall]:
+    """Module calls in the order in which backward reaches them."""
+    return [call for segment in reversed(workload.segments) for call in reversed(segment.calls)]
+
+
+def ddp_plan(workload: Workload, strategy: Ddp, training: Training, world_size: int) -> Plan:
+    """One steady step of DistributedDataParallel."""
+    builder = PlanBuilder([Group(WORLD, world_size)])
+    schedule = DdpSchedule(builder, workload, strategy, training)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("ddp", world_size, schedule.resident())

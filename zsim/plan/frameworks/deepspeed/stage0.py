@@ -1,0 +1,135 @@
+"""DeepSpeed without ZeRO, and its BF16_Optimizer: gradients all-reduced after backward.
+
+`engine.buffered_allreduce_fallback` (DeepSpeed 0.19.8 `runtime/engine.py`): tensors are collected until they
+exceed 5e8 elements, flattened, all-reduced on the default stream and copied back; nothing overlaps it.
+`BF16_Optimizer` (`runtime/bf16_optimizer.py`) keeps fp32 gradients of the whole model, updates its own
+1/N of fp32 masters and moments, and gathers the bf16 weights.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.parts.optimizer import update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload.workload import ModuleCall, Workload
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import DTYPE_BYTES, Training
+
+_ELEMENTS_PER_BUFFER = 500_000_000
+
+
+class Zero0Schedule(Hooks):
+    """Plain data parallelism as DeepSpeed's engine does it."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        config: DeepSpeedConfig,
+        training: Training,
+        world_size: int,
+    ) -> None:
+        super().__init__(builder)
+        self.config, self.training = config, training
+        self.workload, self.world_size = workload, world_size
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self.gradient_bytes = DTYPE_BYTES[config.grad_accum_dtype]
+        self.is_sharded = config.optimizer_wrapper == "bf16_optimizer"
+        self.shard_numel = -(-workload.numel // (2 * world_size)) * 2 if self.is_sharded else workload.numel
+        self._micro_batch, self._is_boundary = 0, True
+        self._numels: list[int] = []
+
+    def resident(self) -> list[Memory]:
+        config = self.config
+        master = 0 if config.precision == "fp32" else DTYPE_BYTES[config.master_weights_dtype]
+        moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
+        return [
+            Memory("parameters", self.workload.numel * self.param_bytes),
+            Memory("optimizer_states", self.shard_numel * (master + moments)),
+            Memory("gradients", self.workload.numel * self.gradient_bytes if self.is_sharded else 0),
+        ]
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._micro_batch, self._is_boundary = number, is_last
+        self._numels = []
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        builder, config = self.builder, self.config
+        for parameter in call.parameters:
+            numel = parameter.numel
+            self._numels.append(numel)
+            if not self.is_sharded and self._micro_batch == 0:
+                builder.allocate("gradients", numel * self.gradient_bytes)
+                continue
+            builder.allocate("buffers", numel * self.param_bytes)
+            if self.is_sharded and self._micro_batch == 0:
+                kernels = cast_kernels(numel, config.param_dtype, config.grad_accum_dtype)
+            else:
+                kernels = accumulate_kernels(numel, config.grad_accum_dtype, config.param_dtype)
+            builder.kernels(f"accumulate {call.name}", kernels, module=call.name)
+            builder.free("buffers", numel * self.param_bytes)
+
+    def end_backward(self) -> None:
+        if not self._is_boundary or self.world_size == 1:
+            return
+        bucket: list[int] = []
+        for numel in reversed(self._numels):  # named order, the reverse of how gradients came
+            bucket.append(numel)
+            if sum(bucket) > _ELEMENTS_PER_BUFFER:
+                self._reduce(bucket)
+                bucket = []
+        self._reduce(bucket)
+
+    def _reduce(self, numels: list[int]) -> None:
+        if not numels:
+            return
+        builder, config = self.builder, self.config
+        held = sum(numels) * self.gradient_bytes
+        size = sum(numels) * DTYPE_BYTES[config.communication_dtype]
+        builder.allocate("buffers", size)
+        builder.kernels(
+            "flatten bucket", moves(held, size, launches=len(numels)), overhead="deepspeed_reduce"
+        )
+        builder.collective("all_reduce", size, config.communication_dtype, "world", stream=COMPUTE)
+        builder.kernels("average bucket", moves(size, size))
+        builder.kernels("unflatten bucket", moves(size, held, launches=len(numels)))
+        builder.free("buffers", size)
+
+    def optimizer_step(self) -> None:
+        builder, config = self.builder, self.config
+        check_overflow(builder, config, [self.workload.numel])
+        norm_and_sync(builder, config, [self.workload.numel])
+        is_low = config.precision != "fp32"
+        needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
+        cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
+        builder.allocate("buffers", cast)
+        if cast:
+            kernels = cast_kernels(self.shard_numel, config.grad_accum_dtype, config.master_weights_dtype)
+            builder.kernels("cast gradients", kernels)
+        update(
+            builder,
+            self.training,
+            [self.shard_numel],
+            gradient_dtype=config.master_weights_dtype,
+            state_dtype=config.optimizer_states_dtype,
+            low_precision_copy=is_low,
+        )
+        builder.free("buffers", cast)
+        if self.is_sharded and self.world_size > 1:
+            size = self.shard_numel * self.world_size * self.param_bytes
+            builder.collective(
+                "all_gather", size, config.param_dtype, "world", stream=COMPUTE, name="all_gather parameters"
+            )
+        if not self.is_sharded:
+            builder.free("gradients", self.workload.numel * self.gradient_bytes)
+
+
+def zero0_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
+    """One step of DeepSpeed stage 0, or of stage 1 under BF16_Optimizer."""
+    builder = PlanBuilder([Group("world", world_size)])
+    schedule = Zero0Schedule(builder, workload, config, training, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("deepspeed", world_size, schedule.resident())

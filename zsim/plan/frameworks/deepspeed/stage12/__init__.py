@@ -1,0 +1,1 @@
+"""ZeRO stages 1 and 2."""

@@ -1,0 +1,75 @@
+"""Who owns which part of a bucket of gradients, in stages 1 and 2.
+
+DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`: the parameters lie flat one after the other, as registered
+or dealt out to the ranks in turn (`_round_robin_reorder`), and every rank owns an equal stretch of that.
+`average_tensor` cuts a bucket into slices of one owner each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+
+class BucketCall(NamedTuple):
+    """One collective of a bucket: its elements, and of how many slices."""
+
+    numel: int
+    slices: int
+
+
+class FlatGroup:
+    """Parameters (name -> elements, in the order of registration) laid flat over `world_size` ranks."""
+
+    def __init__(
+        self, numels: Mapping[str, int], world_size: int, shard_numel: int, *, is_dealt_out: bool
+    ) -> None:
+        names = list(numels)
+        if is_dealt_out:
+            names = [name for rank in range(world_size) for name in names[rank::world_size]]
+        starts = accumulate((numels[name] for name in names), initial=0)
+        self.numels, self.shard_numel = numels, shard_numel
+        self.offsets = dict(zip(names, starts, strict=False))
+
+    def slices(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
+        """(owner, elements) of a bucket's parts in order, neighbours of one owner as one."""
+        owner, numel = -1, 0
+        for name in names:
+            start, stop = self.offsets[name], self.offsets[name] + self.numels[name]
+            for rank in range(start // self.shard_numel, (stop - 1) // self.shard_numel + 1):
+                part = min(stop, (rank + 1) * self.shard_numel) - max(start, rank * self.shard_numel)
+                if rank != owner and numel:
+                    yield owner, numel
+                    numel = 0
+                owner, numel = rank, numel + part
+        if numel:
+            yield owner, numel
+
+    def owned_whole(self, rank: int) -> int:
+        """Elements of all parameters that lie in a rank's stretch, or begin or end in it."""
+        start, stop = rank * self.shard_numel, (rank + 1) * self.shard_numel
+        offsets = self.offsets
+        return sum(n for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start)
+
+    def all_reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
+        """allreduce_and_scatter: slices are collected until they exceed a bucket."""
+        return list(_collected([numel for _, numel in self.slices(names)], bucket_numel))
+
+    def reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
+        """allreduce_no_retain: the same owner by owner, in the order in which owners come up."""
+        by_owner: dict[int, list[int]] = {}
+        for owner, numel in self.slices(names):
+            by_owner.setdefault(owner, []).append(numel)
+        return [call for slices in by_owner.values() for call in _collected(slices, bucket_numel)]
+
+
+def _collected(slices: Sequence[int], bucket_numel: int) -> Iterator[BucketCall]:
+    numel = count = 0
+    for part in slices:
+        numel, count = numel + part, count + 1
+        if numel > bucket_numel:
+            yield BucketCall(numel, count)
+            numel = count = 0
+    if numel:
+        yield BucketCall(numel, count)

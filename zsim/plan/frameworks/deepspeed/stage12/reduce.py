@@ -1,0 +1,149 @@
+"""How DeepSpeed's stages 1 and 2 reduce one bucket of gradients.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py` (reduce_ipg_grads, average_tensor,
+allreduce_bucket) and, for releases before 0.12.4, from 0.12.3's average_tensor.
+
+# [Note: slices of a bucket]
+With `reduce_scatter` (the default) a bucket is cut where its gradients' owners change. By default the slices
+are joined again and all-reduced together (`use_multi_rank_bucket_allreduce`), else every owner gets its own
+in one `reduce`; before 0.12.4 every slice was one, asynchronously. Without `reduce_scatter` the bucket is
+all-reduced where it lies, and without `contiguous_gradients`, which makes it, its gradients are joined,
+all-reduced and copied back. torch's `_flatten_dense_tensors` copies nothing where there is one tensor.
+
+# [Note: the device is synchronized]
+`allreduce_and_copy`, which reduces to owners and what is not contiguous, waits for the whole device before
+every call where `overlap_comm` is on, so that gradients of the call before may be cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.kernels.update import cast_kernels, cat_launches
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.plan.ops import CollectiveKind
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.release import parse_release
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+
+class BucketReducer:
+    """Issues the calls of one bucket after the other on `stream`; `flat` says who owns what."""
+
+    def __init__(
+        self, builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroup, world_size: int, stream: str
+    ) -> None:
+        self.builder, self.config, self.zero, self.flat = builder, config, config.zero, flat
+        self.world_size, self.stream = world_size, stream
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
+        self._casts = config.communication_dtype != config.param_dtype
+        release = parse_release(config.version, config.name)
+        self._slice_by_slice = release.reduces_slice_by_slice
+
+    def reduce(self, names: Sequence[str], elements: int) -> None:
+        """See [Note: slices of a bucket]."""
+        zero = self.zero
+        if self.world_size == 1:
+            self._copy_own(elements)
+        elif not zero.contiguous_gradients:
+            self._slice(len(names))
+            self._all_reduce_joined(names, elements)
+        elif not zero.reduce_scatter:
+            self._call("all_reduce", elements, averages=True)
+        else:
+            self._average(elements, self.param_bytes)
+            slices = list(self.flat.slices(names))
+            self._slice(len(slices))
+            if self._slice_by_slice and not zero.use_multi_rank_bucket_allreduce:
+                self._reduce_slices([numel for _, numel in slices])
+                return
+            if zero.use_multi_rank_bucket_allreduce:
+                for call in self.flat.all_reduces(names, zero.reduce_bucket_size):
+                    self._call("all_reduce", call.numel, tensors=call.slices)
+            else:
+                self._reduce_to_owners(names)
+            self._copy_own(elements)
+
+    def _all_reduce_joined(self, names: Sequence[str], elements: int) -> None:
+        """buffered_reduce_fallback: all ranks copy the sums back to the loose gradients."""
+        self._synchronize()
+        self._call("all_reduce", elements, tensors=len(names), averages=True)
+        size = elements * self.reduce_bytes
+        kernels = moves(size, elements * self.param_bytes, launches=len(names))
+        self.builder.kernels("copy gradients back", kernels, stream=self.stream)
+
+    def _reduce_to_owners(self, names: Sequence[str]) -> None:
+        """allreduce_no_retain with a rank, owner by owner."""
+        for call in self.flat.reduces(names, self.zero.reduce_bucket_size):
+            self._synchronize()
+            self._look_up_rank()
+            self._call("reduce", call.numel, tensors=call.slices)
+
+    def _reduce_slices(self, slices: Sequence[int]) -> None:
+        """Before 0.12.4: cast whole, reduced where they lie."""
+        elements = sum(slices)
+        cast = self._cast(elements)
+        for numel in slices:
+            self._look_up_rank()
+            self._collective("reduce", numel)
+        self._cast_back(elements, cast)
+
+    def _call(self, kind: CollectiveKind, elements: int, *, tensors: int = 1, averages: bool = False) -> None:
+        """allreduce_bucket and gradient_reduction_w_predivide: join, cast, average, reduce, cast back."""
+        builder, joined = self.builder, 0
+        if tensors > 1:
+            joined = elements * self.param_bytes
+            builder.allocate("buffers", joined)
+            kernels = moves(joined, joined, launches=cat_launches(tensors))
+            builder.kernels("flatten bucket", kernels, stream=self.stream)
+        cast = self._cast(elements)
+        if averages:
+            self._average(elements, self.reduce_bytes)
+        self._collective(kind, elements)
+        self._cast_back(elements, cast)
+        builder.free("buffers", joined)
+
+    def _cast(self, elements: int) -> int:
+        """The bytes of the copy in the type that is sent, none where that is the gradients' own."""
+        if not self._casts:
+            return 0
+        config, size = self.config, elements * self.reduce_bytes
+        self.builder.allocate("buffers", size)
+        kernels = cast_kernels(elements, config.param_dtype, config.communication_dtype)
+        self.builder.kernels("cast bucket", kernels, stream=self.stream)
+        return size
+
+    def _cast_back(self, elements: int, cast: int) -> None:
+        if cast:
+            kernels = cast_kernels(elements, self.config.communication_dtype, self.config.param_dtype)
+            self.builder.kernels("cast bucket back", kernels, stream=self.stream)
+            self.builder.free("buffers", cast)
+
+    def _average(self, elements: int, bytes_each: int) -> None:
+        size = elements * bytes_each
+        self.builder.kernels("average bucket", moves(size, size), stream=self.stream)
+
+    def _collective(self, kind: CollectiveKind, elements: int) -> None:
+        size = elements * self.reduce_bytes
+        self.builder.collective(kind, size, self.config.communication_dtype, "world", stream=self.stream)
+
+    def _copy_own(self, elements: int) -> None:
+        """The rank's own slices, back into the bucket."""
+        owned = elements // self.world_size
+        kernels = moves(owned * self.reduce_bytes, owned * self.param_bytes)
+        self.builder.kernels("copy own slice", kernels, stream=self.stream)
+
+    def _slice(self, count: int) -> None:
+        self.builder.host("slice bucket", overhead="deepspeed_slice", events=count)
+
+    def _look_up_rank(self) -> None:
+        """torch's get_global_rank goes through half of the group on average."""
+        self.builder.host("rank of owner", overhead="rank_passed", events=max(self.world_size // 2, 1))
+
+    def _synchronize(self) -> None:
+        """See [Note: the device is synchronized]."""
+        if self.zero.overlap_comm:
+            self.builder.host_wait(self.builder.record(COMPUTE))
+            self.builder.host_wait(self.builder.record(self.stream))

@@ -1,0 +1,289 @@
+"""DeepSpeed ZeRO stages 1 and 2: whole parameters, sharded optimizer states, sharded gradients in stage 2.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`. With its default settings a bucket is
+all-reduced (`use_multi_rank_bucket_allreduce`), not reduce-scattered, so these stages send 3 times the
+parameters per step, where the ZeRO paper says 2.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
+from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
+from zsim.plan.ops import Category, Group, Memory, Plan
+from zsim.plan.parts.optimizer import update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload.workload import ModuleCall, Workload
+from zsim.specs.model.spec import Parameter
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.release import parse_release
+from zsim.specs.strategy.training import DTYPE_BYTES, Training
+
+_ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
+
+
+class Zero12Schedule(Hooks):
+    """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        config: DeepSpeedConfig,
+        training: Training,
+        world_size: int,
+    ) -> None:
+        super().__init__(builder)
+        self.config, self.zero, self.training = config, config.zero, training
+        self.workload, self.world_size = workload, world_size
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        alignment = _ALIGNMENT * world_size
+        self.padded_numel = -(-workload.numel // alignment) * alignment
+        self.shard_numel = self.padded_numel // world_size
+        self.partitions_gradients = config.stage == 2
+        self.reduce_stream = "reduce" if self.zero.overlap_comm else COMPUTE
+        self._is_boundary = True
+        self._micro_batch = 0
+        self._elements = 0  # in the bucket
+        self._tensors: list[str] = []
+        self._loose_bytes = 0
+        self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        self._flat = FlatGroup(
+            self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
+        )
+        self._release = parse_release(config.version, config.name)
+        self._reducer = BucketReducer(builder, config, self._flat, world_size, self.reduce_stream)
+        self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    def resident(self) -> list[Memory]:
+        """Whole parameters; masters (of fp32 weights too) and both moments of the own partition."""
+        config = self.config
+        master = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype]
+        moment = self.shard_numel * DTYPE_BYTES[config.optimizer_states_dtype]
+        moments = (moment,) * (self.workload.optimizer_state_bytes // 4)
+        is_lazy = self._release.makes_states_in_first_step
+        return [
+            self._flat_parameters(),
+            Memory("optimizer_states", master, leftovers=self._casts()),
+            Memory(
+                "optimizer_states",
+                sum(moments),
+                lazy_tensors=moments if is_lazy else (),
+                leftovers=() if is_lazy else (master,),
+            ),
+            Memory("gradients", 0, leftovers=(master,) if is_lazy else ()),
+        ]
+
+    def _casts(self) -> tuple[int, ...]:
+        """The copy of the own partition that masters are cast from."""
+        is_cast = self.config.param_dtype != self.config.master_weights_dtype
+        return (self.shard_numel * self.param_bytes,) if is_cast else ()
+
+    def _flat_parameters(self) -> Memory:
+        parts = self._numels.values() if self._release.flattens_on_gpu else ()
+        leftovers = tuple(numel * self.param_bytes for numel in parts)
+        return Memory("parameters", self.padded_numel * self.param_bytes, leftovers=leftovers)
+
+    @property
+    def _num_buffers(self) -> int:
+        return (2 if self.zero.overlap_comm else 1) if self.zero.contiguous_gradients else 0
+
+    @property
+    def _gradient_category(self) -> Category:
+        """Whole gradients are the rank's own in stage 1, and wait for their reduction in stage 2."""
+        return "buffers" if self.partitions_gradients else "gradients"
+
+    @property
+    def _reduces_in_backward(self) -> bool:
+        """Stage 2 in every micro-batch; stage 1 at the boundary, in backward only with overlap_comm."""
+        return self.partitions_gradients or (self._is_boundary and self.zero.overlap_comm)
+
+    @property
+    def _own_gradient_bytes(self) -> int:
+        return self.shard_numel * DTYPE_BYTES[self.config.grad_accum_dtype]
+
+    @property
+    def _foreign_gradient_bytes(self) -> int:
+        """On the fullest rank: parameters that only begin or end in its partition are kept whole
+        (`copy_grads_in_partition`), unless sums have a type of their own."""
+        if self.config.grad_accum_dtype != self.config.param_dtype:
+            return 0
+        whole = max(self._flat.owned_whole(rank) for rank in range(self.world_size)) * self.param_bytes
+        return max(0, whole - self._own_gradient_bytes)
+
+    def _free_own_gradients(self) -> None:
+        self.builder.free("gradients", self._own_gradient_bytes)
+        self.builder.free("buffers", self._foreign_gradient_bytes)
+
+    # -- hooks ------------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._micro_batch, self._is_boundary = number, is_last
+
+    def begin_backward(self) -> None:
+        """setup_buckets: the bucket's buffers, in stage 1 from the first backward to the boundary."""
+        if self.partitions_gradients or self._micro_batch == 0:
+            size = self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes
+            self.builder.allocate("buffers", size)
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        for parameter in reversed(call.parameters):
+            size = parameter.numel * self.param_bytes
+            if self._reduces_in_backward and (self.partitions_gradients or self._micro_batch == 0):
+                self.builder.allocate(self._gradient_category, size)
+                self._add_gradient(f"{call.name}.{parameter.name}", size)
+            else:
+                self._keep_gradient(call.name, parameter, size)
+
+    def _keep_gradient(self, name: str, parameter: Parameter, size: int) -> None:
+        """Stage 1 leaves gradients in `.grad`, where micro-batches add up."""
+        if self._micro_batch == 0:
+            self.builder.allocate("gradients", size)
+        else:
+            self.builder.allocate("buffers", size)
+            self.builder.kernels(
+                f"accumulate {name}",
+                accumulate_kernels(parameter.numel, self.config.param_dtype, self.config.param_dtype),
+                module=name,
+            )
+            self.builder.free("buffers", size)
+        if self._reduces_in_backward:
+            self._add_gradient(f"{name}.{parameter.name}", size)
+        elif self._is_boundary:
+            self._kept.add(f"{name}.{parameter.name}")
+
+    def _add_gradient(self, name: str, size: int) -> None:
+        """Copy a gradient into the bucket, reducing the bucket first when it would overflow."""
+        builder, zero, numel = self.builder, self.zero, self._numels[name]
+        module = name.rpartition(".")[0]
+        if self._elements + numel > zero.reduce_bucket_size:
+            self._reduce()
+        builder.host(f"gradient of {module}", overhead="deepspeed_gradient_hook", module=module)
+        if zero.contiguous_gradients and numel <= zero.reduce_bucket_size:
+            builder.kernels(f"bucket {module}", moves(size, size), module=module)
+            builder.free(self._gradient_category, size)
+        else:
+            self._loose_bytes += size
+        self._elements += numel
+        self._tensors.append(name)
+
+    def _reduce(self) -> None:
+        """reduce_ipg_grads."""
+        if not self._elements:
+            return
+        builder, stream = self.builder, self.reduce_stream
+        builder.host("reduce bucket", overhead="deepspeed_reduce")
+        if stream != COMPUTE:
+            previous = builder.record(stream)
+            builder.wait_stream(stream, COMPUTE)
+            builder.stream_wait(COMPUTE, previous)  # one reduction in flight: compute waits for the last
+        self._reducer.reduce(self._tensors, self._elements)
+        done = self._keep_slice(stream)
+        self._free_loose(done)
+        self._elements, self._tensors = 0, []
+
+    def _keep_slice(self, stream: str) -> int:
+        """What becomes of the own slice of a reduced bucket before the next; returns its last event."""
+        last = self.builder.record(stream)
+        assert last is not None
+        return last
+
+    def _free_loose(self, done: int) -> None:
+        """Gradients outside the buffer: freed after their reduction (with overlap, at the next one)."""
+        self.builder.free_when_done(self._gradient_category, self._loose_bytes, done)
+        self._loose_bytes = 0
+
+    def end_backward(self) -> None:
+        builder = self.builder
+        if not self._reduces_in_backward and self._is_boundary:
+            # reduce_gradients walks the parameters as they are registered, not as gradients came
+            for name, parameter in self.workload.model.named_parameters():
+                if name in self._kept:
+                    self._add_gradient(name, parameter.numel * self.param_bytes)
+            self._kept = set()
+        if not self._reduces_in_backward and not self._is_boundary:
+            return
+        self._reduce()
+        if self.zero.overlap_comm:
+            builder.host_wait(builder.record(self.reduce_stream))
+            builder.host_wait(builder.record(COMPUTE))
+            builder.host("end of backward")
+        self._own_gradients()
+        builder.free("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
+
+    def _own_gradients(self) -> None:
+        """averaged_gradients: the own partition in the accumulation type, added up over micro-batches."""
+        config = self.config
+        size = self._own_gradient_bytes
+        if self._micro_batch == 0 or not self.partitions_gradients:
+            self.builder.allocate("gradients", size)
+            self.builder.allocate("buffers", self._foreign_gradient_bytes)
+            self.builder.kernels("own gradients", moves(self.shard_numel * self.param_bytes, size))
+        else:
+            kernels = accumulate_kernels(self.shard_numel, config.grad_accum_dtype, config.param_dtype)
+            self.builder.kernels("accumulate own gradients", kernels)
+
+    # -- step -------------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        builder, config = self.builder, self.config
+        check_overflow(builder, config, [self.shard_numel])
+        norm_and_sync(builder, config, [self.shard_numel])
+        needs_cast = config.grad_accum_dtype != config.master_weights_dtype
+        cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
+        builder.allocate("buffers", cast)
+        if cast:
+            kernels = cast_kernels(self.shard_numel, config.grad_accum_dtype, config.master_weights_dtype)
+            builder.kernels("cast gradients", kernels)
+            self._free_own_gradients()
+        update(
+            builder,
+            self.training,
+            [self.shard_numel],
+            gradient_dtype=config.master_weights_dtype,
+            state_dtype=config.optimizer_states_dtype,
+            low_precision_copy=config.precision != "fp32",
+        )
+        if cast:
+            builder.free("buffers", cast)
+        else:
+            self._free_own_gradients()
+        if self.world_size > 1:
+            self._gather_parameters()
+
+    def _gather_parameters(self) -> None:
+        """all_gather_dp_groups: one call; before 0.12.4 one per `allgather_bucket_size` elements, into a list
+        of all ranks' parts, which NCCL's process group fills from a tensor of its own."""
+        builder, zero = self.builder, self.zero
+        pieces = (
+            max(1, self.padded_numel // zero.allgather_bucket_size) if zero.gathers_step_in_buckets else 1
+        )
+        per_piece = self.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
+        sizes = [per_piece] * (pieces - 1) + [self.shard_numel - per_piece * (pieces - 1)]
+        for shard in sizes:
+            size = shard * self.world_size * self.param_bytes
+            copied = size if zero.gathers_step_in_buckets else 0
+            if copied:
+                turns = 2 * self.world_size  # narrow, detach
+                builder.host("slice parameters", overhead="deepspeed_part", events=turns)
+                builder.allocate("buffers", copied)
+            builder.collective(
+                "all_gather", size, self.config.param_dtype, "world", stream=COMPUTE,
+                name="all_gather parameters",
+            )  # fmt: skip
+            if copied:
+                kernels = moves(copied, copied, launches=self.world_size)
+                builder.kernels("copy parameters out", kernels)
+                builder.free("buffers", copied)
+
+
+def zero12_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
+    """One step of ZeRO stage 1 or 2."""
+    builder = PlanBuilder([Group("world", world_size)])
+    schedule = Zero12Schedule(builder, workload, config, training, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("deepspeed", world_size, schedule.resident())

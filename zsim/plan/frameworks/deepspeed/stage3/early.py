@@ -1,0 +1,87 @@
+"""ZeRO-3 as DeepSpeed had it before 0.6: parameter by parameter, the device synchronized at every turn.
+
+Transcribed from DeepSpeed 0.4.0 `runtime/zero/partition_parameters.py` (`_allgather_param`,
+`_reduce_scatter_gradient`) and `stage3.py` (`_synchronize_communication`); pull request 1453 of 0.6 gathers
+together what is fetched together, and waits on events.
+
+# [Note: a synchronized device]
+Before every gather, and once a module's parameters are there, the host waits for all streams. So a gather
+hides beneath no more than the one module that runs after it was started, and reductions are waited for at
+every fetch.
+
+# [Note: a list of parts]
+`dist.all_gather` and `dist.reduce_scatter` take lists with a tensor for every rank, which Python slices and
+NCCL's process group copies from and to a tensor of its own: both grow with the number of ranks.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.update import fill_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace
+from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+
+class EarlyGatherer(Gatherer):
+    """See the module's notes."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        config: DeepSpeedConfig,
+        stream: str,
+        reduce_stream: str,
+    ) -> None:
+        super().__init__(builder, trace, config, stream)
+        self._streams = (COMPUTE, stream, reduce_stream)
+
+    def parts(self, fetch: Fetch) -> list[Fetch]:
+        return [Fetch((number,), fetch.group) for number in fetch.parameters]
+
+    def start(self, part: Fetch) -> None:
+        """_allgather_param: zeros, a wait for the device, the slices, the call, the copies."""
+        builder, size, (number,) = self.builder, self.padded_bytes(part), part.parameters
+        ranks, name = builder.groups[part.group].size, self.trace.parameters[number].name
+        builder.allocate("buffers", size)
+        builder.kernels(f"zeros for {name}", fill_kernels(size))
+        self._synchronize()
+        builder.host(f"slice {name}", overhead="deepspeed_part", events=ranks)
+        builder.wait_stream(self.stream, COMPUTE)
+        builder.allocate("buffers", size)
+        self._collective(part, size, "all_gather", self.config.param_dtype)
+        kernels = moves(size, size, launches=ranks)
+        self._started[number] = builder.kernels(f"copy parts of {name}", kernels, stream=self.stream)
+        builder.free_when_done("buffers", size, self._started[number])
+
+    def finish(self, part: Fetch) -> int:
+        """_synchronize_communication."""
+        self._synchronize()
+        return self._started.pop(part.parameters[0])
+
+    def _synchronize(self) -> None:
+        for stream in self._streams:
+            self.builder.host_wait(self.builder.record(stream))
+
+
+def reduce_scatter_one_by_one(
+    builder: PlanBuilder, trace: FetchTrace, parameters: list[int], *, dtype: str, group: str, stream: str
+) -> None:
+    """_reduce_scatter_gradients: a call for each, whose list of parts is joined for it; the bucket has been
+    averaged before."""
+    ranks = builder.groups[group].size
+    for number in parameters:
+        parameter = trace.parameters[number]
+        size = parameter.padded_numel * DTYPE_BYTES[dtype]
+        builder.allocate("buffers", size)
+        builder.kernels(
+            f"join parts of {parameter.name}", moves(size, size, launches=ranks), stream=stream,
+            overhead="deepspeed_part", events=ranks,
+        )  # fmt: skip
+        name = f"reduce_scatter {parameter.name}"
+        done = builder.collective(
+            "reduce_scatter", size, dtype, group, stream=stream, name=name, module=parameter.name
+        )
+        builder.free_when_done("buffers", size, done)

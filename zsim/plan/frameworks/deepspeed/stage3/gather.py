@@ -1,0 +1,98 @@
+"""How ZeRO-3 gathers what is fetched: one collective per fetch, cut into its parameters where the host waits.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/partition_parameters.py` (all_gather_coalesced,
+AllGatherHandle, AllGatherCoalescedHandle). ZeRO++ and MiCS gather in their own ways:
+`zsim.plan.frameworks.deepspeed.zeropp.gather`, `zsim.plan.frameworks.deepspeed.stage3.mics`.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.update import cat_launches
+from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace, ZeroParameter
+from zsim.plan.ops import CollectiveKind
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+
+class Gatherer:
+    """Gathers over all ranks, in the parameters' own type, on `stream`."""
+
+    def __init__(self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str) -> None:
+        self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self._started: dict[int, int] = {}  # first parameter of a part under way -> its collective
+
+    def parts(self, fetch: Fetch) -> list[Fetch]:
+        """The calls that a fetch becomes: one, or one per parameter."""
+        if self.config.zero.allgather_sequential:
+            return [Fetch((number,), fetch.group) for number in fetch.parameters]
+        return [fetch]
+
+    def start(self, part: Fetch) -> None:
+        """Allocate what is gathered and issue the collective."""
+        size = self.padded_bytes(part)
+        self.builder.allocate("buffers", size)
+        if self._is_cut(part):
+            ranks, name = self.builder.groups[part.group].size, self.parameters(part)[0].name
+            self.builder.kernels(
+                f"join shards of {name}", moves(size // ranks, size // ranks), stream=self.stream,
+                overhead="deepspeed_part", events=ranks,
+            )  # fmt: skip
+        kind: CollectiveKind = "all_reduce" if self._is_reduced(part) else "all_gather"
+        self._collective(part, size, kind, self.config.param_dtype)
+
+    def finish(self, part: Fetch) -> int:
+        """The event after which the parameters can be used; a shared tensor is cut into its parameters."""
+        event = self._started.pop(part.parameters[0])
+        if not self._is_cut(part):
+            return event
+        size, count = self.padded_bytes(part), len(part.parameters)
+        self.builder.allocate("buffers", size)
+        ranks = self.builder.groups[part.group].size
+        event = self.builder.kernels(
+            f"cut {self.parameters(part)[0].name}",
+            moves(size, size, launches=count * cat_launches(ranks)),
+            stream=self.stream, overhead="deepspeed_gathered_part", events=count * ranks,
+        )  # fmt: skip
+        self.builder.free_when_done("buffers", size, event)
+        return event
+
+    def _is_reduced(self, part: Fetch) -> bool:
+        """Whether shards are added into zeros, in place; never one parameter alone, never hpZ's copies."""
+        is_asked = self.config.zero.use_all_reduce_for_fetch_params
+        return is_asked and len(part.parameters) > 1 and part.group == "world"
+
+    def _is_cut(self, part: Fetch) -> bool:
+        """Whether what arrives has to be cut into parameters."""
+        return len(part.parameters) > 1 and not self._is_reduced(part)
+
+    def gathered_bytes(self, number: int) -> int:
+        """What one gathered parameter holds until it is released."""
+        return self.trace.parameters[number].padded_numel * self.param_bytes
+
+    # -- for this and its kin -----------------------------------------------------------------------------
+
+    def parameters(self, part: Fetch) -> list[ZeroParameter]:
+        return [self.trace.parameters[number] for number in part.parameters]
+
+    def padded_bytes(self, part: Fetch) -> int:
+        return sum(parameter.padded_numel for parameter in self.parameters(part)) * self.param_bytes
+
+    def _collective(
+        self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""
+    ) -> int:
+        """Issue one call for a part; `of` says what of it is sent, where that is not the parameters."""
+        name = self.trace.parameters[part.parameters[0]].name
+        more = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
+        event = self.builder.collective(
+            kind,
+            size,
+            dtype,
+            group or part.group,
+            stream=self.stream,
+            name=f"{kind} {of}{name}{more}",
+            module=name,
+        )
+        self._started[part.parameters[0]] = event
+        return event

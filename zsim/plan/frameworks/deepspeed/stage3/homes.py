@@ -1,0 +1,97 @@
+"""Where ZeRO-3 keeps each shard of the 16-bit parameters between uses: GPU, host memory or NVMe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from zsim.errors import InputError
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import ZeroParameter
+from zsim.plan.ops import Memory
+from zsim.plan.parts.host_side import aligned_numel, swap_floor_bytes
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+Home = Literal["gpu", "host", "nvme"]
+
+
+@dataclass(frozen=True)
+class ParameterHomes:
+    """`of[i]` is the home of parameter i; `flat_numel` what the pinned flat buffers in host memory hold;
+    `swap_numel` and `pool_numel` the pinned buffers for reading and for writing back, all in elements.
+    `reads_directly`: the buffers for reading are on the GPU (GPUDirect Storage)."""
+
+    of: tuple[Home, ...]
+    flat_numel: int
+    swap_numel: int
+    pool_numel: int
+    reads_directly: bool = False
+
+    def comes_over_pcie(self, number: int) -> bool:
+        """Whether a gather copies this shard from host memory first."""
+        return self.of[number] == "host" or (self.of[number] == "nvme" and not self.reads_directly)
+
+    def memory(self, parameters: Sequence[ZeroParameter], element_bytes: int) -> list[Memory]:
+        """Shards on each device, and the pinned buffers."""
+        of = dict.fromkeys(("gpu", "host", "nvme"), 0)
+        for home, parameter in zip(self.of, parameters, strict=True):
+            of[home] += parameter.shard_numel
+        held = max(of["host"], self.flat_numel)
+        return [
+            Memory("parameters", of["gpu"] * element_bytes),
+            Memory("parameters", held * element_bytes, "host", is_pinned=self.flat_numel > 0),
+            Memory("parameters", of["nvme"] * element_bytes, "nvme"),
+            Memory(
+                "buffers",
+                self.swap_numel * element_bytes,
+                "gpu" if self.reads_directly else "host",
+                is_pinned=not self.reads_directly,
+            ),
+            Memory("buffers", self.pool_numel * element_bytes, "host", is_pinned=True),
+        ]
+
+
+def parameter_homes(
+    parameters: Sequence[ZeroParameter], sub_groups: Sequence[Sequence[int]], config: DeepSpeedConfig
+) -> ParameterHomes:
+    """DeepSpeed's choice (stage3.py, `_create_fp16_partitions_with_defragmentation`).
+
+    With NVMe, sub-groups move to a flat buffer in host memory in order, while `max_in_cpu` has room for
+    whole ones; of the others, shards below the swap floor stay in host memory as they are. Raises InputError
+    where DeepSpeed's swapper fails: a shard larger than `buffer_size`.
+    """
+    offload = config.zero.offload_param
+    if offload is None:
+        return ParameterHomes(tuple("gpu" for _ in parameters), 0, 0, 0)
+    total = sum(parameter.shard_numel for parameter in parameters)
+    if offload.device == "cpu":
+        return ParameterHomes(tuple("host" for _ in parameters), total, 0, 0)
+    element = DTYPE_BYTES[config.param_dtype]
+    floor = swap_floor_bytes(config.aio)
+    flat = total if total <= offload.max_in_cpu else offload.max_in_cpu
+    homes: list[Home] = ["host"] * len(parameters)
+    reached, needs_pool, largest, pool = 0, False, 0, 0
+    for group in sub_groups:
+        numel = sum(parameters[number].shard_numel for number in group)
+        reached += numel
+        if numel > largest:
+            # whole parameters, not shards: the pool is made as large as that (stage3.py, 0.10 to 0.19.8)
+            largest = numel
+            pool = sum(aligned_numel(parameters[number].numel, element, config.aio) for number in group)
+        if reached <= flat:
+            continue
+        needs_pool = True
+        for number in group:
+            if parameters[number].shard_numel * element >= floor:
+                homes[number] = "nvme"
+    for number, home in enumerate(homes):
+        parameter = parameters[number]
+        if home == "nvme" and parameter.shard_numel > offload.buffer_size:
+            raise InputError(
+                f"{config.name}: zero_optimization.offload_param.buffer_size: found {offload.buffer_size} "
+                f"elements, but the shard of '{parameter.name}' has {parameter.shard_numel}; expected at "
+                "least that many"
+            )
+    swap = offload.buffer_count * aligned_numel(offload.buffer_size, element, config.aio)
+    return ParameterHomes(tuple(homes), flat, swap, pool if needs_pool else 0, config.aio.use_gds)

@@ -1,0 +1,70 @@
+"""Which modules ZeRO-3 fetches as one: DeepSpeed's "leaf modules".
+
+By default every module that owns parameters is fetched by itself. `stage3_module_granularity_threshold` and
+`leaf_module` make whole subtrees one unit (DeepSpeed 0.19.8 `runtime/zero/parameter_offload.py`,
+`utils/z3_leaf_module.py`): the granularity of a module is its parameters' elements over the number of modules
+with parameters in it, itself included; lists do not count, and nothing above 1e9 elements becomes a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from zsim.specs.strategy.deepspeed.config import ZeroConfig
+
+_MOST_ELEMENTS = 1_000_000_000
+
+
+def unit_names(numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig) -> dict[str, str]:
+    """The unit of every module in `numels` (full dotted name -> elements): itself, or a parent.
+
+    `lists` are the ModuleLists, which are never called and so never units.
+    """
+    leaf = zero.leaf_module
+    if zero.module_granularity_threshold <= 0 and not leaf.names and not leaf.name_suffixes:
+        return {name: name for name in numels}
+    chosen = _by_threshold(numels, lists, zero.module_granularity_threshold)
+    for parent in _parents(numels):
+        if parent in leaf.names or any(parent.endswith(suffix) for suffix in leaf.name_suffixes):
+            chosen.add(parent)
+    chosen -= set(lists)
+    return {name: next((p for p in _ancestors(name) if p in chosen), name) for name in numels}
+
+
+def _ancestors(name: str) -> list[str]:
+    """The modules around `name`, outermost first; "" is the model."""
+    parts = name.split(".")
+    return ["", *(".".join(parts[:count]) for count in range(1, len(parts)))]
+
+
+def _parents(numels: Mapping[str, int]) -> list[str]:
+    owners = [name for name, numel in numels.items() if numel]
+    return list(dict.fromkeys(parent for name in owners for parent in _ancestors(name)))
+
+
+def _by_threshold(numels: Mapping[str, int], lists: Sequence[str], threshold: int) -> set[str]:
+    """Parents first: the outermost module whose granularity is at most the threshold."""
+    if threshold <= 0:
+        return set()
+    elements: dict[str, int] = {}
+    modules: dict[str, int] = {}
+    for parent in _parents(numels):
+        modules[parent] = 0 if parent in lists else 1
+        elements[parent] = 0
+    for name, numel in numels.items():
+        if not numel:
+            continue
+        for parent in _ancestors(name):
+            elements[parent] += numel
+            modules[parent] += 1
+    for inner in list(modules):
+        if inner and inner not in lists:
+            for parent in _ancestors(inner):
+                modules[parent] += 1
+    return {
+        parent
+        for parent in elements
+        if parent not in lists
+        and elements[parent] <= _MOST_ELEMENTS
+        and elements[parent] // modules[parent] <= threshold
+    }

@@ -1,0 +1,208 @@
+"""Which modules ZeRO-3 hooks, and in which order they are entered.
+
+DeepSpeed 0.19.8 (`runtime/zero/parameter_offload.py`, `_register_deepspeed_module`) hooks every module of the
+model, those that only hold others and those without parameters too, down to its leaf modules. Entering one
+counts as a step of the trace and fetches ahead, so a module of nothing is another chance to do so.
+`traces/deepspeed/hooks.json` has the orders that real models are entered in.
+
+# [Note: checkpoints and hooks]
+Checkpointing is inside a block's forward (transformers 5), so hooks on the block itself are outside of it.
+torch's non-reentrant checkpoint runs again when backward first asks for what it dropped: inside the last
+module that keeps anything, whose backward hook, and those around it, have fired by then. A reentrant one runs
+again before any hook inside the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Residual
+
+ROOT = ""  # the model itself, entered before anything else in forward and in backward
+
+# Dropout modules by the module they follow, in transformers 5.23; inside blocks without the block's name.
+_DROPOUTS: dict[str, dict[str, str]] = {
+    "gpt2": {
+        "transformer.wpe": "transformer.drop",
+        "attn.c_proj": "attn.resid_dropout",
+        "mlp.c_proj": "mlp.dropout",
+    },
+    "gpt_neo": {
+        "transformer.wpe": "transformer.drop",
+        "attn.attention.v_proj": "attn.attention.attn_dropout",
+        "attn.attention.out_proj": "attn.attention.resid_dropout",
+        "mlp.c_proj": "mlp.dropout",
+    },
+    "gpt_neox": {
+        "gpt_neox.embed_in": "gpt_neox.emb_dropout",
+        "attention.dense": "post_attention_dropout",
+        "mlp.dense_4h_to_h": "post_mlp_dropout",
+    },
+    "gptj": {
+        "transformer.wte": "transformer.drop",
+        "attn.v_proj": "attn.attn_dropout",
+        "attn.out_proj": "attn.resid_dropout",
+        "mlp.fc_out": "mlp.dropout",
+    },
+    "bloom": {"self_attention.query_key_value": "self_attention.attention_dropout"},
+    "mpt": {"attn.out_proj": "resid_attn_dropout"},
+    "phi3": {"self_attn.o_proj": "resid_attn_dropout", "mlp.down_proj": "resid_mlp_dropout"},
+}
+_NOT_CALLED = {"opt": {"model"}}  # OPTForCausalLM calls model.decoder
+_OWN_ROTARY = {"gptj"}  # positions in each block, by no module
+
+
+@dataclass(frozen=True, slots=True)
+class HookedModules:
+    """`forward[name]` and `backward[name]`: what is entered before the module call `name`, outermost first;
+    modules without parameters along with the next one that has some. `trailing` are those at a segment's end.
+    `stops_early` is torch's non-reentrant checkpoint."""
+
+    forward: Mapping[str, tuple[str, ...]]
+    backward: Mapping[str, tuple[str, ...]]
+    trailing: Mapping[str, tuple[str, ...]]
+    stops_early: bool
+
+    def before_recompute(self, segment: Segment) -> tuple[str, ...]:
+        """Backward hooks that fire before a checkpointed block runs again; [Note: checkpoints and hooks]."""
+        last = next((call for call in reversed(segment.calls) if call.name in self.backward), None)
+        entered = self.backward[last.name] if last else ()
+        if not self.stops_early:
+            return tuple(name for name in entered if not _is_inside(name, segment.name))
+        return entered[:-1] if _runs_whole(segment) else entered
+
+    def recomputed(self, call: ModuleCall) -> tuple[str, ...]:
+        """What is entered before a call that runs again."""
+        return tuple(name for name in self.forward.get(call.name, ()) if _is_inside(name, call.segment))
+
+    def after_recompute(self, segment: Segment) -> tuple[str, ...]:
+        """What is entered after the last call that runs again."""
+        return self.trailing.get(segment.name, ()) if _runs_whole(segment) else ()
+
+    def order(self, workload: Workload) -> Iterator[str]:
+        """Everything entered in one forward and backward."""
+        yield ROOT
+        for segment in workload.segments:
+            for call in segment.calls:
+                yield from self.forward.get(call.name, ())
+        yield ROOT
+        for segment in reversed(workload.segments):
+            early: tuple[str, ...] = ()
+            if segment.is_checkpointed:
+                early = self.before_recompute(segment)
+                yield from early
+                stop = () if segment.stops_at is None else (segment.stops_at,)
+                for call in (*segment.recomputed, *stop):
+                    yield from self.recomputed(call)
+                yield from self.after_recompute(segment)
+            for call in reversed(segment.calls):
+                yield from (name for name in self.backward.get(call.name, ()) if name not in early)
+
+
+def _runs_whole(segment: Segment) -> bool:
+    """Whether recomputation goes to the block's end: its last call keeps something (a dropout's mask)."""
+    return bool(segment.recomputed) and segment.recomputed[-1].name == segment.calls[-1].name
+
+
+def _is_inside(name: str, segment: str) -> bool:
+    return name.startswith(segment + ".")
+
+
+def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModules:
+    """`unit_of` is the unit of each module that has parameters: itself, or the leaf module around it."""
+    family = workload.model.family
+    never = {workload.model.block_prefix, *_NOT_CALLED.get(family, ())}
+    units = set(unit_of.values())
+    by_segment = {segment.name: _modules(workload, segment) for segment in workload.segments}
+    names = [name for called in by_segment.values() for name in called]
+    chains = {name: _chain(name, never, units) for name in names}
+    rotary = _rotary(workload)
+    backward = [name for name in reversed(names) if name != rotary]
+    trailing = {}
+    for segment, called in by_segment.items():
+        last = max((number for number, name in enumerate(called) if name in unit_of), default=-1)
+        trailing[segment] = tuple(name for name in called[last + 1 :] if chains[name][-1] == name)
+    return HookedModules(
+        _entered(names, chains, unit_of),
+        _entered(backward, chains, unit_of),
+        trailing,
+        workload.training.checkpoint_stops_early,
+    )
+
+
+def _modules(workload: Workload, segment: Segment) -> list[str]:
+    """A segment's modules, as they are called: a gated activation between its two products."""
+    model = workload.model
+    dropouts = _DROPOUTS.get(model.family, {})
+    names: list[str] = []
+    calls: list[ModuleCall] = []
+    for call in segment.calls:
+        if not _exists(workload, segment, call):
+            continue
+        work = call.module.work
+        is_between = isinstance(work, Activation) and work.gated and _are_two_products(calls)
+        names.insert(len(names) - is_between, call.name)
+        calls.append(call)
+        prefix = f"{segment.name}." if segment.kind == "block" else ""
+        if dropout := dropouts.get(call.name.removeprefix(prefix)):
+            names.append(prefix + dropout)
+    if segment.kind == "before" and (rotary := _rotary(workload)):
+        names.append(rotary)
+    return names
+
+
+def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
+    """Whether this is a module in the framework, and not a function between modules."""
+    work = call.module.work
+    if isinstance(work, Attention | Residual | Loss) or call.name == workload.fused_head:
+        return False
+    return segment.kind == "block" or not isinstance(work, Activation)
+
+
+def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
+    """Whether the last two calls are products of the same input (gate and up)."""
+    last = calls[-2:]
+    return (
+        len(last) == 2
+        and all(isinstance(c.module.work, Linear) for c in last)
+        and last[1].module.shares_input
+    )
+
+
+def _rotary(workload: Workload) -> str | None:
+    """transformers computes rotary positions once, in a module beside the blocks."""
+    model = workload.model
+    modules = (module.work for block in model.blocks[:1] for module in block.modules)
+    if model.family in _OWN_ROTARY or not any(isinstance(w, Attention) and w.rotary for w in modules):
+        return None
+    parent = model.block_prefix.rpartition(".")[0]
+    return f"{parent}.rotary_emb" if parent else "rotary_emb"
+
+
+def _chain(name: str, never: set[str], units: set[str]) -> tuple[str, ...]:
+    """The hooked modules from the model down to this one; there are none below a leaf module."""
+    parts = name.split(".")
+    chain = []
+    for module in (ROOT, *(".".join(parts[:count]) for count in range(1, len(parts) + 1))):
+        if module not in never:
+            chain.append(module)
+        if module in units:
+            break
+    return tuple(chain)
+
+
+def _entered(
+    names: Iterable[str], chains: Mapping[str, tuple[str, ...]], unit_of: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    entered: dict[str, tuple[str, ...]] = {}
+    inside: Sequence[str] = (ROOT,)
+    waiting: list[str] = []
+    for name in names:
+        waiting += [module for module in chains[name] if module not in inside]
+        inside = chains[name]
+        if name in unit_of:
+            entered[name] = tuple(waiting)
+            waiting = []
+    return entered

@@ -1,0 +1,107 @@
+"""DeepSpeed's swapper of parameters: shards on NVMe pass through a few pinned buffers on their way.
+
+Transcribed from DeepSpeed 0.19.8 `swap_tensor/partitioned_param_swapper.py` and
+`partitioned_param_coordinator.py`. A shard's buffer is taken when its read starts and given back when the
+gathered parameter is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from zsim.errors import InputError
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator
+from zsim.plan.frameworks.deepspeed.stage3.homes import ParameterHomes
+from zsim.plan.parts.host_side import HostSide, aligned_numel
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+
+class ParameterSwapper:
+    """Which shards are on NVMe, on their way, or in a buffer, and how many buffers are free."""
+
+    def __init__(
+        self, host: HostSide, coordinator: Coordinator, homes: ParameterHomes, config: DeepSpeedConfig
+    ) -> None:
+        assert config.zero.offload_param is not None
+        self.host = host
+        self.coordinator = coordinator
+        self.homes = homes
+        self.config = config
+        self.num_buffers = config.zero.offload_param.buffer_count
+        self._free = self.num_buffers
+        self._element = DTYPE_BYTES[config.param_dtype]
+        self._held: set[int] = set()  # in a buffer or on the way to it
+        self._reading: dict[int, int] = {}  # parameter -> event of its read
+        coordinator.is_far = self.is_far
+
+    def is_far(self, number: int) -> bool:
+        """On NVMe, and nobody is reading it."""
+        return self.homes.of[number] == "nvme" and number not in self._held
+
+    def ensure(self, numbers: Sequence[int]) -> None:
+        """Before a gather: read what is not there and wait; or wait for all reads that are under way."""
+        missing = [number for number in numbers if self.is_far(number)]
+        if missing:
+            if len(missing) > self._free:
+                self._fail(missing)
+            self._read(missing)
+            self._wait()
+        elif any(number in self._reading for number in numbers):
+            self._wait()
+
+    def _fail(self, missing: Sequence[int]) -> None:
+        names = self.coordinator.trace.parameters
+        used = self.num_buffers - self._free
+        raise InputError(
+            f"{self.config.name}: zero_optimization.offload_param.buffer_count: found {self.num_buffers}, "
+            f"but '{names[missing[0]].name}' needs {len(missing)} while {used} are taken; expected at least "
+            f"{used + len(missing)}, or a smaller stage3_max_reuse_distance"
+        )
+
+    def prefetch(self, in_flight: Collection[int]) -> None:
+        """Start reading what comes next: up to twice the elements being gathered, while buffers are free."""
+        parameters = self.coordinator.trace.parameters
+        limit = 2 * sum(parameters[number].numel for number in in_flight)
+        considered = 0
+        chosen: list[int] = []
+        for number in self.coordinator.upcoming():
+            if considered > limit or len(chosen) >= self._free:
+                break
+            if self.is_far(number) and number not in chosen:
+                chosen.append(number)
+            considered += parameters[number].numel
+        if chosen:
+            self._read(chosen)
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """The gathered parameters are given back, and with them their shards' buffers."""
+        for number in numbers:
+            if number in self._held:
+                self._held.remove(number)
+                self._free += 1
+
+    def _read(self, numbers: Sequence[int]) -> None:
+        """One submission of reads; each takes a buffer."""
+        parameters = self.coordinator.trace.parameters
+        size = sum(
+            aligned_numel(parameters[number].shard_numel, self._element, self.config.aio)
+            for number in numbers
+        )
+        first = parameters[numbers[0]].name
+        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        event = self.host.read(
+            f"read {first}{more}", size * self._element, module=first, is_direct=self.config.aio.use_gds
+        )
+        assert event is not None
+        for number in numbers:
+            self._held.add(number)
+            self._reading[number] = event
+        self._free -= len(numbers)
+
+    def _wait(self) -> None:
+        """synchronize_reads: for all of them."""
+        for event in dict.fromkeys(self._reading.values()):
+            self.host.builder.host_wait(event)
+        self._reading = {}
+        self.host.builder.host("wait for reads")

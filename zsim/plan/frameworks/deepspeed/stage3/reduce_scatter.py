@@ -1,0 +1,42 @@
+"""reduce_scatter_coalesced: how ZeRO-3 reduces gradients to their shards in one call.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/comm/coalesced_collectives.py`. Python slices each gradient into
+every rank's part; the parts are joined rank by rank, but for one tensor that divides evenly, which is reduced
+where it lies.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.update import cat_launches
+from zsim.plan.builder import PlanBuilder, moves
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+
+def reduce_scatter_coalesced(
+    builder: PlanBuilder,
+    *,
+    elements: int,
+    shard_elements: int,
+    tensors: int,
+    dtype: str,
+    group: str,
+    stream: str,
+    of: str = "",
+) -> int:
+    """Of `tensors` gradients with `elements` in all, padded to `shard_elements` on each rank of the group;
+    returns the bytes of the joined copy. `of`: the parameter, where it is one by itself."""
+    ranks = builder.groups[group].size
+    size, parts = shard_elements * ranks * DTYPE_BYTES[dtype], tensors * ranks
+    is_joined = tensors > 1 or elements % ranks > 0
+    what, sliced = of or "bucket", "deepspeed_part"
+    if is_joined:
+        builder.allocate("buffers", size)
+        kernels = moves(size, size, launches=cat_launches(parts))
+        builder.kernels(f"flatten {what}", kernels, stream=stream, overhead=sliced, events=parts)
+        builder.kernels(f"average {what}", moves(size, size), stream=stream)
+    else:
+        kernels = moves(size, size)
+        builder.kernels(f"average {what}", kernels, stream=stream, overhead=sliced, events=parts)
+    name = f"reduce_scatter {of}" if of else ""
+    builder.collective("reduce_scatter", size, dtype, group, stream=stream, name=name, module=of)
+    return size if is_joined else 0

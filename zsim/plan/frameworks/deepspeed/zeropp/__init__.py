@@ -1,0 +1,1 @@
+"""ZeRO++: hpZ, qwZ and qgZ."""

@@ -1,0 +1,211 @@
+"""ZeRO++'s gathers: hpZ's secondary shards and qwZ's int8.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/partition_parameters.py` and
+`partitioned_param_coordinator.py`.
+
+# [Note: secondary shards]
+A gathered parameter that is released leaves a copy of its rank's part of the hpZ group behind, unless it
+has one (`_partition_param_sec`); from then on it is gathered inside that group, from the copies. The step
+drops all of them (`_post_step`). So the first forward after a step gathers over all ranks, its backward and
+all later micro-batches inside the group. A parameter that forward keeps for its backward is released, and
+copied, there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zsim.cost.kernels.quantization import SCALE_BYTES, dequantize_kernels, quantize_kernels, weight_groups
+from zsim.cost.kernels.update import cast_kernels, cat_launches, copy_kernels, fill_kernels
+from zsim.errors import InputError
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace
+from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
+from zsim.plan.ops import Memory
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.release import parse_release
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+HPZ = "hpz"
+
+
+class SecondaryShards:
+    """hpZ's copies, by parameter: a part of `size` ranks; see [Note: secondary shards].
+
+    `is_read`: MiCS writes them and never gathers from them. Releases before 0.13.2 keep what initialisation
+    wrote, and gather from it in backward only.
+    """
+
+    def __init__(
+        self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, size: int, *, is_read: bool
+    ) -> None:
+        release = parse_release(config.version, config.name)
+        self.builder, self.trace, self.size = builder, trace, size
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self._is_read = is_read
+        self._is_refreshed = release.refreshes_secondary_shards
+        self._blocks = release.waits_for_secondary_shards
+        self._held: set[int] = set() if self._is_refreshed else set(range(len(trace.parameters)))
+
+    def numel(self, number: int) -> int:
+        return self.trace.parameters[number].padded_numel // self.size
+
+    def resident(self) -> list[Memory]:
+        """What is there when a step begins."""
+        if self._is_refreshed:
+            return []
+        held = sum(self.numel(number) for number in range(len(self.trace.parameters)))
+        return [Memory("parameters", held * self.param_bytes)]
+
+    def split(self, fetch: Fetch) -> list[Fetch]:
+        """Parameters with a copy and those without are gathered apart."""
+        if not self._is_read:
+            return [fetch]
+        if not self._is_refreshed:
+            return [Fetch(fetch.parameters, HPZ if self.builder.phase == "backward" else "world")]
+        near = tuple(number for number in fetch.parameters if number in self._held)
+        far = tuple(number for number in fetch.parameters if number not in self._held)
+        return [Fetch(part, group) for part, group in ((near, HPZ), (far, "world")) if part]
+
+    def store(self, numbers: Iterable[int]) -> None:
+        """Released parameters leave their copies; the host waits for each."""
+        for number in numbers:
+            if number in self._held:
+                continue
+            self._held.add(number)
+            size = self.numel(number) * self.param_bytes
+            self.builder.allocate("parameters", size)
+            name = self.trace.parameters[number].name
+            copied = self.builder.kernels(
+                f"secondary shard of {name}", (*fill_kernels(size), *copy_kernels(size)), module=name
+            )
+            if self._blocks:
+                self.builder.host_wait(copied)
+
+    def drop(self) -> None:
+        """_post_step: the weights are new."""
+        if self._is_refreshed:
+            self.builder.free(
+                "parameters", sum(self.numel(number) for number in self._held) * self.param_bytes
+            )
+            self._held.clear()
+
+
+class SecondaryGatherer(Gatherer):
+    """hpZ: from the secondary shards where there are any."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        config: DeepSpeedConfig,
+        stream: str,
+        secondary: SecondaryShards | None,
+    ) -> None:
+        super().__init__(builder, trace, config, stream)
+        self.secondary = secondary
+
+    def parts(self, fetch: Fetch) -> list[Fetch]:
+        groups = [fetch] if self.secondary is None else self.secondary.split(fetch)
+        return [part for group in groups for part in super(SecondaryGatherer, self).parts(group)]
+
+
+class QuantizedGatherer(SecondaryGatherer):
+    """qwZ, with or without hpZ: int8 and fp32 scales instead of the parameters, two calls."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        config: DeepSpeedConfig,
+        stream: str,
+        secondary: SecondaryShards | None,
+    ) -> None:
+        super().__init__(builder, trace, config, stream, secondary)
+        self._casts = parse_release(config.version, config.name).casts_before_quantizing
+        self._is_cast = self._casts and config.param_dtype != "fp16"
+        self._groups: dict[int, int] = {}  # elements of an input -> groups
+
+    def start(self, part: Fetch) -> None:
+        """Join the shards, cast, quantise; gather the int8, then the scales."""
+        builder, ranks = self.builder, self.builder.groups[part.group].size
+        numel = self._shard_numel(part)
+        groups = self._groups_of(part, numel)
+        builder.allocate("buffers", numel * ranks)
+        joined = numel * self.param_bytes if len(part.parameters) > 1 else 0
+        halves = 2 * numel if self._is_cast else 0
+        mine = numel + groups * SCALE_BYTES
+        builder.allocate("buffers", joined)
+        builder.allocate("buffers", halves)
+        builder.allocate("buffers", mine)
+        builder.kernels(
+            f"quantize {self.parameters(part)[0].name}",
+            (
+                *copy_kernels(joined),
+                *quantize_kernels(numel, self.config.param_dtype, groups, casts=self._casts),
+            ),
+            stream=self.stream,
+        )
+        builder.free("buffers", joined + halves)
+        builder.allocate("buffers", groups * SCALE_BYTES * ranks)
+        self._collective(part, numel * ranks, "all_gather", "int8")
+        last = self._collective(part, groups * SCALE_BYTES * ranks, "all_gather", "fp32", of="scales of ")
+        builder.free_when_done("buffers", mine, last)
+
+    def finish(self, part: Fetch) -> int:
+        """Back to fp16, cut into the parameters, and cast to their type."""
+        builder, ranks = self.builder, self.builder.groups[part.group].size
+        self._started.pop(part.parameters[0])
+        shard = self._shard_numel(part)
+        groups = self._groups_of(part, shard)
+        parameters = self.parameters(part)
+        is_single = len(parameters) == 1
+        numel = parameters[0].numel if is_single else shard * ranks
+        wanted = sum(parameter.numel for parameter in parameters)
+        builder.allocate("buffers", 2 * numel)
+        kernels = list(dequantize_kernels(numel, groups * ranks))
+        temporary = 2 * numel
+        if is_single and not self._is_cast:
+            temporary = 0  # what was dequantised is the parameter
+        else:
+            builder.allocate("buffers", wanted * (self.param_bytes if self._is_cast else 2))
+        if not is_single:
+            largest = 2 * max(parameter.numel for parameter in parameters) if self._is_cast else 0
+            builder.allocate("buffers", largest)
+            builder.free("buffers", largest)
+            kernels += copy_kernels(2 * wanted, launches=len(parameters) * cat_launches(ranks))
+            name, count = f"slice {parameters[0].name}", len(parameters)
+            builder.host(name, overhead="deepspeed_part", events=ranks)
+            builder.host(name, overhead="deepspeed_gathered_part", events=count * ranks)
+        if self._is_cast:
+            kernels += cast_kernels(wanted, "fp16", self.config.param_dtype)
+        event = builder.kernels(f"dequantize {parameters[0].name}", kernels, stream=self.stream)
+        received = shard * ranks + groups * SCALE_BYTES * ranks
+        builder.free_when_done("buffers", received + temporary, event)
+        return event
+
+    def gathered_bytes(self, number: int) -> int:
+        return self.trace.parameters[number].numel * (self.param_bytes if self._is_cast else 2)
+
+    def _shard_numel(self, part: Fetch) -> int:
+        """Elements of this rank's input."""
+        ranks = self.builder.groups[part.group].size
+        return sum(parameter.padded_numel // ranks for parameter in self.parameters(part))
+
+    def _groups_of(self, part: Fetch, numel: int) -> int:
+        """Raises InputError where CUDAQuantizer asserts."""
+        known = self._groups.get(numel)
+        if known is not None:
+            return known
+        groups = weight_groups(numel)
+        if groups is None:
+            first, *rest = self.parameters(part)
+            more = f" and {len(rest)} more" if rest else ""
+            ranks = self.builder.groups[part.group].size
+            where = f"{self.config.name}: zero_optimization.zero_quantized_weights"
+            raise InputError(
+                f"{where}: {first.name}{more} has shards of {numel:,} elements on {ranks} GPUs, and "
+                "DeepSpeed quantises multiples of 8; expected another number of GPUs, or a "
+                "stage3_param_persistence_threshold that keeps it"
+            )
+        return self._groups.setdefault(numel, groups)

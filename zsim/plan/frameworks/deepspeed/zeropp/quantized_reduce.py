@@ -1,0 +1,157 @@
+"""qgZ: gradients reduced in int4 by two all-to-alls, inside the node and between the nodes.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/comm/coalesced_collectives.py` (all_to_all_quant_reduce), and for
+LoCo's error feedback from 0.16.9 (all_to_all_loco_quant_reduce). One tensor after another, whatever bucket
+they are in; vectors, and tensors that two hops cannot divide, are reduce-scattered each by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.cost.kernels.quantization import (
+    SCALE_BYTES,
+    dequantize_kernels,
+    gradient_groups,
+    quantize_kernels,
+    reduce_kernels,
+    sum_kernels,
+    swizzle_kernels,
+)
+from zsim.errors import InputError
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import FetchTrace, ZeroParameter
+from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
+from zsim.plan.ops import Group, Memory
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.release import parse_release
+
+LOCAL, GLOBAL = "local", "global"  # DeepSpeed's names: the GPUs of a node; the same GPU of every node
+
+
+def quantized_groups(config: DeepSpeedConfig) -> list[Group]:
+    """_get_local_all_to_all_group."""
+    local = config.gpus_per_node
+    return [Group(LOCAL, local), Group(GLOBAL, config.world_size // local, local)]
+
+
+class QuantizedReducer:
+    """Reduces one bucket's gradients on `stream`."""
+
+    def __init__(self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str) -> None:
+        self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
+        self.world_size, self.local = config.world_size, config.gpus_per_node
+        self.num_nodes = self.world_size // self.local
+        self._falls_back = parse_release(config.version, config.name).scatters_indivisible_gradients
+        self._has_error = config.zero.has_loco
+        self._live: dict[str, int] = {}  # bytes of the function's variables, which the next tensor overwrites
+
+    def resident(self) -> list[Memory]:
+        """LoCo keeps what quantisation lost, in int8: of every whole gradient, and of the node's sum."""
+        if not self._has_error:
+            return []
+        size = 0
+        for parameter in self.trace.parameters:
+            if not self._is_scattered(parameter):
+                inside, across = self._groups_of(parameter)
+                size += parameter.numel + parameter.numel // self.local + (inside + across) * SCALE_BYTES
+        return [Memory("buffers", size)]
+
+    def reduce(self, numbers: Sequence[int]) -> int:
+        """Returns the bytes of the reduced shards, which live until they are kept."""
+        shards = 0
+        for number in sorted(numbers):
+            parameter = self.trace.parameters[number]
+            if self._is_scattered(parameter):
+                shards += self._scatter(parameter)
+            else:
+                shards += self._two_hops(parameter)
+        self.builder.free("buffers", sum(self._live.values()))
+        self._live.clear()
+        return shards
+
+    def _is_scattered(self, parameter: ZeroParameter) -> bool:
+        if len(parameter.shape) == 1:
+            return True
+        if parameter.numel % (2 * self.world_size) == 0:
+            return False
+        if self._falls_back:
+            return True
+        raise InputError(
+            f"{self.config.name}: zero_optimization.zero_quantized_gradients: {parameter.name} has "
+            f"{parameter.numel:,} elements, which two hops over {self.world_size} GPUs cannot divide (they "
+            f"need a multiple of {2 * self.world_size}); DeepSpeed {self.config.version} fails, 0.13.2 and "
+            "later reduce-scatter it"
+        )
+
+    def _groups_of(self, parameter: ZeroParameter) -> tuple[int, int]:
+        """Raises InputError where torch's all_to_all_single cannot divide the scales."""
+        inside, across = gradient_groups(parameter.shape, self.world_size, self.local)
+        for groups, ranks, where in ((inside, self.local, "node's GPUs"), (across, self.num_nodes, "nodes")):
+            if groups % ranks:
+                raise InputError(
+                    f"{self.config.name}: zero_optimization.zero_quantized_gradients: the gradient of "
+                    f"{parameter.name} {parameter.shape} has {groups} scales, which torch's "
+                    f"all_to_all_single cannot divide among {ranks} {where}; expected a padded vocabulary, "
+                    "or another number of GPUs"
+                )
+        return inside, across
+
+    def _scatter(self, parameter: ZeroParameter) -> int:
+        return reduce_scatter_coalesced(
+            self.builder,
+            elements=parameter.numel,
+            shard_elements=parameter.shard_numel,
+            tensors=1,
+            dtype=self.config.communication_dtype,
+            group="world",
+            stream=self.stream,
+            of=parameter.name,
+        )
+
+    def _two_hops(self, parameter: ZeroParameter) -> int:
+        """Quantise, exchange inside the node, add up and quantise again, exchange between nodes, add up."""
+        numel, reduced = parameter.numel, parameter.numel // self.local
+        inside, across = groups = self._groups_of(parameter)
+        if self._has_error:
+            self._assign("intra_err", 2 * numel)
+            self._assign("inter_err", 2 * reduced)
+            restored = (*dequantize_kernels(numel, inside), *dequantize_kernels(reduced, across))
+            self._kernels("restore errors of", parameter, restored)
+        self._assign("intra_quant", numel // 2 + inside * SCALE_BYTES)
+        self._kernels("quantize", parameter, swizzle_kernels(numel, inside, has_error=self._has_error))
+        self._assign("local_output", numel // 2 + inside * SCALE_BYTES)
+        self._exchange(parameter, numel // 2, inside, LOCAL)
+        if self._has_error:
+            self._kernels("keep error of", parameter, quantize_kernels(numel, "fp16", inside))
+        self._assign("global_input", reduced // 2 + across * SCALE_BYTES)
+        added = reduce_kernels(numel, self.local, groups, has_error=self._has_error)
+        self._kernels("reduce", parameter, added)
+        self._assign("global_output", reduced // 2 + across * SCALE_BYTES)
+        self._exchange(parameter, reduced // 2, across, GLOBAL)
+        if self._has_error:
+            self._kernels("keep node's error of", parameter, quantize_kernels(reduced, "fp16", across))
+        shard = 2 * parameter.shard_numel
+        self._assign("final_output", 2 * reduced)
+        self.builder.allocate("buffers", shard)
+        self._kernels("dequantize", parameter, sum_kernels(reduced, self.num_nodes, across))
+        return shard
+
+    def _assign(self, variable: str, size: int) -> None:
+        """The new value is made before the old one goes."""
+        self.builder.allocate("buffers", size)
+        self.builder.free("buffers", self._live.get(variable, 0))
+        self._live[variable] = size
+
+    def _kernels(self, what: str, parameter: ZeroParameter, kernels: Sequence[Kernel]) -> None:
+        name = f"{what} gradient of {parameter.name}"
+        self.builder.kernels(name, kernels, stream=self.stream, module=parameter.name)
+
+    def _exchange(self, parameter: ZeroParameter, size: int, groups: int, group: str) -> None:
+        """The int4 values, then their scales."""
+        for of, num_bytes, dtype in (("", size, "int4"), ("scales of ", groups * SCALE_BYTES, "fp32")):
+            self.builder.collective(
+                "all_to_all", num_bytes, dtype, group, stream=self.stream,
+                name=f"all_to_all {of}{parameter.name}", module=parameter.name,
+            )  # fmt: skip

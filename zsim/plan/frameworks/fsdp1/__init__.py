@@ -1,0 +1,1 @@
+"""FullyShardedDataParallel, torch's first."""

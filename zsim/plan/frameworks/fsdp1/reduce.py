@@ -1,0 +1,242 @@
+"""What FSDP1 does with a flat gradient: make it, cast it, reduce it, keep the shard.
+
+Transcribed from `_post_backward_hook`, `_reduce_grad` and `_reduce_grad_no_shard` of
+`torch/distributed/fsdp/_runtime_utils.py`, torch 2.13.
+
+# [Note: record_stream]
+A flat gradient is made on one stream and read on the post-backward stream; `record_stream` keeps its memory
+until that stream is past it, however far ahead the host is. What is allocated on the post-backward stream
+itself (casts, padding, shards) is free as soon as the host lets go of it.
+
+# [Note: where gradients are flattened]
+Autograd runs a node's backward on the stream of its forward. The flat parameter is split inside `unshard()`,
+on the unshard stream, and its AccumulateGrad is made there by that split (under NO_SHARD without a cast by
+the wrapping, before, which is left out); so the concatenation is on the unshard stream, and
+`_post_backward_hook` finds that stream current ("the default computation stream or the unshard stream":
+pytorch pull request 86874). The flat gradient is the unshard stream's memory, the views' gradients are
+protected until it is there, and what the hook frees and records, it does for the unshard stream. The next
+all-gather waits its turn behind the concatenation, which waits for the whole backward of the unit: under
+BACKWARD_POST no gather that is prefetched overlaps with backward. Up to torch 1.13 the split is in the
+forward of `FlattenParamsWrapper`, on the compute stream.
+
+# [Note: padding]
+`F.pad` fills what it makes and copies into it (ATen/native/PadNd.cpp `constant_pad_nd`); where nothing is
+missing it clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded, and the
+shard is `zeros_like`, not `empty_like` (in fully_sharded_data_parallel.py, before the file named above).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
+from zsim.plan.ops import Category
+from zsim.specs.strategy.training import DTYPE_BYTES, Fsdp1
+
+UNSHARD, POST_BACKWARD, ALL_REDUCE = "unshard", "post_backward", "all_reduce"
+VIEWS = "gradients of parameters"  # the owner of the views' gradients, until they are flattened
+
+
+@dataclass
+class Fsdp1UnitGradient:
+    """The gradient of one flat parameter.
+
+    `unsharded_bytes` is a flat gradient that was not reduced yet; `is_saved`: a reduced one exists in the
+    stored type, fp32 unless told otherwise (the rank's shard, or all of it under NO_SHARD).
+    """
+
+    unsharded_bytes: int = 0
+    is_saved: bool = False
+
+
+class GradientReducer:
+    """Flattens and reduces the gradients of all units."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        strategy: Fsdp1,
+        shard_size: int,
+        world_size: int,
+        stored_dtype: str = "fp32",
+    ) -> None:
+        self.builder = builder
+        self.strategy = strategy
+        self.is_sharded = shard_size > 1
+        self.split_stream = COMPUTE if strategy.before_torch_2 else UNSHARD
+        self.is_hybrid = self.is_sharded and "HYBRID" in strategy.sharding_strategy
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
+        self.stored_dtype, self.stored_bytes = stored_dtype, DTYPE_BYTES[stored_dtype]
+        self.predivide = predivide_factor(world_size)
+        self.postdivide = world_size / self.predivide
+
+    def flatten(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
+        """Concatenate the views' gradients (the backward of the split), and add to what `no_sync` left: see
+        [Note: where gradients are flattened]."""
+        builder, size, stream = self.builder, unit.numel * self.param_bytes, self.split_stream
+        builder.wait_stream(stream, COMPUTE)
+        builder.allocate("buffers", size)
+        name = f"flatten gradients {unit.name}"
+        done = builder.kernels(name, moves(size, size), stream=stream, module=unit.path)
+        if stream == COMPUTE:
+            builder.free("buffers", size, owner=VIEWS)
+        else:
+            builder.free_when_done("buffers", size, done, owner=VIEWS)
+        kept = gradient.unsharded_bytes
+        if not self.is_sharded and gradient.is_saved:
+            kept = self.stored_bytes * unit.numel
+        if kept:
+            builder.kernels(
+                f"accumulate gradients {unit.name}", moves(kept + size, kept), stream=stream, module=unit.path
+            )
+            builder.free("buffers", size)
+        else:
+            gradient.unsharded_bytes = size
+
+    def reduce(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
+        """The part of `_post_backward_hook` that runs on the post-backward stream."""
+        builder = self.builder
+        builder.host(f"reduce {unit.name}", overhead="fsdp1_reduce", module=unit.path)
+        builder.wait_stream(POST_BACKWARD, self.split_stream)
+        if self.is_sharded:
+            self._reduce_scatter(unit, gradient)
+        else:
+            self._all_reduce_unsharded(unit, gradient)
+
+    def wait(self) -> None:
+        """The compute stream waits for all reductions."""
+        self.builder.wait_stream(COMPUTE, POST_BACKWARD)
+        if self.is_hybrid:
+            self.builder.wait_stream(COMPUTE, ALL_REDUCE)
+
+    # -- sharded strategies -----------------------------------------------------------------------------
+
+    def _reduce_scatter(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
+        builder, strategy = self.builder, self.strategy
+        source, gradient.unsharded_bytes = gradient.unsharded_bytes, 0
+        ranks = builder.groups["shard"].size
+        builder.host(f"chunk {unit.name}", overhead="fsdp1_chunk", events=ranks)  # to learn the padding
+        owned = self._cast_pad_and_divide(unit, source)
+        full = unit.padded_numel * self.reduce_bytes
+        shard = unit.shard_numel * self.reduce_bytes
+        is_gradient = strategy.reduce_dtype == self.stored_dtype and not gradient.is_saved
+        shard_category: Category = "gradients" if is_gradient else "buffers"
+        builder.allocate(shard_category, shard)
+        event = builder.collective(
+            "reduce_scatter", full, strategy.reduce_dtype, "shard", stream=POST_BACKWARD,
+            name=f"reduce_scatter {unit.name}", module=unit.path,
+        )  # fmt: skip
+        stream = POST_BACKWARD
+        if self.is_hybrid:
+            stream = ALL_REDUCE
+            builder.wait_stream(ALL_REDUCE, POST_BACKWARD)
+            builder.collective(
+                "all_reduce", shard, strategy.reduce_dtype, "replicate", stream=ALL_REDUCE,
+                name=f"all_reduce {unit.name}", module=unit.path,
+            )  # fmt: skip
+        self._divide(unit, shard, stream)
+        self._save_shard(unit, gradient, stream)
+        builder.free("buffers", owned)
+        builder.free_when_done("buffers", source, event)  # see [Note: record_stream]
+
+    def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
+        """Cast to the reduce dtype, pad, set the shard to zero, divide before the sum; returns the bytes it
+        allocated, without the shard."""
+        always_pads = self.strategy.before_torch_2 and self.is_sharded  # see [Note: padding]
+        size = unit.numel * self.reduce_bytes
+        full = unit.padded_numel * self.reduce_bytes
+        launched: list[tuple[int, int]] = []  # bytes read and written
+        tensors: list[int] = []
+        if size != source:
+            launched.append((source, size))
+            tensors.append(size)
+        if full != size:
+            launched.append((0, full))
+        if full != size or always_pads:
+            launched.append((size, size))
+            tensors.append(full)
+        if always_pads:
+            launched.append((0, unit.shard_numel * self.reduce_bytes))
+        if self.predivide > 1:
+            launched.append((full, full))
+        owned = sum(tensors)
+        self.builder.allocate("buffers", owned, tensors=tuple(tensors))
+        if launched:
+            read, written = map(sum, zip(*launched, strict=True))
+            self.builder.kernels(
+                f"prepare gradients {unit.name}", moves(read, written, launches=len(launched)),
+                stream=POST_BACKWARD, module=unit.path,
+            )  # fmt: skip
+        return owned
+
+    def _divide(self, unit: FlatUnit, size: int, stream: str) -> None:
+        if self.postdivide > 1:
+            self.builder.kernels(
+                f"divide gradients {unit.name}", moves(size, size), stream=stream, module=unit.path
+            )
+
+    def _save_shard(self, unit: FlatUnit, gradient: Fsdp1UnitGradient, stream: str) -> None:
+        """_accumulate_sharded_grad: cast to the stored type, add to the earlier micro-batches' shard."""
+        builder = self.builder
+        shard, stored = unit.shard_numel * self.reduce_bytes, unit.shard_numel * self.stored_bytes
+        needs_cast = self.strategy.reduce_dtype != self.stored_dtype
+        if needs_cast:
+            builder.allocate("buffers" if gradient.is_saved else "gradients", stored)
+        read = (shard if needs_cast else 0) + (2 * stored if gradient.is_saved else 0)
+        launches = int(needs_cast) + int(gradient.is_saved)
+        if launches:
+            builder.kernels(
+                f"save gradients {unit.name}", moves(read, launches * stored, launches=launches),
+                stream=stream, module=unit.path,
+            )  # fmt: skip
+        passing = (shard if needs_cast or gradient.is_saved else 0) + (
+            stored if needs_cast and gradient.is_saved else 0
+        )
+        done = builder.record(stream)
+        if self.is_hybrid and done is not None:
+            builder.free_when_done("buffers", passing, done)
+        else:
+            builder.free("buffers", passing)
+        gradient.is_saved = True
+
+    # -- NO_SHARD ---------------------------------------------------------------------------------------
+
+    def _all_reduce_unsharded(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
+        """_reduce_grad_no_shard: all-reduce the whole gradient, in the reduce dtype, then cast."""
+        builder = self.builder
+        size, stored = unit.numel * self.reduce_bytes, unit.numel * self.stored_bytes
+        source = stored if gradient.is_saved else gradient.unsharded_bytes
+        casted = self._cast_pad_and_divide(unit, source)
+        builder.collective(
+            "all_reduce", size, self.strategy.reduce_dtype, "replicate", stream=POST_BACKWARD,
+            name=f"all_reduce {unit.name}", module=unit.path,
+        )  # fmt: skip
+        self._divide(unit, size, POST_BACKWARD)
+        if not gradient.is_saved:
+            builder.allocate("gradients", stored)
+        if self.strategy.reduce_dtype != self.stored_dtype:
+            builder.kernels(
+                f"save gradients {unit.name}", moves(size, stored), stream=POST_BACKWARD, module=unit.path
+            )
+        builder.free("buffers", casted)
+        if not gradient.is_saved:
+            done = builder.record(POST_BACKWARD)
+            assert done is not None
+            if source == stored == size:
+                builder.free("buffers", source)  # the gradient itself, booked as such from here on
+            else:
+                builder.free_when_done("buffers", source, done)
+        gradient.unsharded_bytes, gradient.is_saved = 0, True
+
+
+def predivide_factor(world_size: int) -> int:
+    """Gradients are divided by this before the sum and by the rest after it, against overflow in fp16.
+
+    Source: `_get_gradient_predivide_factor` in torch/distributed/algorithms/_comm_hooks/default_hooks.py.
+    """
+    factor = 1
+    while world_size % factor == 0 and world_size / factor > factor:
+        factor *= 2
+    return factor

@@ -1,0 +1,334 @@
+"""PyTorch FSDP1 (`FullyShardedDataParallel`), as torch 2.13 runs it.
+
+Transcribed from `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py`; method names follow theirs.
+Each wrapped module has one flat parameter, sharded evenly over the ranks; its gradient is a flat tensor too.
+
+# [Note: when a flat gradient is done]
+Unsharding in forward splits the flat parameter into views, and the flat gradient is what the backward of that
+split concatenates. Autograd runs the nodes made last first, so the split has its turn when backward passes
+the point in forward where it was made: the unit's entry, or, with `forward_prefetch`, from torch 2.0 on the
+entry of the unit before. The root's comes last of all, even where its last parameter had its gradient long
+before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.errors import InputError
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.fsdp1.rate_limiter import RateLimiter
+from zsim.plan.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient, GradientReducer
+from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.strategy.training import DTYPE_BYTES, Fsdp1, Training
+
+PRE_UNSHARD = "pre_unshard"
+_RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
+
+
+@dataclass
+class _Handle:
+    """What FlatParamHandle remembers of one unit."""
+
+    is_unsharded: bool = False
+    is_prefetched: bool = False
+    needs_pre_forward_unshard: bool = False
+    needs_pre_backward_unshard: bool = False
+    is_in_backward: bool = False
+    post_forward_index: int = -1
+
+
+class Fsdp1Schedule(Hooks):
+    """FSDP1's hooks for all units of a model."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        strategy: Fsdp1,
+        training: Training,
+        shard_size: int,
+        world_size: int,
+    ) -> None:
+        super().__init__(builder)
+        self.workload = workload
+        self.strategy = strategy
+        self.training = training
+        self.is_sharded = shard_size > 1
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        # Up to torch 1.13 a shard is also copied into the type that it has where `MixedPrecision` names that,
+        # as composer's always does.
+        self.casts_shards = strategy.before_torch_2 or strategy.param_dtype != training.stored_dtype
+        self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
+        self.units = make_flat_units(workload, strategy.wrapping, shard_size)
+        self.handles = {unit.path: _Handle() for unit in self.units}
+        self.reducer = GradientReducer(builder, strategy, shard_size, world_size, training.stored_dtype)
+        self.gradients = {unit.path: Fsdp1UnitGradient() for unit in self.units}
+        self._root = next((unit for unit in self.units if unit.is_root), None)
+        self._entered_at: dict[str, list[FlatUnit]] = {}
+        self._left_at: dict[str, list[FlatUnit]] = {}
+        self._split_at: dict[str, list[FlatUnit]] = {}  # by the path of the unit that was entered
+        for unit in self.units:
+            if not unit.is_root:
+                self._entered_at.setdefault(unit.first, []).append(unit)
+                self._left_at.setdefault(unit.last, []).append(unit)
+        self._next_forward = dict(zip((unit.path for unit in self.units), self.units[1:], strict=False))
+        self._post_forward_order: list[FlatUnit] = []
+        self._tied_bytes = 0
+        self.limiter = RateLimiter()
+        self._is_syncing = True
+
+    def resident(self) -> list[Memory]:
+        """fp32 shards of the flat parameters and the optimizer's states."""
+        shard = sum(unit.shard_numel for unit in self.units)
+        states = lazy_states(self.training, [unit.shard_numel for unit in self.units])
+        resident = [Memory("parameters", self.stored_bytes * shard), states]
+        return [memory for memory in resident if memory.bytes]
+
+    # -- unshard and reshard ----------------------------------------------------------------------------
+
+    def _unshard(self, unit: FlatUnit) -> None:
+        """_unshard: cast the shard, pass the rate limiter, all-gather; on two streams."""
+        handle, builder = self.handles[unit.path], self.builder
+        needs_unshard = self.is_sharded and not handle.is_unsharded
+        low_shard = unit.shard_numel * self.param_bytes if self.casts_shards else 0
+        if needs_unshard or not self.is_sharded:
+            builder.host(f"unshard {unit.name}", overhead="fsdp1_unshard", module=unit.path)
+            if low_shard:
+                builder.allocate("buffers", low_shard, owner=unit.name)
+                kernels = moves(self.stored_bytes * unit.shard_numel, low_shard)
+                builder.kernels(f"cast shard {unit.name}", kernels, stream=PRE_UNSHARD, module=unit.path)
+                builder.wait_stream(UNSHARD, PRE_UNSHARD)
+        if self.strategy.limit_all_gathers:
+            self.limiter.before_all_gather(len(builder.ops))
+        if needs_unshard:
+            full = unit.padded_numel * self.param_bytes
+            builder.allocate("buffers", full, owner=unit.name)
+            event = builder.collective(
+                "all_gather", full, self.strategy.param_dtype, "shard", stream=UNSHARD,
+                name=f"all_gather {unit.name}", module=unit.path,
+            )  # fmt: skip
+            builder.free_when_done("buffers", low_shard, event, owner=unit.name)
+            handle.is_unsharded = True
+
+    def _reshard(self, unit: FlatUnit, stream: str, *, frees: bool) -> None:
+        """_reshard: the memory is the unshard stream's, free at once where that is current, else when
+        `stream` is done with it."""
+        handle, builder = self.handles[unit.path], self.builder
+        done = builder.record(stream)
+        assert done is not None
+        if frees and handle.is_unsharded:
+            full = unit.padded_numel * self.param_bytes
+            if stream == UNSHARD:
+                builder.free("buffers", full, owner=unit.name)
+            else:
+                builder.free_when_done("buffers", full, done, owner=unit.name)
+            handle.is_unsharded = False
+        if frees and self.strategy.limit_all_gathers:
+            self.limiter.freed(done)
+        if not self.is_sharded and self.casts_shards:
+            low = unit.shard_numel * self.param_bytes
+            builder.free_when_done("buffers", low, done, owner=unit.name)
+        handle.is_prefetched = False
+
+    def _wait_for_unshard(self) -> None:
+        if not self.is_sharded:  # the unshard stream passes on its wait for the cast
+            self.builder.wait_stream(COMPUTE, PRE_UNSHARD)
+        self.builder.wait_stream(COMPUTE, UNSHARD)
+
+    def _prefetch(self, unit: FlatUnit) -> None:
+        self._unshard(unit)
+        self.handles[unit.path].is_prefetched = True
+
+    # -- forward ----------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        """_root_pre_forward."""
+        self._is_syncing = is_last or not self.strategy.no_sync
+        for handle in self.handles.values():
+            handle.needs_pre_forward_unshard = self.strategy.forward_prefetch
+            handle.is_prefetched = False
+        self._split_at = {}
+        self.builder.wait_stream(UNSHARD, COMPUTE)
+        self.builder.wait_stream(PRE_UNSHARD, COMPUTE)
+        if self._root is not None:
+            self._pre_forward(self._root)
+
+    def before_module(self, call: ModuleCall) -> None:
+        """Hooks of the modules that are entered here, outer ones first; in backward, left backwards."""
+        if self.builder.phase == "backward":
+            for unit in self._left_at.get(call.name, ()):
+                self._pre_backward(unit)
+        else:
+            for unit in self._entered_at.get(call.name, ()):
+                self._pre_forward(unit)
+
+    def after_module(self, call: ModuleCall) -> None:
+        if self.builder.phase == "backward":
+            for unit in reversed(self._entered_at.get(call.name, ())):
+                self._finish_gradients(unit)
+        else:
+            for unit in reversed(self._left_at.get(call.name, ())):
+                self._post_forward(unit)
+
+    def end_forward(self) -> None:
+        if self._root is not None:
+            self._post_forward(self._root)
+
+    def _pre_forward(self, unit: FlatUnit) -> None:
+        """_pre_forward with _pre_forward_unshard; skipped in a recomputation inside the unit."""
+        handle = self.handles[unit.path]
+        if handle.is_in_backward:
+            return
+        if not handle.is_prefetched:
+            self._unshard(unit)
+            self._split_parameter(unit, unit)
+        handle.needs_pre_forward_unshard = False
+        self._wait_for_unshard()
+        if self.strategy.forward_prefetch:
+            target = self._next_forward.get(unit.path)
+            if target is not None:
+                ahead = self.handles[target.path]
+                if ahead.needs_pre_forward_unshard and not ahead.is_prefetched:
+                    self._prefetch(target)
+                    self._split_parameter(target, target if self.strategy.before_torch_2 else unit)
+
+    def _split_parameter(self, unit: FlatUnit, entered: FlatUnit) -> None:
+        if self.builder.phase == "forward":
+            self._split_at.setdefault(entered.path, []).append(unit)
+
+    def _post_forward(self, unit: FlatUnit) -> None:
+        handle = self.handles[unit.path]
+        if handle.is_in_backward:
+            return
+        if handle.post_forward_index < 0:
+            handle.post_forward_index = len(self._post_forward_order)
+        self._post_forward_order.append(unit)
+        frees = not unit.is_root and self.strategy.sharding_strategy in _RESHARDS_AFTER_FORWARD
+        self._reshard(unit, COMPUTE, frees=frees and self.is_sharded)
+        handle.needs_pre_backward_unshard = True
+
+    # -- backward ---------------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        if self._root is not None:
+            self._pre_backward(self._root)
+
+    def before_backward(self, segment: Segment) -> None:
+        """A checkpointed block is recomputed when the gradient reaches the last module that saved something;
+        the hooks of units that end there or behind have run by then."""
+        if segment.is_checkpointed:
+            saving = [number for number, call in enumerate(segment.calls) if call.work.saved_bytes]
+            for call in reversed(segment.calls[saving[-1] :]):
+                for unit in self._left_at.get(call.name, ()):
+                    self._pre_backward(unit)
+
+    def _pre_backward(self, unit: FlatUnit) -> None:
+        """_pre_backward_hook, once per backward."""
+        handle = self.handles[unit.path]
+        if handle.is_in_backward:
+            return
+        handle.is_in_backward = True
+        if handle.needs_pre_backward_unshard:
+            if not handle.is_prefetched:
+                self._unshard(unit)
+            self._wait_for_unshard()
+        handle.needs_pre_backward_unshard = False
+        if self.strategy.backward_prefetch == "BACKWARD_PRE":
+            self._prefetch_backward(handle)
+
+    def _prefetch_backward(self, handle: _Handle) -> None:
+        """The unit whose forward ended just before this one's."""
+        if handle.post_forward_index > 0:
+            target = self._post_forward_order[handle.post_forward_index - 1]
+            ahead = self.handles[target.path]
+            if ahead.needs_pre_backward_unshard and not ahead.is_prefetched:
+                self._prefetch(target)
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """Autograd makes the gradients of the views into the flat parameter, in its dtype. A tied head's
+        waits for the embedding's."""
+        builder = self.builder
+        if call.borrowed_numel:
+            self._tied_bytes = call.borrowed_numel * self.param_bytes
+            builder.allocate("activations", self._tied_bytes)
+        if not call.numel:
+            return
+        size = call.numel * self.param_bytes
+        builder.allocate("buffers", size, owner=VIEWS, stream=COMPUTE)
+        if size == self._tied_bytes:
+            builder.free("activations", size)
+            self._tied_bytes = 0
+
+    def _finish_gradients(self, entered: FlatUnit) -> None:
+        """See [Note: when a flat gradient is done]."""
+        for unit in reversed(self._split_at.get(entered.path, ())):
+            self._post_backward(unit)
+
+    def _post_backward(self, unit: FlatUnit) -> None:
+        """_post_backward_hook."""
+        handle, gradient = self.handles[unit.path], self.gradients[unit.path]
+        self.reducer.flatten(unit, gradient)
+        is_heuristically_kept = (
+            not self._is_syncing and self.strategy.sharding_strategy not in _RESHARDS_AFTER_FORWARD
+        )
+        frees = self.is_sharded and not is_heuristically_kept
+        self._reshard(unit, self.reducer.split_stream, frees=frees)
+        if self.strategy.backward_prefetch == "BACKWARD_POST":
+            self._prefetch_backward(handle)
+        if self._is_syncing:
+            self.reducer.reduce(unit, gradient)
+
+    def end_backward(self) -> None:
+        """The root's own gradient, then _post_backward_final_callback."""
+        if self._root is not None:
+            self._finish_gradients(self._root)
+        if self._is_syncing:
+            self.reducer.wait()
+        self._post_forward_order = []
+        for handle in self.handles.values():
+            handle.is_in_backward = handle.is_prefetched = handle.needs_pre_backward_unshard = False
+            handle.post_forward_index = -1
+
+    # -- the end of the step ----------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        numels = [unit.shard_numel for unit in self.units]
+        clip_gradients(self.builder, self.training, numels, "shard" if self.is_sharded else "")
+        update(self.builder, self.training, numels)
+        self.builder.free("gradients", self.stored_bytes * sum(numels))
+        self.limiter.apply(self.builder.ops)
+
+
+def fsdp1_shape(strategy: Fsdp1, world_size: int) -> tuple[int, list[Group]]:
+    """How many ranks share a flat parameter, and the process groups.
+
+    Raises InputError for hybrid sharding in groups of one rank.
+    """
+    shard_size = 1 if strategy.sharding_strategy == "NO_SHARD" else world_size // strategy.replicate
+    is_hybrid = "HYBRID" in strategy.sharding_strategy
+    if is_hybrid and shard_size == 1 and world_size > 1:
+        raise InputError(
+            f"strategy.replicate: found {strategy.replicate} on {world_size} GPUs, which leaves one rank to "
+            "a shard group, and FSDP1 then shares no gradients; expected fewer replicas, or NO_SHARD"
+        )
+    groups = [Group("shard", shard_size)] if shard_size > 1 else []
+    if is_hybrid or shard_size == 1:
+        groups.append(Group("replicate", world_size // shard_size, shard_size))
+    return shard_size, groups
+
+
+def fsdp1_plan(workload: Workload, strategy: Fsdp1, training: Training, world_size: int) -> Plan:
+    """One steady step of FSDP1.
+
+    Raises InputError for an unknown wrapping, and for hybrid sharding in groups of one rank.
+    """
+    shard_size, groups = fsdp1_shape(strategy, world_size)
+    builder = PlanBuilder(groups)
+    schedule = Fsdp1Schedule(builder, workload, strategy, training, shard_size, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("fsdp1", world_size, schedule.resident())

@@ -1,0 +1,1 @@
+"""fully_shard, torch's second."""

@@ -1,0 +1,161 @@
+"""What FSDP2 does with a unit's gradients: collect, reduce-scatter, all-reduce among replicas, accumulate.
+
+Transcribed from `FSDPParamGroup.post_backward` and `foreach_reduce` of torch 2.13's
+`torch/distributed/fsdp/_fully_shard/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.fsdp2.units import Unit
+from zsim.specs.strategy.training import DTYPE_BYTES, Fsdp2
+
+REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"
+GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"
+
+
+@dataclass
+class Fsdp2UnitGradient:
+    """The gradients of one unit.
+
+    `unsharded_bytes` is what autograd made in this backward, `accumulated_bytes` what earlier micro-batches
+    without reduction left, `all_reduce_bytes` the all-reduce's buffer, kept until the unit's next reduction.
+    """
+
+    unsharded_bytes: int = 0
+    accumulated_bytes: int = 0
+    all_reduce_bytes: int = 0
+    has_shard: bool = False
+    post_reduce_event: int | None = None
+
+
+class Fsdp2Reducer:
+    """Reduces the gradients of all units; at most `reduce_scatter_max_input_buffers` inputs are alive."""
+
+    def __init__(self, builder: PlanBuilder, strategy: Fsdp2, shard_size: int) -> None:
+        self.builder = builder
+        self.strategy = strategy
+        self.shard_size = shard_size
+        self.is_hybrid = strategy.replicate > 1
+        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
+        self._inputs: list[tuple[str, int, int]] = []  # (unit, bytes, the reduce-scatter's event)
+        self._last_post_reduce: dict[str, int] = {}
+
+    def accumulate(self, unit: Unit, gradient: Fsdp2UnitGradient, *, is_syncing: bool) -> None:
+        """`requires_gradient_sync=False`: unsharded gradients add up in the reduce dtype."""
+        if is_syncing and not gradient.accumulated_bytes:
+            return
+        size = unit.numel * self.reduce_bytes
+        if not gradient.accumulated_bytes:
+            self.builder.allocate("buffers", size, owner=unit.name, part=GRADIENTS)
+        read = gradient.unsharded_bytes + gradient.accumulated_bytes
+        self.builder.kernels(
+            f"accumulate gradients {unit.name}",
+            moves(read, size, launches=len(unit.parameters)),
+            module=unit.name,
+        )
+        self.builder.free("buffers", gradient.unsharded_bytes, owner=unit.name, part=GRADIENTS)
+        gradient.accumulated_bytes, gradient.unsharded_bytes = size, 0
+
+    def reduce(self, unit: Unit, gradient: Fsdp2UnitGradient) -> None:
+        """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
+        builder = self.builder
+        self._wait_for_earlier(unit, gradient)
+        full = unit.unsharded_numel * self.reduce_bytes
+        shard = full // self.shard_size
+        made = gradient.unsharded_bytes + gradient.accumulated_bytes
+        builder.allocate("buffers", full, owner=unit.name, part=_INPUT)
+        builder.kernels(
+            f"reduce_scatter_copy_in {unit.name}",
+            moves(made, full),
+            overhead="fsdp2_reduce",
+            module=unit.name,
+        )
+        builder.free("buffers", made, owner=unit.name, part=GRADIENTS)
+        gradient.unsharded_bytes = gradient.accumulated_bytes = 0
+        builder.wait_stream(REDUCE_SCATTER, COMPUTE)
+        # The reduced shard is the rank's gradient itself when it is fp32 and the first, else a buffer.
+        is_gradient = self.strategy.reduce_dtype == "fp32" and not gradient.has_shard
+        if is_gradient:
+            builder.allocate("gradients", shard)
+        else:
+            builder.allocate("buffers", shard, owner=unit.name)
+        self._inputs.append((unit.name, full, self._reduce_scatter(unit, full)))
+        stream = REDUCE_SCATTER
+        if self.is_hybrid:
+            stream = ALL_REDUCE
+            builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
+            builder.collective(
+                "all_reduce", shard, self.strategy.reduce_dtype, "replicate", stream=ALL_REDUCE,
+                name=f"all_reduce {unit.name}", module=unit.name,
+            )  # fmt: skip
+        gradient.post_reduce_event = self._finish(unit, gradient, shard, stream)
+        self._last_post_reduce[stream] = gradient.post_reduce_event
+
+    def wait(self, gradients: Mapping[str, Fsdp2UnitGradient]) -> None:
+        """The end of backward: the compute stream waits for all reductions, buffers are freed."""
+        for event in self._last_post_reduce.values():
+            self.builder.stream_wait(COMPUTE, event)
+        self._last_post_reduce = {}
+        for name, gradient in gradients.items():
+            gradient.post_reduce_event = None
+            self._free_all_reduce_buffer(name, gradient)
+        for name, size, _event in self._inputs:
+            self.builder.free("buffers", size, owner=name, part=_INPUT)
+        self._inputs = []
+
+    def _wait_for_earlier(self, unit: Unit, gradient: Fsdp2UnitGradient) -> None:
+        """Backward waits for the oldest reduce-scatter before the next input is allocated."""
+        while len(self._inputs) >= self.strategy.reduce_scatter_max_input_buffers:
+            name, size, event = self._inputs.pop(0)
+            self.builder.stream_wait(COMPUTE, event)
+            self.builder.free("buffers", size, owner=name, part=_INPUT)
+        self.builder.stream_wait(COMPUTE, gradient.post_reduce_event)
+        self._free_all_reduce_buffer(unit.name, gradient)
+
+    def _free_all_reduce_buffer(self, unit: str, gradient: Fsdp2UnitGradient) -> None:
+        self.builder.free("buffers", gradient.all_reduce_bytes, owner=unit)
+        gradient.all_reduce_bytes = 0
+
+    def _reduce_scatter(self, unit: Unit, full: int) -> int:
+        if self.shard_size == 1:
+            return self.builder.kernels(
+                f"copy gradients {unit.name}", moves(full, full), stream=REDUCE_SCATTER, module=unit.name
+            )
+        return self.builder.collective(
+            "reduce_scatter", full, self.strategy.reduce_dtype, "shard", stream=REDUCE_SCATTER,
+            name=f"reduce_scatter {unit.name}", module=unit.name,
+        )  # fmt: skip
+
+    def _finish(self, unit: Unit, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
+        """Cast to fp32 and accumulate, on the stream of the last reduction."""
+        builder = self.builder
+        needs_cast = self.strategy.reduce_dtype != "fp32"
+        if not needs_cast and not gradient.has_shard:
+            gradient.has_shard = True
+            last = builder.record(stream)
+            assert last is not None
+            return last
+        fp32 = shard // self.reduce_bytes * 4
+        if needs_cast:
+            if gradient.has_shard:
+                builder.allocate("buffers", fp32, owner=unit.name)
+            else:
+                builder.allocate("gradients", fp32)
+        event = builder.kernels(
+            f"accumulate gradient shard {unit.name}",
+            moves(shard + (fp32 if gradient.has_shard else 0), fp32, launches=len(unit.parameters)),
+            stream=stream,
+            module=unit.name,
+        )
+        if self.is_hybrid:
+            gradient.all_reduce_bytes = shard
+        else:
+            builder.free("buffers", shard, owner=unit.name)
+        if needs_cast and gradient.has_shard:
+            builder.free("buffers", fp32, owner=unit.name)
+        gradient.has_shard = True
+        return event

@@ -1,0 +1,314 @@
+"""PyTorch FSDP2 (`fully_shard`) and HSDP, as torch 2.13 runs them.
+
+Transcribed from `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `_fsdp_collectives.py` and
+`_fsdp_state.py`; method names follow theirs. One group of parameters (`Unit`) is all-gathered, and its
+gradients reduce-scattered, as a whole; every parameter is sharded on dim 0 and padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer, Fsdp2UnitGradient
+from zsim.plan.frameworks.fsdp2.units import Unit, make_units
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.model.spec import Loss
+from zsim.specs.strategy.training import DTYPE_BYTES, Fsdp2, Training
+
+COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
+TIED = "tied head's gradient"
+_CASTS, _GATHERED, _PARAMETERS, _POST_FORWARD = "casts", "gathered", "parameters", "post-forward shard"
+
+
+@dataclass
+class _State:
+    """What FSDPParamGroup remembers of one unit."""
+
+    is_unsharded: bool = False
+    is_sharded_post_forward: bool = False
+    all_gather: int | None = None  # its event, while a result is pending
+    all_gather_bytes: int = 0
+    reshard_event: int | None = None
+
+
+class Fsdp2Schedule(Hooks):
+    """FSDPParamGroup's hooks for all units of a model."""
+
+    def __init__(
+        self, builder: PlanBuilder, workload: Workload, strategy: Fsdp2, training: Training, world_size: int
+    ) -> None:
+        super().__init__(builder)
+        self.strategy = strategy
+        self.training = training
+        self.workload = workload
+        self.shard_size = world_size // strategy.replicate
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.units = make_units(workload, strategy, self.shard_size)
+        self.states = {unit.name: _State() for unit in self.units}
+        self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
+        self.reducer = Fsdp2Reducer(builder, strategy, self.shard_size)
+        self._root = next((unit for unit in self.units if unit.is_root), None)
+        self._by_segment: dict[str, Unit] = {
+            segment: unit for unit in self.units for segment in unit.segments
+        }
+        self._post_forward_order: list[Unit] = []
+        self._post_forward_index: dict[str, int] = {}
+        self._pending_copy_out: tuple[Unit, int, int] | None = None  # unit, all-gather bytes, copy-out event
+        self._is_last_micro_batch = True
+        self._in_forward = True
+        self._tied_bytes = 0
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    def resident(self) -> list[Memory]:
+        """fp32 shards of parameters and of both Adam moments on rank 0, which holds the largest."""
+        shards = [shard for unit in self.units for shard in unit.parameter_shards]
+        return [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, shards)]
+
+    # -- all-gather ---------------------------------------------------------------------------------------
+
+    def _unshard(self, unit: Unit) -> None:
+        """FSDPParamGroup.unshard with foreach_all_gather."""
+        state, builder = self.states[unit.name], self.builder
+        if state.all_gather is not None or state.is_unsharded:
+            return
+        if state.reshard_event is not None:
+            self._gather_streams_wait(state.reshard_event)
+            state.reshard_event = None
+        if state.is_sharded_post_forward:
+            ranks, group = unit.post_forward_size, "post_forward"
+        else:
+            ranks, group = self.shard_size, "shard"
+        if ranks == 1:
+            state.all_gather = -1
+            state.all_gather_bytes = 0
+            return
+        full = unit.unsharded_numel * self.param_bytes
+        cast = (
+            full // ranks if not state.is_sharded_post_forward and self.strategy.param_dtype != "fp32" else 0
+        )
+        casts = self._parts(unit, ranks) if cast else ()
+        builder.allocate("buffers", cast, owner=unit.name, part=_CASTS, tensors=casts)
+        builder.allocate("buffers", full, owner=unit.name, part=_GATHERED)
+        shard = full // ranks
+        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a flat tensor of its own
+        kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
+        builder.kernels(
+            f"all_gather_copy_in {unit.name}",
+            kernels,
+            stream=COPY_IN,
+            overhead="fsdp2_unshard",
+            module=unit.name,
+        )
+        builder.free("buffers", cast, owner=unit.name, part=_CASTS)
+        builder.wait_stream(ALL_GATHER, COPY_IN)
+        state.all_gather = builder.collective(
+            "all_gather", full, self.strategy.param_dtype, group, stream=ALL_GATHER,
+            name=f"all_gather {unit.name}", module=unit.name,
+        )  # fmt: skip
+        state.all_gather_bytes = full
+
+    def _wait_for_unshard(self, unit: Unit) -> None:
+        """Copy the gathered tensor out into the parameters, on the compute stream."""
+        state, builder = self.states[unit.name], self.builder
+        if state.all_gather is None:
+            return
+        if self._in_forward:
+            self._release_previous_gather()
+        size = unit.unsharded_numel * self.param_bytes
+        builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
+        if state.all_gather >= 0:
+            builder.stream_wait(COMPUTE, state.all_gather)
+        copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name)
+        if self._in_forward and state.all_gather >= 0:
+            self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
+        else:
+            self._gather_streams_wait(copy_out)
+            builder.free("buffers", state.all_gather_bytes, owner=unit.name, part=_GATHERED)
+        if state.is_sharded_post_forward:
+            size = self._post_forward_shard_bytes(unit)
+            builder.free("buffers", size, owner=unit.name, part=_POST_FORWARD)
+        state.all_gather = None
+        state.is_unsharded, state.is_sharded_post_forward = True, False
+
+    def _parts(self, unit: Unit, ranks: int) -> tuple[int, ...]:
+        """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
+        return tuple(
+            numel * self.param_bytes // ranks for numel in unit.padded_numels(self.shard_size) if numel
+        )
+
+    def _post_forward_shard_bytes(self, unit: Unit) -> int:
+        return unit.unsharded_numel // unit.post_forward_size * self.param_bytes
+
+    def _release_previous_gather(self) -> None:
+        if self._pending_copy_out is not None:
+            unit, size, event = self._pending_copy_out
+            self._gather_streams_wait(event)
+            self.builder.free("buffers", size, owner=unit.name, part=_GATHERED)
+            self._pending_copy_out = None
+
+    def _gather_streams_wait(self, event: int | None) -> None:
+        self.builder.stream_wait(COPY_IN, event)
+        self.builder.stream_wait(ALL_GATHER, event)
+
+    def _reshard(self, unit: Unit, *, after_forward: bool) -> None:
+        state, builder = self.states[unit.name], self.builder
+        if after_forward and not unit.reshards_after_forward:
+            return
+        if not state.is_unsharded:
+            return
+        if after_forward and unit.post_forward_size > 1:
+            # keep a shard of the smaller group, copied out of the whole parameter
+            shard = self._post_forward_shard_bytes(unit)
+            builder.allocate("buffers", shard, owner=unit.name, part=_POST_FORWARD)
+            state.is_sharded_post_forward = True
+            state.reshard_event = builder.kernels(
+                f"reshard {unit.name}", moves(shard, shard), module=unit.name
+            )
+        size = unit.unsharded_numel * self.param_bytes
+        builder.free("buffers", size, owner=unit.name, part=_PARAMETERS)
+        state.is_unsharded = False
+
+    # -- hooks ------------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._is_last_micro_batch = is_last
+        self._in_forward = True
+        self.builder.wait_stream(COPY_IN, COMPUTE)
+        self.builder.wait_stream(ALL_GATHER, COMPUTE)
+        self._post_forward_order, self._post_forward_index = [], {}
+        if self._root is not None:
+            self._pre_forward(self._root)
+
+    def before_forward(self, segment: Segment) -> None:
+        unit = self._by_segment.get(segment.name)
+        if unit is not None and not unit.is_root and segment.name == unit.segments[0]:
+            self._pre_forward(unit)
+
+    def _pre_forward(self, unit: Unit) -> None:
+        self._unshard(unit)
+        self._wait_for_unshard(unit)
+
+    def after_forward(self, segment: Segment) -> None:
+        unit = self._by_segment.get(segment.name)
+        if unit is not None and not unit.is_root and segment.name == unit.segments[-1]:
+            self._post_forward(unit)
+
+    def _post_forward(self, unit: Unit) -> None:
+        self.builder.host(f"post_forward {unit.name}", module=unit.name)
+        self._reshard(unit, after_forward=True)
+        self._post_forward_index[unit.name] = len(self._post_forward_order)
+        self._post_forward_order.append(unit)
+
+    def end_forward(self) -> None:
+        if self._root is not None:
+            self._post_forward(self._root)
+        self._release_previous_gather()
+        self._in_forward = False
+
+    def begin_backward(self) -> None:
+        if self._root is not None and not self._root.ends_before_loss:
+            self._pre_backward(self._root)
+
+    def before_backward(self, segment: Segment) -> None:
+        unit = self._by_segment.get(segment.name)
+        if unit is None or unit.is_root or unit.ends_before_loss:
+            return
+        if segment.name == unit.segments[-1]:
+            self._pre_backward(unit)
+
+    def after_module(self, call: ModuleCall) -> None:
+        if isinstance(call.module.work, Loss) and self.builder.phase == "backward":
+            unit = self._by_segment.get(call.segment)
+            if unit is not None and unit.ends_before_loss:
+                self._pre_backward(unit)
+
+    def _pre_backward(self, unit: Unit) -> None:
+        self._unshard(unit)
+        self._wait_for_unshard(unit)
+        index = self._post_forward_index[unit.name]
+        if index > 0:
+            self._unshard(self._post_forward_order[index - 1])
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """Autograd makes the unsharded gradients in the parameters' dtype; a tied head's waits for the
+        embedding's, which is added to it."""
+        builder = self.builder
+        if call.borrowed_numel:
+            self._tied_bytes = call.borrowed_numel * self.param_bytes
+            builder.allocate("activations", self._tied_bytes, owner=TIED)
+        if call.numel:
+            size = call.numel * self.param_bytes
+            unit = self._by_segment[call.segment]
+            builder.allocate("buffers", size, owner=unit.name, part=GRADIENTS)
+            self.gradients[unit.name].unsharded_bytes += size
+            if size == self._tied_bytes:
+                builder.free("activations", size, owner=TIED)
+                self._tied_bytes = 0
+
+    def after_backward(self, segment: Segment) -> None:
+        """The hook on a unit's inputs; units whose inputs need no gradient are finished at the end."""
+        unit = self._by_segment.get(segment.name)
+        if unit is None or unit.is_root or not unit.has_differentiable_input:
+            return
+        if segment.name == unit.segments[0]:
+            self._post_backward(unit)
+
+    def end_backward(self) -> None:
+        """The final callback: units without a hook on their inputs, then wait for all reductions."""
+        for unit in self.units:
+            if unit.is_root or not unit.has_differentiable_input:
+                self._post_backward(unit)
+        if not self._is_last_micro_batch and self.strategy.no_sync:
+            return
+        self.reducer.wait(self.gradients)
+
+    def _post_backward(self, unit: Unit) -> None:
+        is_syncing = self._is_last_micro_batch or not self.strategy.no_sync
+        gradient = self.gradients[unit.name]
+        self.reducer.accumulate(unit, gradient, is_syncing=is_syncing)
+        self._reshard(unit, after_forward=False)
+        if is_syncing:
+            self.reducer.reduce(unit, gradient)
+
+    # -- optimizer ------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        """Parameters are DTensors, which Python takes apart before torch works on them: once for a list of
+        them, or, where the optimizer goes tensor by tensor, for every operator."""
+        builder, training = self.builder, self.training
+        numels = [shard for unit in self.units for shard in unit.parameter_shards]
+        if training.gradient_clipping > 0:
+            builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
+        clip_gradients(builder, training, numels, "shard", norm_bytes=4 * len(numels))
+        is_loop = training.optimizer_implementation == "for_loop"
+        builder.host(
+            "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
+        )
+        update(builder, training, numels)
+        builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units))
+
+
+def fsdp2_groups(strategy: Fsdp2, world_size: int) -> list[Group]:
+    """Ranks that shard together are neighbours; replicas are `shard size` apart."""
+    shard = world_size // strategy.replicate
+    groups = [Group("shard", shard)]
+    if strategy.replicate > 1:
+        groups.append(Group("replicate", strategy.replicate, shard))
+    if isinstance(strategy.reshard_after_forward, int) and not isinstance(
+        strategy.reshard_after_forward, bool
+    ):
+        groups.append(Group("post_forward", strategy.reshard_after_forward))
+    return groups
+
+
+def fsdp2_plan(workload: Workload, strategy: Fsdp2, training: Training, world_size: int) -> Plan:
+    """One step of FSDP2 or HSDP."""
+    builder = PlanBuilder(fsdp2_groups(strategy, world_size))
+    schedule = Fsdp2Schedule(builder, workload, strategy, training, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("fsdp2", world_size, schedule.resident())

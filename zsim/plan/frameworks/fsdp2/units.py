@@ -1,0 +1,126 @@
+"""Which parameters are gathered together: the wrapping presets of FSDP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from zsim.errors import InputError, did_you_mean
+from zsim.plan.workload.workload import Segment, Workload
+from zsim.specs.model.spec import Parameter
+from zsim.specs.strategy.training import Fsdp2
+
+WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
+_SEVERAL = re.compile(r"blocks:([1-9]\d*)")
+
+
+@dataclass
+class Unit:
+    """One group of parameters that is unsharded and reduced as a whole.
+
+    `segments` are the stretches of the model that need it, in forward order. Every parameter is cut on dim
+    0 into `shard_size` chunks of ceil(dim0 / shard_size) rows, the last ones padded. A unit that
+    `ends_before_loss` puts out the logits, so that its backward begins after the loss's.
+    """
+
+    name: str
+    segments: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    shard_size: int
+    is_root: bool = False
+    reshards_after_forward: bool = True
+    post_forward_size: int = 0
+    has_differentiable_input: bool = True
+    ends_before_loss: bool = False
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @cached_property
+    def unsharded_numel(self) -> int:
+        """Elements of the gathered parameters, padding included: that is how they are allocated."""
+        return sum(self.padded_numels(self.shard_size))
+
+    @cached_property
+    def parameter_shards(self) -> tuple[int, ...]:
+        """Elements of rank 0's shard of each parameter."""
+        return tuple(_padded(parameter, self.shard_size) // self.shard_size for parameter in self.parameters)
+
+    @cached_property
+    def shard_numel(self) -> int:
+        return sum(self.parameter_shards)
+
+    def padded_numels(self, num_ranks: int) -> tuple[int, ...]:
+        """Elements of each parameter that an all-gather over `num_ranks` produces."""
+        return tuple(_padded(parameter, num_ranks) for parameter in self.parameters)
+
+
+def _padded(parameter: Parameter, num_ranks: int) -> int:
+    rows = parameter.shape[0] if parameter.shape else 1
+    return -(-rows // num_ranks) * num_ranks * (parameter.numel // rows)
+
+
+def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Unit]:
+    """FSDP2 units in forward order, by preset; a root without parameters is none.
+
+    torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
+    head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
+    tied weights make one unit of all three. huggingface: each block resharded; the root holds the rest.
+    none: the root holds everything. blocks:N: as torchtitan, with N blocks after each other in one unit
+    (`fully_shard([...])`, whose hooks are the first's before and the last's after).
+    Source: torchtitan models/llama3/infra/parallelize.py (0.1) and distributed/fsdp.py (0.3.0), accelerate
+    1.15.0 utils/fsdp_utils.py.
+    """
+    several = _SEVERAL.fullmatch(strategy.wrapping)
+    if strategy.wrapping not in WRAPPINGS[:-1] and several is None:
+        raise InputError(
+            f"strategy.wrapping: unknown preset '{strategy.wrapping}'"
+            f"{did_you_mean(strategy.wrapping, WRAPPINGS)}; known: {', '.join(WRAPPINGS)}"
+        )
+    before, *blocks, after = workload.segments
+    reshard = strategy.reshard_after_forward
+    group = reshard if isinstance(reshard, int) and not isinstance(reshard, bool) else 0
+    reshards = True if reshard is None else bool(reshard)
+    if strategy.wrapping == "none":
+        names = tuple(segment.name for segment in workload.segments)
+        parameters = tuple(p for segment in workload.segments for p in segment.parameters)
+        return [Unit("root", names, parameters, shard_size, is_root=True, reshards_after_forward=False)]
+    per_unit = int(several[1]) if several else 1
+    parts = [blocks[first : first + per_unit] for first in range(0, len(blocks), per_unit)]
+    units = [
+        Unit(
+            _name(part), tuple(segment.name for segment in part),
+            tuple(parameter for segment in part for parameter in segment.parameters), shard_size,
+            reshards_after_forward=reshards, post_forward_size=group,
+        )
+        for part in parts
+    ]  # fmt: skip
+    is_titan = strategy.wrapping == "torchtitan" or several is not None
+    if is_titan and not workload.model.is_tied:
+        embedding = Unit(
+            "tok_embeddings", (before.name,), before.parameters, shard_size,
+            reshards_after_forward=reshards, post_forward_size=group, has_differentiable_input=False,
+        )  # fmt: skip
+        head = Unit(
+            "norm, output", (after.name,), after.parameters, shard_size,
+            reshards_after_forward=False, ends_before_loss=True,
+        )  # fmt: skip
+        return [embedding, *units, head]
+    if strategy.wrapping == "torchtitan-0.1":
+        units[-1].reshards_after_forward, units[-1].post_forward_size = False, 0
+    if not before.parameters and not after.parameters:
+        return units
+    root = Unit(
+        "root", (before.name, after.name), (*before.parameters, *after.parameters), shard_size,
+        is_root=True, reshards_after_forward=False, ends_before_loss=is_titan,
+    )  # fmt: skip
+    return [root, *units]
+
+
+def _name(part: Sequence[Segment]) -> str:
+    """A block's own name, or that of the first to the number of the last."""
+    first, last = part[0].name, part[-1].name
+    return first if first == last else f"{first}-{last.rpartition('.')[2]}"

@@ -1,0 +1,1 @@
+"""Megatron-Core's DistributedDataParallel and distributed optimizer."""

@@ -1,0 +1,52 @@
+"""Megatron's optimizer: fp32 gradients of what the rank owns, unscaled, their norm taken, applied, cast back.
+
+Transcribed from Megatron-Core 0.12 `core/optimizer/optimizer.py` (MixedPrecisionOptimizer.step) and
+`clip_grads.py`; Megatron-LM 2.5's `megatron/optimizer/optimizer.py` does the same in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.kernels.update import cast_kernels, norm_kernels, scale_kernels
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.parts.optimizer import update
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.training import Training
+
+
+def update_parameters(
+    builder: PlanBuilder,
+    strategy: Megatron,
+    training: Training,
+    numels: Sequence[int],
+    groups: Sequence[str],
+) -> None:
+    """The update of this rank's elements of each tensor; `groups`: over which norm and overflow are reduced,
+    none where every rank has all gradients. fp32 copies of 16-bit gradients live until the next step begins.
+    Gradients are scaled only where their norm is above the limit (`clip_coeff < 1.0`), which a training soon
+    leaves behind: it is taken not to be."""
+    numel, is_low = sum(numels), strategy.param_dtype != "fp32"
+    copies = numel * 4 if strategy.grad_dtype != "fp32" else 0
+    builder.allocate("gradients", copies)
+    if copies:
+        builder.kernels("copy gradients to fp32", cast_kernels(numel, strategy.grad_dtype, "fp32"))
+    if training.precision == "fp16":
+        builder.kernels("unscale gradients", scale_kernels(numel, "fp32", len(numels)))
+        read_scalar(builder, "overflow", "fp32", groups)
+    if strategy.skips_update:
+        builder.free("gradients", copies)
+        return
+    if training.gradient_clipping > 0:
+        builder.kernels("gradient norm", norm_kernels(numel, "fp32", len(numels)))
+        read_scalar(builder, "gradient norm", "fp32", groups)
+    update(
+        builder,
+        training,
+        numels,
+        gradient_dtype="fp32",
+        state_dtype="fp32",
+        low_precision_copy=is_low,
+    )
+    builder.free("gradients", copies)

@@ -1,0 +1,304 @@
+"""Megatron's data parallelism: gradients in one buffer, all-reduced, or reduce-scattered for an optimizer
+that is sharded over the ranks and gathers the parameters.
+
+Transcribed from Megatron-Core 0.12 `core/distributed/distributed_data_parallel.py` and
+`param_and_grad_buffer.py`, and, for the local DDP of releases before 2.6, from Megatron-LM 8aa4619f
+`megatron/model/distributed.py`.
+
+# [Note: where a gradient goes]
+With `fuses_accumulation` the product for a weight's gradient adds it to the buffer, and nothing else is left
+to do; every other gradient comes from autograd in the parameters' type and a hook adds it. The first bucket
+to be ready is the last in the model. Only the last micro-batch reduces.
+
+# [Note: two overlaps]
+With `overlap_grad_reduce` a bucket is reduced as soon as its last gradient is there, and backward ends when
+all are. With `overlap_param_gather` the first module that needs a bucket of parameters waits for it, and then
+starts the gather of the next: at most one is ahead. Without, both run alone: after backward, and after the
+update. NCCL's calls of one group are in order.
+"""
+
+from __future__ import annotations
+
+from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.megatron.buffer import Bucket, lay_out, owned_in_turn
+from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
+from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.parts.host_reads import read_scalar
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.model.spec import Linear, Parameter
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.training import DTYPE_BYTES, Training
+
+DATA, REPLICATE, WORLD = "data", "replicate", "world"
+_NCCL = "data parallel"
+
+
+class MegatronSchedule(Hooks):
+    """DistributedDataParallel's hooks; see the module's notes."""
+
+    def __init__(
+        self, builder: PlanBuilder, workload: Workload, strategy: Megatron, training: Training
+    ) -> None:
+        super().__init__(builder)
+        self.workload, self.strategy, self.training = workload, strategy, training
+        self.ranks = builder.groups[DATA].size
+        self.replicas = strategy.optimizer_instances
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
+        self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        self.buffer = lay_out(
+            self._numels, strategy.bucket_size, self.ranks, is_sharded=strategy.distributed_optimizer
+        )
+        self._owned = owned_in_turn(list(self._numels.values()), self.ranks)
+        self._bucket_of = {name: bucket for bucket in self.buffer.buckets for name in bucket.names}
+        self._missing: dict[int, int] = {}
+        self._reduced: list[int] = []
+        self._joined: tuple[Bucket, int] | None = None  # reduced beneath backward, not copied back yet
+        self._gathers: dict[int, int] = {}  # by bucket, the event of its parameters
+        self._ready: set[int] = set()  # buckets whose parameters compute has waited for
+        self._micro_batch, self._is_last = 0, True
+        self._tied_bytes = 0
+
+    # -- sizes ------------------------------------------------------------------------------------------
+
+    @property
+    def _gathers_ahead(self) -> bool:
+        return self.strategy.overlap_param_gather and self.ranks > 1
+
+    @property
+    def own_numels(self) -> list[int]:
+        """Elements of each tensor that the first rank updates; all of the fullest rank's where ranks own."""
+        if self.strategy.has_owners:
+            return [max(self._owned)]
+        if self.strategy.distributed_optimizer:
+            return self.buffer.pieces(0, self.ranks)
+        return list(self._numels.values())
+
+    def resident(self) -> list[Memory]:
+        """Whole parameters and gradients; fp32 masters of 16-bit parameters, and the moments, which the first
+        update makes."""
+        owned, strategy = self.own_numels, self.strategy
+        parameters = self.buffer.numel if strategy.distributed_optimizer else self.workload.numel
+        master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
+        moments = self.workload.optimizer_state_bytes // 4
+        lazy = tuple(4 * numel for numel in owned for _ in range(moments))
+        return [
+            Memory("parameters", parameters * self.param_bytes),
+            Memory("gradients", self.buffer.numel * self.grad_bytes if strategy.is_contiguous else 0),
+            Memory("optimizer_states", master),
+            Memory("optimizer_states", sum(lazy), lazy_tensors=lazy),
+        ]
+
+    # -- parameters -------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """zero_grad_buffer."""
+        if self.strategy.is_contiguous:
+            self.builder.kernels("zero gradients", fill_kernels(self.buffer.numel * self.grad_bytes))
+
+    def before_module(self, call: ModuleCall) -> None:
+        """The forward pre-hook: finish_param_sync."""
+        if not self._gathers_ahead or self.builder.phase != "forward":
+            return
+        for parameter in call.parameters:
+            number = self._bucket_of[_name(call, parameter)].number
+            if number in self._ready:
+                continue
+            self._gather(number)
+            self.builder.stream_wait(COMPUTE, self._gathers[number])
+            self._ready.add(number)
+            if number > 0:
+                self._gather(number - 1)
+
+    def _gather(self, number: int) -> None:
+        """start_param_sync, once in a step."""
+        if number in self._gathers:
+            return
+        self.builder.wait_stream(_NCCL, COMPUTE)
+        self._gathers[number] = self.gather(self.buffer.buckets[number], _NCCL)
+
+    def _broadcast(self) -> None:
+        """InternEvo's broadcast_params: one owner after the other, and the host waits for the device."""
+        for number, numel in enumerate(self._owned):
+            self.builder.collective(
+                "broadcast", numel * self.param_bytes, self.strategy.param_dtype, DATA, stream=COMPUTE,
+                name=f"broadcast of owner {number}",
+            )  # fmt: skip
+        self.builder.host_wait(self.builder.record(COMPUTE))
+
+    def gather(self, bucket: Bucket, stream: str) -> int:
+        """One all-gather of a bucket's parameters."""
+        size = bucket.numel * self.param_bytes
+        name = f"all_gather parameters {bucket.number}"
+        return self.builder.collective(
+            "all_gather", size, self.strategy.param_dtype, DATA, stream=stream, name=name
+        )
+
+    # -- layers -----------------------------------------------------------------------------------------
+
+    def before_forward(self, segment: Segment) -> None:
+        self._enter(segment, 1)
+
+    def before_backward(self, segment: Segment) -> None:
+        self._enter(segment, 2 if segment.is_checkpointed else 1)
+
+    def _enter(self, segment: Segment, passes: int) -> None:
+        """Random states are forked and restored, and products are autograd functions in Python."""
+        overhead = self.strategy.block_overhead
+        if overhead is not None and segment.kind == "block":
+            self.builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
+
+    # -- gradients --------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._micro_batch, self._is_last = number, is_last
+        self._missing = {bucket.number: len(bucket.names) for bucket in self.buffer.buckets}
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """See [Note: where a gradient goes]."""
+        if call.borrowed_numel and not self.strategy.fuses_accumulation:
+            self._tied_bytes = call.borrowed_numel * self.param_bytes
+            self.builder.allocate("activations", self._tied_bytes)
+        for parameter in reversed(call.parameters):
+            self._add_gradient(call, parameter)
+            bucket = self._bucket_of[_name(call, parameter)]
+            self._missing[bucket.number] -= 1
+            if self.strategy.overlap_grad_reduce and self._is_last and not self._missing[bucket.number]:
+                self._reduce(bucket, _NCCL)
+
+    def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
+        builder, strategy = self.builder, self.strategy
+        is_weight = isinstance(call.module.work, Linear) and parameter.name == "weight"
+        if strategy.fuses_accumulation and is_weight:
+            return
+        size = parameter.numel * self.param_bytes
+        if self._tied_bytes and size == self._tied_bytes:
+            kernels = accumulate_kernels(parameter.numel, strategy.param_dtype, strategy.param_dtype)
+            builder.kernels(f"add tied gradient {call.name}", kernels, module=call.name)
+            builder.free("activations", self._tied_bytes)
+            self._tied_bytes = 0
+        if not strategy.is_contiguous and self._micro_batch == 0:
+            builder.allocate("gradients", size)
+            return
+        builder.allocate("buffers", size)
+        into = strategy.grad_dtype if strategy.is_contiguous else strategy.param_dtype
+        kernels = accumulate_kernels(parameter.numel, into, strategy.param_dtype)
+        hook = "megatron_gradient_hook" if strategy.is_contiguous else None
+        builder.kernels(f"add gradient {call.name}", kernels, overhead=hook, module=call.name)
+        builder.free("buffers", size)
+
+    def end_backward(self) -> None:
+        """finish_grad_sync."""
+        if not self._is_last:
+            return
+        if not self.strategy.overlap_grad_reduce:
+            for bucket in self.buffer.buckets:
+                self._reduce(bucket, COMPUTE)
+        self._copy_back()
+        for event in self._reduced:
+            self.builder.stream_wait(COMPUTE, event)
+        self._reduced = []
+
+    def _reduce(self, bucket: Bucket, stream: str) -> None:
+        """start_grad_sync."""
+        if self.ranks * self.replicas == 1:
+            return
+        if not self.strategy.is_contiguous:
+            self._reduce_joined(bucket, stream)
+            return
+        builder, strategy, size = self.builder, self.strategy, bucket.numel * self.grad_bytes
+        builder.host("reduce bucket", overhead="ddp_bucket")
+        if strategy.checks_nan:
+            builder.kernels("bucket norm", norm_kernels(bucket.numel, strategy.grad_dtype, 1))
+            read_scalar(builder, "bucket norm", "fp32", [])
+        if not strategy.average_in_collective:
+            builder.kernels("average bucket", moves(size, size))
+        builder.wait_stream(stream, COMPUTE)
+        if not self._scatters:
+            self._reduced.append(self._all_reduce(bucket, stream))
+            return
+        dtype = strategy.grad_dtype
+        if self.ranks > 1:
+            name = f"reduce_scatter bucket {bucket.number}"
+            event = builder.collective("reduce_scatter", size, dtype, DATA, stream=stream, name=name)
+            self._reduced.append(event)
+        if self.replicas > 1:
+            name = f"all_reduce shard of bucket {bucket.number}"
+            shard = size // self.ranks
+            event = builder.collective("all_reduce", shard, dtype, REPLICATE, stream=stream, name=name)
+            self._reduced.append(event)
+
+    @property
+    def _scatters(self) -> bool:
+        return self.strategy.distributed_optimizer and not self.strategy.has_owners
+
+    def _all_reduce(self, bucket: Bucket, stream: str) -> int:
+        size, dtype = bucket.numel * self.grad_bytes, self.strategy.grad_dtype
+        group = DATA if self.replicas == 1 else WORLD
+        name = f"all_reduce bucket {bucket.number}"
+        return self.builder.collective("all_reduce", size, dtype, group, stream=stream, name=name)
+
+    def _reduce_joined(self, bucket: Bucket, stream: str) -> None:
+        """allreduce_params of local DDP: joined, all-reduced while the host waits, averaged, copied back;
+        InternEvo's `_reduce_grads_by_rank`: a bucket is copied back once the next is on its way."""
+        builder, size = self.builder, bucket.numel * self.grad_bytes
+        builder.allocate("buffers", size)
+        launches = cat_launches(len(bucket.names))
+        builder.kernels("join gradients", moves(size, size, launches=launches))
+        builder.wait_stream(stream, COMPUTE)
+        event = self._all_reduce(bucket, stream)
+        self._copy_back()
+        self._joined = bucket, event
+        if stream == COMPUTE:
+            builder.host_wait(event)
+            if not self.strategy.average_in_collective:
+                builder.kernels("average gradients", moves(size, size))
+            self._copy_back()
+
+    def _copy_back(self) -> None:
+        if self._joined is None:
+            return
+        bucket, event = self._joined
+        size = bucket.numel * self.grad_bytes
+        self.builder.stream_wait(COMPUTE, event)
+        self.builder.kernels("copy gradients back", moves(size, size, launches=len(bucket.names)))
+        self.builder.free("buffers", size)
+        self._joined = None
+
+    # -- step -------------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        strategy = self.strategy
+        whole = WORLD if self.replicas > 1 else DATA  # get_grad_stats_parallel_group
+        update_parameters(
+            self.builder, strategy, self.training, self.own_numels,
+            [whole] if strategy.distributed_optimizer else [],
+        )  # fmt: skip
+        if strategy.distributed_optimizer and self.ranks > 1 and not self._gathers_ahead:
+            if strategy.has_owners:
+                self._broadcast()
+            else:
+                for bucket in self.buffer.buckets:
+                    self.gather(bucket, COMPUTE)
+        if not strategy.is_contiguous:
+            self.builder.free("gradients", self.workload.numel * self.grad_bytes)
+
+
+def _name(call: ModuleCall, parameter: Parameter) -> str:
+    return f"{call.name}.{parameter.name}"
+
+
+def megatron_plan(workload: Workload, strategy: Megatron, training: Training, world_size: int) -> Plan:
+    """One steady step of Megatron's data parallelism."""
+    ranks = world_size // strategy.optimizer_instances
+    groups = [Group(DATA, ranks)]
+    if strategy.optimizer_instances > 1:
+        groups.append(Group(WORLD, world_size))
+        if not strategy.has_owners:
+            groups.append(Group(REPLICATE, strategy.optimizer_instances, stride=ranks))
+    builder = PlanBuilder(groups)
+    schedule = MegatronSchedule(builder, workload, strategy, training)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("megatron", world_size, schedule.resident())

@@ -1,0 +1,1 @@
+"""ZeRO as its paper describes it, to check the others against."""

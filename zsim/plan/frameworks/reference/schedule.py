@@ -1,0 +1,350 @@
+"""ZeRO as its paper has it and the reference engine in `validation/zero` runs it: flat partitions.
+
+A unit is a block, or the root (everything else). Its parameters lie in one flat tensor, padded to a multiple
+of the ranks, of which rank r owns the r-th part. Stage 0 all-reduces a unit's gradients when its backward has
+ended, stages 1 (last micro-batch only), 2 and 3 reduce-scatter them; stages 1 and 2 gather a unit's
+parameters as soon as they are updated, stage 3 when they are needed. All collectives are asynchronous.
+Source: validation/zero (hooks.py, reduction.py, engine.py); Rajbhandari et al. 2020, sections 5 and 7.
+
+The gathers that end a step of stages 1 and 2 are waited for in it; the engine waits in the next forward.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.ops import Category, Collective, CollectiveKind, Group, Memory, Plan
+from zsim.plan.parts.optimizer import clip_gradients
+from zsim.plan.step import Hooks, walk_step
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.specs.strategy.training import DTYPE_BYTES, Reference, Training
+
+WORLD = "world"
+COMMUNICATION = "communication"
+# validation/zero/adamw.py: mul_, lerp_, mul_, addcmul_, sqrt, div, add_, addcdiv_; tensors read, written
+_ADAMW_PASSES, _ADAMW_OPERATIONS = 12 + 8, 8
+
+
+@dataclass
+class EngineUnit:
+    """Parameters that are gathered and reduced together. `gathered`: the event of a gather under way."""
+
+    name: str
+    segments: tuple[str, ...]
+    num_parameters: int
+    numel: int
+    padded_numel: int
+    is_kept: bool = False
+    is_gathered: bool = True
+    gathered: int | None = None
+    autograd_bytes: int = 0
+
+
+@dataclass
+class _Bucket:
+    """Units that are being reduced together, and the event."""
+
+    units: list[EngineUnit]
+    event: int | None
+
+
+@dataclass
+class _Reductions:
+    """What waits to be reduced, and what is under way."""
+
+    waiting: list[EngineUnit] = field(default_factory=list)
+    in_flight: deque[_Bucket] = field(default_factory=deque)
+
+
+class ReferenceSchedule(Hooks):
+    """The engine's hooks."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        workload: Workload,
+        strategy: Reference,
+        training: Training,
+        world_size: int,
+    ) -> None:
+        super().__init__(builder)
+        self.workload, self.strategy, self.training = workload, strategy, training
+        self.world_size = world_size
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
+        self.shards_parameters = strategy.stage == 3
+        self.units = _units(workload, world_size, strategy)
+        self.root = self.units[0]
+        self._by_segment = {segment: unit for unit in self.units for segment in unit.segments}
+        self._reductions = _Reductions()
+        self._is_first = self._is_last = True
+        for unit in self.units:
+            unit.is_gathered = not self.shards_parameters
+
+    def resident(self) -> list[Memory]:
+        """Parameters (stage 3: a shard), master weights where they are not the fp32 parameters themselves,
+        both moments; all padded."""
+        numel = sum(unit.padded_numel for unit in self.units)
+        owned = sum(self._owned(unit) for unit in self.units)
+        moments = self.workload.optimizer_state_bytes
+        states = moments if self.param_bytes == 4 else moments + 4
+        parameters = owned if self.shards_parameters else numel
+        return [
+            Memory("parameters", self.param_bytes * parameters),
+            Memory("optimizer_states", states * owned),
+        ]
+
+    def _owned(self, unit: EngineUnit) -> int:
+        return unit.padded_numel if self.strategy.stage == 0 else unit.padded_numel // self.world_size
+
+    # -- gathering ------------------------------------------------------------------------------------
+
+    def _start_gather(self, unit: EngineUnit) -> None:
+        if unit.is_gathered or unit.gathered is not None:
+            return
+        size = unit.padded_numel * self.param_bytes
+        self.builder.allocate("buffers", size, owner=unit.name)
+        unit.gathered = self._collective("all_gather", size, self.strategy.param_dtype, unit.name)
+
+    def _gather(self, unit: EngineUnit) -> None:
+        self._start_gather(unit)
+        if unit.gathered is not None:
+            self.builder.stream_wait(COMPUTE, unit.gathered)
+            unit.gathered, unit.is_gathered = None, True
+
+    def _free(self, unit: EngineUnit) -> None:
+        if self.shards_parameters:
+            self._gather(unit)
+            self.builder.free("buffers", unit.padded_numel * self.param_bytes, owner=unit.name)
+            unit.is_gathered = False
+
+    def _collective(self, kind: CollectiveKind, size: int, dtype: str, unit: str) -> int | None:
+        if self.world_size == 1 and kind == "all_reduce":
+            return None
+        self.builder.wait_stream(COMMUNICATION, COMPUTE)
+        if self.world_size == 1:
+            kernels = moves(size, size)
+            return self.builder.kernels(f"{kind} {unit}", kernels, stream=COMMUNICATION, module=unit)
+        if not self.strategy.sums_itself:
+            return self.builder.collective(
+                kind, size, dtype, WORLD, stream=COMMUNICATION, name=f"{kind} {unit}", module=unit
+            )
+        # gloo has two threads per group (ProcessGroupGloo::Options): a reduction does not hold up a gather
+        stream = f"{COMMUNICATION} {kind}"
+        self.builder.wait_stream(stream, COMPUTE)
+        work = Collective(kind, size, dtype, WORLD)
+        return self.builder.add(f"{kind} {unit}", stream, work, overhead="collective_call", module=unit)
+
+    # -- forward and backward -------------------------------------------------------------------------
+
+    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+        self._is_first, self._is_last = number == 0, is_last
+        self._before_forward(self.root)
+
+    def _before_forward(self, unit: EngineUnit) -> None:
+        self._gather(unit)
+        self._gather_ahead(self.units[self.units.index(unit) + 1 :])
+
+    def _gather_ahead(self, following: Sequence[EngineUnit]) -> None:
+        for unit in following[: self.strategy.prefetch]:
+            self._start_gather(unit)
+
+    def before_forward(self, segment: Segment) -> None:
+        unit = self._by_segment[segment.name]
+        if unit is not self.root:
+            self._before_forward(unit)
+
+    def after_forward(self, segment: Segment) -> None:
+        unit = self._by_segment[segment.name]
+        if unit is not self.root and not unit.is_kept:
+            self._free(unit)
+
+    def end_forward(self) -> None:
+        if not self.root.is_kept:
+            self._free(self.root)
+
+    def begin_backward(self) -> None:
+        self._gather(self.root)
+
+    def before_backward(self, segment: Segment) -> None:
+        unit = self._by_segment[segment.name]
+        if unit is self.root:
+            return
+        self._gather(unit)
+        self._gather_ahead(self.units[: self.units.index(unit)][::-1])
+
+    def gradient_ready(self, call: ModuleCall) -> None:
+        """Autograd's own gradients, which the unit's flat tensor takes over when its backward has ended; a
+        tied head's share waits for the embedding's."""
+        size = call.numel * self.param_bytes
+        unit = self._by_segment[call.segment]
+        self.builder.allocate("buffers", size, owner=unit.name)
+        unit.autograd_bytes += size
+
+    def after_backward(self, segment: Segment) -> None:
+        unit = self._by_segment[segment.name]
+        if unit is not self.root:
+            self._finish(unit)
+
+    def end_backward(self) -> None:
+        self._finish(self.root)
+        if self._reductions.waiting:
+            self._reduce()
+        while self._reductions.in_flight:
+            self._collect()
+
+    # -- reduction ------------------------------------------------------------------------------------
+
+    def _finish(self, unit: EngineUnit) -> None:
+        """Free the parameters, move the gradients into a flat tensor, reduce it when the bucket is full."""
+        self._free(unit)
+        builder, size = self.builder, unit.padded_numel * self.reduce_bytes
+        is_kept = self.strategy.stage <= 1  # this rank's own gradients stay until the step
+        if not is_kept or self._is_first:
+            builder.allocate("gradients" if is_kept else "buffers", size, owner=unit.name)
+        added = size if is_kept and not self._is_first else 0
+        taken = moves(unit.autograd_bytes + added, size, launches=unit.num_parameters)
+        builder.kernels(f"take gradients {unit.name}", taken, module=unit.name)
+        builder.free("buffers", unit.autograd_bytes, owner=unit.name)
+        unit.autograd_bytes = 0
+        if is_kept and not self._is_last:
+            return
+        builder.kernels(f"divide gradients {unit.name}", moves(size, size), module=unit.name)
+        waiting = self._reductions.waiting
+        waiting.append(unit)
+        if self._bytes(waiting) >= self.strategy.bucket_bytes:
+            self._reduce()
+
+    def _bytes(self, units: Sequence[EngineUnit]) -> int:
+        return sum(unit.padded_numel for unit in units) * self.reduce_bytes
+
+    def _reduce(self) -> None:
+        strategy, builder, reductions = self.strategy, self.builder, self._reductions
+        while len(reductions.in_flight) >= strategy.max_reductions_in_flight:
+            self._collect()
+        units, reductions.waiting = reductions.waiting, []
+        size, name = self._bytes(units), "+".join(unit.name for unit in units)
+        if len(units) > 1:
+            builder.allocate("buffers", size, owner=name)
+            builder.kernels(f"join gradients {name}", moves(size, size), module=name)
+            for unit in units if strategy.stage >= 2 else ():
+                builder.free("buffers", self._bytes([unit]), owner=unit.name)
+        if strategy.stage == 0:
+            event = self._collective("all_reduce", size, strategy.reduce_dtype, name)
+        else:
+            builder.allocate("buffers", size if strategy.sums_itself else 0, owner=name)
+            for unit in units:
+                part = self._bytes([unit]) // self.world_size
+                builder.allocate(self._output_category(), part, owner=unit.name)
+            event = self._collective("reduce_scatter", size, strategy.reduce_dtype, name)
+        reductions.in_flight.append(_Bucket(units, event))
+
+    def _collect(self) -> None:
+        """Wait for the oldest bucket and put each unit's part where the stage keeps it."""
+        builder, strategy = self.builder, self.strategy
+        bucket = self._reductions.in_flight.popleft()
+        name, size = "+".join(unit.name for unit in bucket.units), self._bytes(bucket.units)
+        part = size // self.world_size
+        builder.stream_wait(COMPUTE, bucket.event)
+        if strategy.stage and strategy.sums_itself:
+            builder.kernels(f"sum gradients {name}", moves(size, part), module=name)
+            builder.free("buffers", size, owner=name)
+        if len(bucket.units) > 1:
+            builder.free("buffers", size, owner=name)
+        if len(bucket.units) == 1 and strategy.stage >= 2:
+            builder.free("buffers", size, owner=name)
+        self._keep(bucket.units, name, size, part)
+
+    def _keep(self, units: Sequence[EngineUnit], name: str, size: int, part: int) -> None:
+        """What was reduced goes where the stage keeps it."""
+        builder, stage = self.builder, self.strategy.stage
+        if stage == 0:
+            if len(units) > 1:
+                builder.kernels(f"copy gradients {name}", moves(size, size), module=name)
+        elif stage == 1:
+            builder.kernels(f"copy gradients {name}", moves(part, part), module=name)
+            self._free_parts(units)
+        elif not self._is_first:
+            builder.kernels(f"accumulate gradients {name}", moves(2 * part, part), module=name)
+            self._free_parts(units)
+
+    def _free_parts(self, units: Sequence[EngineUnit]) -> None:
+        """The outputs of a reduce-scatter, where they are not the gradients themselves."""
+        for unit in units:
+            self.builder.free("buffers", self._bytes([unit]) // self.world_size, owner=unit.name)
+
+    def _output_category(self) -> Category:
+        """Of a reduce-scatter's output: stages 2 and 3 keep the first micro-batch's as their gradients."""
+        return "gradients" if self.strategy.stage >= 2 and self._is_first else "buffers"
+
+    # -- the step -------------------------------------------------------------------------------------
+
+    def optimizer_step(self) -> None:
+        stage, builder = self.strategy.stage, self.builder
+        owned = [self._owned(unit) for unit in self.units]
+        self._clip(owned, WORLD if stage else "")
+        gathers = []
+        for unit, numel in zip(self.units, owned, strict=True):
+            self._update(unit, numel)
+            if stage in (1, 2):
+                size = unit.padded_numel * self.param_bytes
+                gathers.append(self._collective("all_gather", size, self.strategy.param_dtype, unit.name))
+        for event in gathers:
+            builder.stream_wait(COMPUTE, event)
+        if gathers:
+            builder.host_wait(gathers[-1])
+        self._drop_gradients(owned)
+
+    def _clip(self, owned: Sequence[int], group: str) -> None:
+        """fp16 needs the norm to see an overflow, and unscales with it."""
+        training = self.training
+        if self.strategy.param_dtype == "fp16":
+            training = replace(training, gradient_clipping=training.gradient_clipping or 1.0)
+        clip_gradients(self.builder, training, owned, group, dtype=self.strategy.reduce_dtype)
+
+    def _update(self, unit: EngineUnit, numel: int) -> None:
+        """With the root of the second moment and its quotient as fp32 temporaries, and fp32 gradients where
+        they were reduced in 16 bits."""
+        casts = self.reduce_bytes != 4
+        passing = (2 + casts) * 4 * numel
+        size = float(4 * _ADAMW_PASSES * numel)
+        adamw = Kernel("optimizer", 0.0, size, "fp32", (), launches=_ADAMW_OPERATIONS)
+        kernels = (*moves(self.reduce_bytes * numel, 4 * numel), adamw) if casts else (adamw,)
+        self.builder.allocate("buffers", passing, owner=unit.name)
+        self.builder.kernels(f"adamw {unit.name}", kernels, overhead="optimizer_step", module=unit.name)
+        self.builder.free("buffers", passing, owner=unit.name)
+        if self.param_bytes != 4:
+            low = moves(4 * numel, self.param_bytes * numel)
+            self.builder.kernels(f"copy parameters {unit.name}", low, module=unit.name)
+
+    def _drop_gradients(self, owned: Sequence[int]) -> None:
+        for unit, numel in zip(self.units, owned, strict=True):
+            kept = numel if self.strategy.stage >= 2 else unit.padded_numel
+            self.builder.free("gradients", kept * self.reduce_bytes, owner=unit.name)
+
+
+def _units(workload: Workload, world_size: int, strategy: Reference) -> list[EngineUnit]:
+    """The root, then the blocks in forward order."""
+    before, *blocks, after = workload.segments
+    parts = [("root", (before, after)), *((block.name, (block,)) for block in blocks)]
+    units = []
+    for name, segments in parts:
+        parameters = [parameter for segment in segments for parameter in segment.parameters]
+        numel = sum(parameter.numel for parameter in parameters)
+        padded = -(-numel // world_size) * world_size
+        is_kept = strategy.keep_gathered and (name == "root" or name == parts[-1][0])
+        names = tuple(segment.name for segment in segments)
+        units.append(EngineUnit(name, names, len(parameters), numel, padded, is_kept))
+    return units
+
+
+def reference_plan(workload: Workload, strategy: Reference, training: Training, world_size: int) -> Plan:
+    """One step of the reference engine."""
+    builder = PlanBuilder([Group(WORLD, world_size)])
+    schedule = ReferenceSchedule(builder, workload, strategy, training, world_size)
+    walk_step(schedule, workload, training.gradient_accumulation_steps)
+    return builder.finish("reference", world_size, schedule.resident())

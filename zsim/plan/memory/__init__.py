@@ -1,0 +1,1 @@
+"""A plan's memory, summed without a clock."""

@@ -1,0 +1,1 @@
+"""What several frameworks' steps have in common."""

@@ -1,0 +1,20 @@
+"""A number that the host reads from the GPU: it is reduced over groups, and the host waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.specs.strategy.training import DTYPE_BYTES
+
+
+def read_scalar(
+    builder: PlanBuilder, name: str, dtype: str, groups: Sequence[str], *, count: int = 1
+) -> None:
+    """`.item()` of what is reduced `count` times over each of the groups; a rank alone reduces nothing."""
+    size, reduction = DTYPE_BYTES[dtype], f"all_reduce {name}"
+    for group in groups:
+        for _ in range(count if builder.groups[group].size > 1 else 0):
+            builder.collective("all_reduce", size, dtype, group, stream=COMPUTE, name=reduction)
+    builder.host_wait(builder.record(COMPUTE))
+    builder.host(f"read {name}")

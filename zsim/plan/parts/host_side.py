@@ -1,0 +1,118 @@
+"""What a host program does with data off the GPU: copies over PCIe, work on the CPU, reads and writes.
+
+Copies run on the stream that issues them, as CUDA's do; the CPU's own work stops the host thread that does
+it; drive I/O is asynchronous until somebody waits.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from zsim.cost.kernels.update import OptimizerImplementation, update_bytes
+from zsim.cost.rates.cpu_optimizer import cast_bytes, scale_bytes
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.ops import Copy, DriveIo, HostWork
+from zsim.specs.strategy.deepspeed.config import AioConfig
+
+CPU, READ, WRITE = "cpu", "nvme_read", "nvme_write"
+_MIN_SWAP_BYTES = 2**20  # MIN_AIO_BYTES of DeepSpeed's swap_tensor/utils.py
+_ALIGNMENT_BYTES = 1024  # AIO_ALIGNED_BYTES of the same, per thread
+
+
+def swap_floor_bytes(aio: AioConfig) -> int:
+    """Tensors smaller than this stay in memory."""
+    return max(_MIN_SWAP_BYTES, aio.block_size_bytes)
+
+
+def aligned_numel(numel: int, element_bytes: int, aio: AioConfig) -> int:
+    """Elements that a file of `numel` has: a whole number of aligned pieces per thread."""
+    alignment = _ALIGNMENT_BYTES * aio.intra_op_parallelism // element_bytes
+    return -(-numel // alignment) * alignment
+
+
+class HostSide:
+    """Issues offloaded work to a plan. `is_elsewhere`: the CPU's own work is done by another thread than the
+    one that issues, which does not wait for it."""
+
+    def __init__(
+        self, builder: PlanBuilder, aio: AioConfig | None = None, *, is_elsewhere: bool = False
+    ) -> None:
+        self.builder = builder
+        self.aio = aio
+        self.is_elsewhere = is_elsewhere
+
+    def copy(
+        self,
+        name: str,
+        direction: Literal["h2d", "d2h"],
+        size: int,
+        stream: str,
+        *,
+        is_pinned: bool = True,
+        is_blocking: bool = False,
+        module: str = "",
+    ) -> int | None:
+        """A copy on `stream`; the host waits for it when it is blocking, or not pinned."""
+        if size <= 0:
+            return self.builder.record(stream)
+        event = self.builder.copy(name, Copy(direction, size, is_pinned), stream=stream, module=module)
+        if is_blocking or not is_pinned:
+            self.builder.host_wait(event)
+        return event
+
+    def _work(self, name: str, work: HostWork) -> int | None:
+        """Work of the host thread itself, which goes on when that has ended; or of another thread, whose
+        event is returned."""
+        if work.bytes <= 0:
+            return None
+        event = self.builder.add(name, CPU, work)
+        if not self.is_elsewhere:
+            self.builder.host_wait(event)
+        return event
+
+    def scale(self, name: str, numel: int) -> int | None:
+        """Multiply fp32 values in place."""
+        return self._work(name, HostWork("copy", scale_bytes(numel), numel))
+
+    def cast(self, name: str, numel: int, from_dtype: str, to_dtype: str) -> int | None:
+        """Copy from one type to another."""
+        return self._work(name, HostWork("copy", cast_bytes(numel, from_dtype, to_dtype), numel))
+
+    def optimizer(
+        self, name: str, numel: int, optimizer: str, implementation: OptimizerImplementation = "fused"
+    ) -> int | None:
+        """The update of fp32 weights on the CPU; DeepSpeed's CPU-Adam is as fused as torch's."""
+        size = update_bytes(numel, optimizer, implementation)
+        return self._work(name, HostWork("optimizer", size, numel))
+
+    def read(self, name: str, size: int, *, module: str = "", is_direct: bool = False) -> int | None:
+        """Start reading; returns the event to wait for."""
+        return self._io(name, "read", size, module, is_direct=is_direct)
+
+    def write(self, name: str, size: int, *, module: str = "") -> int | None:
+        """Start writing; returns the event to wait for."""
+        return self._io(name, "write", size, module)
+
+    def _io(
+        self,
+        name: str,
+        direction: Literal["read", "write"],
+        size: int,
+        module: str,
+        *,
+        is_direct: bool = False,
+    ) -> int | None:
+        if size <= 0:
+            return None
+        aio = self.aio
+        assert aio is not None
+        work = DriveIo(
+            direction, size, aio.block_size_bytes, aio.queue_depth, aio.intra_op_parallelism, is_direct
+        )
+        return self.builder.add(name, READ if direction == "read" else WRITE, work, module=module)
+
+    def wait(self, event: int | None, name: str) -> None:
+        """The host waits for `event`."""
+        if event is not None:
+            self.builder.host_wait(event)
+            self.builder.host(name)

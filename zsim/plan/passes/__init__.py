@@ -1,0 +1,1 @@
+"""Plans rewritten after the fact: one thread, two steps, hardware queues."""

@@ -1,0 +1,79 @@
+"""A plan where the device is a CPU: operators run in the thread that calls them, nothing overlaps by itself.
+
+There are no streams. The thread issues an operator when the one before has ended; a collective blocks it too,
+unless the framework asks for it asynchronously and waits later: then gloo's own threads run it, on the cores
+that the ranks compute on (`interference.compute_slowdown` says what that costs).
+
+Who asks asynchronously, torch 2.13 and DeepSpeed 0.19.8: DDP's reducer (reducer.cpp, `all_reduce_bucket`);
+ZeRO-3's fetches (partition_parameters.py, `_dist_allgather_fn` with async_op=True); the reference engine.
+FSDP1 and FSDP2 call with async_op=False and rely on CUDA's streams.
+
+gloo's reduce-scatter is an all-reduce of a copy, out of which the caller copies its slice when it waits
+(ProcessGroupGloo.cpp, `reduce_scatter_tensor_coalesced`): both copies are made by the thread that calls. (A
+call of 11.8 MB among two ranks took it 2.05 + 0.90 ms, a copy of as much 1.78 and of half 0.93; torch 2.13.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.plan.builder import moves
+from zsim.plan.ops import Collective, Kernels, Op, Plan
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import Ddp, Reference
+
+
+def in_one_thread(plan: Plan, strategy: object, *, copies_scatters: bool) -> Plan:
+    """`plan` with the thread waiting for each operator, and for each collective that is not asynchronous;
+    `copies_scatters`: with gloo's own reduce-scatter."""
+    if copies_scatters:
+        plan = _with_copies(plan)
+    ops: list[Op] = []
+    blocking: int | None = None
+    for number, op in enumerate(plan.ops):
+        if blocking is not None and blocking not in op.host_waits:
+            op = op._replace(host_waits=(*op.host_waits, blocking))
+        ops.append(op)
+        if isinstance(op.work, Kernels) or (
+            isinstance(op.work, Collective) and not _is_asynchronous(op.work, strategy)
+        ):
+            blocking = number
+    return replace(plan, ops=tuple(ops))
+
+
+def _with_copies(plan: Plan) -> Plan:
+    """The plan with the copies before and after each reduce-scatter."""
+    ops: list[Op] = []
+    first: list[int] = []  # by op: where it begins now, with its copy, and where it ends
+    last: list[int] = []
+    for op in plan.ops:
+        first.append(len(ops))
+        moved = op._replace(
+            after=tuple(last[other] for other in op.after),
+            host_waits=tuple(last[other] for other in op.host_waits),
+        )
+        if isinstance(op.work, Collective) and op.work.kind == "reduce_scatter":
+            size = op.work.bytes
+            part = size // plan.groups[op.work.group].size
+            ops.append(_copy(moved, "copy for", size))
+            ops += [op._replace(after=(), host_waits=()), _copy(op, "slice of", part)]
+        else:
+            ops.append(moved)
+        last.append(len(ops) - 1)
+    first.append(len(ops))
+    memory = tuple(
+        change._replace(op=first[change.op], until=last[change.until] if change.until >= 0 else -1)
+        for change in plan.memory
+    )
+    return replace(plan, ops=tuple(ops), memory=memory)
+
+
+def _copy(op: Op, what: str, size: int) -> Op:
+    """On the op's stream, in its place."""
+    return op._replace(name=f"{what} {op.name}", work=Kernels(moves(size, size)), launches=1, overhead=None)
+
+
+def _is_asynchronous(work: Collective, strategy: object) -> bool:
+    if isinstance(strategy, Ddp | Reference):
+        return True
+    return isinstance(strategy, DeepSpeedConfig) and strategy.stage == 3 and work.kind == "all_gather"

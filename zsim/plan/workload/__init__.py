@@ -1,0 +1,1 @@
+"""A model's modules as kernels and allocations of a micro-batch."""

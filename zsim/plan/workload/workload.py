@@ -1,0 +1,210 @@
+"""What one rank computes in a step: segments of module calls with their kernels and their memory.
+
+A `Segment` is what runs before the blocks, one block, or what runs after them. Work is derived once per
+distinct module shape; a thousand layers of one shape share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from zsim.cost.kernels.fused_head import fused_head, head_place
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.update import optimizer_state_bytes
+from zsim.cost.memory import activations as footprint
+from zsim.plan.ops import Kernels
+from zsim.plan.parts.trainer_logs import MetricLog, metric_log
+from zsim.plan.workload.modules import (
+    NO_WORK,
+    BlockWorks,
+    ModuleWork,
+    Works,
+    checkpointed_works,
+    module_work,
+    on_residual_stream,
+)
+from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter
+from zsim.specs.strategy.training import Checkpointing, Training
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """A module at its place in the model."""
+
+    name: str
+    segment: str
+    module: Module
+    work: ModuleWork
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return self.module.parameters
+
+    @property
+    def numel(self) -> int:
+        return self.module.numel
+
+    @property
+    def borrowed_numel(self) -> int:
+        """Elements of the weight of another module that it multiplies with (a tied head), else 0."""
+        layer = self.module.work
+        if not isinstance(layer, Linear) or any(parameter.name == "weight" for parameter in self.parameters):
+            return 0
+        return layer.in_features * layer.out_features
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Modules that run back to back: `kind` is "before", "block" or "after".
+
+    Under full checkpointing `recomputed` run again before backward. `input_bytes`: of the input that the
+    checkpoint holds; `output_bytes`: of the block's second output, where a reentrant checkpoint holds it
+    until its backward has ended. Recomputation enters `stops_at` (its hooks run) but stops before its
+    kernels, because everything that backward needs exists by then.
+    """
+
+    name: str
+    kind: str
+    calls: tuple[ModuleCall, ...]
+    is_checkpointed: bool
+    input_bytes: int
+    output_bytes: int = 0
+    recomputed: tuple[ModuleCall, ...] = ()
+    stops_at: ModuleCall | None = None
+    registration: tuple[str, ...] | None = None
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(parameter for call in self.calls for parameter in call.parameters)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(call.numel for call in self.calls)
+
+    @cached_property
+    def checkpoint_bytes(self) -> int:
+        """Its input and what its calls keep of their outputs."""
+        return self.input_bytes + sum(sum(call.work.kept_outputs) for call in self.calls)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive from
+    the head's backward on; `optimizer_state_bytes` per parameter, fp32 master weights not included;
+    `fused_head` names the module whose weight the loss takes without calling it ("" where it is called);
+    `logs`: where the trainer takes metrics."""
+
+    model: ModelSpec
+    training: Training
+    segments: tuple[Segment, ...]
+    residual_bytes: int
+    optimizer_state_bytes: int
+    fused_head: str = ""
+    logs: MetricLog | None = None
+
+    @cached_property
+    def numel(self) -> int:
+        return self.model.numel
+
+
+def make_workload(model: ModelSpec, training: Training) -> Workload:
+    """Derive the work of every module once per shape."""
+    shape = BatchShape.of(training)
+    options = WorkOptions.of(training)
+    deriver = _Deriver(shape, options, training)
+    head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
+    segments = [deriver.segment("before", "before", "", model.before)]
+    for number, block in enumerate(model.blocks):
+        name = f"{model.block_prefix}.{number}"
+        segments.append(deriver.block(name, block, training.checkpointing_of(number), model.hidden_size))
+    segments.append(deriver.segment("after", "after", "", model.after))
+    residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
+    states = optimizer_state_bytes(training.optimizer, training.stored_dtype)
+    logs = metric_log(model, shape, options)
+    return Workload(model, training, tuple(segments), residual, states, head, logs)
+
+
+class _Deriver:
+    """Caches the work of modules and of blocks, by the modules they consist of."""
+
+    def __init__(self, shape: BatchShape, options: WorkOptions, training: Training) -> None:
+        self._shape = shape
+        self._options = options
+        self._training = training
+        self._works: dict[tuple[int, bool], ModuleWork] = {}
+        self._blocks: dict[tuple[Checkpointing, tuple[int, ...]], BlockWorks] = {}
+
+    def fuse_head(self, modules: tuple[Module, ...]) -> str:
+        """Let the head do the loss piece by piece, and what stands between and after nothing; the head's
+        name, "" where there is none."""
+        place = head_place(modules)
+        if place is None:
+            return ""
+        fused = fused_head(modules[place], self._shape, self._options)
+        self._works[id(modules[place]), False] = ModuleWork(
+            forward=Kernels(fused.forward),
+            backward=Kernels(fused.backward),
+            forward_launches=sum(kernel.launches for kernel in fused.forward),
+            backward_launches=sum(kernel.launches for kernel in fused.backward),
+            tensors=fused.tensors,
+        )
+        self._works |= {(id(module), False): NO_WORK for module in modules[place + 1 :]}
+        return modules[place].name
+
+    def segment(self, name: str, kind: str, prefix: str, modules: tuple[Module, ...]) -> Segment:
+        """What stands before or after the blocks: nothing of it is run again."""
+        works = tuple(self._work(module) for module in modules)
+        return Segment(name, kind, _calls(name, prefix, modules, works), False, 0)
+
+    def block(self, name: str, block: Block, policy: Checkpointing, hidden_size: int) -> Segment:
+        derived, modules = self._block(block, policy), block.modules
+        calls = _calls(name, name + ".", modules, derived.works)
+        if policy not in ("full", "selective-op"):
+            return Segment(name, "block", calls, False, 0, registration=block.registration)
+        recomputed = _calls(name, name + ".", modules[: len(derived.recomputed)], derived.recomputed)
+        rest = calls[len(recomputed) :]
+        held = footprint.checkpoint_bytes(hidden_size, self._shape, self._options)
+        return Segment(
+            name,
+            "block",
+            calls,
+            True,
+            held,
+            output_bytes=held if policy == "full" and self._training.checkpoint_is_reentrant else 0,
+            recomputed=recomputed,
+            stops_at=rest[0] if rest and rest[0].numel else None,
+            registration=block.registration,
+        )
+
+    def _block(self, block: Block, policy: Checkpointing) -> BlockWorks:
+        key = policy, tuple(id(module) for module in block.modules)
+        if key not in self._blocks:
+            selects = policy == "selective"
+            alone = tuple(
+                self._work(module, is_selective=selects and isinstance(module.work, Attention))
+                for module in block.modules
+            )
+            works = on_residual_stream(block.modules, alone, self._shape, self._options)
+            if policy in ("full", "selective-op"):
+                stops_early = self._training.checkpoint_stops_early
+                self._blocks[key] = checkpointed_works(
+                    block, works, policy, self._shape, self._options, stops_early=stops_early
+                )
+            else:
+                self._blocks[key] = BlockWorks(works, ())
+        return self._blocks[key]
+
+    def _work(self, module: Module, *, is_selective: bool = False) -> ModuleWork:
+        key = id(module), is_selective
+        if key not in self._works:
+            self._works[key] = module_work(module, self._shape, self._options, is_selective=is_selective)
+        return self._works[key]
+
+
+def _calls(name: str, prefix: str, modules: Sequence[Module], works: Works) -> tuple[ModuleCall, ...]:
+    return tuple(
+        ModuleCall(prefix + module.name, name, module, one)
+        for module, one in zip(modules, works, strict=True)
+    )

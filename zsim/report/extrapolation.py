@@ -1,0 +1,39 @@
+"""What of a plan lies outside of what the cluster's calibrated numbers were measured on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from zsim.cost.ranges import OutOfRange, extrapolated_calls, extrapolated_kernels
+from zsim.plan.ops import Collective, Kernels, Plan
+from zsim.specs.cluster.cluster import Cluster
+
+
+def extrapolations(plan: Plan, cluster: Cluster) -> dict[str, list[OutOfRange]]:
+    """By part of the result ("compute", "network"); empty where nothing is extrapolated."""
+    gpu, ranges = cluster.gpu, cluster.collectives.measured_range
+    tables = (gpu.gemm, gpu.attention, gpu.memory_bound)
+    if not ranges and not any(table.measured_range for table in tables):
+        return {}
+    times = Counter(id(op.work) for op in plan.ops)
+    works = {id(op.work): op.work for op in plan.ops}
+    kernels = [
+        (kernel, times[key])
+        for key, work in works.items()
+        if isinstance(work, Kernels)
+        for kernel in work.kernels
+    ]
+    calls = [(work.bytes, times[key]) for key, work in works.items() if isinstance(work, Collective)]
+    found = {
+        "compute": list(extrapolated_kernels(gpu, kernels)),
+        "network": list(extrapolated_calls(ranges, calls)),
+    }
+    return {part: rows for part, rows in found.items() if rows}
+
+
+def extrapolation_sentence(row: OutOfRange) -> str:
+    """For the report's notes."""
+    return (
+        f"extrapolated: {row.fraction:.0%} of the work in {row.what} is in pieces beyond the "
+        f"{row.low:.3g} to {row.high:.3g} {row.unit} that were measured"
+    )

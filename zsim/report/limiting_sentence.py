@@ -1,0 +1,88 @@
+"""One sentence on what limits the step."""
+
+from __future__ import annotations
+
+from zsim.report.breakdown import Breakdown
+from zsim.report.views.meanings import BREAKDOWN, span_meaning
+from zsim.trace.trace import Trace
+from zsim.units import format_seconds
+
+_BOUND = {
+    "compute": "Compute-bound",
+    "exposed_communication": "Communication-bound",
+    "offload_stall": "Offload-bound",
+    "optimizer": "Optimizer-bound",
+    "allocator": "Short of memory",
+    "host_bound": "Host-bound",
+}
+_WORTH_SAYING = 0.005  # of the step
+
+
+def limiting_sentence(
+    trace: Trace,
+    breakdown: Breakdown,
+    overlap_fraction: float | None = None,
+    kernel_fraction: float | None = None,
+    peak_dtype: str = "",
+) -> str:
+    """E.g. "Compute-bound: 84 % compute; exposed communication 11 %, mostly the all-gather of ...".
+
+    Where the step computes most of the time, it goes on with how much of the communication that hides and
+    which fraction of the peak (fp8's where that is computed in) the kernels reach.
+    """
+    total = sum(breakdown.seconds.values())
+    if total <= 0:
+        return "An empty step."
+    first = max(breakdown.seconds, key=lambda name: breakdown.seconds[name])
+    share = _share(breakdown.seconds[first] / total)
+    parts = [f"{share} {BREAKDOWN[first].label}{_mostly(trace, breakdown, first)}"]
+    rest = sorted((name for name in breakdown.seconds if name != first), key=lambda n: -breakdown.seconds[n])
+    for name in rest:
+        fraction = breakdown.seconds[name] / total
+        if fraction >= _WORTH_SAYING:
+            parts.append(f"{BREAKDOWN[name].label} {_share(fraction)}{_mostly(trace, breakdown, name)}")
+    if first == "compute" and overlap_fraction is not None:
+        parts.append(f"{_share(overlap_fraction)} of communication is hidden")
+    if first == "compute" and kernel_fraction is not None:
+        peak = "fp8's peak" if peak_dtype == "fp8" else "the peak"
+        parts.append(f"kernels reach {_share(kernel_fraction)} of {peak}")
+    return f"{_BOUND[first]}: {'; '.join(parts)}."
+
+
+def without_overlap_sentence(step_seconds: float, without_overlap: float | None) -> str:
+    """What to add where the overlap is in doubt; "" where it makes no difference."""
+    if without_overlap is None or without_overlap < step_seconds * (1 + _WORTH_SAYING):
+        return ""
+    return (
+        " With nothing hidden, to which most published runs of DeepSpeed over several nodes are nearer, the "
+        f"step would be {format_seconds(without_overlap)}."
+    )
+
+
+def _share(fraction: float) -> str:
+    """Whole percents, tenths close to all or nothing."""
+    is_extreme = 0 < fraction < 0.01 or 0.99 < fraction < 1
+    return f"{fraction * 100:.1f} %" if is_extreme else f"{fraction * 100:.0f} %"
+
+
+def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
+    """What most of the waits with this cause were for: one op, or else one kind."""
+    by_kind: dict[str, float] = {}
+    by_op: dict[tuple[str, str, str], float] = {}
+    for wait in breakdown.waits:
+        if wait.cause == cause and wait.info is not None:
+            info = trace.infos[wait.info]
+            op = (info.kind, info.module or (info.name if info.name != info.kind else ""), info.phase)
+            by_kind[info.kind] = by_kind.get(info.kind, 0.0) + wait.seconds
+            by_op[op] = by_op.get(op, 0.0) + wait.seconds
+    if not by_kind:
+        return ""
+    kind, name, phase = max(by_op, key=lambda key: by_op[key])
+    of_cause = breakdown.seconds[cause]
+    if by_op[kind, name, phase] > of_cause / 2:
+        where = (f" of {name}" if name else "s") + (f" in {phase}" if phase else "")
+        return f", mostly the {span_meaning(kind).label}{where}"
+    kind = max(by_kind, key=lambda key: by_kind[key])
+    if by_kind[kind] > of_cause / 2:
+        return f", mostly {span_meaning(kind).label} ({_share(by_kind[kind] / of_cause)} of it)"
+    return ""

@@ -1,0 +1,286 @@
+"""Figures of a report, as pure functions from values to Plotly figures.
+
+They bring the colours of meanings only; the page they stand on brings the colours of text and lines, so
+that one figure serves a light page and a dark one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zsim.report.memory import MemoryLevels
+from zsim.report.report import Report
+from zsim.report.views.meanings import (
+    BREAKDOWN,
+    CAPACITY,
+    COMMUNICATION,
+    MEMORY,
+    TOTAL,
+    Meaning,
+    span_meaning,
+)
+from zsim.trace.trace import Ints
+from zsim.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_MOST_POINTS = 1500
+_MOST_ROWS = 14
+_CAPACITY_LINE = {"dash": "dash", "width": 2, "color": CAPACITY.color}
+_PHASES = {"": "step", "recompute": "recomputation"}
+
+
+def time_scale(step_seconds: float) -> tuple[float, str]:
+    """Units per second and their name, for an axis as long as the step."""
+    for seconds, scale, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
+        if step_seconds >= seconds:
+            return scale, unit
+    return 1e6, "us"
+
+
+def layout(height: int, **changes: Any) -> dict[str, Any]:
+    """What all figures have in common."""
+    return {
+        "template": "none",
+        "height": height,
+        "margin": _margin(62 if changes.get("showlegend", True) else 36),
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 13},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "hoverlabel": {"font": {"family": "ui-monospace, monospace", "size": 12}, "align": "left"},
+        "xaxis": {"title": {"font": {"size": 13}}},
+        "yaxis": {"title": {"font": {"size": 13}}},
+        "bargap": 0.25,
+    } | changes
+
+
+def _margin(top: int) -> dict[str, int]:
+    return {"l": 10, "r": 16, "t": top, "b": 44}
+
+
+def step_breakdown(report: Report) -> Figure:
+    """One bar for the step, one for each phase of the program, stacked by meaning."""
+    import plotly.graph_objects as go
+
+    scale, unit = time_scale(report.step_seconds)
+    phases = {phase: row for phase, row in report.breakdown.by_phase.items() if sum(row.values()) > 0}
+    rows: dict[str, Mapping[str, float]] = {"whole step": report.breakdown.seconds}
+    if len(phases) > 1:
+        rows |= {_PHASES.get(phase, phase): row for phase, row in phases.items()}
+    figure = go.Figure(layout=layout(110 + 46 * len(rows), barmode="stack"))
+    for name, meaning in BREAKDOWN.items():
+        seconds = [row[name] for row in rows.values()]
+        if not any(seconds):
+            continue
+        shares = [value / report.step_seconds for value in seconds]
+        figure.add_bar(
+            name=meaning.label,
+            orientation="h",
+            y=list(rows),
+            x=[value * scale for value in seconds],
+            marker_color=meaning.color,
+            text=[f"{share * 100:.0f} %" if share >= 0.04 else "" for share in shares],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            hovertext=[
+                f"<b>{meaning.label}</b><br>{phase}: {format_seconds(value)}, {share * 100:.1f} % of the step"
+                for phase, value, share in zip(rows, seconds, shares, strict=True)
+            ],
+            hoverinfo="text",
+        )
+    figure.update_xaxes(title_text=unit, rangemode="tozero", title_standoff=6)
+    figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
+    return figure
+
+
+def memory_waterfall(report: Report, device: str) -> Figure:
+    """What is held at the peak, category on category, against the capacity."""
+    import plotly.graph_objects as go
+
+    peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
+    held = {category: count for category, count in peak.at_total.items() if count}
+    bases = np.cumsum([0, *held.values()])[:-1]
+    names = [_category(category).label for category in held]
+    top = max(peak.total, capacity or 0) / 1e9
+    figure = go.Figure(layout=layout(420, showlegend=False, bargap=0.2, margin=_margin(62)))
+    ends = bases + np.array(list(held.values()))
+    figure.add_bar(
+        orientation="h",
+        y=[*names, "peak"],
+        x=[*(count / 1e9 for count in held.values()), peak.total / 1e9],
+        base=[*(bases / 1e9).tolist(), 0.0],
+        marker_color=[*(_category(category).color for category in held), _peak_color(peak.total, capacity)],
+        hovertext=[
+            *(
+                f"<b>{_category(category).label}</b><br>{format_bytes(count)} at the peak<br>"
+                f"{format_bytes(peak.by_category[category])} at its own maximum"
+                for category, count in held.items()
+            ),
+            f"<b>peak</b><br>{format_bytes(peak.total)} at {format_seconds(peak.seconds)}",
+        ],
+        hoverinfo="text",
+    )
+    # A label stands behind its bar; where there is no room, in a long bar or before a short one.
+    for name, count, base, end in zip(names, held.values(), bases / 1e9, ends / 1e9, strict=True):
+        has_room, is_long = end < 0.72 * top, end - base > 0.3 * top
+        _label(
+            figure, name, end if has_room or is_long else base, count, is_behind=has_room, is_inside=is_long
+        )
+    is_long = peak.total / 1e9 > 0.3 * top
+    _label(figure, "peak", peak.total / 1e9, peak.total, is_behind=not is_long, is_inside=is_long)
+    figure.update_xaxes(title_text="GB", range=[0, top * 1.06], fixedrange=True)
+    figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
+    if capacity:
+        figure.add_vline(x=capacity / 1e9, line=_CAPACITY_LINE)
+        figure.add_annotation(
+            text=f"capacity {format_bytes(capacity)}",
+            x=capacity / 1e9,
+            xanchor="right",
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            showarrow=False,
+        )
+    return figure
+
+
+def memory_timeline(held: MemoryLevels, report: Report, device: str) -> Figure:
+    """Levels over the step, stacked by category, against the capacity."""
+    import plotly.graph_objects as go
+
+    scale, unit = time_scale(report.step_seconds)
+    chosen = thin_out(held.totals, _MOST_POINTS)
+    levels = np.concatenate([held.levels[chosen], held.levels[-1:]]) / 1e9
+    seconds = np.concatenate([held.stream_seconds[chosen], [report.step_seconds]]) * scale
+    figure = go.Figure(layout=layout(420, hovermode="x unified", margin=_margin(86)))
+    for index, category in enumerate(held.categories):
+        if not levels[:, index].any():
+            continue
+        meaning = _category(category)
+        figure.add_scatter(
+            name=meaning.label,
+            x=seconds,
+            y=levels[:, index],
+            stackgroup="memory",
+            mode="lines",
+            line={"shape": "hv", "width": 0.5, "color": meaning.color},
+            fillcolor=_translucent(meaning.color),
+            hovertemplate="%{y:.2f} GB",
+        )
+    capacity = report.capacity_bytes.get(device)
+    top = max(float(held.totals.max(initial=0)), capacity or 0) / 1e9
+    figure.update_yaxes(title_text="GB", range=[0, top * 1.08], automargin=True)
+    figure.update_xaxes(title_text=unit, range=[0, report.step_seconds * scale], title_standoff=6)
+    if capacity:
+        figure.add_hline(
+            y=capacity / 1e9,
+            line=_CAPACITY_LINE,
+            annotation_text=f"capacity {format_bytes(capacity)}",
+            annotation_position="top left",
+        )
+    return figure
+
+
+def collectives(report: Report) -> Figure:
+    """Busy time of each kind of call, split into what computing hides and what it waits for."""
+    import plotly.graph_objects as go
+
+    scale, unit = time_scale(max((row.busy_seconds for row in report.collectives), default=0.0))
+    rows = sorted(report.collectives, key=lambda row: -row.busy_seconds)[:_MOST_ROWS]
+    names = [
+        f"{row.count:,} × {span_meaning(row.kind).label} {format_bytes(row.bytes)}"
+        f"<br>{row.group or 'world'} ({row.group_size}), {row.dtype}"
+        for row in rows
+    ]
+    figure = go.Figure(layout=layout(100 + 44 * len(rows), barmode="stack", showlegend=False))
+    exposed = [min(row.exposed_seconds, row.busy_seconds) for row in rows]
+    hidden = [row.busy_seconds - part for row, part in zip(rows, exposed, strict=True)]
+    for label, seconds, opacity in (("exposed", exposed, 1.0), ("hidden under computing", hidden, 0.45)):
+        figure.add_bar(
+            name=label,
+            orientation="h",
+            y=names,
+            x=[value * scale for value in seconds],
+            marker={"color": [span_meaning(row.kind).color for row in rows], "opacity": opacity},
+            hovertext=[
+                f"<b>{span_meaning(row.kind).label}</b> {row.dtype}, {format_bytes(row.bytes)} each<br>"
+                f"{row.count:,} calls, busy {format_seconds(row.busy_seconds)}<br>"
+                f"waited for: {format_seconds(row.exposed_seconds)}<br>"
+                f"bus bandwidth {format_rate(row.bus_bytes_per_second or 0.0)}"
+                for row in rows
+            ],
+            hoverinfo="text",
+        )
+    figure.update_xaxes(title_text=f"busy {unit} per step", rangemode="tozero", title_standoff=6)
+    figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
+    return figure
+
+
+def link_traffic(report: Report) -> Figure:
+    """Bytes that one GPU puts on each class of links, and how full the fullest link is."""
+    import plotly.graph_objects as go
+
+    rows = report.traffic
+    names = [row.link_class for row in rows]
+    utilised = [row.utilisation_fraction for row in rows]
+    figure = go.Figure(layout=layout(130 + 40 * len(rows), showlegend=False))
+    figure.add_bar(
+        orientation="h",
+        y=names,
+        x=[row.bytes_per_gpu / 1e9 for row in rows],
+        marker_color=COMMUNICATION.color,
+        text=["" if used is None else f"{used * 100:.0f} % used" for used in utilised],
+        textposition="auto",
+        hovertext=[
+            f"<b>{row.link_class}</b><br>{format_bytes(row.bytes_per_gpu)} per GPU and step" for row in rows
+        ],
+        hoverinfo="text",
+    )
+    figure.update_xaxes(title_text="GB per GPU and step", rangemode="tozero", title_standoff=6)
+    figure.update_yaxes(autorange="reversed", automargin=True, fixedrange=True)
+    return figure
+
+
+def thin_out(totals: Ints, most: int) -> Ints:
+    """Indices of at most about `most` events that keep every stretch's highest and last level."""
+    count = len(totals)
+    if count <= most:
+        return np.arange(count)
+    edges = np.linspace(0, count, most // 2 + 1).astype(np.int64)
+    kept = {int(edge) - 1 for edge in edges[1:]} | {0}
+    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        kept.add(start + int(totals[start:end].argmax()))
+    return np.array(sorted(kept), dtype=np.int64)
+
+
+def _category(category: str) -> Meaning:
+    return MEMORY.get(category) or Meaning(category, "#8A8F98", "white")
+
+
+def _peak_color(peak: int, capacity: int | None) -> str:
+    return CAPACITY.color if capacity is not None and peak > capacity else TOTAL.color
+
+
+def _translucent(color: str) -> str:
+    red, green, blue = (int(color[index : index + 2], 16) for index in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.82)"
+
+
+def _label(figure: Figure, row: str, x: float, count: int, *, is_behind: bool, is_inside: bool) -> None:
+    colour = (
+        {} if is_behind or not is_inside else {"font": {"color": "#14181F" if row != "peak" else "#FFFFFF"}}
+    )
+    figure.add_annotation(
+        text=format_bytes(count),
+        x=x,
+        y=row,
+        xanchor="left" if is_behind else "right",
+        showarrow=False,
+        **colour,
+    )

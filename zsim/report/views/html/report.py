@@ -1,0 +1,227 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no folder beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zsim.files import write_whole
+from zsim.report.fit import fit_of, reserved_words
+from zsim.report.memory import Ledger, Peak
+from zsim.report.report import Report
+from zsim.report.settings import sections
+from zsim.report.traffic import CollectiveRow, SentRow
+from zsim.report.views.html import figures
+from zsim.report.views.html import offload as offload_page
+from zsim.report.views.html.timeline import stream_timeline, views
+from zsim.report.views.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
+from zsim.report.views.text.irregular import irregular_tables
+from zsim.report.views.text.run_cost import HEADINGS, cost_rows
+from zsim.report.views.text.sentences import headline, trust_words
+from zsim.resources import TEMPLATES
+from zsim.trace.drives import drive_rates
+from zsim.trace.trace import Trace
+from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from plotly.graph_objects import Figure
+
+_URL = re.compile(r"https?://[^\s,;)\"'<>]+")
+DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """One figure on the page; `json` is what plotly.js draws."""
+
+    id: str
+    caption: str
+    json: str
+
+
+def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
+    """Write the page to `path`; the same report and trace give the same bytes."""
+    return write_whole(Path(path), html_report(report, trace))
+
+
+def html_report(report: Report, trace: Trace) -> str:
+    """The whole page, plotly.js included."""
+    import jinja2
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["linked"] = _linked
+    return environment.get_template("report.html.j2").render(
+        title=headline(report),
+        report=report,
+        fit=fit_of(report),
+        gigabytes=GIGABYTES,
+        trust=trust_words(report),
+        tiles=list(tiles(report)),
+        step=_plot("step", STEP_CAPTION, figures.step_breakdown(report)),
+        timeline=_plot("timeline", TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
+        views=views(trace, report.rank),
+        memory=list(_memory(report, trace)),
+        communication=list(_communication(report)),
+        offload=_offload(report, trace),
+        breakdown_rows=[
+            (BREAKDOWN[name], format_seconds(seconds), _percent(seconds / report.step_seconds))
+            for name, seconds in report.breakdown.seconds.items()
+        ],
+        collective_rows=[_collective_row(row) for row in report.collectives],
+        irregular=list(irregular_tables(report)),
+        sent_rows=[_sent_row(row) for row in report.sent],
+        cost_headings=HEADINGS,
+        cost_rows=list(cost_rows(report)),
+        experiment=sections(report.experiment),
+        grades={grade: meaning.color for grade, meaning in EVIDENCE.items()},
+        wall=format_seconds(report.simulation.wall_seconds),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+
+
+STEP_CAPTION = "Every instant of the step belongs to one colour, seen from the compute stream of one GPU."
+TIMELINE_CAPTION = (
+    "Drag over a stretch to zoom in, double-click to zoom out, hover for details, "
+    "click a legend entry to hide it."
+)
+
+
+MEMORY_CAPTION = "Levels when the compute stream gets there."
+
+
+def waterfall_caption(peak: Peak) -> str:
+    """When the peak is."""
+    return f"What is held at the peak, {format_seconds(peak.seconds)} into the step."
+
+
+def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
+    """(label, number, small print) of what people ask for first."""
+    tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
+    peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
+    yield "Step time", format_seconds(report.step_seconds), f"{report.work.tokens:,} tokens per GPU"
+    if tokens is not None:
+        yield "Tokens/s/GPU", f"{tokens:,.0f}", f"{tokens * report.simulation.world_size:,.0f} in all"
+    if report.mfu_fraction is not None:
+        small = format_flops(flops or 0.0)
+        if report.mfu_peak:
+            small += f" {report.mfu_peak}, {format_flops(report.work.peak_flops_per_second or 0.0)}"
+        yield "MFU", _percent(report.mfu_fraction), small
+        yield "HFU", _percent(report.hfu_fraction), "with recomputation"
+    of = f"of {format_bytes(capacity)}, {_percent(peak / capacity)}" if capacity else "peak"
+    if report.allocator is not None:
+        of += f"; {reserved_words(report)}"
+    yield "GPU memory", format_bytes(peak), of
+    if report.overlap_fraction is not None:
+        yield "Overlap", _percent(report.overlap_fraction), "of communication under kernels"
+
+
+def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
+    ledger = Ledger.of(trace.memory)
+    for device, peak in report.peaks.items():
+        if not peak.total:
+            continue
+        held = ledger.fullest(device, report.gpus_per_node, report.nodes)
+        yield {
+            "title": DEVICES[device],
+            "waterfall": _plot(
+                f"waterfall-{device}",
+                waterfall_caption(peak),
+                figures.memory_waterfall(report, device),
+            ),
+            "timeline": _plot(
+                f"memory-{device}",
+                MEMORY_CAPTION,
+                figures.memory_timeline(held, report, device),
+            ),
+            "rows": [
+                (MEMORY[name], format_bytes(highest), format_bytes(peak.at_total[name]))
+                for name, highest in peak.by_category.items()
+                if highest and name in MEMORY
+            ],
+            "total": format_bytes(peak.total),
+            "reserved": reserved_words(report) if device == "gpu" else "",
+        }
+
+
+def _communication(report: Report) -> Iterator[_Plot]:
+    if report.collectives:
+        caption = "Full colour: the compute stream waited. Pale: hidden under computing."
+        yield _plot("collectives", caption, figures.collectives(report))
+    if report.traffic:
+        caption = "What one GPU sends over each class of links in a step."
+        yield _plot("links", caption, figures.link_traffic(report))
+
+
+def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
+    section = report.offload
+    if section is None:
+        return None
+    rates = drive_rates(trace, report.rank)
+    drives = None
+    if rates is not None:
+        caption = "All ranks of the node together; over each request its mean rate."
+        drives = _plot("drives", caption, offload_page.drive_timeline(rates, report))
+    return {
+        "stall": list(offload_page.stall_rows(report, section)),
+        "tiers": list(offload_page.tier_rows(section)),
+        "moved": list(offload_page.moved_rows(section)),
+        "drives": drives,
+        "range": offload_page.range_sentence(report, section),
+    }
+
+
+def _collective_row(row: CollectiveRow) -> tuple[str, ...]:
+    algorithm, bus = row.algorithm_bytes_per_second, row.bus_bytes_per_second
+    return (
+        span_meaning(row.kind).label,
+        f"{row.group or 'world'} ({row.group_size:,})",
+        f"{row.count:,}",
+        format_bytes(row.bytes),
+        row.dtype,
+        format_seconds(row.busy_seconds),
+        format_seconds(row.exposed_seconds),
+        "-" if algorithm is None else format_rate(algorithm),
+        "-" if bus is None else format_rate(bus),
+    )
+
+
+def _sent_row(row: SentRow) -> tuple[str, ...]:
+    sizes = row.intra_node_bytes_per_gpu, row.inter_node_bytes_per_gpu
+    group = f"{row.group} ({row.group_size:,})"
+    return (row.phase, span_meaning(row.kind).label, group, *(format_bytes(size) for size in sizes))
+
+
+def _plot(name: str, caption: str, figure: Figure) -> _Plot:
+    return _Plot(name, caption, figure.to_json())  # in which "<" and "/" of strings are escaped
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f} %"
+
+
+def _linked(text: str) -> Markup:
+    """`text` with its addresses as links."""
+    from markupsafe import Markup, escape
+
+    parts: list[str] = []
+    at = 0
+    for match in _URL.finditer(text):
+        url = match[0].rstrip(".")
+        parts += [
+            escape(text[at : match.start()]),
+            Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(url),
+        ]
+        at = match.start() + len(url)
+    return Markup("").join([*parts, escape(text[at:])])

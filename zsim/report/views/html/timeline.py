@@ -1,0 +1,216 @@
+"""The step as a Gantt chart: a row per stream, and what the compute stream waits for on top."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zsim.report.breakdown import Breakdown, compute_stream
+from zsim.report.views.html.figures import layout, time_scale
+from zsim.report.views.meanings import BREAKDOWN, SPANS, Meaning, span_meaning
+from zsim.trace.trace import SpanInfo, Trace
+from zsim.units import format_bytes, format_flops, format_seconds
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+MOST_BARS = 10_000
+_MOST_PHASES = 24
+_CLOSE_UP = 0.03  # of the step
+_LEGEND = [meaning.label for meaning in (*SPANS.values(), *BREAKDOWN.values())]
+_WAITS, _HOST = "compute waits", "host blocked"
+
+
+_BLOCKED = Meaning("host blocked", "#B4B9C1", "white")
+
+
+@dataclass
+class _Bars:
+    """Bars of one meaning."""
+
+    meaning: Meaning
+    rows: list[str]
+    starts: list[float]
+    lengths: list[float]
+    texts: list[str]
+
+    def add(self, row: str, start: float, end: float, text: str) -> None:
+        self.rows.append(row)
+        self.starts.append(start)
+        self.lengths.append(end - start)
+        self.texts.append(text)
+
+
+def stream_timeline(
+    trace: Trace, breakdown: Breakdown, rank: int | None = None, most_bars: int = MOST_BARS
+) -> Figure:
+    """Every span of `rank` (else the first rank) on its stream; the longest `most_bars` of them where there
+    are more, which the title says."""
+    import plotly.graph_objects as go
+
+    if rank is None and len(trace):
+        rank = int(trace.ranks[0])
+    own = trace if rank is None else trace.of_rank(rank)
+    scale, unit = time_scale(own.step_seconds)
+    most_waits = most_bars // 10
+    shown, note = _longest(own, most_bars - 2 * most_waits)
+    groups = _span_bars(own, shown)
+    _add_waits(groups, own, breakdown, most_waits)
+    rows = _row_order(own, groups)
+    figure = go.Figure(layout=layout(150 + 44 * len(rows), barmode="overlay", bargap=0.22))
+    # Bars thinner than a pixel are drawn a pixel wide: copies go below, what lasts longest on top.
+    for bars in sorted(groups.values(), key=lambda bars: (bars.meaning != SPANS["copy"], sum(bars.lengths))):
+        figure.add_bar(
+            name=bars.meaning.label,
+            legendrank=_LEGEND.index(bars.meaning.label) if bars.meaning.label in _LEGEND else len(_LEGEND),
+            orientation="h",
+            y=bars.rows,
+            base=np.array(bars.starts) * scale,
+            x=np.array(bars.lengths) * scale,
+            marker={
+                "color": bars.meaning.color,
+                "opacity": np.where(np.arange(len(bars.rows)) % 2, 0.8, 1.0),  # neighbours stay apart
+                "line": {"width": 0},
+            },
+            hovertext=bars.texts,
+            hoverinfo="text",
+        )
+    figure.update_xaxes(title_text=unit, range=[0, own.step_seconds * scale], title_standoff=6)
+    figure.update_yaxes(
+        categoryorder="array",
+        categoryarray=rows[::-1],
+        automargin=True,
+        fixedrange=True,
+        range=[-0.6, len(rows) - 0.4],
+    )
+    _shade_phases(figure, own, scale)
+    if note:
+        figure.add_annotation(
+            text=note, xref="paper", yref="paper", x=1, y=-0.02, yshift=-34, showarrow=False, xanchor="right"
+        )
+    return figure
+
+
+def _longest(own: Trace, most: int) -> tuple[list[int], str]:
+    """The spans to draw, in time order, and what to say about those left out."""
+    seconds = own.end_seconds - own.start_seconds
+    drawable = [
+        i for i in np.flatnonzero(seconds > 0).tolist() if own.infos[own.info_indices[i]].kind != "host"
+    ]
+    kept = drawable
+    note = ""
+    if len(drawable) > most:
+        kept = sorted(drawable, key=lambda i: (-seconds[i], i))[:most]
+        share = float(seconds[kept].sum() / seconds[drawable].sum())
+        note = (
+            f"the {most:,} longest of {len(drawable):,} spans, {share * 100:.1f} % of all busy time; "
+            "the trace file has every one"
+        )
+    return sorted(kept, key=lambda i: (own.start_seconds[i], i)), note
+
+
+def _span_bars(own: Trace, shown: list[int]) -> dict[str, _Bars]:
+    groups: dict[str, _Bars] = {}
+    for span in shown:
+        info = own.infos[own.info_indices[span]]
+        kind = "optimizer" if info.kind == "compute" and info.phase == "optimizer" else info.kind
+        kind = "recompute" if info.kind == "compute" and info.phase == "recompute" else kind
+        bars = groups.setdefault(kind, _Bars(span_meaning(kind), [], [], [], []))
+        start, end = float(own.start_seconds[span]), float(own.end_seconds[span])
+        bars.add(info.stream, start, end, _hover(info, start, end))
+    return groups
+
+
+def _hover(info: SpanInfo, start: float, end: float) -> str:
+    lines = [f"<b>{info.name}</b>", f"{format_seconds(end - start)} from {format_seconds(start)}"]
+    if info.group:
+        lines.append(f"{format_bytes(info.bytes)} {info.dtype}, group {info.group} ({info.group_size})")
+    elif info.bytes:
+        lines.append(format_bytes(info.bytes))
+    if info.flops:
+        lines.append(f"{format_flops(info.flops / (end - start))}")
+    if info.module and info.module not in info.name:
+        lines.append(info.module)
+    return "<br>".join([*lines, info.phase] if info.phase else lines)
+
+
+def _add_waits(groups: dict[str, _Bars], own: Trace, breakdown: Breakdown, most: int) -> None:
+    """Rows for what the compute stream waited for and for where the host was blocked."""
+    waits = sorted(breakdown.waits, key=lambda wait: -wait.seconds)[:most]
+    for wait in sorted(waits, key=lambda wait: wait.start_seconds):
+        if wait.seconds <= 0:
+            continue
+        meaning = BREAKDOWN[wait.cause]
+        what = f"<br>for {own.infos[wait.info].name}" if wait.info is not None else ""
+        text = f"<b>{meaning.label}</b><br>{format_seconds(wait.seconds)}{what}"
+        bars = groups.setdefault(f"wait {wait.cause}", _Bars(meaning, [], [], [], []))
+        bars.add(_WAITS, wait.start_seconds, wait.end_seconds, text)
+    for _, start, end, info in sorted(own.host_blocks, key=lambda block: block[1] - block[2])[:most]:
+        bars = groups.setdefault("host", _Bars(_BLOCKED, [], [], [], []))
+        bars.add(
+            _HOST,
+            start,
+            end,
+            f"<b>host blocked</b><br>{format_seconds(end - start)} on {own.infos[info].name}",
+        )
+
+
+def _row_order(own: Trace, groups: dict[str, _Bars]) -> list[str]:
+    """Waits, the compute stream, the other streams by their first span, the host."""
+    used = dict.fromkeys(row for bars in groups.values() for row in bars.rows)
+    compute = compute_stream(own)
+    first = {_WAITS: 0, compute: 1, _HOST: 3}
+    return sorted(used, key=lambda row: first.get(row, 2))
+
+
+def views(trace: Trace, rank: int | None = None) -> list[tuple[str, float, float]]:
+    """Stretches worth a closer look, as (name, start, end) in the units of the timeline's axis."""
+    own = trace if rank is None else trace.of_rank(rank)
+    scale, _ = time_scale(own.step_seconds)
+    whole, width = own.step_seconds, own.step_seconds * _CLOSE_UP
+    found = [("whole step", 0.0, whole), ("start", 0.0, width)]
+    runs = _phase_runs(own)
+    for (before, _, end), (after, _, _) in pairwise(runs):
+        if (before, after) == ("forward", "backward"):
+            found.append(("forward to backward", end - width / 2, end + width / 2))
+            break
+    found.append(("end", whole - width, whole))
+    return [(name, start * scale, end * scale) for name, start, end in found]
+
+
+def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
+    """(phase, start, end) of each stretch of the compute stream; recomputation is part of backward."""
+    compute = compute_stream(own)
+    runs: list[tuple[str, float, float]] = []
+    for span in np.argsort(own.start_seconds, kind="stable").tolist():
+        info = own.infos[own.info_indices[span]]
+        if info.stream != compute or not info.phase:
+            continue
+        phase = "backward" if info.phase == "recompute" else info.phase
+        start, end = float(own.start_seconds[span]), float(own.end_seconds[span])
+        if runs and runs[-1][0] == phase:
+            runs[-1] = (phase, runs[-1][1], end)
+        else:
+            runs.append((phase, start, end))
+    return runs
+
+
+def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
+    """Name the phases over the stretches of the compute stream."""
+    runs = _phase_runs(own)
+    if not 1 < len(runs) <= _MOST_PHASES:
+        return
+    for index, (phase, start, end) in enumerate(runs):
+        figure.add_vrect(
+            x0=start * scale,
+            x1=end * scale,
+            fillcolor="#8A8F98",
+            opacity=0.10 if index % 2 else 0.04,
+            line_width=0,
+            layer="below",
+            annotation_text=phase if (end - start) > 0.04 * own.step_seconds else "",
+            annotation_position="top left",
+        )

@@ -1,0 +1,57 @@
+"""What is irregular about a step, as tables: jitter, ranks that differ, jobs that share the fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from zsim.report.irregular import JobRow, RankRow, StepSpread
+from zsim.report.report import Report
+from zsim.units import format_seconds
+
+Row = tuple[str, ...]
+
+
+class Words(NamedTuple):
+    """A table: the first column is text, the rest are numbers."""
+
+    title: str
+    headings: Row
+    rows: list[Row]
+
+
+def irregular_tables(report: Report) -> Iterator[Words]:
+    """The tables that a report has anything for."""
+    if report.jobs:
+        rows = [_job(row) for row in report.jobs]
+        yield Words("Jobs on this fabric", ("", "GPUs", "alone", "together", "longer", ""), rows)
+    spread = report.jitter
+    if spread is not None:
+        title = f"{spread.steps:,} steps with jitter, seed {spread.seed}"
+        yield Words(title, ("", *spread.step_seconds, "without"), _spread(spread))
+    if report.ranks:
+        rows = [_rank(row) for row in report.ranks]
+        headings = ("", "ranks", "kernels", "exposed communication", "slowed")
+        yield Words("Ranks that differ", headings, rows)
+
+
+def _job(row: JobRow) -> Row:
+    times = format_seconds(row.step_seconds_alone), format_seconds(row.step_seconds_together)
+    return row.name, f"{row.gpus:,}", *times, f"{row.slowdown:.2f} times", f"{row.model}, {row.strategy}"
+
+
+def _spread(spread: StepSpread) -> list[Row]:
+    steps = [format_seconds(seconds) for seconds in spread.step_seconds.values()]
+    waits = [format_seconds(seconds) for seconds in spread.exposed_communication_seconds.values()]
+    without = format_seconds(spread.step_seconds_without)
+    return [("step", *steps, without), ("exposed communication", *waits, "")]
+
+
+def _rank(row: RankRow) -> Row:
+    return (
+        f"rank {row.rank}" if row.ranks == 1 else f"like rank {row.rank}",
+        f"{row.ranks:,}",
+        format_seconds(row.kernel_seconds),
+        format_seconds(row.exposed_communication_seconds),
+        f"{row.kernel_slowdown:g} times" if row.kernel_slowdown > 1 else "-",
+    )

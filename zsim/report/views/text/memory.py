@@ -1,0 +1,147 @@
+"""A memory profile as text of at most 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from zsim.report.memory_profile import Holder, MemoryProfile, Moment, Owned, holders
+from zsim.report.report import Verdict
+from zsim.report.views.meanings import MEMORY
+from zsim.units import GIGABYTES, format_bytes, format_seconds
+
+_SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "states",
+          "activations": "activ.", "buffers": "buffers", "framework": "other"}  # fmt: skip
+MARKS: dict[Verdict, str] = {"fits": "", "runs short": "~", "may not fit": "?", "does not fit": "!"}
+By = Literal["category", "phase", "time"]
+PHASES = ("forward", "recompute", "backward", "optimizer")
+_OWNER_COLUMNS = 38
+_VARIANT_COLUMNS = 23
+
+
+def profile_lines(
+    profile: MemoryProfile, *, capacity_bytes: int, limit: int = 12, has_allocator: bool = True
+) -> Iterator[str]:
+    """The peak, the highest of each phase, who holds it, and what stays for backward; `limit` rows each
+    (0: all). `has_allocator`: what fits is its tensors, in torch's allocator for GPUs, whose own verdict
+    takes a clock."""
+    peak = profile.peak
+    fits = "tensors fit" if has_allocator else "fits"
+    verdict = fits if peak.total <= capacity_bytes else "DOES NOT FIT"
+    yield f"peak  {format_bytes(peak.total)} of {format_bytes(capacity_bytes)} ({verdict}), {peak.phase}"
+    yield f"      at '{_short(peak.name, 44)}', op {peak.op + 1:,} of {profile.num_ops:,}"
+    if verdict == "tensors fit":
+        yield "      Whether torch's allocator runs short, `zsim run` says."
+    yield ""
+    yield from _phase_lines(profile.phases)
+    yield ""
+    yield from _holder_lines("Who holds it at the peak", holders(profile.at_peak), peak.total, limit)
+    kept = holders(profile.kept, "activations")
+    if kept:
+        yield ""
+        whole = sum(row.total_bytes for row in kept)
+        yield from _holder_lines(f"Kept for backward: {format_bytes(whole)}", kept, whole, limit)
+    units = _by_unit(profile.highest)
+    if units:
+        yield ""
+        yield from _unit_lines(units, profile.at_peak, limit)
+    yield ""
+    yield f"{GIGABYTES}."
+
+
+def _phase_lines(phases: Sequence[Moment]) -> Iterator[str]:
+    yield f"{'Highest of, GB':<14}" + "".join(f"{name:>9}" for name in _SHORT.values()) + f"{'total':>9}"
+    for moment in phases:
+        cells = [moment.by_category[name] for name in _SHORT] + [moment.total]
+        yield f"{moment.phase:<14}" + "".join(f"{size / 1e9:>9.2f}" for size in cells)
+
+
+def _holder_lines(title: str, rows: Sequence[Holder], whole: int, limit: int) -> Iterator[str]:
+    yield f"{title:<{_OWNER_COLUMNS}}{'count':>6}{'each':>12}{'together':>12}{'share':>8}"
+    shown = rows if limit == 0 else rows[:limit]
+    for row in shown:
+        yield (
+            f"{_name(row):<{_OWNER_COLUMNS}}{row.count:>6,}{format_bytes(row.each_bytes):>12}"
+            f"{format_bytes(row.total_bytes):>12}{row.total_bytes / whole:>8.1%}"
+        )
+    if len(shown) < len(rows):
+        rest = sum(row.total_bytes for row in rows[len(shown) :])
+        label = f"{len(rows) - len(shown)} more"
+        yield f"{label:<{_OWNER_COLUMNS + 18}}{format_bytes(rest):>12}{rest / whole:>8.1%}"
+
+
+def _by_unit(highest: Mapping[Owned, int]) -> list[Holder]:
+    """Gathered parameters and unreduced gradients of each unit, at their own highest."""
+    return holders({key: size for key, size in highest.items() if key[1]}, "buffers")
+
+
+def _unit_lines(units: Sequence[Holder], at_peak: Mapping[Owned, int], limit: int) -> Iterator[str]:
+    title = "Unsharded by unit"
+    yield f"{title:<{_OWNER_COLUMNS}}{'count':>6}{'each, most':>12}{'at the peak':>12}"
+    held = {row.owner: row.total_bytes for row in holders(at_peak, "buffers")}
+    shown = units if limit == 0 else units[:limit]
+    for row in shown:
+        now = held.get(row.owner, 0)
+        yield (
+            f"{_cut(row.owner):<{_OWNER_COLUMNS}}{row.count:>6,}{format_bytes(row.each_bytes):>12}"
+            f"{format_bytes(now):>12}"
+        )
+    if len(shown) < len(units):
+        yield f"{len(units) - len(shown)} more"
+
+
+def _name(row: Holder) -> str:
+    """A module's activations by its name, anything else with what it is."""
+    if row.category == "activations":
+        return _cut(row.owner or "activations")
+    label = MEMORY[row.category].label if row.category in MEMORY else row.category
+    return _cut(f"{row.owner}: {label}" if row.owner else label)
+
+
+def _cut(text: str) -> str:
+    """At most the column's width; the end of a module's name says most."""
+    most = _OWNER_COLUMNS - 1
+    return text if len(text) <= most else "..." + text[-(most - 3) :]
+
+
+def heading(what: str, by: By) -> str:
+    """Above the lines of `variant_line`; `what` is varied."""
+    if by == "time":
+        return f"{_short(what, 32):<32}{'peak GB':>9}{'in':>11}{'step':>13}{'tokens/s/GPU':>15}"
+    names = PHASES if by == "phase" else _SHORT.values()
+    return f"{_short(what, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}" + _cells(names, by) + f"{'peak GB':>9}"
+
+
+def variant_line(label: str, profile: MemoryProfile, by: By, *, fits: bool) -> str:
+    """What each category holds at the peak, or the highest of each phase, in GB."""
+    peak, highest = profile.peak, {moment.phase: moment.total for moment in profile.phases}
+    sizes = [highest.get(name, 0) for name in PHASES] if by == "phase" else peak.by_category.values()
+    cells = _cells((f"{size / 1e9:.2f}" for size in sizes), by)
+    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}{cells}{_total(peak, fits):>9}"
+
+
+def simulated_line(
+    label: str, peak: Moment, *, verdict: Verdict, seconds: float, tokens: float | None
+) -> str:
+    """The peak beside the step's time, marked as `MARKS` says."""
+    rate = "-" if tokens is None else f"{tokens:,.0f}"
+    step = format_seconds(seconds)
+    total = f"{peak.total / 1e9:.2f}{MARKS[verdict]}"
+    return f"{_short(label, 32):<32}{total:>9}{peak.phase:>11}{step:>13}{rate:>15}"
+
+
+def error_line(label: str, error: str) -> str:
+    said = error.removeprefix("experiment: ")
+    return f"{_short(label, _VARIANT_COLUMNS):<{_VARIANT_COLUMNS}}  {_short(said, 79 - _VARIANT_COLUMNS)}"
+
+
+def _cells(texts: Iterable[str], by: By) -> str:
+    return "".join(f"{text:>{12 if by == 'phase' else 8}}" for text in texts)
+
+
+def _total(peak: Moment, fits: bool) -> str:
+    return f"{peak.total / 1e9:.2f}" + ("" if fits else "!")
+
+
+def _short(text: str, columns: int) -> str:
+    return text if len(text) < columns else text[: columns - 4] + "..."

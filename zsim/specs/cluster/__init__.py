@@ -1,0 +1,1 @@
+"""Clusters: GPUs, hosts, links, drives and networks, every number with its source."""

@@ -1,0 +1,88 @@
+"""What collectives cost on a machine besides the bytes on its links: `[collectives]` of a cluster file."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from zsim.errors import did_you_mean
+from zsim.specs.cluster.table import Fraction, Table
+from zsim.units import Seconds
+
+
+class ProtocolCosts(BaseModel):
+    """One NCCL protocol: seconds to start, seconds per round inside a node and between nodes, and the
+    fraction of a link's bandwidth it reaches.
+
+    `network_overhead`: once a group spans nodes, its rounds inside a node take at least this long (the
+    proxy thread posts for every round).
+    `ramp`: what it costs to send a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave
+    links idle while the first one travels, more pieces cost more handling; the sum of a/p and b p is least,
+    2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree algorithms, 2009).
+    `network_ramp`: the same, and only once a group spans nodes: pieces that wait for a network card.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    base: Seconds
+    intra_round: Seconds
+    inter_round: Seconds
+    intra_fraction: Fraction
+    inter_fraction: Fraction
+    network_overhead: Seconds = 0.0
+    ramp: Seconds = 0.0
+    network_ramp: Seconds = 0.0
+
+
+class LinkLatencies(BaseModel):
+    """Of the links that rounds were measured on: NVLink, and card and network between nodes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    node_link: Seconds = 0.0
+    nic: Seconds = 0.0
+    network: Seconds = 0.0
+
+
+AlgorithmName = Literal["ring", "tree", "nvls", "nvls_tree", "pat", "all_to_all"]
+
+
+class CollectiveCosts(Table):
+    """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
+
+    `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
+    `protocols` are the ring's costs, and those of every algorithm that `algorithms` does not name: "ring"
+    (there: an all-reduce's ring, where it differs), "tree", "nvls" (reduction in the switches of one NVLink
+    domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
+    only where their costs are given.
+    `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
+    `measured_on`: what the links of these rounds took; where links take longer, so do the rounds. It is what
+    the file says that states the rounds, so a file that extends it, and its links alone, need not.
+    `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
+    """
+
+    backend: Literal["nccl", "rccl", "gloo"]
+    algorithm: Literal["ring", "hierarchical"] = "ring"
+    reduce_scatter: Literal["native", "all_reduce"] = "native"
+    protocols: dict[str, ProtocolCosts]
+    algorithms: dict[AlgorithmName, dict[str, ProtocolCosts]] = Field(default_factory=dict)
+    force_algorithm: AlgorithmName | None = None
+    force_protocol: str | None = None
+    choice: Literal["fastest", "tuning-model"] = "fastest"
+    generation: Literal["volta", "ampere", "hopper", "blackwell"] | None = None
+    channels: int = Field(default=16, gt=0, description="NCCL's channels, for its tuning model")
+    measured_on: LinkLatencies | None = None
+
+    @model_validator(mode="after")
+    def _known_names(self) -> Self:
+        names = {*self.protocols, *(name for costs in self.algorithms.values() for name in costs)}
+        if self.force_protocol is not None and self.force_protocol not in names:
+            hint = did_you_mean(self.force_protocol, names)
+            raise ValueError(
+                f"force_protocol: found '{self.force_protocol}', expected one of "
+                f"{', '.join(sorted(names))}{hint}"
+            )
+        if self.choice == "tuning-model" and self.generation is None:
+            raise ValueError("choice 'tuning-model' needs 'generation'")
+        return self

@@ -1,0 +1,182 @@
+"""Reads cluster and GPU descriptions: presets by name, or TOML files of one's own.
+
+A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file) and then needs only what
+differs, key by key within a table. A table that changes numbers may say where *its* numbers come from, with
+its own `source` and `evidence`, and is assumed where it does not; what it keeps is named with them, and the
+table's grade is the weaker one.
+A file with changes and no `description` does not keep the parent's: it may say what the file changes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.reading import MOST_TOML_BYTES, parse_toml, read_bytes
+from zsim.specs.cluster.cluster import EVIDENCE_ORDER, Cluster, Gpu
+from zsim.specs.cluster.collectives import LinkLatencies
+from zsim.specs.cluster.offload_rates import default_offload_table
+from zsim.specs.cluster.table import UNSAID
+from zsim.specs.messages import validated
+from zsim.specs.presets import gpu_preset_path, topology_preset_path
+
+_ORIGIN_KEYS = frozenset({"source", "evidence"})
+_LABELS = frozenset({"schema", "extends", "name", "description"})
+_MAX_DEPTH = 8
+
+
+def load_cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
+    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables themselves.
+
+    Raises InputError when there is none, or when something in it is wrong.
+    """
+    if isinstance(source, Mapping):
+        file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path)
+    else:
+        path = _find(source, topology_preset_path)
+        file, data = path.name, _read_with_parents(path, topology_preset_path)
+    for key in ("gpu", "nodes"):
+        if isinstance(data.get(key), list):
+            raise NotSimulatedError(
+                f"{file}: {key}: several kinds of nodes or GPUs in one cluster are not simulated; "
+                "give one, and slower GPUs of it as [faults.slow_gpus] of the experiment"
+            )
+    if isinstance(data.get("gpu"), str | Mapping):
+        # The path of `gpu` is relative to the file that says it, which may be a parent.
+        data["gpu"] = load_gpu(data["gpu"])
+    elif "gpu" in data and not isinstance(data["gpu"], Gpu):
+        raise InputError(
+            f"{file}: gpu: expected the name of a GPU ('h100-sxm-80gb') or the path of a GPU file"
+        )
+    return validated(data, file, Cluster)
+
+
+def load_gpu(source: str | Path | Mapping[str, Any]) -> Gpu:
+    """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables themselves."""
+    if isinstance(source, Mapping):
+        return validated(_with_parents(source, "gpu", Path(), gpu_preset_path), "gpu", Gpu)
+    path = _find(source, gpu_preset_path)
+    return validated(_read_with_parents(path, gpu_preset_path), path.name, Gpu)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; raises InputError when it cannot be read or is not TOML."""
+    try:
+        content = read_bytes(path, MOST_TOML_BYTES)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    if not content.strip():
+        raise InputError(f"{path.name}: the file is empty")
+    try:
+        return parse_toml(content.decode("utf-8"), path.name)
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name}: not a TOML file: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path.name}: not a TOML file, or cut short: {error}") from None
+
+
+def _find(name_or_path: str | Path, preset: Callable[[str], Path]) -> Path:
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith(".toml") or "/" in text or "\\" in text:
+        return Path(name_or_path)
+    return preset(text)
+
+
+def _read_with_parents(path: Path, preset: Callable[[str], Path], depth: int = 0) -> dict[str, Any]:
+    data = read_toml(path)
+    if isinstance(data.get("gpu"), str) and data["gpu"].endswith(".toml"):
+        data["gpu"] = str(path.parent / data["gpu"])
+    return _with_parents(data, path.name, path.parent, preset, depth)
+
+
+def _with_parents(
+    data: Mapping[str, Any], file: str, folder: Path, preset: Callable[[str], Path], depth: int = 0
+) -> dict[str, Any]:
+    """The file's tables over those of the file that it extends, all the way up."""
+    if "extends" not in data:
+        return dict(data)
+    parent_name = data["extends"]
+    if not isinstance(parent_name, str):
+        raise InputError(f"{file}: extends: expected a preset's name or a path, found {parent_name!r}")
+    if depth == _MAX_DEPTH:
+        raise InputError(f"{file}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
+    parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
+    parent = _read_with_parents(parent_path, preset, depth + 1)
+    merged = dict(parent)
+    merged["name"] = Path(file).stem
+    changed = [key for key in data if key not in _LABELS]
+    if changed and "description" in parent:  # of what is changed, it may say what is no longer so
+        merged["description"] = f"{parent_path.stem}, with changes to {', '.join(changed)}"
+    for key, value in data.items():
+        if key == "gpu" and isinstance(value, Mapping):
+            value = _changed_gpu(value, parent.get("gpu"))
+        elif isinstance(value, dict):
+            before = parent.get(key, default_offload_table() if key == "offload" else None)
+            if isinstance(before, dict):
+                value = _merged_table(file, key, value, before, parent_path.stem)
+        if key != "extends":
+            merged[key] = value
+    if isinstance(merged.get("collectives"), Mapping):
+        merged["collectives"] = _with_links(merged["collectives"], data, parent)
+    return merged
+
+
+def _with_links(
+    collectives: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """`measured_on`, where the child keeps the parent's rounds and changes how long links take."""
+    stated = child.get("collectives", {})
+    if isinstance(stated, Mapping) and {"protocols", "algorithms", "measured_on"} & set(stated):
+        return {key: value for key, value in collectives.items() if key != "measured_on" or key in stated}
+    if "measured_on" in collectives or not _latencies(child):
+        return collectives
+    return {**collectives, "measured_on": _latencies(parent)}
+
+
+def _latencies(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the links, as far as a file says them."""
+    tables = {name: data.get(name) for name in LinkLatencies.model_fields}
+    return {
+        name: table["latency"]
+        for name, table in tables.items()
+        if isinstance(table, Mapping) and "latency" in table
+    }
+
+
+def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
+    """A `[gpu]` table changes the GPU of the file that is extended."""
+    if "extends" in change or not isinstance(parent, str | Mapping):
+        return dict(change)
+    if isinstance(parent, str):
+        return {"extends": parent, **change}
+    return {**parent, **change}
+
+
+def _merged_table(
+    file: str, table: str, child: Mapping[str, Any], parent: Mapping[str, Any], parent_name: str
+) -> dict[str, Any]:
+    """`child` over `parent`, tables within them too; the sources of both where both have numbers."""
+    changed = set(child) - _ORIGIN_KEYS
+    if "source" in parent and changed:
+        child = {"source": UNSAID, "evidence": "assumed", **child}
+    kept = {name: span for name, span in parent.get("spread", {}).items() if name not in child}
+    merged = _merged_keys(child, {**parent, "spread": kept} if "spread" in parent else parent)
+    if "source" in parent and changed and set(parent) - set(child):
+        merged["source"] = f"{child['source']}; the rest as in {parent_name}: {parent['source']}"
+        grades = [grade for grade in (child["evidence"], parent["evidence"]) if grade in EVIDENCE_ORDER]
+        merged["evidence"] = max(grades, key=EVIDENCE_ORDER.index) if len(grades) == 2 else child["evidence"]
+    return merged
+
+
+def _merged_keys(child: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(parent)
+    for key, value in child.items():
+        if isinstance(value, dict) and isinstance(parent.get(key), dict):
+            value = _merged_keys(value, parent[key])
+        merged[key] = value
+    return merged

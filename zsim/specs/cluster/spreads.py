@@ -1,0 +1,69 @@
+"""How far a rate may be from what its file says, by the evidence that it is known from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.resources import PRESETS
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.messages import validated
+
+_PRESET = PRESETS / "spreads.toml"
+End = Literal["slow", "fast"]
+
+
+class Spread(BaseModel):
+    """What is left of a rate at the `slow` end, and what it is at the `fast` one, as factors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    slow: float = Field(gt=0, le=1)
+    fast: float = Field(ge=1)
+    source: str
+
+
+class Spreads(BaseModel):
+    """One spread per grade of evidence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = Field(alias="schema")
+    measured: Spread
+    calibrated: Spread
+    data_sheet: Spread = Field(alias="data sheet")
+    assumed: Spread
+
+    def factor(self, evidence: str, end: End) -> float:
+        """The factor of a rate with this grade."""
+        spread: Spread = getattr(self, evidence.replace(" ", "_"))
+        return spread.slow if end == "slow" else spread.fast
+
+
+def load_spreads() -> Spreads:
+    """The shipped `presets/spreads.toml`."""
+    return validated(read_toml(_PRESET), _PRESET.name, Spreads)
+
+
+def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
+    """The cluster with all that offloading depends on at one end of its spread: PCIe, host memory and the CPU
+    (by the grade of [offload]), the drives."""
+    pcie, rates = cluster.pcie, cluster.offload
+    of_pcie, of_host = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
+    fractions = {
+        name: min(1.0, getattr(rates, name) * of_host)
+        for name in ("optimizer_fraction", "copy_fraction", "dma_fraction")
+    }
+    fractions["pageable_bandwidth"] = rates.pageable_bandwidth * of_host
+    changes: dict[str, object] = {
+        "pcie": pcie.model_copy(update={"bandwidth": pcie.bandwidth * of_pcie}),
+        "offload": rates.model_copy(update=fractions),
+    }
+    if cluster.nvme is not None:
+        factor = spreads.factor(cluster.nvme.evidence, end)
+        names = ("read_bandwidth", "write_bandwidth")
+        drives = {name: getattr(cluster.nvme, name) * factor for name in names}
+        changes["nvme"] = cluster.nvme.model_copy(update=drives)
+    return cluster.model_copy(update=changes)

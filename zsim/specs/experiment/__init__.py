@@ -1,0 +1,1 @@
+"""The experiment file: its tables, how it is read and changed, and the Job that it resolves to."""

@@ -1,0 +1,198 @@
+"""What is wrong with a cluster: `[faults]` of an experiment, by the names of nodes, links and ranks.
+
+[faults]
+dead_nics = ["node3.nic2"]                   # its GPUs use the node's other cards
+
+[faults.links."node5.nic0"]                  # or a switch's cable, an NVLink, a whole tier
+bandwidth_fraction = 0.25
+added_latency = "5 us"
+
+[faults.slow_gpus]
+17 = 1.2                                     # rank 17: kernels take 1.2 times as long
+node4 = 1.05                                 # all GPUs of a node; node4.gpu2: one of them
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from zsim.errors import InputError
+from zsim.reading import whole_number
+from zsim.specs.cluster.link_names import NODE, find_card, find_links, find_node
+from zsim.specs.cluster.table import Fraction
+from zsim.specs.experiment.placement import Placement
+from zsim.specs.topology.node_links import Condition, Floats, Ints
+from zsim.specs.topology.topology import Topology
+from zsim.units import Seconds
+
+Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+_GPU = re.compile(r"^gpu([0-9]{1,9})$")
+_MOST_SHOWN = 3  # faults named in a note
+
+
+class LinkFault(BaseModel):
+    """A degraded link: what is left of its bandwidth, and what it adds to every message over it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    bandwidth_fraction: Fraction = 1.0
+    added_latency: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if self.bandwidth_fraction == 1.0 and self.added_latency == 0.0:
+            raise ValueError("changes nothing; expected bandwidth_fraction below 1, added_latency, or both")
+        return self
+
+
+class FaultsTable(BaseModel):
+    """`[faults]`. `links`: degraded links by name (`zsim.specs.cluster.link_names`). `dead_nics`: cards that do not
+    work. `slow_gpus`: how many times as long kernels take, by rank, "node4" or "node4.gpu2"; where several
+    name one GPU, their factors multiply."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    links: dict[str, LinkFault] = Field(default_factory=dict)
+    dead_nics: tuple[str, ...] = ()
+    slow_gpus: dict[str, Slowdown] = Field(default_factory=dict)
+
+    @field_validator("links", mode="before")
+    @classmethod
+    def _dotted_names(cls, value: Any) -> Any:
+        """`node3.nic2` without quotes is a table in a table."""
+        return _flat(value) if isinstance(value, Mapping) else value
+
+    @field_validator("slow_gpus", mode="before")
+    @classmethod
+    def _dotted_gpus(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        nested = {k: v for k, v in value.items() if isinstance(v, Mapping)}
+        inner = {f"{node}.{gpu}": factor for node, own in nested.items() for gpu, factor in own.items()}
+        return {k: v for k, v in value.items() if k not in nested} | inner
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables within tables as one, with dotted keys; a table with anything else in it is an entry."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        is_nested = isinstance(value, Mapping) and bool(value)
+        if is_nested and all(isinstance(inner, Mapping) for inner in value.values()):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def with_faults(topology: Topology, table: FaultsTable) -> Topology:
+    """The topology in the condition that `[faults]` describes; itself where no link or card is named.
+
+    Raises InputError for names that the fabric does not have, and for a node without a card that works.
+    """
+    if not (table.links or table.dead_nics):
+        return topology
+    fractions, delays = np.ones(topology.num_links), np.zeros(topology.num_links)
+    for name, fault in table.links.items():
+        links = find_links(topology, name, f"faults.links.{name}")
+        fractions[links] *= fault.bandwidth_fraction
+        delays[links] += fault.added_latency
+    key = "faults.dead_nics"
+    dead = np.array([find_card(topology, name, key) for name in table.dead_nics], dtype=np.int64)
+    return topology.in_condition(Condition(fractions, delays, _carriers(topology, dead, key)))
+
+
+def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
+    """The card that carries each card's traffic: itself, or instead of a dead one the next that lives on its
+    node (NCCL 2.21 src/graph/topo.cc, ncclTopoGetLocalNet: of the equally near cards, the one of the GPU's
+    number)."""
+    nics = topology.cluster.nic.per_node
+    carriers = np.arange(topology.num_nodes * nics)
+    is_dead = np.zeros(len(carriers), dtype=bool)
+    is_dead[dead] = True
+    for card in dead.tolist():
+        first = card // nics * nics
+        others = [first + (card - first + step) % nics for step in range(1, nics)]
+        living = [other for other in others if not is_dead[other]]
+        if not living:
+            raise InputError(
+                f"{where}: all {nics} network cards of node{card // nics} are dead, and nothing can reach it"
+            )
+        carriers[card] = living[0]
+    return carriers
+
+
+def idle_faults_note(table: FaultsTable, places: Mapping[str, Placement]) -> str:
+    """Which links and cards of `[faults]` are on nodes that no job uses, or "" without any.
+
+    `places` are the jobs by name, this one first; the names in `[faults]` count the fabric's nodes, not a
+    job's. (`slow_gpus` without a rank are an error: `kernel_slowdowns`.)
+    """
+    used = {node for place in places.values() for node in place.nodes}
+    named = [*(f"links.{name}" for name in table.links), *(f"dead_nics '{name}'" for name in table.dead_nics)]
+    matches = [NODE.match(name) for name in (*table.links, *table.dead_nics)]
+    idle = [
+        f"faults.{name}"
+        for name, match in zip(named, matches, strict=True)
+        if match is not None and int(match[1]) not in used
+    ]
+    if not idle:
+        return ""
+    shown = ", ".join(idle[:_MOST_SHOWN]) + (
+        f" and {len(idle) - _MOST_SHOWN} more" if len(idle) > _MOST_SHOWN else ""
+    )
+    whose = "; ".join(f"{name} has {_abridged(place.nodes)}" for name, place in places.items())
+    fabric = next(iter(places.values())).fabric_nodes
+    return f"{shown}: no job is on these nodes of the fabric, so nothing changes; {whose} of {fabric}"
+
+
+def _abridged(nodes: Sequence[int]) -> str:
+    """`node0`, `nodes 0 to 15`, `nodes 0, 8, 16, ..., 120`."""
+    if len(nodes) == 1:
+        return f"node{nodes[0]}"
+    if len(nodes) > 2 and list(nodes) == list(range(nodes[0], nodes[-1] + 1)):
+        return f"nodes {nodes[0]} to {nodes[-1]}"
+    numbers = [str(node) for node in nodes]
+    return "nodes " + ", ".join(numbers if len(nodes) <= 6 else [*numbers[:3], "...", numbers[-1]])
+
+
+def kernel_slowdowns(
+    topology: Topology, table: FaultsTable, *, beside: Sequence[Topology] = (), is_beside: bool = False
+) -> Floats:
+    """Per rank, how many times as long its kernels take.
+
+    `beside` are the same fabric with the ranks of other jobs; for those jobs themselves `is_beside` is true:
+    ranks' numbers are then another job's, and nodes may be. Raises InputError for a rank that the job does
+    not have, and for a node or GPU without a rank of any job on it.
+    """
+    factors = np.ones(topology.world_size)
+    for name, factor in table.slow_gpus.items():
+        if is_beside and name.isdecimal():
+            continue
+        where = f"faults.slow_gpus.{name}"
+        ranks = _ranks_called(topology, name, where)
+        if not len(ranks) and not is_beside and not any(len(_ranks_called(o, name, where)) for o in beside):
+            raise InputError(f"{where}: no rank of the job is on {name}")
+        factors[ranks] *= factor
+    return factors
+
+
+def _ranks_called(topology: Topology, name: str, where: str) -> Ints:
+    if name.isdecimal():
+        rank = whole_number(name)
+        if rank is None or rank >= topology.world_size:
+            raise InputError(f"{where}: the job has ranks 0 to {topology.world_size - 1}")
+        return np.array([rank])
+    match = NODE.match(name)
+    gpu = _GPU.match(match[2]) if match is not None and match[2] else None
+    if match is None or (match[2] and gpu is None):
+        raise InputError(f"{where}: expected a rank's number, or a node or GPU like 'node4', 'node4.gpu2'")
+    node = find_node(topology, int(match[1]), where)
+    is_named = topology.node_of(topology.slots) == node
+    if gpu is not None:
+        is_named &= topology.slots % topology.gpus_per_node == int(gpu[1])
+    return np.flatnonzero(is_named)

@@ -1,0 +1,116 @@
+"""Kernels and GPUs that vary: `[jitter]` of an experiment, and how much they do by default.
+
+[jitter]
+seed = 1                    # without a seed there is no jitter
+steps = 20                  # how many steps are drawn
+kernel_sigma = 0.0084       # one kernel from step to step
+rank_sigma = 0.015          # one GPU against another, all through the run
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import exp
+from statistics import NormalDist
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from zsim.resources import PRESETS
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.table import Evidence, Table
+from zsim.specs.messages import validated
+
+_FILE = PRESETS / "jitter.toml"
+_MOST_STEPS = 1000
+_CALIBRATED_ON = 8  # GPUs
+Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class JitterTable(BaseModel):
+    """`[jitter]`. Every kernel's duration is multiplied by a number of mean 1 whose logarithm is normal with
+    standard deviation `kernel_sigma`, drawn anew for every rank and step; and by one with `rank_sigma`,
+    drawn once per rank. What is left out is published (`zsim/presets/jitter.toml`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: Annotated[int, Field(ge=0, strict=True)] | None = None
+    steps: Annotated[int, Field(gt=0, le=_MOST_STEPS, strict=True)] = 20
+    kernel_sigma: Sigma | None = None
+    rank_sigma: Sigma | None = None
+
+    @model_validator(mode="after")
+    def _needs_a_seed(self) -> Self:
+        if self.seed is None and self.model_fields_set - {"seed"}:
+            raise ValueError(f"{min(self.model_fields_set)} has no effect without a seed")
+        return self
+
+
+class _Sigma(Table):
+    sigma: Sigma
+
+
+class _Spreads(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kernel: _Sigma
+    rank: _Sigma
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter:
+    """What varies and how much, with the sources of both numbers and the weaker of their grades."""
+
+    seed: int
+    steps: int
+    kernel_sigma: float
+    rank_sigma: float
+    sources: dict[str, str]
+    evidence: Evidence
+
+
+@cache
+def _published() -> _Spreads:
+    return validated(read_toml(_FILE), _FILE.name, _Spreads)
+
+
+def slowest_gpu(num_gpus: int) -> float:
+    """How many times as long kernels take on the slowest of `num_gpus` equal GPUs as on the slowest of a node
+    of eight, for which GPUs are calibrated; 1 up to there.
+
+    Ranks wait for each other, so a step is its slowest GPU's. The largest of n standard normal numbers is
+    expected at the quantile (n - 3/8) / (n + 1/4) (G. Blom, Statistical Estimates and Transformed
+    Beta-Variables, 1958), and the spread of GPUs is lognormal.
+    """
+    if num_gpus <= _CALIBRATED_ON:
+        return 1.0
+    return exp(_published().rank.sigma * (_largest(num_gpus) - _largest(_CALIBRATED_ON)))
+
+
+def _largest(count: int) -> float:
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def resolve_jitter(table: JitterTable) -> Jitter | None:
+    """The table with defaults filled in; None without a seed."""
+    if table.seed is None:
+        return None
+    published = _published()
+    given = {"kernel": table.kernel_sigma, "rank": table.rank_sigma}
+    defaults = {"kernel": published.kernel, "rank": published.rank}
+    sigmas = {name: defaults[name].sigma if sigma is None else sigma for name, sigma in given.items()}
+    is_all_measured = all(
+        sigma is None and defaults[name].evidence == "measured" for name, sigma in given.items()
+    )
+    return Jitter(
+        seed=table.seed,
+        steps=table.steps,
+        kernel_sigma=sigmas["kernel"],
+        rank_sigma=sigmas["rank"],
+        sources={
+            name: defaults[name].source if sigma is None else "set by the user"
+            for name, sigma in given.items()
+        },
+        evidence="measured" if is_all_measured else "assumed",
+    )

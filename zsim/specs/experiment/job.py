@@ -1,0 +1,87 @@
+"""A job: an experiment with every name looked up and every default filled in, and the fabric it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.faults import kernel_slowdowns, with_faults
+from zsim.specs.experiment.jitter import slowest_gpu
+from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.tables import (
+    Experiment,
+)
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.deepspeed.load import (
+    DeepSpeedConfig,
+)
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.training import Ddp, Fsdp1, Fsdp2, Reference, Training
+from zsim.specs.topology.node_links import Floats
+from zsim.specs.topology.topology import Topology
+
+Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
+
+
+@dataclass(frozen=True)
+class Job:
+    """What will be simulated. `gpus_per_node` is how many of a node's GPUs the job uses, at most; `others`
+    are the jobs beside it on its fabric."""
+
+    experiment: Experiment
+    model: ModelSpec
+    cluster: Cluster
+    placement: Placement
+    training: Training
+    strategy: Strategy
+    notes: tuple[str, ...]
+    others: Mapping[str, Job] = field(default_factory=dict)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.placement.nodes)
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.placement.gpus_per_node
+
+    @property
+    def world_size(self) -> int:
+        return self.placement.world_size
+
+    @property
+    def kind(self) -> str:
+        return self.experiment.strategy.kind
+
+
+def job_topology(job: Job) -> Topology:
+    """The fabric that the job is on, with its ranks in their places and its faults.
+
+    Raises InputError for faults of links and cards that the fabric does not have.
+    """
+    placement = job.placement
+    per_node = max(one.gpus_per_node for one in (job, *job.others.values()))
+    slots = None if placement.is_plain else placement.slots(per_node)
+    topology = Topology(job.cluster, placement.fabric_nodes, per_node, slots)
+    return with_faults(topology, job.experiment.faults)
+
+
+def topology_beside(topology: Topology, other: Job) -> Topology:
+    """A job's fabric with the ranks of one of the jobs beside it."""
+    return topology.placed(other.placement.slots(topology.gpus_per_node))
+
+
+def slowdowns_of(job: Job, topology: Topology) -> Floats:
+    """Per rank of the job, how many times as long its kernels take; `topology` is the job's own.
+
+    Raises InputError for ranks and nodes that no job is on.
+    """
+    beside = [topology_beside(topology, other) for other in job.others.values()]
+    return kernel_slowdowns(topology, job.experiment.faults, beside=beside) * slowest_of(job)
+
+
+def slowest_of(job: Job) -> float:
+    """How many times as long kernels take on the slowest of the job's GPUs, where they are not drawn one by
+    one: see `slowest_gpu`."""
+    return 1.0 if job.experiment.jitter.seed is not None else slowest_gpu(job.world_size)

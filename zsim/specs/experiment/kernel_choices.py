@@ -1,0 +1,79 @@
+"""Which kernels a training runs on, where `[training]` says so and where it does not."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from zsim.errors import InputError
+from zsim.specs.cluster.cluster import Cluster, with_attention_variant
+from zsim.specs.experiment.tables import TrainingTable
+from zsim.specs.strategy.megatron import CLIP_GRAD
+from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
+
+_FP8_TOKENS = 16
+
+
+def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
+    """The cluster with its GPUs running the generation of fused attention that is asked for; "flash2" is the
+    one that NVIDIA's files are calibrated for."""
+    if choice in (None, "flash", "flash2", "math"):
+        return cluster
+    try:
+        gpu = with_attention_variant(cluster.gpu, str(choice))
+    except InputError as error:
+        raise InputError(f"training.attention: {error}") from None
+    return cluster.model_copy(update={"gpu": gpu})
+
+
+def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:
+    """Fused where the GPU can and nobody says otherwise."""
+    gpu = cluster.gpu
+    if choice is None:
+        is_possible = precision != "fp32" or gpu.vendor == "cpu"
+        return "flash" if gpu.supports_flash_attention and is_possible else "math"
+    if choice == "math":
+        return "math"
+    if not gpu.supports_flash_attention:
+        raise InputError(f"training.attention: GPU '{gpu.name}' does not support 'flash'; expected 'math'")
+    if precision == "fp32" and gpu.vendor != "cpu":
+        raise InputError(
+            f"training.attention: '{choice}' needs bf16 or fp16; expected 'math' with precision fp32"
+        )
+    return "flash"
+
+
+def as_megatron_runs(table: TrainingTable) -> TrainingTable:
+    """Megatron's own kernels of bias and GELU, of bias, dropout and residual, and of the softmax cost what
+    torch.compile's do; its loss works in place, its gradients are clipped at 1 where nothing else is said."""
+    clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
+    loss = table.cross_entropy or ("fused_linear" if table.liger else "megatron")
+    return table.model_copy(update={"compile": True, "gradient_clipping": clipping, "cross_entropy": loss})
+
+
+def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
+    """Liger brings its own; torch.compile makes one kernel of it."""
+    if table.cross_entropy is not None:
+        return table.cross_entropy
+    return "fused_linear" if table.liger else "fused" if table.compile else "eager"
+
+
+def check_fp8_tokens(training: Training) -> None:
+    """The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
+
+    torch's `_scaled_mm` refuses others ("Expected trailing dimension of mat1 to be divisible by 16"), torchao
+    pads only where `pad_inner_dim` asks for it (False by default, and torchtitan leaves it so), Transformer
+    Engine's `assert_dim_for_fp8_exec` refuses other than multiples of 8. Source: pytorch/ao issue 571,
+    torchao/float8/config.py; NVIDIA/TransformerEngine, transformer_engine/pytorch/utils.py.
+    """
+    tokens = training.micro_batch_tokens
+    if training.precision != "fp8" or tokens % _FP8_TOKENS == 0:
+        return
+    step = _FP8_TOKENS // gcd(training.micro_batch_size, _FP8_TOKENS)
+    length = training.sequence_length
+    nearest = max(step, round(length / step) * step)
+    raise InputError(
+        f"training.sequence_length: found {length:,} (times micro_batch_size {training.micro_batch_size:,}: "
+        f"{tokens:,} tokens) with precision fp8, expected a number of tokens that {_FP8_TOKENS} divides: the "
+        f"gradients of weights are products over them, which torch refuses otherwise; the nearest "
+        f"sequence_length is {nearest:,}"
+    )

@@ -1,0 +1,46 @@
+"""A job in a few words: what headlines say."""
+
+from __future__ import annotations
+
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.training import Reference, Training
+
+
+def strategy_label(job: Job) -> str:
+    """The strategy in a few words: "ZeRO-3 + hpZ 8", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
+    strategy = job.strategy
+    if isinstance(strategy, DeepSpeedConfig):
+        return deepspeed_label(strategy)
+    if job.kind == "ddp":
+        return "DDP"
+    if isinstance(strategy, Megatron):
+        return "Megatron, distributed optimizer" if strategy.distributed_optimizer else "Megatron DDP"
+    if isinstance(strategy, Reference):
+        return f"ZeRO stage {strategy.stage}, the reference engine"
+    replicate = getattr(strategy, "replicate", 1)
+    if job.kind == "fsdp2":
+        return f"HSDP {replicate} x {job.world_size // replicate}" if replicate > 1 else "FSDP2"
+    return f"FSDP1 {getattr(strategy, 'sharding_strategy', '')}"
+
+
+def batch_label(training: Training) -> str:
+    """What a GPU takes: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
+    steps = training.gradient_accumulation_steps
+    of = f" x {steps:,} micro-batches" if steps > 1 else ""
+    return f"{training.micro_batch_size:,} x {training.sequence_length:,} tokens{of}"
+
+
+def training_label(job: Job) -> str:
+    """Type and checkpointing: "bf16, full activation checkpointing", every second block's, or as given."""
+    training = job.training
+    policy, every = training.activation_checkpointing, training.checkpoint_every
+    if training.block_checkpointing:
+        kept = f"{', '.join(sorted(set(training.block_checkpointing)))} by block"
+    else:
+        kept = "no" if policy == "none" else policy
+        kept += f" (1 block of {every})" if every > 1 and policy != "none" else ""
+    precision = job.strategy.precision if isinstance(job.strategy, DeepSpeedConfig) else training.precision
+    return f"{precision}, {kept} activation checkpointing"

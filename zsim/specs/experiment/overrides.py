@@ -1,0 +1,170 @@
+"""Dotted overrides of an experiment: `training.precision`, and on into the files that an experiment names.
+
+    strategy.config.zero_optimization.reduce_bucket_size    a key of the DeepSpeed JSON, or of the stage's own
+    model.num_hidden_layers                                 a key of the model's config.json
+    cluster.nvme.drives, cluster.gpu.memory.capacity        a number of the topology, of its GPU
+
+A file that an override reaches into is read and stands in the experiment as data from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.model.huggingface import model_from_config, read_model_config
+from zsim.specs.strategy.deepspeed.schema import ZeroBlock
+from zsim.specs.strategy.deepspeed.text import load_object
+
+_CONFIG = "strategy.config."
+_MODEL = "model."
+_CLUSTER = "cluster."
+# What DeepSpeed takes for a stage alone is what the experiment says, or as Hugging Face fills "auto".
+_FROM_STAGE = {"train_micro_batch_size_per_gpu": "auto"}
+_AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+
+
+def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """File-shaped `data` with dotted `overrides`, which win.
+
+    Raises InputError where a dotted key leads through something that is not a table.
+    """
+    changed = _copy(data)
+    deeper: dict[str, dict[str, Any]] = {_CONFIG: {}, _MODEL: {}, _CLUSTER: {}}
+    for dotted, value in overrides.items():
+        prefix = next((prefix for prefix in deeper if dotted.startswith(prefix)), None)
+        if prefix is None:
+            put(changed, dotted, value)
+        else:
+            deeper[prefix][dotted.removeprefix(prefix)] = value
+    if deeper[_MODEL]:
+        changed["model"] = _model(changed.get("model"), deeper[_MODEL])
+    if deeper[_CLUSTER]:
+        changed["cluster"] = _cluster(changed.get("cluster"), deeper[_CLUSTER])
+    if deeper[_CONFIG]:
+        changed["strategy"] = _with_config(changed.get("strategy"), deeper[_CONFIG], overrides)
+    return changed
+
+
+def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> None:
+    """Sets a dotted key; tables on the way are made where there is nothing or null."""
+    *parents, key = dotted.split(".")
+    table = data
+    for parent in parents:
+        if table.get(parent) is None:
+            table[parent] = {}
+        table = table[parent]
+        if not isinstance(table, dict):
+            raise InputError(f"--set {prefix}{dotted}: '{parent}' is {table!r}, not a table")
+    if not key:
+        raise InputError(f"--set {prefix}{dotted}: the key ends in a dot")
+    table[key] = value
+
+
+def _with_config(strategy: Any, changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`[strategy]` with the DeepSpeed JSON itself as `config`, changed."""
+    table: dict[str, Any] = dict(strategy) if isinstance(strategy, Mapping) else {}
+    first = _CONFIG + next(iter(changes))
+    kind = table.get("kind", "deepspeed")
+    if kind != "deepspeed":
+        raise InputError(
+            f"--set {first}: is a key of DeepSpeed's JSON, but strategy.kind is '{kind}'; "
+            "set strategy.stage or strategy.config too, for kind 'deepspeed'"
+        )
+    table["kind"] = "deepspeed"
+    base = table.get("config")
+    if base is None:
+        config: dict[str, Any] = dict(_FROM_STAGE)
+        if not any(key.split(".")[0] in ("bf16", "fp16", "bfloat16") for key in changes):
+            config |= _copy(_AUTO_PRECISION)
+        if table.get("stage") is not None:
+            config["zero_optimization"] = {"stage": table["stage"]}
+        name = "DeepSpeed config"
+    else:
+        name, config = load_object(base, table.get("config_name"))
+    for key, value in changes.items():
+        path = _spelt_as_in(config, key)
+        put(config, path, value, prefix=_CONFIG)
+        if key == "zero_optimization.stage" and "strategy.stage" not in overrides:
+            table.pop("stage", None)
+    return {**table, "config": config, "config_name": name}
+
+
+def _spelt_as_in(config: Mapping[str, Any], key: str) -> str:
+    """`key` in the spelling that the JSON already uses: `stage3_x` or `x`, `bfloat16` or `bf16`."""
+    block, _, rest = key.partition(".")
+    if block in ("bf16", "bfloat16"):
+        return f"{'bfloat16' if 'bfloat16' in config else 'bf16'}.{rest}" if rest else block
+    zero = config.get(block)
+    if block != "zero_optimization" or not isinstance(zero, Mapping):
+        return key
+    for bare, info in ZeroBlock.model_fields.items():
+        if rest in (bare, info.alias):
+            used = next((spelling for spelling in (bare, info.alias) if spelling in zero), rest)
+            return f"{block}.{used}"
+    return key
+
+
+def _model(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's config.json as data, changed; a key that nothing reads is an error."""
+    if isinstance(base, Mapping):
+        config, name = _copy(base), str(base.get("_name_or_path", "model"))
+    elif isinstance(base, str | Path):
+        read, name, _ = read_model_config(base)
+        config = _copy(read)
+    else:
+        raise InputError(f"--set {_MODEL}{next(iter(changes))}: there is no model to change")
+    for key, value in changes.items():
+        put(config, key, value, prefix=_MODEL)
+    config["_name_or_path"] = name
+    asked = _Asked(config)
+    model_from_config(asked, name, "model")
+    for key in changes:
+        first = key.split(".")[0]
+        if first not in asked.keys_read:
+            raise InputError(
+                f"--set {_MODEL}{key}: says nothing about the shape of '{name}'"
+                f"{did_you_mean(first, asked.keys_read)}"
+            )
+    return config
+
+
+def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The cluster as tables over the file it extends; a changed table says that the user set it."""
+    if isinstance(base, Mapping):
+        tables = _copy(base)
+    elif isinstance(base, str):
+        tables = {"extends": base, "name": f"{Path(base).stem}, changed"}
+    else:
+        raise InputError(f"--set {_CLUSTER}{next(iter(changes))}: there is no cluster to change")
+    for key, value in changes.items():
+        put(tables, key, value, prefix=_CLUSTER)
+        depth = 2 if key.startswith("gpu.") else 1
+        parts = key.split(".")
+        if len(parts) > depth:
+            table = tables[parts[0]] if depth == 1 else tables[parts[0]][parts[1]]
+            said = f"set by the user: {_CLUSTER}{key} = {value}"
+            before = table.get("source")
+            if key.endswith((".source", ".evidence")):
+                continue
+            table["source"] = f"{before}; {said}" if before else said
+            table.setdefault("evidence", "assumed")
+    return tables
+
+
+class _Asked(dict[str, Any]):
+    """A config that remembers which keys were looked up."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.keys_read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+
+def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(entry) if isinstance(entry, Mapping) else entry for key, entry in table.items()}

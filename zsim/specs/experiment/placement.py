@@ -1,0 +1,228 @@
+"""Where a job sits in its fabric: which nodes, and how many GPUs on each.
+
+[placement]
+fabric_nodes = 128                 # the whole fabric; without it, as many nodes as the job needs
+nodes = "0-7,32-39"                # these nodes, in this order; or let a policy choose:
+policy = "spread"                  # packed (the first ones), spread over the pods (or leaves), random
+gpus_per_node = [8, 8, 4]          # uneven nodes: GPUs used on each of them
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from zsim.errors import InputError
+from zsim.specs.cluster.cluster import Cluster
+
+Ints = npt.NDArray[np.int64]
+Count = Annotated[int, Field(gt=0, strict=True)]
+Number = Annotated[int, Field(ge=0, strict=True)]
+_RANGE = re.compile(r"^\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?$")
+MOST_NODES = 2**20
+MOST_GPUS = 2**20
+
+
+class PlacementTable(BaseModel):
+    """`[placement]`. `fabric_nodes`: nodes of the whole fabric, of which the job uses some. `nodes`: their
+    numbers, as a list or like "0-7,32-39"; ranks are numbered in this order. `policy`: `packed` takes the
+    first nodes, `spread` as many of every pod (or leaf, or the whole fabric where there are none), `random`
+    draws them with `seed`; all three number ranks by node. `gpus_per_node`: how many GPUs of each of the
+    job's nodes it uses, where they differ."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fabric_nodes: Count | None = None
+    nodes: tuple[Number, ...] | None = None
+    policy: Literal["packed", "spread", "random"] = "packed"
+    seed: Number | None = None
+    gpus_per_node: tuple[Count, ...] | None = None
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _node_numbers(cls, value: Any) -> Any:
+        return node_numbers(str(value)) if isinstance(value, str | int) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.nodes is not None and "policy" in self.model_fields_set:
+            raise ValueError("nodes and policy both say which nodes; expected one of them")
+        if self.policy == "random" and self.seed is None:
+            raise ValueError("policy 'random' needs a seed")
+        if self.policy != "random" and self.seed is not None:
+            raise ValueError("seed has no effect without policy = 'random'")
+        if self.nodes is not None and len(set(self.nodes)) < len(self.nodes):
+            twice = next(node for node in self.nodes if self.nodes.count(node) > 1)
+            raise ValueError(f"nodes: node {twice} is named twice")
+        return self
+
+
+def node_numbers(text: str) -> tuple[int, ...]:
+    """`"0-2,7"` -> (0, 1, 2, 7). Raises ValueError for what is not a list of numbers and ranges."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.match(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= MOST_NODES:
+            raise ValueError(f"found {text!r}, expected node numbers like '0-7,32-39'")
+        numbers += range(first, last + 1)
+    return tuple(numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`nodes[i]` of the fabric's `fabric_nodes` is the job's i-th node, on which it uses `gpus[i]` GPUs."""
+
+    fabric_nodes: int
+    nodes: tuple[int, ...]
+    gpus: tuple[int, ...]
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.gpus)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs used on the node that has most of them."""
+        return max(self.gpus)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the job fills the first nodes of its fabric evenly, so that rank r is on slot r."""
+        return self.nodes == tuple(range(self.fabric_nodes)) and len(set(self.gpus)) == 1
+
+    def slots(self, gpus_per_node: int) -> Ints:
+        """The slot of every rank in a fabric that uses `gpus_per_node` GPUs of every node."""
+        counts = np.array(self.gpus, dtype=np.int64)
+        nodes = np.repeat(np.array(self.nodes, dtype=np.int64), counts)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        return nodes * gpus_per_node + np.arange(len(nodes)) - firsts
+
+
+def evenly(nodes: int, gpus_per_node: int) -> Placement:
+    """So many GPUs on each of the nodes of a fabric that has no others."""
+    return Placement(nodes, tuple(range(nodes)), (gpus_per_node,) * nodes)
+
+
+def place(
+    table: PlacementTable,
+    cluster: Cluster,
+    nodes: int | None,
+    gpus: int | None,
+    where: str = "",
+    taken: Mapping[int, str] | None = None,
+) -> Placement:
+    """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe; `taken` are nodes that
+    others have, with their names.
+
+    Raises InputError, beginning with `where`, when they contradict each other, the cluster or the others, and
+    for more GPUs than zsim simulates.
+    """
+    taken = taken or {}
+    if table.gpus_per_node is not None:
+        counts = _uneven_counts(table, table.gpus_per_node, cluster, nodes, gpus, where)
+    else:
+        listed = None if table.nodes is None else len(table.nodes)
+        if nodes is None and gpus is None:
+            nodes = listed
+        num_nodes, per_node = _even_shape(cluster, nodes, gpus, where)
+        check_most_gpus(num_nodes * per_node, where)
+        counts = (per_node,) * num_nodes
+    if table.nodes is not None and len(table.nodes) != len(counts):
+        raise InputError(
+            f"{where}placement.nodes: found {len(table.nodes)} nodes, but the job has {len(counts)}"
+        )
+    least = max(table.nodes) + 1 if table.nodes else len(counts)
+    fabric = table.fabric_nodes or least
+    if fabric > MOST_NODES:
+        key, found = ("fabric_nodes", fabric) if table.fabric_nodes else ("nodes", f"node {least - 1}")
+        raise InputError(f"{where}placement.{key}: found {found}, expected at most {MOST_NODES:,} nodes")
+    for node in table.nodes or ():
+        if node in taken:
+            raise InputError(f"{where}placement.nodes: node {node} is taken by {taken[node]}")
+    free = [node for node in range(fabric) if node not in taken]
+    if fabric < least or (table.nodes is None and len(free) < len(counts)):
+        what = f"node {least - 1}" if table.nodes else f"a job of {len(counts)} nodes"
+        beside = f" beside {', '.join(dict.fromkeys(taken.values()))}" if taken else ""
+        raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{beside}")
+    return Placement(fabric, table.nodes or _chosen(table, cluster, fabric, free, len(counts)), counts)
+
+
+def check_most_gpus(count: int, where: str = "") -> None:
+    """Raises InputError, beginning with `where`, for more GPUs than zsim simulates."""
+    if count > MOST_GPUS:
+        raise InputError(f"{where}gpus: found {count:,}, expected at most {MOST_GPUS:,}")
+
+
+def _even_shape(cluster: Cluster, nodes: int | None, gpus: int | None, where: str) -> tuple[int, int]:
+    """(nodes, GPUs used per node)."""
+    per_node = cluster.gpus_per_node
+    if gpus is None:
+        return nodes or 1, per_node
+    if nodes is not None:
+        if gpus % nodes or gpus // nodes > per_node:
+            raise InputError(
+                f"{where}gpus: found {gpus} on {nodes} nodes of '{cluster.name}' with {per_node} GPUs each; "
+                f"expected {nodes * per_node}, or fewer that divide evenly (or placement.gpus_per_node)"
+            )
+        return nodes, gpus // nodes
+    if gpus <= per_node:
+        return 1, gpus
+    if gpus % per_node:
+        whole = gpus // per_node
+        raise InputError(
+            f"{where}gpus: found {gpus}, expected a multiple of the {per_node} GPUs of a '{cluster.name}' "
+            f"node ({whole * per_node} or {(whole + 1) * per_node}); for uneven nodes, list the GPUs of each "
+            "in placement.gpus_per_node"
+        )
+    return gpus // per_node, per_node
+
+
+def _uneven_counts(
+    table: PlacementTable,
+    counts: Sequence[int],
+    cluster: Cluster,
+    nodes: int | None,
+    gpus: int | None,
+    where: str,
+) -> tuple[int, ...]:
+    key = f"{where}placement.gpus_per_node"
+    too_many = [count for count in counts if count > cluster.gpus_per_node]
+    if too_many:
+        raise InputError(
+            f"{key}: found {too_many[0]}, but a '{cluster.name}' node has {cluster.gpus_per_node} GPUs"
+        )
+    expected = nodes if nodes is not None else len(table.nodes) if table.nodes is not None else len(counts)
+    if len(counts) != expected:
+        raise InputError(f"{key}: found {len(counts)} nodes, but the job has {expected}")
+    check_most_gpus(sum(counts), where)
+    if gpus is not None and gpus != sum(counts):
+        raise InputError(f"{key}: found {sum(counts)} GPUs in all, but gpus is {gpus}")
+    return tuple(counts)
+
+
+def _chosen(
+    table: PlacementTable, cluster: Cluster, fabric: int, free: Sequence[int], count: int
+) -> tuple[int, ...]:
+    """Of the free nodes those that a policy takes, in the order of their numbers, as schedulers list them."""
+    if table.policy == "random":
+        generator = np.random.default_rng(table.seed)
+        return tuple(sorted(generator.choice(np.array(free), count, replace=False).tolist()))
+    if table.policy == "packed":
+        return tuple(free[:count])
+    network = cluster.network
+    size = network.nodes_per_leaf * (network.leaves_per_pod if network.levels == 3 else 1)
+    size = size if network.kind in ("fat-tree", "rail-optimized") else 1
+    if size == 1:  # no pods: every so many nodes one
+        return tuple(free[number * len(free) // count] for number in range(count))
+    pods: dict[int, list[int]] = {}
+    for node in free:
+        pods.setdefault(node // size, []).append(node)
+    order = [pod[turn] for turn in range(size) for pod in pods.values() if turn < len(pod)]
+    return tuple(sorted(order[:count]))

@@ -1,0 +1,346 @@
+"""The question: which model, on which cluster, trained how.
+
+`Experiment` has the shape of the file that people write; `resolve` (zsim.specs.experiment.resolve) looks every name up
+and fills every default in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator
+
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.jitter import JitterTable
+from zsim.specs.experiment.model_change import with_model
+from zsim.specs.experiment.overrides import with_overrides
+from zsim.specs.experiment.placement import PlacementTable
+from zsim.specs.experiment.programs import Program
+from zsim.specs.experiment.run_cost import CostTable
+from zsim.specs.formats.training_file import with_training_file
+from zsim.specs.messages import listed, problems_of
+from zsim.specs.names import unreadable
+from zsim.specs.strategy.megatron import MegatronTable
+from zsim.specs.strategy.parallelism import refuse_parallelisms
+from zsim.specs.strategy.training import (
+    DEFAULT_CONNECTIONS,
+    MOST_CONNECTIONS,
+    Checkpointing,
+    CrossEntropy,
+    Precision,
+)
+
+Count = Annotated[int, Field(gt=0, strict=True)]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+AttentionChoice = Literal["flash", "flash1", "flash1-triton", "flash2", "flash3", "flash4", "math"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainingTable(_Table):
+    """`[training]`. What is left out: `sequence_length` the model's longest up to 4096; `precision` bf16
+    where the GPU has it; `attention` flash where the GPU supports it, of the generation that its file is
+    calibrated for (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by
+    name); `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
+    linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
+    Megatron's own under it, "fused" with `compile`, else "eager"."""
+
+    sequence_length: Count | None = None
+    micro_batch_size: Count | None = None
+    gradient_accumulation_steps: Count | None = None
+    precision: Precision | None = None
+    activation_checkpointing: Checkpointing = "none"
+    attention: AttentionChoice | None = None
+    compile: bool = False
+    liger: bool = False
+    cross_entropy: CrossEntropy | None = None
+    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum"] = "adamw"
+    gradient_clipping: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    checkpoint_every: Count = Field(default=1, description="checkpoint every n-th block")
+    block_checkpointing: dict[str, Checkpointing] = Field(
+        default={}, description='blocks of another policy, by number: {"0-15" = "full", "16,18" = "none"}'
+    )
+    checkpoint_stops_early: bool = Field(
+        default=True, description="recompute only until all that backward needs is there"
+    )
+    checkpoint_is_reentrant: bool = Field(
+        default=False, description="hold a block's second output during its backward: `use_reentrant=True`"
+    )
+    optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
+        default="fused", description="torch's kernels of the optimizer; DeepSpeed brings its own"
+    )
+    expandable_segments: bool = Field(
+        default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    )
+    device_max_connections: int = Field(
+        default=DEFAULT_CONNECTIONS, ge=1, le=MOST_CONNECTIONS, strict=True,
+        description="the run has CUDA_DEVICE_MAX_CONNECTIONS so: hardware queues that its streams share",
+    )  # fmt: skip
+
+
+class DdpTable(_Table):
+    """`kind = "ddp"`: torch DistributedDataParallel."""
+
+    kind: Literal["ddp"]
+    bucket_cap_mb: float = Field(default=25.0, gt=0, le=1e9)
+    gradient_as_bucket_view: bool = False
+    no_sync: bool = True
+
+
+class DeepSpeedTable(_Table):
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file. `config_name` is what
+    messages and reports call a `config` that is a table. `tile_numel`: linear layers with more weights are
+    `deepspeed.zero.TiledLinear` with tiles of at most so many. `zero_init`: a stage-3 model is built sharded
+    (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds all of it.
+    `delayed_parameter_update`: stages 1 and 2 with the optimizer on the CPU update one step late, during the
+    next forward and backward (ZeRO-Offload, arXiv 2101.06840, section 5.2); no DeepSpeed release has it."""
+
+    kind: Literal["deepspeed"]
+    stage: Literal[0, 1, 2, 3] | None = None
+    config: str | dict[str, Any] | None = None
+    config_name: str | None = None
+    version: str = "0.19.8"
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _is_quoted(cls, value: object) -> object:
+        if isinstance(value, int | float):
+            raise ValueError(f'found the number {value}, expected a release in quotes, as in "0.19.8"')
+        return value
+
+    tile_numel: Count | None = None
+    zero_init: bool = True
+    delayed_parameter_update: bool = False
+
+
+class _FsdpTable(_Table):
+    wrapping: str = "torchtitan"
+    param_dtype: Dtype | None = None
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    replicate: Count | None = None
+    no_sync: bool = False
+    cpu_offload: bool = False
+
+
+class Fsdp1Table(_FsdpTable):
+    """`kind = "fsdp1"`: torch FullyShardedDataParallel."""
+
+    kind: Literal["fsdp1"]
+    wrapping: str = "huggingface"
+    sharding_strategy: Literal[
+        "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"
+    ] = "FULL_SHARD"
+    backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
+    forward_prefetch: bool = False
+    limit_all_gathers: bool = True
+
+
+class Fsdp2Table(_FsdpTable):
+    """`kind = "fsdp2"`: torch `fully_shard`; `replicate` > 1 is HSDP."""
+
+    kind: Literal["fsdp2"]
+    reshard_after_forward: StrictBool | Count | None = None
+
+    @field_validator("reshard_after_forward", mode="before")
+    @classmethod
+    def _group_or_flag(cls, value: object) -> object:
+        is_group = isinstance(value, int) and value >= 1
+        if not (value is None or isinstance(value, bool) or is_group):
+            raise ValueError(f"expected true, false or a group size, found {value!r}")
+        return value
+
+
+class ReferenceTable(_Table):
+    """`kind = "reference"`: ZeRO as the paper has it and the engine in `validation/zero` runs it: one flat
+    partition per block, fp32 master weights, nothing of a framework. `keep_gathered`: stage 3
+    keeps the root and the last block from forward to backward. `optimizer_place`: of states and reduced
+    gradients; `parameter_place`: of stage 3's shards."""
+
+    kind: Literal["reference"]
+    stage: Literal[0, 1, 2, 3] = 3
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    bucket_bytes: int = Field(default=0, ge=0)
+    prefetch: int = Field(default=1, ge=0)
+    max_reductions_in_flight: Count = 2
+    keep_gathered: bool = True
+    optimizer_place: Literal["device", "host", "nvme"] = "device"
+    parameter_place: Literal["device", "host", "nvme"] = "device"
+
+
+STRATEGIES: dict[str, type[BaseModel]] = {
+    "ddp": DdpTable,
+    "deepspeed": DeepSpeedTable,
+    "fsdp1": Fsdp1Table,
+    "fsdp2": Fsdp2Table,
+    "megatron": MegatronTable,
+    "reference": ReferenceTable,
+}
+StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table | MegatronTable | ReferenceTable
+
+
+def is_strategy(kind: object) -> bool:
+    """Whether a `kind`, which may be anything in a file, is one that there is."""
+    return isinstance(kind, str) and kind in STRATEGIES
+
+
+class _ExperimentFile(_Table):
+    """An experiment as its file has it."""
+
+    model: str | dict[str, Any] = Field(description="preset, or path to a Hugging Face config.json")
+    cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
+    nodes: Count | None = None
+    gpus: Count | None = None
+    placement: PlacementTable = PlacementTable()
+    faults: FaultsTable = FaultsTable()
+    jitter: JitterTable = JitterTable()
+    jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
+    training: TrainingTable = TrainingTable()
+    strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
+    cost: CostTable | None = None
+    notes: tuple[str, ...] = Field(default=(), description="said again by every report")
+    program: Program | None = Field(
+        default=None, description="the program whose file it was; zsim tune proposes what that can be told"
+    )
+
+
+class Experiment(_ExperimentFile):
+    """What to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
+
+    Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.
+    """
+
+    def __init__(self, *, origin: str = "experiment", **data: Any) -> None:
+        refuse_parallelisms(f"{origin}: ", data)
+        for name in ("training", "strategy", "parallelism"):
+            table = data.get(name)
+            refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
+        data, problems = _with_strategy_kind(data)
+        if isinstance(data.get("cluster"), list | tuple):
+            raise NotSimulatedError(
+                f"{origin}: cluster: a job on several clusters is not simulated; give one"
+            )
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            # without the kind that pydantic puts into the path
+            kind = data["strategy"]["kind"] if isinstance(data.get("strategy"), Mapping) else ""
+            found = problems_of(error, type(self))
+            problems += [sentence.replace(f"strategy.{kind}.", "strategy.") for sentence in found]
+        if problems:
+            raise InputError(listed(origin, [*unreadable(data), *problems])) from None
+
+
+def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The data with the kind of `[strategy]`, which may be left out where the keys tell it, and without the
+    keys that its kind does not have; and a sentence about each of those."""
+    table = data.get("strategy")
+    if not isinstance(table, Mapping):
+        return data, []
+    keys = {str(key) for key in table} - {"kind"}
+    fitting = [kind for kind, model in STRATEGIES.items() if keys <= set(model.model_fields)]
+    kind = table.get("kind")
+    if kind is None:
+        kind = "fsdp2" if "fsdp2" in fitting else fitting[0] if fitting else None
+    problems = []
+    if kind is not None and not is_strategy(kind):
+        problems.append(
+            f"strategy.kind: found {kind!r}, expected one of {', '.join(STRATEGIES)}"
+            f"{did_you_mean(str(kind), STRATEGIES)}"
+        )
+        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+    known = set(STRATEGIES[kind].model_fields) if kind else set()
+    for key in sorted(keys - known):
+        owners = [name for name, model in STRATEGIES.items() if key in model.model_fields]
+        options = known or {name for model in STRATEGIES.values() for name in model.model_fields}
+        if kind and owners:
+            problems.append(
+                f"strategy.{key} does not belong to kind '{kind}'; it is a key of {' and '.join(owners)}"
+            )
+        elif not owners:
+            expected = did_you_mean(key, options) or f"; expected one of {', '.join(sorted(options))}"
+            problems.append(f"strategy: unknown key '{key}'{expected}")
+    if kind is None:
+        if not problems:
+            problems.append(f"strategy.kind is missing; expected one of {', '.join(STRATEGIES)}")
+        return {**data, "strategy": {"kind": "fsdp2"}}, problems
+    kept = {key: value for key, value in table.items() if str(key) in known}
+    return {**data, "strategy": {**kept, "kind": kind}}, problems
+
+
+def load_experiment(
+    path: str | Path, overrides: Mapping[str, Any] | None = None, *, origin: str | None = None
+) -> Experiment:
+    """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that win over it.
+
+    Paths in the file are relative to the file, paths in overrides to the working directory. `origin` begins
+    error messages (else the file's name).
+    """
+    path = Path(path)
+    data = located(read_toml(path), path.parent)
+    if "model" not in data and {"axes", "zip"} & set(data):
+        raise InputError(f"{path.name}: is a study, not an experiment; zsim sweep runs it")
+    return experiment_from(data, overrides or {}, origin=origin or path.name)
+
+
+_PATHS = (("model",), ("cluster",), ("cluster", "extends"), ("strategy", "config"))
+
+
+def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """File-shaped data whose paths, where they lead to a file from `folder`, lead there from anywhere."""
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    for keys in _PATHS:
+        _make_relative(data, keys, folder)
+    return data
+
+
+def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:
+    """An experiment from file-shaped data and dotted overrides.
+
+    An override of `strategy.kind` drops the keys of the old kind; of `nodes`, the file's `gpus`, and so on;
+    of `model` keeps [training], see `zsim.specs.experiment.model_change`.
+    `strategy.config` may be another program's file, whose content then stands in its place.
+    """
+    data, overrides = with_training_file(data, overrides, origin=origin)
+    data = with_model(data, overrides)
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    new_kind = overrides.get("strategy.kind")
+    if is_strategy(new_kind) and isinstance(data.get("strategy"), dict):
+        allowed = STRATEGIES[str(new_kind)].model_fields
+        data["strategy"] = {key: value for key, value in data["strategy"].items() if key in allowed}
+    if "strategy.config" in overrides and isinstance(data.get("strategy"), dict):
+        if data["strategy"].get("kind", "deepspeed") != "deepspeed":
+            data["strategy"] = {}
+        data["strategy"].pop("stage", None)
+        data["strategy"].setdefault("kind", "deepspeed")
+    for one, other in (("nodes", "gpus"), ("gpus", "nodes")):
+        if one in overrides and other not in overrides:
+            data.pop(other, None)
+    return Experiment(origin=origin, **with_overrides(data, overrides))
+
+
+def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
+    """The experiment with dotted overrides."""
+    own = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
+    data = experiment.model_dump(exclude_unset=True, include=own)
+    new = experiment_from(data, overrides, origin="experiment")
+    own |= {key.partition(".")[0] for key in overrides}
+    notes = (*experiment.notes, *new.notes) if "notes" not in own else new.notes
+    return experiment.model_copy(update={**{key: getattr(new, key) for key in own}, "notes": notes})
+
+
+def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:
+    table: Any = data
+    for key in keys[:-1]:
+        table = table.get(key) if isinstance(table, dict) else None
+    if isinstance(table, dict) and isinstance(table.get(keys[-1]), str):
+        candidate = folder / table[keys[-1]]
+        if os.path.exists(candidate):  # False, too, for a command line too long to be a path
+            table[keys[-1]] = str(candidate)

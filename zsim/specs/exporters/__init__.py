@@ -1,1 +1,0 @@
-"""From an experiment to files that other programs take."""

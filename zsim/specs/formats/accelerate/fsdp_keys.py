@@ -1,0 +1,185 @@
+"""Accelerate's and the Trainer's FSDP keys -> FSDP1 or FSDP2, as `accelerate launch` 1.15.0 hands them on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.reading import whole_number
+from zsim.specs.formats.training_file import TrainingFile
+
+SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_PREFETCH = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
+_WRAPPING = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+_IDLE = (
+    "fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type", "fsdp_sync_module_states",
+    "fsdp_use_orig_params", "fsdp_transformer_layer_cls_to_wrap",
+)  # fmt: skip
+_KEYS = (
+    "fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_backward_prefetch",
+    "fsdp_forward_prefetch", "fsdp_auto_wrap_policy", "fsdp_min_num_params", "fsdp_offload_params",
+    "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload", "fsdp_limit_all_gathers",
+    "fsdp_ignored_modules",
+)  # fmt: skip
+_NO_EFFECT_IN_2 = ("fsdp_backward_prefetch", "fsdp_sharding_strategy", "fsdp_limit_all_gathers")
+_PARALLELISM = "parallelism_config_"
+
+
+def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:
+    """Writes the strategy into `file`; keys may come without `fsdp_`, as the launcher allows."""
+    given = {key if str(key).startswith("fsdp_") else f"fsdp_{key}": value for key, value in config.items()}
+    note_idle(file, "fsdp_config: ", given, _IDLE)
+    note_unknown(file, "fsdp_config: ", given, (*_KEYS, *_IDLE))
+    if given.get("fsdp_ignored_modules"):
+        raise NotSimulatedError(f"{file.name}: fsdp_ignored_modules: zsim shards every module")
+    if _flag(file, given, "fsdp_activation_checkpointing_offload"):
+        raise NotSimulatedError(
+            f"{file.name}: fsdp_activation_checkpointing_offload: zsim does not simulate checkpoints that "
+            "FSDP2 keeps on the host yet"
+        )
+    if _flag(file, given, "fsdp_activation_checkpointing"):
+        file.says["training.activation_checkpointing"] = "full"
+    file.assumes["strategy.no_sync"] = True  # `accelerator.accumulate` and the Trainer
+    precision = file.says.get("training.precision", "fp32")
+    low = "bf16" if precision == "fp8" else precision
+    file.says |= {"strategy.param_dtype": low, "strategy.reduce_dtype": low}
+    version = str(given.get("fsdp_version", 1))
+    if version == "1":
+        _read_fsdp1(file, given)
+    elif version == "2":
+        _read_fsdp2(file, given, parallelism)
+    else:
+        raise InputError(f"{file.name}: fsdp_version: found {version}, expected 1 or 2")
+
+
+def note_idle(file: TrainingFile, block: str, data: Mapping[str, Any], idle: tuple[str, ...]) -> None:
+    """One note for the keys that do nothing to a step."""
+    found = [key for key in data if key in idle]
+    if found:
+        file.note(f"{block}no effect on a step: {', '.join(found)}")
+
+
+def note_unknown(file: TrainingFile, block: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """The launcher reads past keys of these blocks that it does not know."""
+    for key in data:
+        if key not in known:
+            file.note(f"{block}no effect: Accelerate knows no '{key}'{did_you_mean(str(key), known)}")
+
+
+def _read_fsdp1(file: TrainingFile, given: Mapping[str, Any]) -> None:
+    says = file.says
+    says["strategy.kind"] = "fsdp1"
+    asked = given.get("fsdp_reshard_after_forward")
+    strategy = _word(
+        file, "fsdp_sharding_strategy", given.get("fsdp_sharding_strategy", "FULL_SHARD"), SHARDING
+    )
+    if asked is not None and "fsdp_sharding_strategy" not in given:
+        wanted = _word(file, "fsdp_reshard_after_forward", asked, SHARDING)
+        if wanted != strategy:
+            file.note(
+                f"fsdp_reshard_after_forward {wanted}: no effect: `accelerate launch` also passes "
+                "fsdp_sharding_strategy, FULL_SHARD by default, which wins; give fsdp_sharding_strategy"
+            )
+    says["strategy.sharding_strategy"] = strategy.replace("HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2")
+    prefetch = _word(
+        file, "fsdp_backward_prefetch", given.get("fsdp_backward_prefetch", "NO_PREFETCH"), _PREFETCH
+    )
+    table = says if "fsdp_backward_prefetch" in given else file.assumes
+    table["strategy.backward_prefetch"] = "none" if prefetch == "NO_PREFETCH" else prefetch
+    for key in ("forward_prefetch", "limit_all_gathers"):
+        if f"fsdp_{key}" in given:
+            says[f"strategy.{key}"] = _flag(file, given, f"fsdp_{key}")
+    if _flag(file, given, "fsdp_offload_params"):
+        says["strategy.cpu_offload"] = True
+    wrapping = _wrapping(file, given)
+    if wrapping == "NO_WRAP":
+        says["strategy.wrapping"] = "none"
+    elif wrapping == "SIZE_BASED_WRAP":
+        says["strategy.wrapping"] = f"size:{given.get('fsdp_min_num_params', 10**8)}"
+        if "training.activation_checkpointing" in says:
+            file.note(
+                "fsdp_activation_checkpointing: blocks are simulated as checkpointed, not wrapped modules"
+            )
+    else:
+        says["strategy.wrapping"] = "huggingface"
+
+
+def _read_fsdp2(file: TrainingFile, given: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:
+    says = file.says
+    says["strategy.kind"] = "fsdp2"
+    idle = [key for key in _NO_EFFECT_IN_2 if key in given]
+    if idle:
+        file.note(f"fsdp_config: no effect with fsdp_version 2: {', '.join(idle)}")
+    if _flag(file, given, "fsdp_forward_prefetch"):
+        raise InputError(f"{file.name}: fsdp_forward_prefetch: Accelerate refuses it with fsdp_version 2")
+    key = "fsdp_reshard_after_forward"
+    table = says if key in given else file.assumes
+    table["strategy.reshard_after_forward"] = _flag(file, given, key, default=True)
+    if _flag(file, given, "fsdp_offload_params"):
+        says["strategy.cpu_offload"] = True
+    wrapping = _wrapping(file, given)
+    if wrapping != "TRANSFORMER_BASED_WRAP":
+        raise NotSimulatedError(
+            f"{file.name}: fsdp_auto_wrap_policy: zsim does not simulate {wrapping} of FSDP2, only "
+            "TRANSFORMER_BASED_WRAP"
+        )
+    file.assumes["strategy.wrapping"] = "torchtitan"
+    file.note(
+        "units as Accelerate 1.15 makes them (embedding alone; norm and head together); older ones leave "
+        "both to the root: strategy.wrapping=huggingface"
+    )
+    _read_parallelism(file, parallelism)
+
+
+def _read_parallelism(file: TrainingFile, parallelism: Mapping[str, Any]) -> None:
+    sizes = {str(key).removeprefix(_PARALLELISM): value for key, value in parallelism.items()}
+    for key, value in sizes.items():
+        if key.endswith("_size") and not isinstance(value, int | None):
+            name = f"parallelism_config: {_PARALLELISM}{key}"
+            raise InputError(f"{file.name}: {name}: found {value!r}, expected a whole number")
+    for key, what in (("tp_size", "tensor"), ("cp_size", "context"), ("sp_size", "sequence")):
+        if (sizes.pop(key, 1) or 1) > 1:
+            raise NotSimulatedError(
+                f"{file.name}: {_PARALLELISM}{key}: zsim does not simulate {what} parallelism yet"
+            )
+    replicate, shard = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", None)
+    for key in sizes:
+        if not key.startswith(("tp_", "cp_", "sp_")):
+            raise InputError(f"{file.name}: parallelism_config: unknown key '{_PARALLELISM}{key}'")
+    if replicate > 1 and (shard or 1) == 1:
+        raise InputError(
+            f"{file.name}: {_PARALLELISM}dp_shard_size: found {shard or 1} with {replicate} replicas, which "
+            "Accelerate refuses with fsdp_version 2; expected at least 2"
+        )
+    if parallelism:
+        file.says["strategy.replicate"] = replicate
+        file.shard_degree = shard or 1
+
+
+def _wrapping(file: TrainingFile, given: Mapping[str, Any]) -> str:
+    return _word(file, "fsdp_auto_wrap_policy", given.get("fsdp_auto_wrap_policy") or "NO_WRAP", _WRAPPING)
+
+
+def _word(file: TrainingFile, key: str, value: Any, options: tuple[str, ...]) -> str:
+    """One of `options`, or its number from 1 on."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(options):
+        return options[value - 1]
+    word = str(value).upper().removeprefix("_")
+    number = whole_number(word)
+    if number is not None and 1 <= number <= len(options):
+        return options[number - 1]
+    if word not in options:
+        raise InputError(
+            f"{file.name}: {key}: found {value!r}, expected one of {', '.join(options)}"
+            f"{did_you_mean(word, options)}"
+        )
+    return word
+
+
+def _flag(file: TrainingFile, given: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
+    value = given.get(key, default)
+    word = str(value).lower()
+    if word not in ("true", "false", "yes", "no", "1", "0"):
+        raise InputError(f"{file.name}: {key}: found {value!r}, expected true or false")
+    return word in ("true", "yes", "1")

@@ -1,0 +1,129 @@
+"""A job -> the YAML that `accelerate launch --config_file` takes (accelerate 1.15.0)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.training import Ddp, Fsdp1, Fsdp2, Reference
+
+DEEPSPEED_FILE = "ds_config.json"
+
+
+def why_not_accelerate(job: Job) -> str | None:
+    """Why Accelerate's YAML cannot say this job; None where it can."""
+    strategy, training = job.strategy, job.training
+    if training.precision == "fp8":
+        return "float8 needs a recipe of its own (fp8_config)"
+    if isinstance(strategy, DeepSpeedConfig):
+        return None
+    if isinstance(strategy, Megatron):
+        return "it starts Megatron through a plugin of its own, which zsim does not write"
+    if isinstance(strategy, Reference):
+        return "it has no engine but DeepSpeed's and PyTorch's own"
+    if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
+        return "it reduces gradients after the last micro-batch only (no_sync)"
+    if isinstance(strategy, Ddp):
+        return None
+    if strategy.param_dtype != training.precision or strategy.reduce_dtype != training.precision:
+        return (
+            f"it gathers and reduces in mixed_precision; this gathers in {strategy.param_dtype} and reduces "
+            f"in {strategy.reduce_dtype}"
+        )
+    if training.block_checkpointing:
+        return "it checkpoints every block or none, not each block in its own way"
+    if training.activation_checkpointing not in ("none", "full") or training.checkpoint_every != 1:
+        return f"it checkpoints every block or none, not '{training.activation_checkpointing}'"
+    if isinstance(strategy, Fsdp2):
+        reshard = strategy.reshard_after_forward
+        if reshard is not None and not isinstance(reshard, bool):
+            return "it reshards after forward to all ranks or not at all"
+        if strategy.wrapping != "torchtitan":
+            return f"it wraps embedding and head apart, not as '{strategy.wrapping}'"
+        if strategy.replicate > 1 and strategy.replicate == job.world_size:
+            return f"its FSDP2 refuses shards of 1, here with {strategy.replicate} replicas"
+    elif not strategy.limit_all_gathers:
+        return "it limits FSDP1's all-gathers whatever its file says (limit_all_gathers)"
+    elif strategy.replicate not in (1, job.num_nodes):
+        return "torch's own hybrid groups are nodes"
+    elif strategy.wrapping not in ("huggingface", "none") and not strategy.wrapping.startswith("size:"):
+        return f"it does not wrap as '{strategy.wrapping}'"
+    return None
+
+
+def accelerate_yaml(job: Job) -> str:
+    """The file's text; a DeepSpeed job's JSON lies beside it as `ds_config.json`."""
+    strategy = job.strategy
+    data: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "machine_rank": 0}
+    if isinstance(strategy, DeepSpeedConfig):
+        flag = strategy.stage == 3
+        block: dict[str, Any] = {"deepspeed_config_file": DEEPSPEED_FILE, "zero3_init_flag": flag}
+        if job.num_nodes > 1:  # else pdsh and a hostfile, whatever num_machines says
+            block["deepspeed_multinode_launcher"] = "standard"
+        data |= {"distributed_type": "DEEPSPEED", "deepspeed_config": block}
+    elif isinstance(strategy, Fsdp2):
+        data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp2(job, strategy)}
+        if strategy.replicate > 1:
+            data["parallelism_config"] = {
+                "parallelism_config_dp_replicate_size": strategy.replicate,
+                "parallelism_config_dp_shard_size": job.world_size // strategy.replicate,
+                "parallelism_config_tp_size": 1,
+                "parallelism_config_cp_size": 1,
+            }
+    elif isinstance(strategy, Fsdp1):
+        data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
+    else:
+        data["distributed_type"] = "MULTI_GPU" if job.world_size > 1 else "NO"
+    if not isinstance(strategy, DeepSpeedConfig):  # beside deepspeed_config_file accelerate refuses the key
+        precision = job.training.precision
+        data["mixed_precision"] = "no" if precision == "fp32" else precision
+    if job.training.compile:
+        data["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
+    data |= {"num_machines": job.num_nodes, "num_processes": job.world_size, "rdzv_backend": "static"}
+    return "\n".join(_lines(data)) + "\n"
+
+
+def _fsdp2(job: Job, strategy: Fsdp2) -> dict[str, Any]:
+    reshard = strategy.reshard_after_forward
+    return {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": True if reshard is None else reshard,
+        "fsdp_offload_params": strategy.cpu_offload,
+        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+    }
+
+
+def _fsdp1(job: Job, strategy: Fsdp1) -> dict[str, Any]:
+    block: dict[str, Any] = {
+        "fsdp_version": 1,
+        "fsdp_sharding_strategy": strategy.sharding_strategy.removeprefix("_"),
+        "fsdp_backward_prefetch": strategy.backward_prefetch.replace("none", "NO_PREFETCH"),
+        "fsdp_forward_prefetch": strategy.forward_prefetch,
+        "fsdp_offload_params": strategy.cpu_offload,
+        "fsdp_use_orig_params": True,
+        "fsdp_activation_checkpointing": job.training.activation_checkpointing == "full",
+    }
+    if strategy.wrapping.startswith("size:"):
+        return block | {
+            "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP",
+            "fsdp_min_num_params": int(strategy.wrapping.partition(":")[2]),
+        }
+    return block | {
+        "fsdp_auto_wrap_policy": "NO_WRAP" if strategy.wrapping == "none" else "TRANSFORMER_BASED_WRAP"
+    }
+
+
+def _lines(data: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lines(value, indent + "  ")
+        elif isinstance(value, str):
+            yield f"{indent}{key}: {json.dumps(value)}"
+        else:
+            yield f"{indent}{key}: {str(value).lower() if isinstance(value, bool) else value}"

@@ -1,0 +1,164 @@
+"""Every file that can say a configuration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
+from zsim.specs.formats.accelerate.write import DEEPSPEED_FILE, accelerate_yaml, why_not_accelerate
+from zsim.specs.formats.deepspeed_json import deepspeed_json
+from zsim.specs.formats.exported import Exported
+from zsim.specs.formats.fsdp_python import python_file, why_not_python
+from zsim.specs.formats.toml import experiment_toml
+from zsim.specs.formats.torchtitan.write import (
+    torchtitan_model,
+    torchtitan_toml,
+    why_not_torchtitan,
+)
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Ddp
+
+
+def export_files(job: Job) -> Exported:
+    """experiment.toml, and what of ds_config.json, fsdp2.py (fsdp1.py, ddp.py), accelerate.yaml and
+    torchtitan.toml can say the job."""
+    files: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    if isinstance(job.strategy, DeepSpeedConfig):
+        files[DEEPSPEED_FILE] = deepspeed_json(job)
+    else:
+        reason = why_not_python(job)
+        if reason is None:
+            name, text = python_file(job)
+            files[name] = text
+        else:
+            missing[f"{job.kind}.py"] = reason
+        reason = why_not_torchtitan(job)
+        if reason is None:
+            files["torchtitan.toml"] = torchtitan_toml(job)
+        else:
+            missing["torchtitan.toml"] = reason
+    reason = why_not_accelerate(job)
+    if reason is None:
+        files["accelerate.yaml"] = accelerate_yaml(job)
+    else:
+        missing["accelerate.yaml"] = reason
+    files["experiment.toml"] = experiment_toml(_portable(job.experiment, DEEPSPEED_FILE in files))
+    notes = _script_notes(job)
+    if "accelerate.yaml" in files:
+        notes += _accelerate_notes(job)
+    if "torchtitan.toml" in files:
+        notes += _torchtitan_notes(job)
+    return Exported(files, missing, tuple(notes))
+
+
+def _accelerate_notes(job: Job) -> list[str]:
+    notes = []
+    if isinstance(job.strategy, DeepSpeedConfig):
+        notes.append(f"accelerate.yaml: start it in its own folder, where {DEEPSPEED_FILE} lies")
+    else:
+        notes.append(f"accelerate.yaml: the script's: {', '.join(_accelerate_calls(job))}")
+    if job.num_nodes > 1:
+        notes.append(
+            "accelerate.yaml: every node's own: accelerate launch --machine_rank NUMBER "
+            "--main_process_ip ADDRESS_OF_NODE_0 --main_process_port 29500"
+        )
+    return notes
+
+
+def _torchtitan_notes(job: Job) -> list[str]:
+    notes = []
+    if torchtitan_model(job) is None:
+        notes.append(
+            f"torchtitan.toml: torchtitan 0.2 has no flavor that is {job.model.name}: without model.name and "
+            "model.flavor it trains its debugmodel"
+        )
+    if not job.training.gradient_clipping:
+        notes.append(
+            "torchtitan.toml: torchtitan always takes the gradients' norm, the simulated step does not; "
+            "max_norm = 1e9 clips nothing"
+        )
+    return notes
+
+
+def _portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
+    """Files by their whole paths; the DeepSpeed JSON is the one beside it."""
+    changes: dict[str, Any] = {}
+    for key in ("model", "cluster"):
+        value = getattr(experiment, key)
+        if isinstance(value, str) and os.path.exists(value):
+            changes[key] = str(Path(value).resolve())
+    table = experiment.strategy
+    if has_deepspeed and isinstance(table, DeepSpeedTable):
+        update = {"config": DEEPSPEED_FILE, "config_name": None, "stage": None}
+        changes["strategy"] = table.model_copy(update=update)
+    return experiment.model_copy(update=changes)
+
+
+def _script_notes(job: Job) -> list[str]:
+    """What no file says and the script must do."""
+    training, notes = job.training, []
+    if isinstance(job.strategy, DeepSpeedConfig):
+        kind, call = training.activation_checkpointing, _checkpointing_call(job)
+        if training.block_checkpointing:
+            notes.append("activation checkpointing, which differs by block, is the script's")
+        elif call:
+            notes.append(f"activation checkpointing '{kind}' is the script's: {call}")
+        if job.strategy.optimizer.name is None:
+            offloaded = job.strategy.zero.offload_optimizer is not None
+            optimizer = "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+            notes.append(f"the optimizer is the script's: deepspeed.ops.adam.{optimizer}")
+        if training.compile:
+            notes.append("compile the blocks: block.compile()")
+    if training.precision == "fp8":
+        but = "" if isinstance(job.strategy, DeepSpeedConfig) else ", but torchtitan's"
+        notes.append(f"fp8 products are the script's (torchao, Transformer Engine){but}")
+    if training.liger:
+        notes.append("Liger's kernels are the script's: use_liger_kernel")
+    if training.expandable_segments:
+        notes.append("in the run's environment: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    if training.device_max_connections != DEFAULT_CONNECTIONS:
+        connections = training.device_max_connections
+        notes.append(f"in the run's environment: CUDA_DEVICE_MAX_CONNECTIONS={connections}")
+    notes.append(f"sequences of {training.sequence_length:,} tokens are the data's")
+    return notes
+
+
+def _checkpointing_call(job: Job) -> str:
+    """How a script checkpoints all blocks; "" where nothing is."""
+    training = job.training
+    if training.activation_checkpointing == "full" and training.checkpoint_every > 1:
+        return f"torch.utils.checkpoint around one block of {training.checkpoint_every}"
+    return {
+        "none": "",
+        "full": "model.gradient_checkpointing_enable()",
+        "selective": "recompute the core of attention",
+        "selective-op": "keep fused attention and every second product, run the rest again",
+    }[training.activation_checkpointing]
+
+
+def _accelerate_calls(job: Job) -> list[str]:
+    """What Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
+    training, strategy = job.training, job.strategy
+    calls = [f"DataLoader(batch_size={training.micro_batch_size})"]
+    if training.gradient_accumulation_steps > 1:
+        calls.append(f"Accelerator(gradient_accumulation_steps={training.gradient_accumulation_steps})")
+    if training.gradient_clipping:
+        calls.append(f"accelerator.clip_grad_norm_(model.parameters(), {training.gradient_clipping:g})")
+    if not isinstance(strategy, Ddp):
+        return calls
+    options = []
+    if strategy.bucket_cap_bytes != Ddp().bucket_cap_bytes:
+        options.append(f"bucket_cap_mb={strategy.bucket_cap_bytes / 2**20:g}")
+    if strategy.gradient_as_bucket_view:
+        options.append("gradient_as_bucket_view=True")
+    if options:
+        calls.append(f"kwargs_handlers=[DistributedDataParallelKwargs({', '.join(options)})]")
+    if training.block_checkpointing:
+        calls.append("activation checkpointing, which differs by block")
+    elif training.activation_checkpointing != "none":
+        calls.append(_checkpointing_call(job))
+    return calls

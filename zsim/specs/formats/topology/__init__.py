@@ -1,0 +1,1 @@
+"""Descriptions of hardware that other programs write."""

@@ -1,0 +1,140 @@
+"""Other people's descriptions of machines and fabrics -> our topology TOML.
+
+Every importer yields tables over a preset (`extends`): what the file says, with the file as source, on top of
+what it cannot say. Files come from anywhere, so they are untrusted: size and depth are limited first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.reading import read_bytes
+from zsim.specs.cluster.files import read_toml
+
+_MOST_BYTES = 4_000_000
+Tables = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTopology:
+    """What an importer read: tables over `base`, and what a person should know."""
+
+    base: str
+    description: str
+    tables: Tables
+    top: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A topology TOML as text, and what a person should know about it."""
+
+    toml: str
+    notes: tuple[str, ...]
+
+
+def import_topology(
+    path: Path,
+    *,
+    format_: str | None = None,
+    base: str | None = None,
+    network: Path | None = None,
+    name: str | None = None,
+) -> Imported:
+    """Read `path` as one of the formats (by its content when None).
+
+    `base`: preset for what the file does not say (a guess from the file when None). `network`: a TOML file
+    whose `[network]` table joins the nodes. Raises InputError for files that are not what they claim.
+    """
+    from zsim.specs.formats.topology import astra_sim as astra_sim_network
+    from zsim.specs.formats.topology import nccl_xml as nccl_topology
+    from zsim.specs.formats.topology import nvidia_smi
+    from zsim.specs.formats.topology import slurm as slurm_topology
+
+    readers: dict[str, Callable[[str, str, str | None], FoundTopology]] = {
+        "nccl": nccl_topology.read_nccl_topology,
+        "nvidia-smi": nvidia_smi.read_nvidia_smi,
+        "slurm": slurm_topology.read_slurm_topology,
+        "astra-sim": astra_sim_network.read_astra_sim,
+    }
+    text = _read(path)
+    kind = format_ or _guess(path, text)
+    if kind not in readers:
+        expected = ", ".join(readers)
+        raise InputError(f"--format: found '{kind}', expected one of {expected}{did_you_mean(kind, readers)}")
+    found = readers[kind](text, path.name, base)
+    tables = {key: dict(table) for key, table in found.tables.items()}
+    notes = list(found.notes)
+    if network is not None:
+        own = read_toml(network).get("network")
+        if not isinstance(own, dict):
+            raise InputError(f"{network.name}: expected a [network] table")
+        tables["network"] = own
+    elif "network" not in tables:
+        notes.append(f"nothing in {path.name} says what joins the nodes: taken from {found.base}")
+    return Imported(_toml(name or path.stem, found, tables), tuple(notes))
+
+
+def _guess(path: Path, text: str) -> str:
+    start = text.lstrip()[:2000].lower()
+    if start.startswith("<"):
+        return "nccl"
+    if "gpu0" in start and ("pix" in text.lower() or "sys" in text.lower() or "nv" in text.lower()):
+        return "nvidia-smi"
+    if "npus_count" in start:
+        return "astra-sim"
+    if any(word in text.lower() for word in ("switchname=", "blockname=", "switches:", "block:", "tree:")):
+        return "slurm"
+    raise InputError(
+        f"{path.name}: not recognised; expected an NCCL topology XML, `nvidia-smi topo -m`, a Slurm "
+        "topology.conf or .yaml, or an ASTRA-sim network yml (say which with --format)"
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        content = read_bytes(path, _MOST_BYTES)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    if not content.strip():
+        raise InputError(f"{path.name}: the file is empty")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path.name}: not UTF-8 text") from None
+
+
+def _toml(name: str, found: FoundTopology, tables: Tables) -> str:
+    lines = ["schema = 1", f"extends = {_value(found.base)}", f"name = {_value(name)}"]
+    lines.append(f"description = {_value(found.description)}")
+    lines += [f"{key} = {_value(value)}" for key, value in found.top.items()]
+    for table, content in tables.items():
+        lines += ["", f"[{table}]"]
+        nested = {key: value for key, value in content.items() if _is_tables(value)}
+        lines += [f"{key} = {_value(value)}" for key, value in content.items() if key not in nested]
+        for key, rows in nested.items():
+            for row in rows:
+                lines += ["", f"[[{table}.{key}]]", *(f"{k} = {_value(v)}" for k, v in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    text = "".join(c if c.isprintable() else " " for c in str(value))
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

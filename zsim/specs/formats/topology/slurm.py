@@ -1,0 +1,140 @@
+"""Slurm's topology.conf and topology.yaml: which nodes are under which switch. Rates are the preset's.
+
+A tree becomes a list of links (each switch joined to the one above as often as it has nodes below, so that it
+does not block: Slurm knows no rates); blocks become leaves under one switch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import product
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.formats.topology.read import FoundTopology
+
+_MOST_NODES = 20_000
+_PART = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
+_RANGES = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+def read_slurm_topology(text: str, file: str, base: str | None) -> FoundTopology:
+    """Switches and nodes; nodes are numbered in the order of the file."""
+    base = base or "dgx-h100"
+    is_yaml = "SwitchName=" not in text and "BlockName=" not in text
+    nodes_of, parent = _from_yaml(text, file) if is_yaml else _from_conf(text, file)
+    order = [node for nodes in nodes_of.values() for node in nodes]
+    if not order:
+        raise InputError(f"{file}: no switch has nodes; expected SwitchName=... Nodes=... or block entries")
+    if len(set(order)) < len(order):
+        raise InputError(f"{file}: a node is under two switches")
+    below = {name: len(nodes) for name, nodes in nodes_of.items()}
+    for name in nodes_of:
+        here = parent.get(name)
+        seen = {name}
+        while here is not None:
+            if here in seen:
+                raise InputError(f"{file}: switch '{here}' is above itself")
+            seen.add(here)
+            below[here] = below.get(here, 0) + len(nodes_of[name])
+            here = parent.get(here)
+    roots = {name for name in below if parent.get(name) is None}
+    if len(roots) > 1:
+        for name in sorted(roots):
+            parent[name] = "slurm-top"
+    number = {node: position for position, node in enumerate(order)}
+    links: list[dict[str, Any]] = []
+    for name, nodes in nodes_of.items():
+        links += [
+            {"from": f"node{number[node]}", "to": _safe(name), "bandwidth": "400 Gb/s"} for node in nodes
+        ]
+    for name, up in parent.items():
+        if up is not None and below.get(name):
+            ends = {"from": _safe(name), "to": _safe(up), "bandwidth": "400 Gb/s"}
+            links.append(ends | {"count": below[name] * 8, "tier": "switch-switch"})
+    table = {
+        "source": f"imported from {file}: Slurm says who is under which switch, not how fast or how thick; "
+        "eight 400 Gb/s cables per node between switches, so that nothing blocks, are assumed",
+        "evidence": "assumed",
+        "kind": "links",
+        "links": links,
+    }
+    notes = (
+        f"{len(order)} nodes under {len(nodes_of)} leaf switches: use it with --nodes {len(order)} or fewer",
+        f"Slurm gives no rates: the nodes are {base}'s, links between switches never block",
+    )
+    return FoundTopology(base, f"imported from {file} over {base}", {"network": table}, {}, notes)
+
+
+def expand_hostlist(text: str, file: str) -> list[str]:
+    """`tux[0-2,7],login` -> tux0, tux1, tux2, tux7, login (zero padding kept)."""
+    names: list[str] = []
+    for part in _PART.findall(text):
+        words = _RANGES.split(part.strip())  # text and what stands in brackets, in turn
+        choices = [_numbers(word, part, file) if place % 2 else [word] for place, word in enumerate(words)]
+        if "[" in "".join(words[::2]):
+            raise InputError(f"{file}: '{part[:60]}' is not a host list")
+        if len(names) + math.prod(map(len, choices)) > _MOST_NODES:
+            raise InputError(f"{file}: more than {_MOST_NODES:,} nodes")
+        names += map("".join, product(*choices))
+    return names
+
+
+def _numbers(ranges: str, part: str, file: str) -> list[str]:
+    """`0-2,7` -> 0, 1, 2, 7, as many digits as the first of each range has."""
+    numbers: list[str] = []
+    for piece in ranges.split(","):
+        match = _RANGE.fullmatch(piece)
+        if match is None:
+            raise InputError(f"{file}: '{part[:60]}' is not a host list")
+        first, last = match[1], match[2] or match[1]
+        if int(last) - int(first) >= _MOST_NODES:
+            raise InputError(f"{file}: more than {_MOST_NODES:,} nodes")
+        numbers += [f"{value:0{len(first)}d}" for value in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _from_conf(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    nodes_of: dict[str, list[str]] = {}
+    parent: dict[str, str | None] = {}
+    for line in text.splitlines():
+        words = dict(word.split("=", 1) for word in line.split("#", 1)[0].split() if "=" in word)
+        keys = {key.lower(): value for key, value in words.items()}
+        name = keys.get("switchname") or keys.get("blockname")
+        if name is None:
+            continue
+        parent.setdefault(name, None)
+        if "nodes" in keys:
+            nodes_of[name] = expand_hostlist(keys["nodes"], file)
+        for child in expand_hostlist(keys["switches"], file) if "switches" in keys else []:
+            parent[child] = name
+    return nodes_of, parent
+
+
+def _from_yaml(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, str | None]]:
+    from zsim.specs.formats.safe_yaml import load_yaml
+
+    content = load_yaml(text, file)
+    nodes_of: dict[str, list[str]] = {}
+    parent: dict[str, str | None] = {}
+    for topology in content if isinstance(content, list) else [content]:
+        for key, entries_key in (("tree", "switches"), ("block", "blocks")):
+            part = topology.get(key) if isinstance(topology, dict) else None
+            entries = part.get(entries_key) if isinstance(part, dict) else None
+            for entry in entries if isinstance(entries, list) else []:
+                name = entry.get("switch") or entry.get("block") if isinstance(entry, dict) else None
+                if not isinstance(name, str):
+                    raise InputError(f"{file}: {key}: expected entries with a 'switch' or 'block' name")
+                parent.setdefault(name, None)
+                if isinstance(entry.get("nodes"), str):
+                    nodes_of[name] = expand_hostlist(entry["nodes"], file)
+                for child in expand_hostlist(str(entry.get("children") or ""), file):
+                    parent[child] = name
+    return nodes_of, parent
+
+
+def _safe(name: str) -> str:
+    """A switch's name that is not taken for a node's."""
+    return f"switch-{name}" if re.match(r"^node\d+", name) else name

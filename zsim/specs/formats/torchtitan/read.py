@@ -1,0 +1,270 @@
+"""torchtitan's TOML and command line -> what an experiment says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError, did_you_mean
+from zsim.reading import whole_number
+from zsim.specs.formats.torchtitan.keys import (
+    IDLE_KEYS,
+    IDLE_SECTIONS,
+    KEYS,
+    PARALLELISMS,
+    PRESETS,
+    REFUSED_SWITCHES,
+    SECTIONS,
+)
+from zsim.specs.formats.torchtitan.text import read_settings
+from zsim.specs.formats.training_file import TrainingFile
+
+_FLOAT8 = ("float8", "quantize.linear.float8")
+_NO_EFFECT_IN_DDP = (
+    "training.mixed_precision_reduce", "training.enable_cpu_offload",
+    "parallelism.fsdp_reshard_after_forward", "parallelism.fsdp_defer_gradient_reduction",
+    "float8.enable_fsdp_float8_all_gather",
+)  # fmt: skip
+
+
+def read_torchtitan(config: str) -> TrainingFile:
+    """A TOML (0.0 to 0.2), the JSON that 0.3 saves, or a command line of any of them.
+
+    Raises InputError for keys that are not torchtitan's, NotSimulatedError for tensor, pipeline, context and
+    expert parallelism and for what else changes a step in a way that zsim does not follow.
+    """
+    name, settings, is_new = read_settings(config)
+    file = TrainingFile(name, program="torchtitan-0.3" if is_new else "torchtitan")
+    for key in ("nodes", "gpus"):
+        if key in settings:
+            file.says[key] = settings.pop(key)
+    _check_keys(file, settings)
+    _refuse(file, settings)
+    reader = _Settings(file, settings)
+    _read_batch(reader)
+    _read_precision(reader)
+    _read_sharding(reader, is_new)
+    _read_checkpointing(reader, is_new)
+    _read_rest(reader, is_new)
+    return file
+
+
+class _Settings:
+    """Looks keys up and remembers whether the file says them."""
+
+    def __init__(self, file: TrainingFile, values: dict[str, Any]) -> None:
+        self.file = file
+        self.values = values
+
+    def get(self, key: str, default: Any) -> Any:
+        return self.values.get(key, default)
+
+    def put(self, target: str, value: Any, *sources: str) -> None:
+        """Where any of `sources` stands in the file, the file says so; else it is torchtitan's default."""
+        is_said = any(source in self.values for source in sources)
+        (self.file.says if is_said else self.file.assumes)[target] = value
+
+    def choose(self, key: str, default: str, options: dict[str, Any]) -> Any:
+        value = self.get(key, default)
+        if value not in options:
+            raise InputError(
+                f"{self.file.name}: {key}: found {value!r}, expected one of {', '.join(options)}"
+                f"{did_you_mean(str(value), options)}"
+            )
+        return options[value]
+
+
+def _check_keys(file: TrainingFile, settings: dict[str, Any]) -> None:
+    """Types, unknown keys, and one note for all that does nothing to a step."""
+    idle: dict[str, None] = {}
+    for key, value in settings.items():
+        section, dot, rest = key.partition(".")
+        if not dot:
+            idle[f"--{key} (the launcher's)"] = None
+        elif key in KEYS:
+            _check_type(file, key, value)
+        elif section in IDLE_SECTIONS:
+            idle[f"[{section}]"] = None
+        elif rest.split(".")[0] in IDLE_KEYS.get(section, ()):
+            idle[key] = None
+        elif section in IDLE_KEYS:
+            known = [entry.partition(".")[2] for entry in KEYS if entry.startswith(f"{section}.")]
+            raise InputError(
+                f"{file.name}: [{section}]: unknown key '{rest}'"
+                f"{did_you_mean(rest, [*known, *IDLE_KEYS[section]])}"
+            )
+        elif did_you_mean(section, SECTIONS):
+            raise InputError(f"{file.name}: unknown section [{section}]{did_you_mean(section, SECTIONS)}")
+        else:
+            idle[f"[{section}] (not torchtitan's own)"] = None
+    if idle:
+        file.note(f"no effect on a step: {', '.join(idle)}")
+
+
+def _check_type(file: TrainingFile, key: str, value: Any) -> None:
+    expected = KEYS[key]
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        words = {
+            int: "a whole number",
+            float: "a number",
+            str: "a string",
+            bool: "true or false",
+            list: "a list",
+        }
+        raise InputError(f"{file.name}: {key}: found {value!r}, expected {words[kinds[-1]]}")
+
+
+def _refuse(file: TrainingFile, settings: dict[str, Any]) -> None:
+    for key, what in PARALLELISMS.items():
+        if settings.get(key, 1) > 1:
+            raise NotSimulatedError(f"{file.name}: {key}: zsim does not simulate {what} yet")
+    for key, what in REFUSED_SWITCHES.items():
+        if settings.get(key):
+            raise NotSimulatedError(f"{file.name}: {key}: zsim does not simulate {what} yet")
+    if settings.get("training.dtype") == "bfloat16":
+        raise NotSimulatedError(
+            f"{file.name}: training.dtype: zsim does not simulate bf16 master weights yet"
+        )
+
+
+def _read_batch(read: _Settings) -> None:
+    read.put(
+        "training.micro_batch_size", read.get("training.local_batch_size", 8), "training.local_batch_size"
+    )
+    read.put("training.sequence_length", read.get("training.seq_len", 2048), "training.seq_len")
+    total = read.get("training.global_batch_size", -1)
+    if total > 0:
+        read.file.global_batch_size = total
+    read.put("training.gradient_clipping", float(read.get("training.max_norm", 1.0)), "training.max_norm")
+
+
+def _read_precision(read: _Settings) -> None:
+    converters = read.get("model.converters", [])
+    key = "training.mixed_precision_param"
+    precision = read.choose(key, "bfloat16", {"bfloat16": "bf16", "float32": "fp32"})
+    read.choose("training.mixed_precision_reduce", "float32", {"float32": "fp32"})
+    is_fp8 = read.get("float8.enable_float8_linear", False)
+    for converter in converters:
+        if converter not in _FLOAT8:
+            raise NotSimulatedError(
+                f"{read.file.name}: model.converters: zsim does not simulate '{converter}' yet, only float8"
+            )
+        is_fp8 = True
+    gathers_fp8 = is_fp8 and read.get("float8.enable_fsdp_float8_all_gather", False)
+    read.put("training.precision", "fp8" if is_fp8 else precision, key, "model.converters")
+    read.put("strategy.param_dtype", "fp8" if gathers_fp8 else precision, key)
+    read.put("strategy.reduce_dtype", "fp32", "training.mixed_precision_reduce")
+
+
+def _read_sharding(read: _Settings, is_new: bool) -> None:
+    replicate_key, shard_key = (
+        "parallelism.data_parallel_replicate_degree",
+        "parallelism.data_parallel_shard_degree",
+    )
+    replicate, shard = read.get(replicate_key, 1), read.get(shard_key, -1)
+    if replicate < 1 or not (shard == -1 or shard >= 1):
+        key, value = (replicate_key, replicate) if replicate < 1 else (shard_key, shard)
+        raise InputError(
+            f"{read.file.name}: {key}: found {value}, expected at least 1, or -1 for what is left"
+        )
+    if shard >= 1:
+        read.file.shard_degree = shard
+    if shard == 1 and replicate > 1 and not is_new:
+        _read_ddp(read, replicate)
+        return
+    read.file.says["strategy.kind"] = "fsdp2"
+    read.put("strategy.replicate", replicate, replicate_key)
+    policy = read.choose(
+        "parallelism.fsdp_reshard_after_forward", "default", {"default": None, "always": True, "never": False}
+    )
+    if policy is not None:
+        read.put("strategy.reshard_after_forward", policy, "parallelism.fsdp_reshard_after_forward")
+    if policy is True:
+        read.file.note(
+            "fsdp_reshard_after_forward 'always': norm and head are simulated as kept after forward"
+        )
+    read.file.assumes["strategy.wrapping"] = "torchtitan"
+    if not is_new:
+        read.file.note(
+            "units as in torchtitan 0.2 (embedding alone; norm and head together); 0.1's are "
+            "strategy.wrapping=torchtitan-0.1"
+        )
+    key = "training.enable_cpu_offload"
+    read.put("strategy.cpu_offload", read.get(key, False), key)
+    key = "parallelism.fsdp_defer_gradient_reduction"
+    read.put("strategy.no_sync", read.get(key, False), key)
+
+
+def _read_ddp(read: _Settings, replicate: int) -> None:
+    """Before 0.3, replicas that shard nothing are `replicate(bucket_cap_mb=100)` under torch.autocast.
+
+    `replicate` moves nothing: with `enable_cpu_offload` the model stays on the CPU, its tokens on the GPU.
+    """
+    file = read.file
+    if read.get("training.enable_cpu_offload", False):
+        raise InputError(
+            f"{file.name}: training.enable_cpu_offload: found true with {replicate} replicas of 1 shard, "
+            "which torchtitan runs as DDP: it leaves the model on the CPU, and the step fails; expected "
+            "false, or a data_parallel_shard_degree above 1"
+        )
+    if "training.mixed_precision_param" in read.values:
+        file.note("training.mixed_precision_param: DDP's parameters are fp32, torch.autocast computes in it")
+    idle = [key for key in _NO_EFFECT_IN_DDP if key in read.values]
+    if idle:
+        file.note(f"no effect with DDP (replicas of 1 shard): {', '.join(idle)}")
+    file.says["strategy.kind"] = "ddp"
+    file.says["strategy.bucket_cap_mb"] = 100.0
+    file.assumes["strategy.no_sync"] = False  # train.py reduces after every micro-batch
+    file.shard_degree = None
+    file.says.setdefault("gpus", replicate)
+    for table in (file.says, file.assumes):
+        for key in ("strategy.param_dtype", "strategy.reduce_dtype"):
+            table.pop(key, None)
+
+
+def _read_checkpointing(read: _Settings, is_new: bool) -> None:
+    mode_key, option_key = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+    mode = read.get(mode_key, "selective")
+    if mode == "memory_budget":
+        raise NotSimulatedError(f"{read.file.name}: {mode_key}: zsim does not simulate 'memory_budget' yet")
+    mode = read.choose(mode_key, "selective", {name: name for name in ("selective", "full", "none")})
+    kind, every = mode, 1
+    if mode == "selective":
+        option = str(read.get(option_key, "op" if is_new else "2"))
+        if option == "op":
+            kind = "selective-op"
+        elif number := whole_number(option):
+            kind, every = "full", number
+        else:
+            raise InputError(f"{read.file.name}: {option_key}: found '{option}', expected 'op' or a number")
+    read.put("training.activation_checkpointing", kind, mode_key, option_key)
+    if every > 1:
+        read.put("training.checkpoint_every", every, mode_key, option_key)
+    if kind != "none":
+        key = "activation_checkpoint.early_stop"
+        read.put("training.checkpoint_stops_early", read.get(key, not is_new), key)
+
+
+def _read_rest(read: _Settings, is_new: bool) -> None:
+    enabled, components = read.get("compile.enable", False), read.get("compile.components", ["model", "loss"])
+    read.put("training.compile", bool(enabled and "model" in components), "compile.enable")
+    if enabled and ("loss" in components) != ("model" in components):
+        loss = "fused" if "loss" in components else "eager"
+        read.put("training.cross_entropy", loss, "compile.components")
+    optimizers = {"AdamW": "adamw", "Adam": "adam"}
+    name = read.get("optimizer.name", "AdamW")
+    if name not in optimizers:
+        raise NotSimulatedError(f"{read.file.name}: optimizer.name: zsim does not simulate '{name}' yet")
+    read.put("training.optimizer", optimizers[name], "optimizer.name")
+    fused = read.get("optimizer.fused", True)
+    key = "optimizer.implementation"
+    kinds: dict[str, Any] = {"fused": "fused", "foreach": "foreach", "for-loop": "for_loop"}
+    kind = read.choose(key, "fused" if fused else "foreach", kinds)
+    read.put("training.optimizer_implementation", kind, key, "optimizer.fused")
+    flavor = (read.get("model.name", ""), read.get("model.flavor", ""))
+    if flavor in PRESETS:
+        read.file.assumes["model"] = PRESETS[flavor]
+    elif flavor[0]:
+        read.file.note(f"model {flavor[0]} {flavor[1]}: the experiment's model is simulated")
+    if is_new:
+        read.file.note("the loss in chunks (0.3's default) is simulated as one piece")

@@ -1,0 +1,125 @@
+"""A job -> torchtitan's TOML (0.2), with the command line of 0.3 as a comment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zsim.specs.experiment.job import Job
+from zsim.specs.formats.toml import toml_lines
+from zsim.specs.formats.torchtitan.keys import PRESETS
+from zsim.specs.strategy.training import Fsdp2, Training
+
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_MODES = {"none": "none", "full": "full", "selective-op": "selective"}
+_LOSSES = ("eager", "fused")  # fused where it is compiled
+CLIPS_NOTHING = 1e9  # torchtitan takes the norm in any case
+_NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
+_POLICIES = {None: "default", True: "always", False: "never"}
+
+
+def why_not_torchtitan(job: Job) -> str | None:
+    """Why torchtitan's TOML cannot say this job; None where it can."""
+    strategy, training = job.strategy, job.training
+    if not isinstance(strategy, Fsdp2):
+        return "it shards with FSDP2 only"
+    if strategy.replicate > 1 and strategy.replicate == job.world_size:
+        return f"it takes shards of 1 and {strategy.replicate} replicas for DDP"
+    reshard = strategy.reshard_after_forward
+    if reshard is not None and not isinstance(reshard, bool):
+        return "it reshards after forward to all ranks or not at all"
+    if strategy.wrapping != "torchtitan":
+        return f"it has its own units, not '{strategy.wrapping}'"
+    if strategy.reduce_dtype != "fp32":
+        return f"it reduces in fp32, not in {strategy.reduce_dtype}"
+    if training.precision not in ("bf16", "fp32", "fp8"):
+        return f"it trains in bf16, fp32 or fp8, not in {training.precision}"
+    if strategy.param_dtype not in ("bf16", "fp32", "fp8"):
+        return f"it gathers in bf16, fp32 or fp8, not in {strategy.param_dtype}"
+    if training.block_checkpointing:
+        return "it checkpoints every n-th block alike, not each block in its own way"
+    if training.activation_checkpointing not in _MODES:
+        return f"it has no checkpointing '{training.activation_checkpointing}'"
+    if training.gradient_accumulation_steps > 1 and strategy.no_sync:
+        return "it reduces gradients after every micro-batch"
+    if training.cross_entropy not in _LOSSES:
+        return f"it has no cross entropy '{training.cross_entropy}'"
+    if training.optimizer not in ("adamw", "adam"):
+        return f"it has no optimizer '{training.optimizer}'"
+    return None
+
+
+def torchtitan_toml(job: Job) -> str:
+    """The file's text."""
+    sections = _sections(job)
+    words = " ".join(
+        f"--{section}.{key} {' '.join(value)}" if isinstance(value, list) else f"--{section}.{key}={value}"
+        for section in ("training", "parallelism", "compile")
+        for key, value in sections[section].items()
+    )
+    mode = sections["activation_checkpoint"]["mode"]
+    comment = (
+        "# torchtitan 0.2 reads this file; 0.3 takes the same as\n"
+        f"#   --module MODEL --config CONFIG {words} activation-checkpoint:{mode}\n"
+    )
+    return comment + "\n".join(toml_lines(sections)).lstrip("\n") + "\n"
+
+
+def _sections(job: Job) -> dict[str, dict[str, Any]]:
+    strategy, training = job.strategy, job.training
+    assert isinstance(strategy, Fsdp2)
+    reshard = strategy.reshard_after_forward
+    assert reshard is None or isinstance(reshard, bool)
+    checkpoint: dict[str, Any] = {"mode": _MODES[training.activation_checkpointing]}
+    if training.activation_checkpointing == "selective-op":
+        checkpoint["selective_ac_option"] = "op"
+    elif training.activation_checkpointing == "full" and training.checkpoint_every > 1:
+        checkpoint = {"mode": "selective", "selective_ac_option": str(training.checkpoint_every)}
+    checkpoint["early_stop"] = training.checkpoint_stops_early
+    sections: dict[str, dict[str, Any]] = {
+        "model": _model(job),
+        "optimizer": {
+            "name": {"adamw": "AdamW", "adam": "Adam"}[training.optimizer],
+            "implementation": training.optimizer_implementation.replace("_", "-"),
+        },
+        "training": {
+            "local_batch_size": training.micro_batch_size,
+            "global_batch_size": (
+                training.micro_batch_size * training.gradient_accumulation_steps * job.world_size
+            ),
+            "seq_len": training.sequence_length,
+            "max_norm": training.gradient_clipping or CLIPS_NOTHING,
+            "mixed_precision_param": _DTYPES["fp32" if training.precision == "fp32" else "bf16"],
+            "mixed_precision_reduce": "float32",
+            "enable_cpu_offload": strategy.cpu_offload,
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": strategy.replicate,
+            "data_parallel_shard_degree": job.world_size // strategy.replicate,
+            "fsdp_reshard_after_forward": _POLICIES[reshard],
+        },
+        "activation_checkpoint": checkpoint,
+        "compile": _compile(training),
+    }
+    if training.precision == "fp8":
+        gathers = {"enable_fsdp_float8_all_gather": strategy.param_dtype == "fp8"}
+        sections["quantize"] = {"linear": {"float8": gathers}}
+    return sections
+
+
+def _compile(training: Training) -> dict[str, Any]:
+    """Model and loss are compiled, or one of them (`components`); eager is what the loss is otherwise."""
+    is_fused = training.cross_entropy == "fused"
+    parts = [name for name, is_it in (("model", training.compile), ("loss", is_fused)) if is_it]
+    return {"enable": bool(parts), **({"components": parts} if len(parts) == 1 else {})}
+
+
+def torchtitan_model(job: Job) -> tuple[str, str] | None:
+    """torchtitan 0.2's name and flavor of the job's model; None where it has none."""
+    asked = job.experiment.model
+    return next((key for key, preset in PRESETS.items() if preset == asked and key not in _NOT_IN_0_2), None)
+
+
+def _model(job: Job) -> dict[str, Any]:
+    found = torchtitan_model(job)
+    model: dict[str, Any] = {} if found is None else {"name": found[0], "flavor": found[1]}
+    return model | ({"converters": ["quantize.linear.float8"]} if job.training.precision == "fp8" else {})

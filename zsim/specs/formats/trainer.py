@@ -1,0 +1,167 @@
+"""Hugging Face's TrainingArguments as a YAML or JSON (transformers 5.23: training_args.py) -> an experiment.
+
+Files of programs on top of the Trainer (TRL, LLaMA-Factory) have the same keys and their own beside them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, NotSimulatedError, why_unreadable
+from zsim.reading import parse_json, read_text
+from zsim.specs.formats.accelerate.fsdp_keys import SHARDING, read_fsdp
+from zsim.specs.formats.safe_yaml import load_yaml
+from zsim.specs.formats.training_file import TrainingFile
+
+_MARKS = ("per_device_train_batch_size", "fsdp_config", "gradient_checkpointing")
+_LENGTHS = ("max_length", "max_seq_length", "cutoff_len")  # of TRL, older TRL, LLaMA-Factory
+_OPTIMIZERS = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}
+_READ = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "bf16", "fp16", "optim",
+    "gradient_checkpointing", "activation_checkpointing", "torch_compile", "use_liger_kernel", "deepspeed",
+    "fsdp", "fsdp_config", "ddp_bucket_cap_mb", *_LENGTHS,
+)  # fmt: skip
+
+
+def is_training_arguments(path: Path) -> bool:
+    """Whether a file has TrainingArguments' keys at the top."""
+    try:
+        data = _load(path)
+    except InputError:
+        return False
+    if not isinstance(data, Mapping) or "distributed_type" in data:  # Accelerate's
+        return False
+    return any(mark in data for mark in _MARKS)
+
+
+def _load(path: Path) -> Any:
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    if path.suffix.lower() != ".json":
+        return load_yaml(text, str(path))
+    try:
+        return parse_json(text, path)
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON: {error}") from None
+
+
+def read_training_arguments(path: str) -> TrainingFile:
+    """Raises InputError for values that cannot be, NotSimulatedError for other optimizers."""
+    data = _load(Path(path))
+    file = TrainingFile(path, program="transformers")
+    _read_batch(file, data)
+    precision = "bf16" if data.get("bf16") else "fp16" if data.get("fp16") else "fp32"
+    file.says["training.precision"] = precision
+    if data.get("gradient_checkpointing") or data.get("activation_checkpointing"):
+        file.says["training.activation_checkpointing"] = "full"
+    if data.get("torch_compile"):
+        file.says["training.compile"] = True
+    if data.get("use_liger_kernel"):
+        file.says["training.liger"] = True
+    folder = Path(path).parent
+    if data.get("deepspeed"):
+        _read_deepspeed(file, data["deepspeed"], folder)
+    else:
+        _read_optimizer(file, data)
+        _read_sharding(file, data, folder)
+    rest = [str(key) for key in data if key not in _READ]
+    if rest:
+        file.note(f"not read: {', '.join(rest)}")
+    return file
+
+
+def _read_batch(file: TrainingFile, data: Mapping[str, Any]) -> None:
+    for key, target, default in (
+        ("per_device_train_batch_size", "training.micro_batch_size", 8),
+        ("gradient_accumulation_steps", "training.gradient_accumulation_steps", 1),
+    ):
+        value = data.get(key, default)
+        if value == "auto":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{file.name}: {key}: found {value!r}, expected a whole number of at least 1")
+        (file.says if key in data else file.assumes)[target] = value
+    table = file.says if "max_grad_norm" in data else file.assumes
+    table["training.gradient_clipping"] = _number(file, "max_grad_norm", data.get("max_grad_norm", 1.0))
+    length = next((data[key] for key in _LENGTHS if isinstance(data.get(key), int)), None)
+    if length is not None:
+        file.says["training.sequence_length"] = length
+
+
+def _number(file: TrainingFile, key: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InputError(f"{file.name}: {key}: found {value!r}, expected a number")
+    return float(value)
+
+
+def _read_optimizer(file: TrainingFile, data: Mapping[str, Any]) -> None:
+    name = data.get("optim", "adamw_torch_fused")
+    if str(name) not in _OPTIMIZERS:
+        raise NotSimulatedError(
+            f"{file.name}: optim: zsim does not simulate '{name}' yet; expected {', '.join(_OPTIMIZERS)}"
+        )
+    table = file.says if "optim" in data else file.assumes
+    table["training.optimizer_implementation"] = _OPTIMIZERS[name]
+
+
+def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
+    """The JSON, whose "auto" the Trainer fills from these arguments, as zsim does."""
+    file.says["strategy.kind"] = "deepspeed"
+    if isinstance(config, Mapping):
+        file.says["strategy.config_name"] = file.name
+        file.says["strategy.config"] = dict(config)
+        return
+    beside = folder / str(config)
+    file.says["strategy.config"] = str(beside if os.path.isfile(beside) else config)
+
+
+def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) -> None:
+    """`fsdp` with `fsdp_config`, version 2 and wrapped by block unless it says otherwise; else DDP."""
+    asked = data.get("fsdp")
+    if not asked:
+        file.says["strategy.kind"] = "ddp"
+        if data.get("ddp_bucket_cap_mb"):
+            file.says["strategy.bucket_cap_mb"] = _number(
+                file, "ddp_bucket_cap_mb", data["ddp_bucket_cap_mb"]
+            )
+        return
+    config = data.get("fsdp_config") or {}
+    if isinstance(config, str):
+        beside = folder / config
+        config = _load(beside if os.path.isfile(beside) else Path(config))
+    if not isinstance(config, Mapping):
+        raise InputError(f"{file.name}: fsdp_config: expected keys and values, found {config!r}")
+    keys = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    keys.setdefault("version", 2)
+    keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    if "cpu_offload" in keys:
+        keys["offload_params"] = keys.pop("cpu_offload")
+    _add_old_words(file, asked, keys)
+    idle = [key for key in keys if key.startswith("xla")]
+    for key in idle:
+        if keys.pop(key):
+            raise NotSimulatedError(f"{file.name}: fsdp_config.{key}: zsim does not simulate XLA's FSDP")
+    read_fsdp(file, keys, {})
+
+
+def _add_old_words(file: TrainingFile, asked: Any, keys: dict[str, Any]) -> None:
+    """`fsdp: "full_shard auto_wrap offload"`, as before version 5."""
+    words = asked.split() if isinstance(asked, str) else asked if isinstance(asked, list) else []
+    for word in words:
+        if str(word).upper() in SHARDING:
+            if str(keys["version"]) == "1":
+                keys.setdefault("reshard_after_forward", str(word).upper())
+            elif str(word).lower() in ("full_shard", "shard_grad_op"):
+                keys.setdefault("reshard_after_forward", str(word).lower() == "full_shard")
+            else:
+                raise InputError(f"{file.name}: fsdp: '{word}' needs fsdp_config.version 1")
+        elif word == "offload":
+            keys["offload_params"] = True
+        elif word not in ("auto_wrap", "true", "True"):
+            known = ", ".join(SHARDING).lower()
+            raise InputError(f"{file.name}: fsdp: found '{word}', expected {known}, offload or auto_wrap")

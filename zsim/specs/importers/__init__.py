@@ -1,1 +1,0 @@
-"""Readers of other tools' files: Hugging Face models, DeepSpeed, FSDP, torchtitan, Accelerate."""

@@ -1,0 +1,1 @@
+"""One builder per family of config.json."""

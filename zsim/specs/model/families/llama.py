@@ -1,0 +1,202 @@
+"""Decoders of the Llama kind: RMSNorm, rotary positions, gated MLP. Llama, Mistral, and what others reuse.
+
+Modules stand in the order they run; names, shapes and defaults as in transformers 5.23
+(`modeling_llama.py`, `modeling_mistral.py` and the `configuration_*.py` beside them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families.parts import (
+    Head,
+    activation,
+    attention,
+    embedding,
+    linear,
+    register,
+    residual,
+    rms_norm,
+)
+from zsim.specs.model.spec import Block, ModelSpec, Module
+
+REGISTRATION = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "self_attn.q_norm", "self_attn.k_norm",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+    "input_layernorm", "post_attention_layernorm",
+    "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers that all these families share."""
+
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dropout: float
+    act: str
+
+    @classmethod
+    def read(
+        cls,
+        config: ConfigReader,
+        *,
+        kv_default: int | None = None,
+        head_dim: int | None = None,
+        act: str = "",
+    ) -> Shape:
+        """`kv_default` and `head_dim` are the family's defaults; None derives them from the heads."""
+        hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+        is_null = "num_key_value_heads" in config.values  # an explicit null means: as many as heads
+        default = heads if is_null or kv_default is None else kv_default
+        kv_heads = config.integer("num_key_value_heads", default)
+        config.check_kv_heads(heads, kv_heads)
+        explicit = config.optional_integer("head_dim") or head_dim
+        return cls(
+            hidden=hidden,
+            ffn=config.integer("intermediate_size"),
+            layers=config.num_blocks("num_hidden_layers"),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=explicit or config.head_dim(hidden, heads),
+            vocab=config.integer("vocab_size"),
+            dropout=config.fraction("attention_dropout", 0.0),
+            act=config.string("hidden_act", act or "silu"),
+        )
+
+
+def attention_modules(
+    shape: Shape,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: bool = False,
+    window: int | None = None,
+) -> list[Module]:
+    """q, k and v projections, the core, the output projection."""
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    modules = [linear("self_attn.q_proj", shape.hidden, queries, bias=qkv_bias)]
+    if qk_norm:
+        modules.append(rms_norm("self_attn.q_norm", shape.head_dim, rows_per_token=shape.heads))
+    modules.append(linear("self_attn.k_proj", shape.hidden, keys, bias=qkv_bias, shares_input=True))
+    if qk_norm:
+        modules.append(rms_norm("self_attn.k_norm", shape.head_dim, rows_per_token=shape.kv_heads))
+    modules.append(linear("self_attn.v_proj", shape.hidden, keys, bias=qkv_bias, shares_input=True))
+    core = attention(
+        "self_attn.core", shape.heads, shape.kv_heads, shape.head_dim, dropout=shape.dropout, window=window
+    )
+    modules.append(core)
+    modules.append(linear("self_attn.o_proj", queries, shape.hidden, bias=o_bias))
+    return modules
+
+
+def gated_mlp(name: str, hidden: int, ffn: int, act: str, *, bias: bool = False) -> list[Module]:
+    """`down(act(gate(x)) * up(x))`."""
+    return [
+        linear(f"{name}.gate_proj", hidden, ffn, bias=bias),
+        linear(f"{name}.up_proj", hidden, ffn, bias=bias, shares_input=True),
+        activation(f"{name}.act_fn", ffn, act, gated=True),
+        linear(f"{name}.down_proj", ffn, hidden, bias=bias),
+    ]
+
+
+def pre_norm_block(
+    kind: str,
+    shape: Shape,
+    core: Sequence[Module],
+    mlp: Sequence[Module],
+    *,
+    dropout: float = 0.0,
+    registration: Sequence[str] = REGISTRATION,
+) -> Block:
+    """norm, attention, add; norm, MLP, add."""
+    modules = (
+        rms_norm("input_layernorm", shape.hidden),
+        *core,
+        residual("self_attn.residual", shape.hidden, dropout),
+        rms_norm("post_attention_layernorm", shape.hidden),
+        *mlp,
+        residual("mlp.residual", shape.hidden, dropout),
+    )
+    return register(Block(kind, modules), *registration)
+
+
+def layer_windows(
+    config: ConfigReader, layers: int, window: int | None, is_local: Sequence[bool]
+) -> list[int | None]:
+    """The attention window of each layer: `layer_types` where the file has it, else `is_local`."""
+    types = config.strings("layer_types")
+    if types and len(types) != layers:
+        raise config.error(
+            f"'layer_types' names {len(types)} layers; expected {layers}, the number of layers"
+        )
+    local = [kind == "sliding_attention" for kind in types] if types else is_local
+    return [window if here else None for here in local]
+
+
+def one_block_per_window(windows: Sequence[int | None], build: Callable[[int | None], Block]) -> list[Block]:
+    """The layers' blocks; layers with the same window share one `Block`."""
+    built = {window: build(window) for window in dict.fromkeys(windows)}
+    return [built[window] for window in windows]
+
+
+def decoder(
+    config: ConfigReader,
+    shape: Shape,
+    blocks: Sequence[Block],
+    *,
+    is_tied: bool,
+    max_positions: int,
+    softcaps_logits: bool = False,
+    norm: str = "rms",
+    not_simulated: str | None = None,
+) -> ModelSpec:
+    """Token embedding, blocks, final norm, head."""
+    final = rms_norm("model.norm", shape.hidden, kind=norm)
+    head = Head(final, shape.hidden, shape.vocab, is_tied, softcaps=softcaps_logits)
+    return ModelSpec(
+        name=config.name,
+        family=config.family,
+        hidden_size=shape.hidden,
+        vocab_size=shape.vocab,
+        max_positions=config.integer("max_position_embeddings", max_positions),
+        before=(embedding("model.embed_tokens", shape.vocab, shape.hidden),),
+        blocks=tuple(blocks),
+        after=head.modules(),
+        block_prefix="model.layers",
+        is_tied=is_tied,
+        source=config.where,
+        not_simulated=not_simulated,
+    )
+
+
+def llama(config: ConfigReader) -> ModelSpec:
+    """Llama 1 to 3."""
+    shape = Shape.read(config)
+    has_bias = config.boolean("attention_bias", False)
+    core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=config.boolean("mlp_bias", False))
+    block = pre_norm_block("LlamaDecoderLayer", shape, core, mlp)
+    tied = config.boolean("tie_word_embeddings", False)
+    return decoder(config, shape, [block] * shape.layers, is_tied=tied, max_positions=2048)
+
+
+def mistral(config: ConfigReader) -> ModelSpec:
+    """Mistral: 8 key/value heads and a window of 4096 unless the file says otherwise (null: no window)."""
+    shape = Shape.read(config, kv_default=8)
+    has_window = "sliding_window" not in config.values or config.values["sliding_window"] is not None
+    window = config.integer("sliding_window", 4096) if has_window else None
+    core = attention_modules(shape, window=window)
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
+    block = pre_norm_block("MistralDecoderLayer", shape, core, mlp)
+    tied = config.boolean("tie_word_embeddings", False)
+    return decoder(config, shape, [block] * shape.layers, is_tied=tied, max_positions=4096 * 32)

@@ -1,0 +1,154 @@
+"""Hugging Face `config.json` -> ModelSpec, for the families in `FAMILIES`.
+
+Field names, defaults and module shapes as in transformers 5.23; zsim itself never imports it. Keys that say
+nothing about shapes (token ids, initialisation, dtypes, rotary parameters) are read past.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.reading import parse_json, read_text
+from zsim.specs import presets
+from zsim.specs.model.config_reader import ConfigReader
+from zsim.specs.model.families import classic, gpt, llama, moe
+from zsim.specs.model.families import llama_variants as kin
+from zsim.specs.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """How one `model_type` is built, and other spellings of its keys (transformers' `attribute_map`)."""
+
+    build: Callable[[ConfigReader], ModelSpec]
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_N_NAMES = {
+    "n_embd": ("hidden_size", "n_embed"),
+    "n_layer": ("num_hidden_layers", "num_layers"),
+    "n_head": ("num_attention_heads", "num_heads"),
+    "n_positions": ("max_position_embeddings", "n_ctx"),
+}
+_MOE_NAMES = {"num_experts": ("num_local_experts",), "num_local_experts": ("num_experts",)}
+
+FAMILIES: dict[str, ModelFamily] = {
+    "llama": ModelFamily(llama.llama),
+    "mistral": ModelFamily(llama.mistral),
+    "mixtral": ModelFamily(moe.mixtral, _MOE_NAMES),
+    "qwen2": ModelFamily(kin.qwen2),
+    "qwen3": ModelFamily(kin.qwen3),
+    "qwen2_moe": ModelFamily(moe.qwen2_moe, _MOE_NAMES),
+    "qwen3_moe": ModelFamily(moe.qwen3_moe, _MOE_NAMES),
+    "deepseek_v3": ModelFamily(moe.deepseek_v3, {"n_routed_experts": ("num_local_experts",)}),
+    "gemma2": ModelFamily(kin.gemma2),
+    "phi3": ModelFamily(kin.phi3),
+    "gpt2": ModelFamily(gpt.gpt2, _N_NAMES),
+    "gpt_bigcode": ModelFamily(gpt.gpt_bigcode, _N_NAMES),
+    "gptj": ModelFamily(gpt.gptj, _N_NAMES),
+    "gpt_neo": ModelFamily(
+        gpt.gpt_neo, {"num_layers": ("num_hidden_layers",), "num_heads": ("num_attention_heads",)}
+    ),
+    "gpt_neox": ModelFamily(gpt.gpt_neox),
+    "falcon": ModelFamily(
+        classic.falcon,
+        {
+            "num_hidden_layers": ("n_layer",),
+            "num_attention_heads": ("n_head",),
+            "num_kv_heads": ("n_head_kv",),
+        },
+    ),
+    "mpt": ModelFamily(
+        classic.mpt,
+        {
+            "d_model": ("hidden_size",),
+            "n_heads": ("num_attention_heads",),
+            "n_layers": ("num_hidden_layers",),
+        },
+    ),
+    "bloom": ModelFamily(
+        classic.bloom,
+        {
+            "hidden_size": ("n_embed",),
+            "n_layer": ("num_hidden_layers",),
+            "n_head": ("num_attention_heads",),
+        },
+    ),
+    "opt": ModelFamily(classic.opt),
+}
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """A preset's name, a `config.json`, or a folder that holds one -> the model.
+
+    Raises InputError for a missing or damaged file, an unknown family, or shapes that cannot be.
+    """
+    return model_from_config(*read_model_config(name_or_path))
+
+
+def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str, str]:
+    """(the parsed `config.json`, the model's name, what errors name) of a preset, a file or a folder."""
+    text = str(name_or_path)
+    path = Path(text)
+    if text in presets.model_preset_names():
+        path, name = presets.model_preset_path(text), text
+    elif os.path.isdir(path):
+        path, name = path / "config.json", path.name
+    elif path.suffix == ".json" or os.path.exists(path) or "/" in text:
+        name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+    else:
+        path, name = presets.model_preset_path(text), text
+    return _read_json(path), name, str(path)
+
+
+def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
+    """The parsed `config.json` -> the model; `source` is what errors name."""
+    values, where = _text_part(config, source)
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError(
+            f"{where}: no 'model_type'; expected a Hugging Face config.json of one of {_known()}"
+        )
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise InputError(
+            f"{where}: model type '{model_type}' is not a transformer that zsim knows"
+            f"{did_you_mean(model_type, FAMILIES)}; known are {_known()}"
+        )
+    return family.build(ConfigReader(values, name, where, model_type, family.aliases))
+
+
+def _text_part(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
+    """Multimodal files keep the language model under `text_config`; its other towers are not counted."""
+    nested = config.get("text_config")
+    if isinstance(nested, dict) and config.get("model_type") not in FAMILIES:
+        return nested, f"{source}: text_config"
+    return config, source
+
+
+def _known() -> str:
+    return ", ".join(FAMILIES)
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        text = read_text(path, encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; expected a Hugging Face config.json") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path}: {why_unreadable(problem)}; expected a config.json") from None
+    try:
+        config = parse_json(text, path)
+    except json.JSONDecodeError as problem:
+        raise InputError(
+            f"{path}: line {problem.lineno}: not valid JSON ({problem.msg}); is the file whole?"
+        ) from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: holds a {type(config).__name__}; expected a JSON object")
+    return config

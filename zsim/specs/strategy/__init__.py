@@ -1,0 +1,1 @@
+"""How states are sharded, and how the job trains."""

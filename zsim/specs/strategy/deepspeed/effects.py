@@ -1,0 +1,222 @@
+"""What every key does to time and memory, at which stages, and which keys of a file therefore do nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, OptimizerWrapper, Setting, ZeroConfig
+from zsim.specs.strategy.deepspeed.reader import Reading, json_key
+from zsim.specs.strategy.deepspeed.release import Release
+from zsim.specs.strategy.deepspeed.zeropp import reason_without_effect
+
+_ANY = (0, 1, 2, 3)
+_ZERO12 = (1, 2)
+_ZERO3 = (3,)
+_SHARDED = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """`stages`: where the key does something; `text`: what, in a few words."""
+
+    stages: tuple[int, ...]
+    text: str
+
+
+# Keys of `zero_optimization` by bare name.
+ZERO_EFFECTS: dict[str, Effect] = {
+    "stage": Effect(_ANY, "what is sharded"),
+    "contiguous_gradients": Effect(_SHARDED, "gradients copied into a bucket of their own"),
+    "reduce_scatter": Effect(_SHARDED, "how a bucket is reduced"),
+    "reduce_bucket_size": Effect(_SHARDED, "elements reduced at a time"),
+    "use_multi_rank_bucket_allreduce": Effect(_ZERO12, "one all-reduce per bucket, or one reduce per owner"),
+    "overlap_comm": Effect(_SHARDED, "reductions beside the backward, on a stream of their own"),
+    "round_robin_gradients": Effect(_ZERO12, "which rank owns which gradients"),
+    "compute_grad_norm": Effect(_ZERO12, "the norm of the gradients"),
+    "parameter_alignment": Effect(_ZERO12, "parameters start at 16 bytes in the flat buffer"),
+    "allgather_partitions": Effect((), "read by nothing"),
+    "allgather_bucket_size": Effect((), "the step gathers in one piece since 0.12.4"),
+    "sub_group_size": Effect(_ZERO3, "elements the optimizer steps at a time"),
+    "prefetch_bucket_size": Effect(_ZERO3, "elements gathered ahead of need"),
+    "param_persistence_threshold": Effect(_ZERO3, "parameters up to this size stay gathered"),
+    "model_persistence_threshold": Effect(_ZERO3, "elements that may stay gathered in all"),
+    "max_live_parameters": Effect(_ZERO3, "elements gathered at once, for prefetching"),
+    "max_reuse_distance": Effect(_ZERO3, "a parameter used again within this stays gathered"),
+    "module_granularity_threshold": Effect(_ZERO3, "small modules are fetched as one"),
+    "use_all_reduce_for_fetch_params": Effect(_ZERO3, "fetch by all-reduce: twice the volume"),
+    "allgather_sequential": Effect(_ZERO3, "one all-gather per parameter"),
+    "gather_16bit_weights_on_model_save": Effect(_ZERO3, "gathers all weights when saving"),
+    "memory_efficient_linear": Effect(_ZERO3, "linear layers keep no second reference to weights"),
+    "enable_sanity_checks": Effect(_ZERO3, "a small all-reduce before each reduction"),
+    "leaf_module": Effect(_ZERO3, "modules fetched as one"),
+    "zero_hpz_partition_size": Effect(_ZERO3, "secondary shards inside groups of this size (hpZ)"),
+    "zero_quantized_weights": Effect(_ZERO3, "int8 all-gather (qwZ)"),
+    "zero_quantized_nontrainable_weights": Effect(_ZERO3, "frozen weights in int8"),
+    "zero_quantized_gradients": Effect(_ZERO3, "int4 all-to-all reduction (qgZ)"),
+    "zeropp_loco_param": Effect(_ZERO3, "error feedback for qgZ"),
+    "mics_shard_size": Effect(_ZERO3, "shards inside groups of this size"),
+    "mics_hierarchical_params_gather": Effect(_ZERO3, "gathers in two stages"),
+    "offload_param": Effect(_ZERO3, "where the shards of the parameters live"),
+    "offload_optimizer": Effect(_SHARDED, "where the optimizer states live and step"),
+    "zenflow": Effect(_SHARDED, "asynchronous updates on the CPU"),
+}
+
+# Keys that change neither time nor memory of a training step at any stage: taken without a word.
+WITHOUT_EFFECT_ON_A_STEP = frozenset(
+    {
+        "load_from_fp32_weights",
+        "elastic_checkpoint",
+        "ignore_unused_parameters",
+        "legacy_stage1",
+        "pipeline_loading_checkpoint",
+        "override_module_apply",
+        "log_trace_cache_warnings",
+        "save_muon_momentum_buffer_in_memory",
+    }
+)
+
+
+def _acting_stage(stage: int, wrapper: OptimizerWrapper) -> int:
+    """BF16_Optimizer and FP16_Optimizer reduce as if there were no ZeRO."""
+    return stage if wrapper in ("zero12", "zero3") else 0
+
+
+def _reason_without_effect(
+    bare: str, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
+) -> str | None:
+    """Why the key does nothing here, or None when it does something."""
+    effect = ZERO_EFFECTS[bare]
+    acting = _acting_stage(zero.stage, wrapper)
+    if bare == "allgather_bucket_size" and release.gathers_step_in_buckets:
+        return None if acting in _ZERO12 else f"no effect at stage {zero.stage}"
+    if not effect.stages:
+        return f"no effect: {effect.text}"
+    if zero.stage not in effect.stages:
+        return f"no effect at stage {zero.stage}"
+    if acting not in effect.stages:
+        return "no effect: BF16_Optimizer reduces without ZeRO's buckets"
+    if bare == "use_multi_rank_bucket_allreduce" and not zero.reduce_scatter:
+        return "no effect: without reduce_scatter a bucket is all-reduced anyway"
+    return reason_without_effect(bare, zero, num_nodes)
+
+
+def notes_without_effect(
+    reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
+) -> list[str]:
+    """One note per reason, naming the file's keys that do nothing for it."""
+    by_reason: dict[str, list[str]] = {}
+    for bare in ZERO_EFFECTS:
+        if reading.says(f"zero_optimization.{bare}"):
+            reason = _reason_without_effect(bare, zero, wrapper, release, num_nodes)
+            if reason is not None:
+                by_reason.setdefault(reason, []).append(json_key(bare))
+    notes = [
+        f"{reading.where}: zero_optimization: {', '.join(keys)}: {reason}"
+        for reason, keys in by_reason.items()
+    ]
+    return notes + _notes_overridden(reading, zero) + _notes_of_other_blocks(reading, zero, wrapper, release)
+
+
+def _notes_overridden(reading: Reading, zero: ZeroConfig) -> list[str]:
+    where = f"{reading.where}: zero_optimization"
+    notes = []
+    if zero.contiguous_gradients and not reading.zero.contiguous_gradients:
+        notes.append(f"{where}.contiguous_gradients: optimizer offload turns it on")
+    if zero.prefetch_bucket_size == 1 and reading.zero.prefetch_bucket_size != 1:
+        notes.append(f"{where}.stage3_prefetch_bucket_size: stage3_allgather_sequential makes it 1")
+    offload = reading.zero.offload_optimizer
+    if offload is not None and offload.device == "nvme" and zero.stage in _ZERO12:
+        notes.append(f"{where}.offload_optimizer.device: 'nvme' means the CPU below stage 3")
+    return notes
+
+
+def _notes_of_other_blocks(
+    reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release
+) -> list[str]:
+    where, file, notes = reading.where, reading.file, []
+    if reading.says("bf16.check_grad_overflow") and (
+        wrapper != "zero12" or not release.has_bf16_overflow_key
+    ):
+        notes.append(
+            f"{where}: bf16.check_grad_overflow: no effect outside stages 1 and 2 of DeepSpeed 0.17.1 on"
+        )
+    if reading.says("bf16.immediate_grad_update") and wrapper != "bf16_optimizer":
+        notes.append(f"{where}: bf16.immediate_grad_update: no effect outside BF16_Optimizer")
+    if file.aio is not None and zero.offload_param is None and zero.offload_optimizer is None:
+        notes.append(f"{where}: aio: no effect without offload to nvme")
+    other = "thread_count" if release.aio_threads_key == "intra_op_parallelism" else "intra_op_parallelism"
+    if reading.says(f"aio.{other}"):
+        notes.append(
+            f"{where}: aio.{other}: DeepSpeed {release} reads '{release.aio_threads_key}'; no effect"
+        )
+    if file.activation_checkpointing is not None:
+        notes.append(
+            f"{where}: activation_checkpointing: only for models that call deepspeed.checkpointing; "
+            "[training] activation_checkpointing says what is recomputed"
+        )
+    if file.pipeline is not None:
+        notes.append(f"{where}: pipeline: only for a PipelineModule; no effect")
+    if file.seq_parallel_communication_data_type or file.seq_parallel_comm_data_type:
+        notes.append(f"{where}: seq_parallel_communication_data_type: no effect without sequence parallelism")
+    if wrapper == "bf16_optimizer" and zero.stage == 0:
+        notes.append(f"{where}: bf16 without ZeRO: BF16_Optimizer of DeepSpeed {release} shards like stage 1")
+    if release.mistakes_bf16_wrapper and wrapper == "fp16_optimizer" and zero.stage == 1:
+        notes.append(
+            f"{where}: data_types.grad_accum_dtype: DeepSpeed {release} takes FP16_Optimizer for bf16 with "
+            "fp32 accumulation at stage 1, which shards nothing (mended in 0.18.5)"
+        )
+    return notes
+
+
+def describe(config: DeepSpeedConfig, release: Release) -> tuple[Setting, ...]:
+    """The resolved settings as rows for a report: key, value, where it comes from, what it does here."""
+    origins = dict(config.origins)
+    default = f"default {config.version}"
+    num_nodes = config.world_size // config.gpus_per_node
+    rows: list[Setting] = []
+
+    def add(key: str, value: Any, effect: str) -> None:
+        rows.append(Setting(key, _shown(value), origins.get(key, default), effect))
+
+    batch = config.batch
+    add("train_batch_size", batch.train_batch_size, "sequences per step")
+    add("train_micro_batch_size_per_gpu", batch.micro_batch_size, "sequences per GPU and micro-batch")
+    add("gradient_accumulation_steps", batch.gradient_accumulation_steps, "micro-batches per step")
+    add("precision", config.precision, "fp16 and bf16 blocks")
+    add("gradient_clipping", config.gradient_clipping, "scales gradients by their norm")
+    add("communication_data_type", config.communication_dtype, "gradients are reduced in it")
+    add("data_types.grad_accum_dtype", config.grad_accum_dtype, "gradients are accumulated in it")
+    add("bf16.check_grad_overflow", config.check_grad_overflow, "the step looks for infinities first")
+    add(
+        "optimizer.type", config.optimizer.name or "the script's", f"{config.optimizer.implementation} kernel"
+    )
+    add("optimizer wrapper", config.optimizer_wrapper, "DeepSpeed's class that runs the step")
+    for bare, effect in ZERO_EFFECTS.items():
+        value = _zero_value(config.zero, bare)
+        if value is None or not release.knows_zero_key(bare):
+            continue
+        reason = _reason_without_effect(bare, config.zero, config.optimizer_wrapper, release, num_nodes)
+        add(f"zero_optimization.{json_key(bare)}", value, reason or effect.text)
+    return tuple(rows)
+
+
+def _zero_value(zero: ZeroConfig, bare: str) -> Any:
+    if bare == "allgather_partitions":
+        return None
+    if bare == "zeropp_loco_param":
+        return zero.has_loco
+    value = getattr(zero, bare)
+    if bare == "leaf_module":
+        return ", ".join((*value.classes, *value.names, *value.name_suffixes)) or "none"
+    if bare in ("offload_param", "offload_optimizer"):
+        return "none" if value is None else value.device
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return "unlimited" if value == 2**63 - 1 else f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,267 @@
+"""DeepSpeed's JSON -> DeepSpeedConfig: every key with its exact meaning, checked as DeepSpeed would check it.
+
+Facts from the released sources of DeepSpeed 0.10.3 to 0.19.8 (config.py, zero/config.py, engine.py,
+precision_config.py, zero/stage_1_and_2.py, zero/stage3.py), "auto" from transformers 5.23
+(integrations/deepspeed.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from zsim.errors import InputError
+from zsim.specs.strategy.deepspeed import checks, effects, resolve, zeropp
+from zsim.specs.strategy.deepspeed.batch import resolve_batch
+from zsim.specs.strategy.deepspeed.config import (
+    BatchSizes,
+    DeepSpeedConfig,
+    Dtype,
+    Setting,
+    TrainingValues,
+)
+from zsim.specs.strategy.deepspeed.reader import Reading, json_key, read_deepspeed_file
+from zsim.specs.strategy.deepspeed.release import NEWEST, Release, parse_release
+from zsim.specs.strategy.deepspeed.schema import Bf16Block, DataTypesBlock, Fp16Block
+from zsim.specs.strategy.deepspeed.unsimulated import (
+    find_unsimulated,
+    refuse_what_is_not_simulated,
+    unmodelled_notes,
+)
+
+__all__ = [
+    "BatchSizes",
+    "DeepSpeedConfig",
+    "Setting",
+    "TrainingValues",
+    "describe",
+    "load_deepspeed_config",
+    "refuse_what_is_not_simulated",
+    "resolve_batch",
+]
+
+# Hugging Face's TrainingArguments, for "auto" that the experiment leaves open too.
+_HF_MAX_GRAD_NORM = 1.0
+
+Value = TypeVar("Value", int, float)
+
+
+def load_deepspeed_config(
+    source: str | Path | Mapping[str, Any],
+    *,
+    world_size: int,
+    hidden_size: int,
+    version: str = NEWEST,
+    training: TrainingValues | None = None,
+    lenient: bool = False,
+    name: str | None = None,
+    gpus_per_node: int | None = None,
+) -> DeepSpeedConfig:
+    """Read, check and resolve a DeepSpeed JSON (a path or the object itself).
+
+    `world_size` counts data-parallel GPUs, `gpus_per_node` those of one node (all of them by default),
+    `hidden_size` fills Hugging Face's "auto" sizes, `training` is what the experiment says by itself, `name`
+    begins every message (the path by default). `refuse_what_is_not_simulated` says no to what is only read.
+    `lenient` turns unknown keys, and keys of other releases, from errors into notes.
+
+    Raises InputError for whatever DeepSpeed `version` would refuse, and where file and experiment disagree.
+    """
+    if world_size < 1 or hidden_size < 1:
+        raise InputError(f"world size {world_size}, hidden size {hidden_size}: expected at least 1")
+    training = training or TrainingValues()
+    release = parse_release(version, "[strategy] version")
+    reading = read_deepspeed_file(
+        source, name=name, release=release, hidden_size=hidden_size, lenient=lenient
+    )
+    return _Resolver(reading, release, training, world_size, gpus_per_node or world_size).config()
+
+
+def describe(config: DeepSpeedConfig) -> tuple[Setting, ...]:
+    """The resolved settings as rows for a report: key, value, origin, effect at this stage."""
+    return effects.describe(config, parse_release(config.version, config.name))
+
+
+class _Resolver:
+    """Resolves one reading; a class only to carry the inputs and the origins found on the way."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        release: Release,
+        training: TrainingValues,
+        world_size: int,
+        gpus_per_node: int,
+    ) -> None:
+        self.reading = reading
+        self.release = release
+        self.training = training
+        self.world_size = world_size
+        self.gpus_per_node = gpus_per_node
+        self.origins: dict[str, str] = {}
+
+    def config(self) -> DeepSpeedConfig:
+        reading, release = self.reading, self.release
+        file, where = reading.file, reading.where
+        bf16, fp16 = file.bf16 or Bf16Block(), file.fp16 or Fp16Block()
+        zero = resolve.resolve_zero(reading.zero, release)
+        checks.check_zero(reading, zero, release)
+        zeropp.check_zero_plus_plus(reading, zero, self.world_size, self.gpus_per_node)
+        precision, explicit_precision, origin = resolve.resolve_precision(reading, self.training)
+        self.origins["precision"] = origin if origin != "default" else f"default {release}"
+        param: Dtype = "bf16" if precision == "fp8" else precision
+        checks.check_precision_blocks(reading, zero, param)
+        accumulate = resolve.resolve_grad_accum_dtype(
+            file.data_types or DataTypesBlock(), zero.stage, param, release
+        )
+        offload = reading.zero.offload_optimizer
+        wrapper = resolve.resolve_wrapper(
+            zero.stage,
+            param,
+            accumulate,
+            release,
+            is_cpu_offloaded=offload is not None and offload.device == "cpu",
+            where=where,
+        )
+        checks.check_optimizer(reading, zero, release)
+        optimizer = resolve.resolve_optimizer(file.optimizer, zero)
+        clipping = self._gradient_clipping()
+        checks.check_gradient_norm(reading, zero, clipping, wrapper)
+        batch = self._batch()
+        for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+            self.origins.setdefault(key, "worked out")
+        self._trace_origins()
+        master, states = resolve.resolve_state_dtypes(bf16, fp16)
+        communication: Dtype = file.communication_data_type or param
+        num_nodes = self.world_size // self.gpus_per_node
+        notes = [
+            *reading.notes,
+            *self._auto_notes(),
+            *self._taken_notes(precision, batch, clipping),
+            *effects.notes_without_effect(reading, zero, wrapper, release, num_nodes),
+            *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
+            *unmodelled_notes(reading),
+        ]
+        return DeepSpeedConfig(
+            name=where,
+            version=str(release),
+            world_size=self.world_size,
+            gpus_per_node=self.gpus_per_node,
+            zero=zero,
+            precision=precision,
+            param_dtype=param,
+            grad_accum_dtype=accumulate,
+            communication_dtype=communication,
+            master_weights_dtype=master,
+            optimizer_states_dtype=states,
+            check_grad_overflow=resolve.resolve_overflow_check(wrapper, param, bf16, release),
+            fp16=resolve.resolve_loss_scaling(fp16, enabled=param == "fp16"),
+            optimizer=optimizer,
+            optimizer_wrapper=wrapper,
+            gradient_clipping=clipping,
+            batch=batch,
+            prescale_gradients=file.prescale_gradients,
+            gradient_predivide_factor=file.gradient_predivide_factor,
+            gradient_allreduce_op=file.gradient_allreduce_op,
+            aio=resolve.resolve_aio(file.aio, release),
+            activation_checkpointing=resolve.resolve_checkpointing(file.activation_checkpointing),
+            unsimulated=find_unsimulated(reading, zero, optimizer),
+            notes=tuple(notes),
+            origins=tuple(self.origins.items()),
+            explicit_train_batch_size=file.train_batch_size,
+            explicit_micro_batch_size=file.train_micro_batch_size_per_gpu,
+            explicit_gradient_accumulation_steps=file.gradient_accumulation_steps,
+            explicit_precision=explicit_precision,
+            explicit_gradient_clipping=file.gradient_clipping,
+        )
+
+    def _batch(self) -> BatchSizes:
+        file, training, autos = self.reading.file, self.training, self.reading.autos
+        micro_key, steps_key = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+        micro = self._merge(
+            micro_key, file.train_micro_batch_size_per_gpu, "micro_batch_size", training.micro_batch_size
+        )
+        steps = self._merge(
+            steps_key, file.gradient_accumulation_steps, steps_key, training.gradient_accumulation_steps
+        )
+        if file.train_batch_size is not None:
+            self.origins["train_batch_size"] = "file"
+        elif micro is None and (micro_key in autos or "train_batch_size" in autos):
+            micro = 1
+            self.origins[micro_key] = "auto"
+        return resolve_batch(
+            self.reading.where,
+            world_size=self.world_size,
+            train_batch_size=file.train_batch_size,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=steps,
+        )
+
+    def _gradient_clipping(self) -> float:
+        key = "gradient_clipping"
+        value = self._merge(key, self.reading.file.gradient_clipping, key, self.training.gradient_clipping)
+        if value is not None:
+            return value
+        if key in self.reading.autos:
+            self.origins[key] = "auto"
+            return _HF_MAX_GRAD_NORM
+        return self.release.default_gradient_clipping
+
+    def _merge(self, key: str, in_file: Value | None, name: str, asked: Value | None) -> Value | None:
+        """The file's value or the experiment's; InputError where both speak and differ."""
+        if in_file is not None and asked is not None and in_file != asked:
+            raise InputError(
+                f"{self.reading.where}: {key}: found {in_file:g}, but [training] {name} is {asked:g}; "
+                "make them equal or leave one out"
+            )
+        if in_file is not None:
+            self.origins[key] = "file"
+            return in_file
+        if asked is not None:
+            self.origins[key] = "auto" if key in self.reading.autos else "experiment"
+        return asked
+
+    def _trace_origins(self) -> None:
+        reading = self.reading
+        for bare in effects.ZERO_EFFECTS:
+            path = f"zero_optimization.{bare}"
+            if path in reading.filled:
+                self.origins[f"zero_optimization.{json_key(bare)}"] = "auto"
+            elif reading.says(path):
+                self.origins[f"zero_optimization.{json_key(bare)}"] = "file"
+        for key in (
+            "communication_data_type",
+            "data_types.grad_accum_dtype",
+            "bf16.check_grad_overflow",
+            "optimizer.type",
+        ):
+            if reading.says(key):
+                self.origins[key] = "file"
+
+    def _taken_notes(self, precision: str, batch: BatchSizes, clipping: float) -> list[str]:
+        """What stands for "auto"."""
+        reading = self.reading
+        values = {
+            "train_batch_size": batch.train_batch_size,
+            "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+            "gradient_accumulation_steps": batch.gradient_accumulation_steps,
+            "gradient_clipping": clipping,
+        }
+        taken = [f"precision {precision}"] if self.origins["precision"] == "auto" else []
+        taken += [f"{key} {value:,}" for key, value in values.items() if key in reading.autos]
+        for path in sorted(reading.filled):
+            bare = path.rpartition(".")[2]
+            taken.append(f"{json_key(bare)} {getattr(reading.zero, bare):,}")
+        return [f"{reading.where}: 'auto' is taken as {', '.join(taken)}"] if taken else []
+
+    def _auto_notes(self) -> list[str]:
+        """ "auto" that nobody fills is DeepSpeed's default."""
+        reading = self.reading
+        unfilled = sorted(
+            key
+            for key in reading.autos
+            if key.startswith("zero_optimization.") and not key.endswith("load_from_fp32_weights")
+        )
+        if not unfilled:
+            return []
+        return [f"{reading.where}: {', '.join(unfilled)}: 'auto' that nobody fills is DeepSpeed's default"]

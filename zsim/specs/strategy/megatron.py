@@ -1,0 +1,192 @@
+"""Megatron's own data parallelism: what `[strategy]` says of it, and what a release makes of that.
+
+Releases of Megatron-Core are 0.4 and later; those of Megatron-LM before Core are 1.0 (April 2020) to 3.0.
+Read from NVIDIA/Megatron-LM: local DDP joins gradients for one all-reduce and copies the sums back until 2.5
+(`megatron/model/distributed.py`), and keeps them in one contiguous buffer from 2.6 on (e8fb052f). Products
+add their weights' gradients to it themselves (`--gradient-accumulation-fusion`, 83b1e42f of February 2022)
+and there is a distributed optimizer (329fe582) from 3.0 on. Core 0.4 overlaps reductions (2d5220a4) and
+gathers (f048bf8c) and looks for NaN before it reduces (b1116a0c); Core 0.10 has several instances of the
+distributed optimizer (bb84eb93).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
+
+from zsim.errors import InputError
+from zsim.specs.model.spec import Embedding, Linear, Loss, ModelSpec, Module, Parameter
+from zsim.specs.strategy.training import Training
+
+NEWEST_CORE = "0.16.1"
+CLIP_GRAD = 1.0  # --clip-grad
+VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor parallelism 1
+_FIRST_CORE, _INSTANCES = (0, 4), (0, 10)
+_CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
+
+
+class MegatronTable(BaseModel):
+    """`kind = "megatron"`: Megatron-Core's DistributedDataParallel and its optimizers, named as on its
+    command line. `bucket_size`: elements of a bucket (`--ddp-bucket-size`). `optimizer_instances`: groups of
+    ranks that each hold all optimizer states (`--num-distributed-optimizer-instances`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["megatron"]
+    distributed_optimizer: StrictBool = False
+    overlap_grad_reduce: StrictBool = False
+    overlap_param_gather: StrictBool = False
+    grad_reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    average_in_collective: StrictBool = False
+    bucket_size: Annotated[int, Field(gt=0, strict=True)] | None = None
+    optimizer_instances: Annotated[int, Field(gt=0, strict=True)] = 1
+    version: str = NEWEST_CORE
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _is_quoted(cls, value: object) -> object:
+        if isinstance(value, int | float):
+            raise ValueError(f'found the number {value}, expected a release in quotes, as in "{NEWEST_CORE}"')
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Megatron:
+    """Megatron's data parallelism, resolved. `bucket_size` None: one bucket of everything.
+
+    `is_contiguous`: gradients live in one buffer for good; else in `.grad`, joined to be reduced.
+    `fuses_accumulation`: the product for a weight's gradient adds it to the buffer. `checks_nan`: the host
+    looks at the norm of a bucket before it is reduced. `has_owners`: the distributed optimizer is
+    InternEvo's, never Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which
+    broadcast them. `block_overhead`: what the host pays for the Python of one pass through a block of
+    Megatron's; None where the blocks are another engine's. `skips_update`: the loss scale is still falling,
+    and gradients that overflow are thrown away.
+    """
+
+    distributed_optimizer: bool
+    overlap_grad_reduce: bool
+    overlap_param_gather: bool
+    param_dtype: str
+    grad_dtype: str
+    average_in_collective: bool
+    bucket_size: int | None
+    optimizer_instances: int
+    is_contiguous: bool
+    fuses_accumulation: bool
+    checks_nan: bool
+    has_owners: bool = False
+    block_overhead: str | None = "megatron_core_block"
+    skips_update: bool = False
+
+
+def megatron_strategy(table: MegatronTable, training: Training, world_size: int) -> Megatron:
+    """What the table means for so many ranks.
+
+    Raises InputError for what Megatron's own argument checks refuse and for what the release lacks.
+    """
+    release = _release(table.version)
+    is_core = release[0] == 0
+    _check_release(table, release)
+    _check_combination(table, world_size)
+    low = "bf16" if training.precision == "fp8" else training.precision
+    if table.grad_reduce_dtype not in ("fp32", low):
+        raise InputError(
+            f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' with parameters in {low}; "
+            f"expected 'fp32' or '{low}'"
+        )
+    ranks = world_size // table.optimizer_instances
+    bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
+    return Megatron(
+        table.distributed_optimizer,
+        table.overlap_grad_reduce,
+        table.overlap_param_gather,
+        param_dtype=low,
+        grad_dtype=table.grad_reduce_dtype,
+        average_in_collective=table.average_in_collective,
+        bucket_size=bucket if table.overlap_grad_reduce else None,
+        optimizer_instances=table.optimizer_instances,
+        is_contiguous=is_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low,
+        fuses_accumulation=is_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32"),
+        checks_nan=is_core,
+        block_overhead="megatron_core_block" if is_core else "megatron_block",
+    )
+
+
+def _release(version: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,4})\.(\d{1,4})(\.\d{1,4})?", version)
+    release = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not _FIRST_CORE <= release <= _SHARDED:
+        raise InputError(
+            f"strategy.version: found '{version}', expected a release of Megatron-Core from 0.4 on, as in "
+            f"'{NEWEST_CORE}', or of Megatron-LM before it, '1.0' to '3.0'"
+        )
+    return release
+
+
+def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
+    is_core = release[0] == 0
+    lacking = {
+        "distributed_optimizer": table.distributed_optimizer and not is_core and release < _SHARDED,
+        "overlap_grad_reduce": table.overlap_grad_reduce and not is_core,
+        "overlap_param_gather": table.overlap_param_gather and not is_core,
+        "average_in_collective": table.average_in_collective and not is_core,
+        "optimizer_instances": table.optimizer_instances > 1 and (not is_core or release < _INSTANCES),
+    }
+    for key, is_lacking in lacking.items():
+        if is_lacking:
+            raise InputError(
+                f"strategy.{key}: Megatron {table.version} has no such thing; expected a newer "
+                f"strategy.version, as '{NEWEST_CORE}'"
+            )
+
+
+def _check_combination(table: MegatronTable, world_size: int) -> None:
+    if table.overlap_param_gather and not (table.distributed_optimizer and table.overlap_grad_reduce):
+        raise InputError(
+            "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "
+            "overlaps it only with overlap_grad_reduce; expected both to be true"
+        )
+    if table.bucket_size is not None and not table.overlap_grad_reduce:
+        raise InputError(
+            "strategy.bucket_size: without overlap_grad_reduce all gradients are one bucket; expected "
+            "overlap_grad_reduce = true, or no bucket_size"
+        )
+    instances = table.optimizer_instances
+    if instances > 1 and not table.distributed_optimizer:
+        raise InputError("strategy.optimizer_instances: expected distributed_optimizer = true beside it")
+    if world_size % instances:
+        raise InputError(
+            f"strategy.optimizer_instances: found {instances}, expected a divisor of {world_size} GPUs"
+        )
+
+
+def with_padded_vocabulary(model: ModelSpec, multiple: int = VOCABULARY_MULTIPLE) -> ModelSpec:
+    """The model with the rows of its embedding and head filled up to a multiple."""
+    old, new = model.vocab_size, -(-model.vocab_size // multiple) * multiple
+    if new == old:
+        return model
+
+    def padded(modules: tuple[Module, ...]) -> tuple[Module, ...]:
+        return tuple(_padded(module, old, new) for module in modules)
+
+    return replace(model, vocab_size=new, before=padded(model.before), after=padded(model.after))
+
+
+def _padded(module: Module, old: int, new: int) -> Module:
+    work: Any = module.work
+    if isinstance(work, Embedding) and work.rows == old:
+        work = replace(work, rows=new)
+    elif isinstance(work, Linear) and work.out_features == old:
+        work = replace(work, out_features=new)
+    elif isinstance(work, Loss):
+        return replace(module, work=replace(work, vocab_size=new))
+    else:
+        return module
+    parameters = tuple(
+        Parameter(one.name, tuple(new if size == old else size for size in one.shape))
+        for one in module.parameters
+    )
+    return replace(module, work=work, parameters=parameters)

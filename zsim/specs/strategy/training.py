@@ -1,0 +1,138 @@
+"""How a model is trained on many GPUs: the values that plans are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+# "selective" runs the core of attention again (Korthikanti et al. 2022); "selective-op" keeps what every
+# second matrix product and fused attention put out and runs the rest again (torchtitan's `op` policy).
+Checkpointing = Literal["none", "selective", "selective-op", "full"]
+AttentionKind = Literal["flash", "math"]
+# "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place;
+# "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
+# "fused": one kernel each way; "fused_linear": the head's product and the loss a piece at a time (Liger's).
+CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fused_linear"]
+
+# Where the reference engine keeps optimizer states, with reduced gradients, and stage 3's parameter shards.
+Place = Literal["device", "host", "nvme"]
+
+# CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 where it is not set (CUDA Programming Guide, appendix on environment
+# variables; without MPS).
+DEFAULT_CONNECTIONS, MOST_CONNECTIONS = 8, 32
+
+DTYPE_BYTES: dict[str, int] = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What one rank trains on: `micro_batch_size` sequences of `sequence_length` tokens at a time.
+
+    `checkpoint_every`: every n-th block is checkpointed, the others keep everything. `block_checkpointing`:
+    the policy of each block where they differ, () where `activation_checkpointing` is that of all.
+    `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
+    checkpoint from 2.1 on). `checkpoint_is_reentrant`: the block's second output is held until its backward
+    has ended, as DeepSpeed, Megatron and transformers before 5 do. `autocast`: modules get fp32 weights and
+    torch.autocast casts at every product, so norms and the residual stream are fp32. `stored_dtype`: what DDP
+    and FSDP1 keep weights, gradients and optimizer states in (a model loaded in bf16 and trained as it is
+    keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
+    (linkedin/Liger-Kernel). `device_max_connections`: the hardware queues that streams share, as in
+    `zsim.plan.passes.queues`.
+    """
+
+    sequence_length: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    precision: Precision
+    activation_checkpointing: Checkpointing
+    attention: AttentionKind
+    compile: bool
+    optimizer: str
+    gradient_clipping: float
+    checkpoint_every: int = 1
+    checkpoint_stops_early: bool = True
+    checkpoint_is_reentrant: bool = False
+    autocast: bool = False
+    expandable_segments: bool = False
+    stored_dtype: str = "fp32"
+    optimizer_implementation: Literal["fused", "foreach", "for_loop"] = "fused"
+    liger: bool = False
+    cross_entropy: CrossEntropy = "eager"
+    block_checkpointing: tuple[Checkpointing, ...] = ()
+    device_max_connections: int = DEFAULT_CONNECTIONS
+
+    def checkpointing_of(self, block: int) -> Checkpointing:
+        """The policy of a block, `checkpoint_every` included; "selective" is every block's."""
+        if self.block_checkpointing:
+            return self.block_checkpointing[block]
+        is_left_out = (block + 1) % self.checkpoint_every and self.activation_checkpointing != "selective"
+        return "none" if is_left_out else self.activation_checkpointing
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        return self.sequence_length * self.micro_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Ddp:
+    """torch DistributedDataParallel; caps in bytes."""
+
+    bucket_cap_bytes: int = 25 * 2**20
+    first_bucket_cap_bytes: int = 2**20
+    gradient_as_bucket_view: bool = False
+    no_sync: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """ZeRO's reference engine (`validation/zero`); its ZeroConfig explains the fields. `sums_itself`: its
+    reduce-scatter is an all-to-all and a sum, as on gloo."""
+
+    stage: int
+    param_dtype: str
+    reduce_dtype: str
+    bucket_bytes: int = 0
+    prefetch: int = 1
+    max_reductions_in_flight: int = 2
+    keep_gathered: bool = True
+    sums_itself: bool = False
+    optimizer_place: Place = "device"
+    parameter_place: Place = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp2:
+    """torch `fully_shard`. `replicate` > 1 is HSDP; `reshard_after_forward` None is the default of the
+    wrapping (True, root False). `no_sync`: reduce only after the last micro-batch."""
+
+    reshard_after_forward: bool | int | None
+    replicate: int
+    wrapping: str
+    param_dtype: str
+    reduce_dtype: str
+    no_sync: bool
+    reduce_scatter_max_input_buffers: int = 1
+    cpu_offload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp1:
+    """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be
+    `size:N`, N in elements. `before_torch_2`: as torch 1.12 and 1.13, which pad every sharded
+    flat gradient, needed or not, set its shard to zero, split flat parameters on the compute stream, and copy
+    shards also into the type that they have."""
+
+    sharding_strategy: str
+    replicate: int
+    wrapping: str
+    backward_prefetch: str
+    forward_prefetch: bool
+    limit_all_gathers: bool
+    param_dtype: str
+    reduce_dtype: str
+    no_sync: bool
+    cpu_offload: bool = False
+    before_torch_2: bool = False

@@ -1,0 +1,157 @@
+"""An explicit list of links as a fabric: shortest paths in it, the traffic split over all of them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zsim.errors import InputError
+from zsim.specs.cluster.network import Network
+from zsim.specs.topology.wiring import Floats, Ints, Inventory, Links, Path, View, hashed_path, weighted_count
+
+if TYPE_CHECKING:
+    from zsim.specs.topology.trees import Cards
+
+_NODE = re.compile(r"^node([0-9]{1,9})(?:\.nic([0-9]{1,9}))?$")
+_MOST_PATHS = 64
+
+
+class LinkList:
+    """Switches and cables one by one. A card is plugged into the switch that its own cable names, or into
+    that of its node's cable; several switches of a node take its cards in turn."""
+
+    planes = 1
+
+    def __init__(self, network: Network, cards: Cards, where: str) -> None:
+        self.network = network
+        self.cards = cards
+        self._ports: dict[int, str] = {}
+        self._node_ports: dict[int, list[str]] = {}
+        self._trunks: list[tuple[str, str, float, str, int]] = []
+        for number, cable in enumerate(network.links):
+            ends = cable.source_end, cable.target_end
+            nodes = [end for end in ends if _NODE.match(end)]
+            if len(nodes) == 2 or ends[0] == ends[1]:
+                raise InputError(f"{where}.links.{number}: a link must join a switch with something else")
+            if nodes:
+                switch = ends[0] if nodes[0] == ends[1] else ends[1]
+                self._plug(nodes[0], switch)
+            else:
+                self._trunks.append((*ends, cable.bandwidth * cable.count, cable.tier, cable.count))
+        for nic in range(cards.count):
+            if nic not in self._ports and nic // cards.per_node not in self._node_ports:
+                raise InputError(
+                    f"{where}.links: no link for card {nic % cards.per_node} of node{nic // cards.per_node}; "
+                    "every node needs one (or one for each of its cards)"
+                )
+        self._neighbours: dict[str, list[tuple[str, tuple[str, int]]]] = {}
+        self._classes: dict[str, list[tuple[str, str, float]]] = {}
+        for source, target, bandwidth, tier, _count in self._trunks:
+            for one, other in ((source, target), (target, source)):
+                name = f"{tier} {bandwidth / 1e9:g} GB/s"
+                members = self._classes.setdefault(name, [])
+                self._neighbours.setdefault(one, []).append((other, (name, len(members))))
+                members.append((one, other, bandwidth))
+        self._tiers = {f"{tier} {rate / 1e9:g} GB/s": tier for _, _, rate, tier, _ in self._trunks}
+        self._known: dict[tuple[str, str], list[Path]] = {}
+        first = self.port(0, 0)
+        for nic in range(1, cards.count):
+            self._shortest(first, self.port(nic, 0), where)
+
+    def _plug(self, end: str, switch: str) -> None:
+        match = _NODE.match(end)
+        assert match is not None
+        node = int(match[1])
+        if match[2] is None:
+            self._node_ports.setdefault(node, []).append(switch)
+        else:
+            self._ports[node * self.cards.per_node + int(match[2])] = switch
+
+    def links(self) -> Sequence[Links]:
+        efficiency = self.network.efficiency
+        return [
+            Links(name, self._tiers[name], len(members), members[0][2], efficiency)
+            for name, members in self._classes.items()
+        ]
+
+    def port(self, nic: int, plane: int) -> str:
+        if nic in self._ports:
+            return self._ports[nic]
+        node, card = divmod(nic, self.cards.per_node)
+        switches = self._node_ports[node]
+        return switches[card % len(switches)]
+
+    def ends(self, name: str, position: int) -> tuple[str, str]:
+        return self._classes[name][position][:2]
+
+    def _shortest(self, source: str, target: str, where: str = "network") -> list[Path]:
+        """All shortest paths between two switches (the first 64), in the order of the list of links."""
+        known = self._known.get((source, target))
+        if known is not None:
+            return known
+        distance = {target: 0}
+        queue = deque([target])
+        while queue:
+            here = queue.popleft()
+            for other, _link in self._neighbours.get(here, ()):
+                if other not in distance:
+                    distance[other] = distance[here] + 1
+                    queue.append(other)
+        if source not in distance:
+            raise InputError(f"{where}.links: there is no way from '{source}' to '{target}'")
+        paths: list[tuple[str, Path]] = [(source, [])]
+        for _ in range(distance[source]):
+            paths = [
+                (other, [*path, link])
+                for here, path in paths
+                for other, link in self._neighbours[here]
+                if distance[other] == distance[here] - 1
+            ][:_MOST_PATHS]
+        self._known[source, target] = [path for _, path in paths]
+        return self._known[source, target]
+
+    def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
+        ways = self._shortest(self.port(source, 0), self.port(target, 0))
+        if self.network.routing == "hash":
+            flows = self.network.flows_per_pair
+            pair = np.array([source]), np.array([target])
+            chosen = [int(hashed_path(self.network, *pair, flow, len(ways))[0]) for flow in range(flows)]
+            return [(1 / flows, 0, ways[path]) for path in chosen]
+        return [(1 / len(ways), 0, way) for way in ways]
+
+    def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:
+        return None
+
+    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        pairs, inverse = np.unique(np.stack([sources, targets]), axis=1, return_inverse=True)
+        totals = weighted_count(inverse.ravel(), amount, pairs.shape[1])
+        for source, target, total in zip(*pairs.tolist(), totals.tolist(), strict=True):
+            for share, _plane, path in self.paths(source, target):
+                for name, position in path:
+                    view(name)[position] += share * total
+
+    def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        pairs, inverse = np.unique(np.stack([sources, targets]), axis=1, return_inverse=True)
+        found = []
+        for pair in zip(*pairs.tolist(), strict=True):
+            ways = [
+                (share, sum(float(view(name)[at]) for name, at in path))
+                for share, _, path in self.paths(*pair)
+            ]
+            found.append(max(way for _, way in ways) if is_peak else sum(part * way for part, way in ways))
+        return np.array(found, dtype=np.float64)[inverse.ravel()]
+
+    def inventory(self) -> Inventory:
+        used: dict[str, int] = {}
+        cables: dict[str, int] = {"card": self.cards.count}
+        for nic in range(self.cards.count):
+            used[self.port(nic, 0)] = used.get(self.port(nic, 0), 0) + 1
+        for source, target, _bandwidth, tier, count in self._trunks:
+            cables[tier] = cables.get(tier, 0) + count
+            for end in (source, target):
+                used[end] = used.get(end, 0) + count
+        return Inventory(dict.fromkeys(used, 1), used, cables)

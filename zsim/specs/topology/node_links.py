@@ -1,0 +1,143 @@
+"""The links of a node: which of them a GPU's bytes pass on the way to another GPU or to a network card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from zsim.specs.cluster.cluster import Cluster
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClass:
+    """All links of one kind and direction: `count` links numbered from `first`.
+
+    `tier` is what people call it in a report; `bandwidth` the data sheet's figure per link and direction,
+    `capacity` the part of it that large transfers get, both in bytes per second.
+    """
+
+    name: str
+    tier: str
+    first: int
+    count: int
+    bandwidth: float
+    capacity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What is wrong with a fabric. Per link: the fraction of its capacity that is left, the seconds it adds
+    to a message; per network card: which card of the node carries its traffic (itself, unless dead)."""
+
+    fractions: Floats
+    delays: Floats
+    carriers: Ints
+
+
+class NodeLinks:
+    """Places and links inside the nodes of a topology; `classes` holds the number of each class's first."""
+
+    cluster: Cluster
+    gpus_per_node: int
+    ranks_per_domain: int
+    switches_per_node: int
+    classes: dict[str, LinkClass]
+    condition: Condition | None
+
+    def node_of(self, slots: Ints) -> Ints:
+        return slots // self.gpus_per_node
+
+    def domain_of(self, slots: Ints) -> Ints:
+        """The NVLink domain of each slot: its node, or the group of nodes that share NVLink switches."""
+        return slots // self.ranks_per_domain
+
+    def own_card_of(self, slots: Ints) -> Ints:
+        """The network card nearest to each slot."""
+        nics = self.cluster.nic.per_node
+        return self.node_of(slots) * nics + slots % self.gpus_per_node * nics // self.cluster.gpus_per_node
+
+    def nic_of(self, slots: Ints) -> Ints:
+        """The network card that each slot uses: its own, or where that is dead another of its node."""
+        own = self.own_card_of(slots)
+        return own if self.condition is None else self.condition.carriers[own]
+
+    def local_links(self, sources: Ints, targets: Ints) -> list[Ints]:
+        """Columns of links, one entry per pair; -1 where a pair has none there."""
+        first = {name: link_class.first for name, link_class in self.classes.items()}
+        kind = self.cluster.node_link.kind
+        if kind == "switch":
+            return [first["nvlink_out"] + sources, first["nvlink_in"] + targets]
+        if kind == "mesh":
+            return [first["nvlink_direct"] + sources * self.gpus_per_node + targets % self.gpus_per_node]
+        source_switch, target_switch = self.switch_of(sources), self.switch_of(targets)
+        crosses = source_switch != target_switch
+        if not self.cluster.pcie.peer_to_peer:
+            crosses = np.ones_like(crosses)  # staged through host memory, even under one switch
+        return [
+            first["pcie_up"] + sources,
+            np.where(crosses, first["uplink_up"] + source_switch, -1),
+            np.where(crosses, first["uplink_down"] + target_switch, -1),
+            first["pcie_down"] + targets,
+        ]
+
+    def to_nic(self, slots: Ints) -> list[Ints]:
+        return self._card_links(slots, "nvlink_out", "nvlink_in", "pcie_up", "uplink_up", "uplink_down")
+
+    def from_nic(self, slots: Ints) -> list[Ints]:
+        columns = self._card_links(slots, "nvlink_in", "nvlink_out", "pcie_down", "uplink_down", "uplink_up")
+        return columns[::-1]
+
+    def _card_links(
+        self, slots: Ints, near: str, far: str, pcie: str, uplink: str, other_uplink: str
+    ) -> list[Ints]:
+        """Links between slots and the cards they use, from the GPU's side.
+
+        # [Note: another GPU's card]
+        A GPU whose own card is dead reaches another one over NVLink and through the GPU that is nearest to
+        it (PXN, NCCL 2.12); without an NVLink switch through the host, over both PCIe switches' uplinks.
+        """
+        first = {name: self.classes[name].first for name in (pcie, uplink, other_uplink)}
+        switch = self.switch_of(slots)
+        is_staged = not self.cluster.nic.gpudirect
+        if self.condition is None or (self.nic_of(slots) == self.own_card_of(slots)).all():
+            return [first[pcie] + slots, *([first[uplink] + switch] if is_staged else [])]
+        proxies = self._proxies(slots)
+        moves = proxies != slots
+        other = self.switch_of(proxies)
+        if self.cluster.node_link.kind == "switch":
+            return [
+                np.where(moves, self.classes[near].first + slots, -1),
+                np.where(moves, self.classes[far].first + proxies, -1),
+                first[pcie] + proxies,
+                np.where(is_staged, first[uplink] + other, -1),
+            ]
+        crosses = moves & (other != switch)
+        return [
+            first[pcie] + slots,
+            np.where(crosses | is_staged, first[uplink] + switch, -1),
+            np.where(crosses & (not is_staged), first[other_uplink] + other, -1),
+        ]
+
+    def _proxies(self, slots: Ints) -> Ints:
+        """The slot nearest to the card that each slot uses (itself, unless its own card is dead)."""
+        nics, gpus = self.cluster.nic.per_node, self.cluster.gpus_per_node
+        card = self.nic_of(slots)
+        nearest = np.minimum(-(-(card % nics) * gpus // nics), self.gpus_per_node - 1)
+        at_card = self.node_of(slots) * self.gpus_per_node + nearest
+        return np.where(card == self.own_card_of(slots), slots, at_card)
+
+    def switch_of(self, slots: Ints) -> Ints:
+        """The PCIe switch of each slot."""
+        local = slots % self.gpus_per_node // self.cluster.pcie.gpus_per_switch
+        return self.node_of(slots) * self.switches_per_node + local
+
+    def socket_of(self, slots: Ints) -> Ints:
+        """The socket that each slot's GPU is attached to; a node's GPUs are split evenly, in order."""
+        sockets = self.cluster.host.sockets
+        local = slots % self.gpus_per_node * sockets // self.cluster.gpus_per_node
+        return self.node_of(slots) * sockets + local

@@ -1,0 +1,228 @@
+"""Where bytes can flow: devices, directed links and routes of a cluster.
+
+Links are numbered arithmetically from the node template, so that a route is a formula and the links of
+16,384 GPUs cost a few arrays; `graph()` gives the same thing as a networkx graph, and tests hold every route
+to be a shortest path in it. What joins the nodes is a `Wiring` (zsim.specs.topology.wiring).
+
+# [Note: ranks and slots]
+A slot is a GPU's place in the fabric: node * gpus_per_node + GPU of the node. Links and routes go by slots;
+`slots[rank]` is where a job's rank sits. A job that fills its fabric has rank r on slot r; a job on scattered
+or uneven nodes, or beside another one, has any slots.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.topology.node_links import Condition, Floats, Ints, LinkClass, NodeLinks
+from zsim.specs.topology.trees import make_wiring
+from zsim.specs.topology.wiring import Inventory, weighted_count
+
+if TYPE_CHECKING:
+    import networkx
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Topology(NodeLinks):
+    """`num_nodes` identical nodes of `cluster`, `gpus_per_node` GPUs used on each.
+
+    `slots` is where the ranks are; see [Note: ranks and slots]. A *domain* is what NVLink joins: a node, or
+    several where a switched NVLink domain is larger. `condition` is None where nothing is wrong. Raises
+    InputError when the nodes do not fit the network's description.
+    """
+
+    def __init__(
+        self, cluster: Cluster, num_nodes: int, gpus_per_node: int, slots: Ints | None = None
+    ) -> None:
+        self.cluster = cluster
+        self.num_nodes = num_nodes
+        self.gpus_per_node = gpus_per_node
+        self.num_slots = num_nodes * gpus_per_node
+        self.slots: Ints = np.arange(self.num_slots) if slots is None else slots
+        self.condition: Condition | None = None
+        self.ranks_per_domain = gpus_per_node * cluster.node_link.nodes_per_domain
+        self.switches_per_node = -(-gpus_per_node // cluster.pcie.gpus_per_switch)
+        self.wiring = make_wiring(cluster, num_nodes)
+        self.classes: dict[str, LinkClass] = {}
+        self.num_links = 0
+        link, pcie, nic = cluster.node_link, cluster.pcie, cluster.nic
+        ranks = self.num_slots
+        if link.kind == "switch":
+            self._add("nvlink_out", "nvlink", ranks, link.bandwidth, link.efficiency)
+            self._add("nvlink_in", "nvlink", ranks, link.bandwidth, link.efficiency)
+        elif link.kind == "mesh":
+            peers = max(cluster.gpus_per_node - 1, 1)
+            pairs = ranks * gpus_per_node
+            self._add("nvlink_direct", "nvlink", pairs, link.bandwidth / peers, link.efficiency)
+        self._add("pcie_up", "pcie", ranks, pcie.bandwidth, pcie.efficiency)
+        self._add("pcie_down", "pcie", ranks, pcie.bandwidth, pcie.efficiency)
+        switches = num_nodes * self.switches_per_node
+        self._add("uplink_up", "pcie uplink", switches, pcie.bandwidth, pcie.efficiency)
+        self._add("uplink_down", "pcie uplink", switches, pcie.bandwidth, pcie.efficiency)
+        planes = self.wiring.planes
+        ports = num_nodes * nic.per_node * planes
+        self._add("nic_out", "network", ports, nic.bandwidth / planes, nic.efficiency)
+        self._add("nic_in", "network", ports, nic.bandwidth / planes, nic.efficiency)
+        for links in self.wiring.links():
+            self._add(links.name, links.tier, links.count, links.bandwidth, links.efficiency)
+
+    def _add(self, name: str, tier: str, count: int, bandwidth: float, efficiency: float) -> None:
+        self.classes[name] = LinkClass(name, tier, self.num_links, count, bandwidth, bandwidth * efficiency)
+        self.num_links += count
+
+    @property
+    def world_size(self) -> int:
+        return len(self.slots)
+
+    def placed(self, slots: Ints) -> Topology:
+        """The same fabric with the ranks of another job."""
+        other = copy.copy(self)
+        other.slots = slots
+        return other
+
+    def in_condition(self, condition: Condition) -> Topology:
+        """The same fabric with faults."""
+        other = copy.copy(self)
+        other.condition = condition
+        return other
+
+    def capacities(self) -> Floats:
+        """Bytes per second of every link."""
+        whole = np.concatenate([np.full(c.count, c.capacity) for c in self.classes.values()])
+        return whole if self.condition is None else whole * self.condition.fractions
+
+    def leaves_node(self) -> Bools:
+        """For every link, whether it is a card's or one between switches."""
+        first = self.classes["nic_out"].first
+        return np.arange(self.num_links) >= first
+
+    def inventory(self) -> Inventory:
+        """Switches, ports and cables between the nodes."""
+        return self.wiring.inventory()
+
+    # -- routes -------------------------------------------------------------------------------------
+
+    def add_routes(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        """Add `amount` (one for all, or one per pair) to `usage` on every link of the route of each (source,
+        target) pair of slots."""
+        is_local = self.domain_of(sources) == self.domain_of(targets)
+        local, far = _split(amount, is_local)
+        _count_links(usage, self.local_links(sources[is_local], targets[is_local]), local)
+        sources, targets = sources[~is_local], targets[~is_local]
+        if not len(sources):
+            return
+        _count_links(usage, self.to_nic(sources), far)
+        _count_links(usage, self.from_nic(targets), far)
+        cards = self.nic_of(sources), self.nic_of(targets)
+        self._add_ports(usage, *cards, far)
+        self.wiring.add_usage(lambda name: self._view(usage, name), *cards, far)
+
+    def add_links(self, usage: Floats, name: str, slots: Ints, amount: float | Floats) -> None:
+        """Add `amount` to the links of the class `name` that `slots` have of their own."""
+        usage[self.classes[name].first + slots] += amount
+
+    def gather_routes(self, values: Floats, sources: Ints, targets: Ints, *, is_peak: bool = False) -> Floats:
+        """Per pair of slots, the sum of `values` over the links of its route, each times the share of the
+        pair's bytes on it: `add_routes` read the other way. `is_peak`: the largest of parallel links' values
+        instead of their mean."""
+        found = np.zeros(len(sources))
+        is_local = self.domain_of(sources) == self.domain_of(targets)
+        found[is_local] = _sum_links(values, self.local_links(sources[is_local], targets[is_local]))
+        sources, targets = sources[~is_local], targets[~is_local]
+        if len(sources):
+            cards = self.nic_of(sources), self.nic_of(targets)
+            columns = [*self.to_nic(sources), *self.from_nic(targets)]
+            ports = self._gather_ports(values, *cards, is_peak)
+            between = self.wiring.gather(lambda name: self._view(values, name), *cards, is_peak)
+            found[~is_local] = _sum_links(values, columns) + ports + between
+        return found
+
+    def _add_ports(self, usage: Floats, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        planes = self.wiring.planes
+        shares = self.wiring.plane_shares(sources, targets)
+        for name, cards in (("nic_out", sources), ("nic_in", targets)):
+            ports = self._view(usage, name).reshape(-1, planes)
+            for plane in range(planes):
+                weights = amount / planes if shares is None else shares[:, plane] * amount
+                ports[:, plane] += weighted_count(cards, weights, len(ports))
+
+    def _gather_ports(self, values: Floats, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        planes = self.wiring.planes
+        shares = self.wiring.plane_shares(sources, targets)
+        found = np.zeros(len(sources))
+        for name, cards in (("nic_out", sources), ("nic_in", targets)):
+            ports = self._view(values, name).reshape(-1, planes)[cards]
+            if is_peak:
+                found += ports.max(axis=1)
+            else:
+                found += ports.mean(axis=1) if shares is None else (ports * shares).sum(axis=1)
+        return found
+
+    def _view(self, usage: Floats, name: str) -> Floats:
+        link_class = self.classes[name]
+        return usage[link_class.first : link_class.first + link_class.count]
+
+    def paths(self, source: int, target: int) -> list[tuple[float, list[int]]]:
+        """The routes from slot to slot: share of the bytes, link numbers in the order they are passed."""
+        pair = np.array([source]), np.array([target])
+        if source // self.ranks_per_domain == target // self.ranks_per_domain:
+            return [(1.0, _first_links(self.local_links(*pair)))]
+        ways = []
+        cards = int(self.nic_of(pair[0])[0]), int(self.nic_of(pair[1])[0])
+        planes = self.wiring.planes
+        out, into = (self.classes[name].first for name in ("nic_out", "nic_in"))
+        before, after = _first_links(self.to_nic(pair[0])), _first_links(self.from_nic(pair[1]))
+        for share, plane, path in self.wiring.paths(*cards):
+            middle = [self.classes[name].first + position for name, position in path]
+            ports = out + cards[0] * planes + plane, into + cards[1] * planes + plane
+            ways.append((share, [*before, ports[0], *middle, ports[1], *after]))
+        return ways
+
+    def route(self, source: int, target: int) -> list[int]:
+        """The first of the routes from slot to slot."""
+        return self.paths(source, target)[0][1]
+
+    def class_of(self, link: int) -> LinkClass:
+        for link_class in self.classes.values():
+            if link < link_class.first + link_class.count:
+                return link_class
+        raise IndexError(link)
+
+    def graph(self) -> networkx.DiGraph[str]:
+        """The same devices and links as a directed graph (`zsim.specs.topology.graph`)."""
+        from zsim.specs.topology.graph import topology_graph
+
+        return topology_graph(self)
+
+
+def _split(amount: float | Floats, is_first: Bools) -> tuple[float | Floats, float | Floats]:
+    if isinstance(amount, np.ndarray):
+        return amount[is_first], amount[~is_first]
+    return amount, amount
+
+
+def _first_links(columns: list[Ints]) -> list[int]:
+    return [int(links[0]) for links in columns if len(links) and links[0] >= 0]
+
+
+def _count_links(usage: Floats, columns: list[Ints], amount: float | Floats) -> None:
+    for column in columns:
+        links, own = column, amount
+        is_used = links >= 0
+        if not is_used.all():
+            links, (own, _) = links[is_used], _split(amount, is_used)
+        if len(links):
+            low = int(links.min())
+            counts = weighted_count(links - low, own, int(links.max()) - low + 1)
+            usage[low : low + len(counts)] += counts
+
+
+def _sum_links(values: Floats, columns: list[Ints]) -> Floats:
+    padded = np.append(values, 0.0)  # -1: no link
+    return sum((padded[links] for links in columns), np.zeros(len(columns[0])))

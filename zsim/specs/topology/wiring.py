@@ -1,0 +1,210 @@
+"""How network cards are joined: the interface that every kind of fabric implements.
+
+A fabric numbers its links arithmetically, class by class, so that the links which a million flows use are a
+few array operations. Flows go from card to card; a *hop* of many flows is a bundle of `width` parallel
+links per flow, and path number p of P takes link p * width // P of every bundle on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from zsim.specs.cluster.network import Network
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+View = Callable[[str], Floats]
+Path = list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """One class of a fabric's links: `count` directed links of `bandwidth` bytes per second each."""
+
+    name: str
+    tier: str
+    count: int
+    bandwidth: float
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """Bundles of `width` links of a class: `bundles[i]` is that of the i-th flow for which `mask` holds."""
+
+    name: str
+    bundles: Ints
+    width: int
+    mask: Bools | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What a fabric is built of: switches by role with the ports each uses, and cables by class."""
+
+    switches: dict[str, int]
+    ports: dict[str, int]
+    cables: dict[str, int]
+
+    @property
+    def num_switches(self) -> int:
+        return sum(self.switches.values())
+
+    @property
+    def num_cables(self) -> int:
+        return sum(self.cables.values())
+
+    @property
+    def num_ports(self) -> int:
+        """Switch ports in use."""
+        return sum(self.switches[role] * self.ports[role] for role in self.switches)
+
+
+class Wiring(Protocol):
+    """A fabric between network cards. `planes` is how many ports every card has (each in its own plane)."""
+
+    planes: int
+
+    def links(self) -> Sequence[Links]:
+        """The classes of links between switches (the cards' own links are the topology's)."""
+        ...
+
+    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        """Add `amount` per flow to the links between cards; `view(name)` is a class's part of the usage."""
+        ...
+
+    def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        """Per flow, the sum of the links' values, each times the flow's share on it; `view` as above.
+        `is_peak`: the largest of parallel links' values instead of their mean."""
+        ...
+
+    def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
+        """The ways from card to card: share of the traffic, plane, links in order."""
+        ...
+
+    def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:
+        """Per flow and plane, its share of the traffic; None where all planes share evenly."""
+        ...
+
+    def port(self, nic: int, plane: int) -> str:
+        """The switch that a card is plugged into."""
+        ...
+
+    def ends(self, name: str, position: int) -> tuple[str, str]:
+        """The two switches that a link joins."""
+        ...
+
+    def inventory(self) -> Inventory: ...
+
+
+class HopWiring:
+    """A fabric whose routes are hops; the base of all generated ones."""
+
+    planes = 1
+    num_paths = 1
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.is_hashed = network.routing == "hash"
+
+    def links(self) -> Sequence[Links]:
+        raise NotImplementedError
+
+    def hops(self, sources: Ints, targets: Ints) -> list[Hop]:
+        """The hops between switches of each flow, in order; none for two cards on one switch."""
+        raise NotImplementedError
+
+    def add_usage(self, view: View, sources: Ints, targets: Ints, amount: float | Floats) -> None:
+        hops = self.hops(sources, targets)
+        if not self.is_hashed or self.num_paths == 1:
+            for hop in hops:
+                part = view(hop.name).reshape(-1, hop.width)
+                own = _of_hop(amount, hop) / hop.width
+                part += weighted_count(hop.bundles, own, len(part))[:, None]
+            return
+        share = amount / self.network.flows_per_pair
+        for flow in range(self.network.flows_per_pair):
+            choice = self._hash(sources, targets, flow)
+            for hop in hops:
+                part = view(hop.name)
+                part += weighted_count(self._hashed_links(hop, choice), _of_hop(share, hop), len(part))
+
+    def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
+        found = np.zeros(len(sources))
+        is_spread = not self.is_hashed or self.num_paths == 1
+        flows = 1 if is_spread else self.network.flows_per_pair
+        choices = [] if is_spread else [self._hash(sources, targets, flow) for flow in range(flows)]
+        for hop in self.hops(sources, targets):
+            values = view(hop.name)
+            rows = slice(None) if hop.mask is None else hop.mask
+            if is_spread:
+                bundles = values.reshape(-1, hop.width)
+                of_bundle = bundles.max(axis=1) if is_peak else bundles.mean(axis=1)
+                found[rows] += of_bundle[hop.bundles]
+            else:
+                each = np.stack([values[self._hashed_links(hop, choice)] for choice in choices])
+                found[rows] += each.max(axis=0) if is_peak else each.mean(axis=0)
+        return found
+
+    def _hashed_links(self, hop: Hop, choice: Ints) -> Ints:
+        chosen = choice if hop.mask is None else choice[hop.mask]
+        return hop.bundles * hop.width + chosen * hop.width // self.num_paths
+
+    def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
+        pair = np.array([source]), np.array([target])
+        hops = [hop for hop in self.hops(*pair) if len(hop.bundles)]
+        if self.is_hashed:
+            flows = self.network.flows_per_pair
+            choices = [(1 / flows, int(self._hash(*pair, flow)[0])) for flow in range(flows)]
+        else:
+            choices = [(1 / self.num_paths, path) for path in range(self.num_paths)]
+        shares: dict[tuple[int, tuple[tuple[str, int], ...]], float] = {}
+        for share, path in choices:
+            links = tuple(
+                (hop.name, int(hop.bundles[0]) * hop.width + path * hop.width // self.num_paths)
+                for hop in hops
+            )
+            key = (path * self.planes // self.num_paths, links)
+            shares[key] = shares.get(key, 0.0) + share
+        return [(share, plane, list(links)) for (plane, links), share in shares.items()]
+
+    def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:
+        if self.planes == 1 or not self.is_hashed:
+            return None
+        shares = np.zeros((len(sources), self.planes))
+        flows = self.network.flows_per_pair
+        for flow in range(flows):
+            plane = self._hash(sources, targets, flow) * self.planes // self.num_paths
+            shares[np.arange(len(sources)), plane] += 1 / flows
+        return shares
+
+    def _hash(self, sources: Ints, targets: Ints, flow: int) -> Ints:
+        return hashed_path(self.network, sources, targets, flow, self.num_paths)
+
+
+def hashed_path(network: Network, sources: Ints, targets: Ints, flow: int, num_paths: int) -> Ints:
+    """The path of every flow: a fixed mixing of (source, target, flow, seed), as a switch hashes a header."""
+    mixed = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed += targets.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F) + np.uint64(flow * 0x165667B1 + 1)
+    mixed ^= np.uint64(network.hash_seed * 0xD6E8FEB86659FD93 % 2**64)
+    for shift in (33, 29, 32):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(0xFF51AFD7ED558CCD)
+    return (mixed >> np.uint64(11)).astype(np.int64) % num_paths
+
+
+def weighted_count(places: Ints, amount: float | Floats, length: int) -> Floats:
+    """What `places` add up to, each worth `amount` (one for all, or one each)."""
+    weights = amount if isinstance(amount, np.ndarray) else None
+    counts = np.bincount(places, weights, length).astype(np.float64)
+    return counts if isinstance(amount, np.ndarray) else counts * amount
+
+
+def _of_hop(amount: float | Floats, hop: Hop) -> float | Floats:
+    return amount[hop.mask] if isinstance(amount, np.ndarray) and hop.mask is not None else amount

@@ -1,0 +1,1 @@
+"""Regression checks against recorded and published runs."""

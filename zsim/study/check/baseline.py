@@ -1,0 +1,140 @@
+"""A baseline: what a team's runs were predicted (or recorded) to be, so that a change of any of them is seen.
+
+    {"format": 1, "zsim_version": "0.1.0",
+     "tolerances": {"step": 0.02, "time": 0.02, "memory": 0.01, "overlap": 0.02},
+     "cases": {"jobs/llama.toml": {"figures": {"step_seconds": 1.2, ...}, "ops": {...}, "calls": [...],
+                                   "tolerances": {"step": 0.05}}},
+     "known": [{"case": "*/deepspeed1-*", "check": "calls", "reason": "..."}]}
+
+`tolerances` are for all cases, a case's own come first; people edit both, and `--update-baseline` keeps them.
+`known` are misses that are understood: they are shown with their reason, and fail nothing. Names of cases are
+paths as seen from the baseline's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from zsim.comparison.verdict import PREDICTIONS, Tolerances
+from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.files import write_whole
+from zsim.reading import parse_json, read_text
+from zsim.version import __version__
+
+FORMAT = 1
+_KEYS = ("format", "zsim_version", "tolerances", "cases", "known")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A miss with its reason: `case` and `check` are patterns as of a shell (`*`, `?`)."""
+
+    case: str
+    check: str
+    reason: str
+
+    def fits(self, case: str, check: str) -> bool:
+        return fnmatchcase(case, self.case) and fnmatchcase(check, self.check)
+
+
+@dataclass
+class Baseline:
+    """The file's content; `path` is where it stands."""
+
+    path: Path
+    tolerances: Tolerances = PREDICTIONS
+    cases: dict[str, dict[str, Any]] = field(default_factory=dict)
+    known: tuple[Known, ...] = ()
+
+    def tolerances_of(self, case: str) -> Tolerances:
+        """The case's own, and the file's for the rest."""
+        own = self.cases.get(case, {}).get("tolerances", {})
+        return _tolerances(own, self.tolerances, f"{self.path.name}: cases: {case}: tolerances")
+
+    def reason_of(self, case: str, check: str) -> str | None:
+        """Why a miss of this check is known; None where it is not."""
+        return next((known.reason for known in self.known if known.fits(case, check)), None)
+
+    def pin(self, case: str, content: Mapping[str, Any]) -> None:
+        """Replace what is pinned for a case; its tolerances stay."""
+        kept = {key: value for key, value in self.cases.get(case, {}).items() if key == "tolerances"}
+        self.cases[case] = {**content, **kept}
+
+    def write(self) -> Path:
+        """Write the file: a line per figure, cases in order, so that a change is a readable diff."""
+        content = {
+            "format": FORMAT,
+            "zsim_version": __version__,
+            "tolerances": _as_dict(self.tolerances),
+            "cases": {name: self.cases[name] for name in sorted(self.cases)},
+            "known": [
+                {"case": known.case, "check": known.check, "reason": known.reason} for known in self.known
+            ],
+        }
+        return write_whole(self.path, _readable(content) + "\n")
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Raises InputError for a file that is missing, no JSON, or of another shape."""
+    try:
+        content = parse_json(read_text(path), path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; --update-baseline writes one") from None
+    except OSError as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not a baseline: not JSON, or cut short: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise InputError(f"{path}: found format {found!r}, expected a baseline of format {FORMAT}")
+    for key in content:
+        if key not in _KEYS:
+            hint = did_you_mean(key, _KEYS)
+            raise InputError(f"{path}: unknown key '{key}', expected {', '.join(_KEYS)}{hint}")
+    cases, known = content.get("cases", {}), content.get("known", [])
+    if not isinstance(cases, dict) or not all(isinstance(case, dict) for case in cases.values()):
+        raise InputError(f"{path}: cases: expected an object of objects, one per case")
+    try:
+        reasons = tuple(Known(row["case"], row["check"], row["reason"]) for row in known)
+    except (TypeError, KeyError):
+        raise InputError(f"{path}: known: expected objects with case, check and reason") from None
+    tolerances = _tolerances(content.get("tolerances", {}), PREDICTIONS, f"{path}: tolerances")
+    baseline = Baseline(path, tolerances, cases, reasons)
+    for case in cases:
+        baseline.tolerances_of(case)
+    return baseline
+
+
+def _as_dict(tolerances: Tolerances) -> dict[str, float]:
+    return {name: getattr(tolerances, name) for name in ("step", "time", "memory", "overlap")}
+
+
+def _tolerances(given: object, base: Tolerances, where: str) -> Tolerances:
+    if not isinstance(given, Mapping):
+        raise InputError(f'{where}: expected an object, e.g. {{"step": 0.02}}')
+    try:
+        return Tolerances.of({**_as_dict(base), **given})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _readable(content: Mapping[str, Any]) -> str:
+    """JSON with a line per figure and per call."""
+    return _lines(content, 0)
+
+
+def _lines(value: Any, depth: int) -> str:
+    indent, outer = "  " * (depth + 1), "  " * depth
+    if isinstance(value, dict) and value and depth < 5:
+        if depth >= 2 and set(value) >= {"times", "calls"}:
+            return json.dumps(value)
+        rows = [f"{indent}{json.dumps(key)}: {_lines(inner, depth + 1)}" for key, inner in value.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{outer}}}"
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"{indent}{json.dumps(row)}" for row in value) + f"\n{outer}]"
+    return json.dumps(value)

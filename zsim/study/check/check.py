@@ -1,0 +1,211 @@
+"""The regression check: everything that was recorded or published, and what a baseline pins, against today's
+predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from zsim.comparison.compare import compare
+from zsim.comparison.verdict import Tolerances
+from zsim.errors import InputError
+from zsim.study.check.baseline import Baseline
+from zsim.study.check.pinned import pinned_content, pinned_rows
+from zsim.study.check.rows import CheckRow, from_metric, step_times
+from zsim.study.check.sides import load_side
+from zsim.study.check.targets import CheckTarget, find_targets
+from zsim.study.published.bars import MARGIN, bar_of_all, bars, moved_rows, published_rows, row_pins
+from zsim.study.published.predict import CheckResult, predict_rows
+from zsim.study.published.table import PublishedRun, read_runs
+from zsim.study.recorded_cases import case_rows
+from zsim.study.topologies.bench import compare_curves
+
+SAMPLE_ROWS = 6  # of each source, in a fast check
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Every check, the published rows with their predictions, and what else a reader should know."""
+
+    rows: tuple[CheckRow, ...]
+    published: CheckResult
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Fail where a check fails; inconclusive where nothing could be judged; else pass."""
+        outcomes = {row.outcome for row in self.rows}
+        if "fail" in outcomes:
+            return "fail"
+        return "inconclusive" if outcomes and outcomes <= {"inconclusive", "skipped"} else "pass"
+
+    @property
+    def moved(self) -> tuple[CheckRow, ...]:
+        """What is past its tolerance."""
+        return tuple(row for row in self.rows if row.outcome == "fail")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `zsim check --json` writes: the published rows and their summary, and every check."""
+        return {
+            **self.published.to_dict(),
+            "notes": [*self.published.notes, *self.notes],
+            "verdict": self.verdict,
+            "step_times": dict(zip(("judged", "of"), step_times(self.rows), strict=True)),
+            "checks": [row.to_dict() for row in self.rows],
+        }
+
+
+def run_check(
+    paths: Sequence[Path],
+    base: Path,
+    *,
+    baseline: Baseline | None = None,
+    is_fast: bool = False,
+    tolerances: Tolerances | None = None,
+    update: bool = False,
+) -> CheckReport:
+    """Check everything that `paths` name; names count from `base`.
+
+    `is_fast` takes some rows of each published source. `update` pins what is found into `baseline` (the
+    caller writes it) instead of comparing with it. `tolerances` are for traces against the experiment beside
+    them.
+    """
+    found = find_targets(paths, base)
+    rows: list[CheckRow] = []
+    tables = [target for target in found.targets if target.kind == "published"]
+    published = _published(tables, rows, baseline, is_fast, update)
+    for target in found.targets:
+        if target.kind != "published":
+            rows += _target_rows(target, baseline, tolerances, update)
+    notes = []
+    if found.ignored:
+        shown = ", ".join(found.ignored[:3]) + (", ..." if len(found.ignored) > 3 else "")
+        notes.append(f"{_counted(len(found.ignored), 'file')} no case: {shown}")
+    if baseline is not None:
+        rows = [_with_reason(row, baseline) for row in rows]
+        notes += [] if update else _not_checked(baseline, found.targets)
+    return CheckReport(tuple(rows), published, tuple(notes))
+
+
+def _with_reason(row: CheckRow, baseline: Baseline) -> CheckRow:
+    """A miss that the baseline knows is shown with its reason and fails nothing."""
+    reason = baseline.reason_of(row.case, row.name) if row.outcome == "fail" else None
+    return row if reason is None else replace(row, outcome="known", sentence=f"{reason} ({row.sentence})")
+
+
+def _not_checked(baseline: Baseline, targets: Sequence[CheckTarget]) -> list[str]:
+    names = {target.name for target in targets}
+    rest = [name for name in baseline.cases if name not in names]
+    return [f"{_counted(len(rest), 'case')} of the baseline not given: {', '.join(rest[:3])}"] if rest else []
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+# -- one target -------------------------------------------------------------------------------------------
+
+
+def _target_rows(
+    target: CheckTarget, baseline: Baseline | None, tolerances: Tolerances | None, update: bool
+) -> list[CheckRow]:
+    if target.kind == "case":
+        return case_rows(target.name, target.path, target.content)
+    if target.kind == "curves":
+        return list(_curve_rows(target, baseline, update))
+    rows: list[CheckRow] = []
+    trace = load_side(target.path)
+    if target.experiment is not None:
+        comparison = compare(load_side(target.experiment), trace, tolerances=tolerances)
+        first = [row.sentence for row in comparison.differences if row.check == "plan"][:3]
+        plan = comparison.plan
+        calls = len(plan.simulated), len(plan.recorded)
+        rows.append(CheckRow(target.name, "calls", comparison.plan_verdict, "; ".join(first), *calls))
+        rows += [from_metric(target.name, metric) for metric in comparison.metrics]
+    if baseline is None and target.experiment is None:
+        what = "a trace has nothing to be compared with" if target.kind == "trace" else "nothing is pinned"
+        expected = "expected --baseline FILE"
+        if target.kind == "trace":
+            expected += ", or the experiment beside it (same name, .toml; or experiment.toml)"
+        raise InputError(f"{target.path}: {what}; {expected}")
+    if baseline is None:
+        return rows
+    if update:
+        baseline.pin(target.name, pinned_content(trace))
+    elif target.name in baseline.cases:
+        own = baseline.tolerances_of(target.name)
+        rows += pinned_rows(target.name, trace, baseline.cases[target.name], own, str(baseline.path))
+    elif target.experiment is None:
+        text = "not in the baseline; --update-baseline adds it"
+        rows.append(CheckRow(target.name, "baseline", "fail", text))
+    return rows
+
+
+def _curve_rows(target: CheckTarget, baseline: Baseline | None, update: bool) -> Iterator[CheckRow]:
+    """Measured curves of collectives: the mean error of each may not grow."""
+    errors: dict[str, list[float]] = {}
+    for point in compare_curves(target.path):
+        if point.is_scored:
+            errors.setdefault(point.curve, []).append(abs(point.error))
+    means = {name: round(fmean(found), 5) for name, found in errors.items()}
+    if update and baseline is not None:
+        baseline.pin(target.name, {"curves": means})
+    pinned = baseline.cases.get(target.name, {}).get("curves", {}) if baseline is not None else {}
+    for name, now in means.items():
+        before = pinned.get(name)
+        if before is not None:
+            is_worse = now > before + MARGIN
+            text = f"{before:.1%} in the baseline, {now:.1%} now" if is_worse else ""
+            yield CheckRow(
+                target.name, name, "fail" if is_worse else "pass", text, now, before, now - before, MARGIN
+            )
+
+
+# -- published runs ---------------------------------------------------------------------------------------
+
+
+def _published(
+    tables: Sequence[CheckTarget],
+    rows: list[CheckRow],
+    baseline: Baseline | None,
+    is_fast: bool,
+    update: bool,
+) -> CheckResult:
+    """Predict the rows of all tables; what a baseline says of them goes to `rows`."""
+    read = [(target, read_runs([target.path])) for target in tables]
+    chosen = [(target, sample(table.runs) if is_fast else table.runs) for target, table in read]
+    predicted = predict_rows([run for _, runs in chosen for run in runs])
+    at = 0
+    for target, runs in chosen:
+        own = predicted[at : at + len(runs)]
+        at += len(runs)
+        names = {run.row_id for run in sample(runs)}
+        if baseline is not None and update:
+            few = bars([row for row in own if row.row_id in names])
+            before = baseline.cases.get(target.name, {})
+            whole = before.get("sources", {}) if is_fast else bars(own)
+            pinned = before.get("rows", {}) if is_fast else row_pins(own)
+            total = before.get("all", {}) if is_fast else bar_of_all(own)
+            baseline.pin(target.name, {"all": total, "sources": whole, "sample": few, "rows": pinned})
+        rows += published_rows(target.name, own, baseline, "sample" if is_fast else "sources")
+        rows += moved_rows(target.name, own, baseline)
+    notes = tuple(note for _, table in read for note in table.notes)
+    if is_fast and predicted:
+        all_rows = sum(len(table.runs) for _, table in read)
+        notes += (f"fast: {len(predicted)} of {all_rows} published rows, some of each source",)
+    return CheckResult(tuple(predicted), notes)
+
+
+def sample(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
+    """Up to `SAMPLE_ROWS` of each source, spread evenly over it."""
+    by_source: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        by_source.setdefault(run.source, []).append(index)
+    chosen: set[int] = set()
+    for indices in by_source.values():
+        count = min(SAMPLE_ROWS, len(indices))
+        chosen |= {indices[k * len(indices) // count] for k in range(count)}
+    return [runs[index] for index in sorted(chosen)]

@@ -1,0 +1,118 @@
+"""Figures of a trace that a baseline pins, and the check of a trace against them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zsim.comparison.calls import calls_of_trace
+from zsim.comparison.op_classes import knows_phases, ops_by_class
+from zsim.comparison.plan_check import check_plan
+from zsim.comparison.verdict import Metric, Tolerances, Unit, doubt_about_times, judge
+from zsim.errors import InputError
+from zsim.report.breakdown import step_breakdown
+from zsim.report.memory import memory_peaks
+from zsim.report.traffic import overlap_fraction
+from zsim.study.call_lists import fold, unfold
+from zsim.study.check.rows import CheckRow, from_metric
+from zsim.trace.trace import Trace
+from zsim.units import format_bytes, format_seconds
+
+_DIGITS = 9  # of a figure that is written down: far below any tolerance, and the same on every machine
+
+
+def figures_of(trace: Trace) -> dict[str, float]:
+    """Step, parts of it, overlap, and the peak by device and category, of the trace's first rank."""
+    found: dict[str, float] = {"step_seconds": trace.step_seconds}
+    breakdown = step_breakdown(trace)
+    found |= {f"{name}_seconds": value for name, value in breakdown.seconds.items()}
+    overlap = overlap_fraction(trace)
+    if overlap is not None:
+        found["overlap_fraction"] = overlap
+    for device, peak in memory_peaks(trace.memory).items():
+        if peak.total:
+            found[f"{device}_total_bytes"] = peak.total
+            found |= {f"{device}_{name}_bytes": size for name, size in peak.by_category.items() if size}
+    return {name: _rounded(value) for name, value in found.items()}
+
+
+def seconds_by_class(trace: Trace) -> dict[str, float]:
+    """Seconds of the first rank's collectives and kernels, by class: what a slower link shows in first."""
+    if not len(trace):
+        return {}
+    own = trace.of_rank(int(trace.ranks[0]))
+    classes = ops_by_class(own, has_phases=knows_phases(own))
+    return {name: _rounded(ops.seconds) for name, ops in classes.items()}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def pinned_content(trace: Trace) -> dict[str, Any]:
+    """What `--update-baseline` writes for a trace."""
+    rank = int(trace.ranks[0]) if len(trace) else 0
+    calls = fold(calls_of_trace(trace.of_rank(rank), rank))
+    return {"figures": figures_of(trace), "ops": seconds_by_class(trace), "calls": calls}
+
+
+def pinned_rows(
+    case: str, trace: Trace, content: Mapping[str, Any], tolerances: Tolerances, where: str
+) -> Iterator[CheckRow]:
+    """The trace against what is pinned. Raises InputError for a pin that is not whole."""
+    rank = int(trace.ranks[0]) if len(trace) else 0
+    calls = calls_of_trace(trace.of_rank(rank), rank)
+    word = "recorded" if trace.source == "recorded" else "simulated"
+    pinned = unfold(content.get("calls", []), f"{where}: {case}: calls")
+    check = check_plan(pinned, _as_pinned(calls), ("pinned", word))
+    text = "; ".join(row.sentence for row in check.differences[:3])
+    yield CheckRow(case, "calls", check.verdict, text, len(calls), len(pinned))
+    doubt = doubt_about_times(trace)
+    figures, ops = (_numbers(content.get(key, {}), f"{where}: {case}: {key}") for key in ("figures", "ops"))
+    for pins, now in ((figures, figures_of(trace)), (ops, seconds_by_class(trace))):
+        for name in dict.fromkeys([*pins, *now]):
+            before, after = pins.get(name, 0.0), now.get(name, 0.0)
+            metric = _judged(name, after, before, figures, tolerances, doubt)
+            moved = f"{_shown(metric.unit, before)} pinned, {_shown(metric.unit, after)} {word}"
+            yield from_metric(case, metric, moved if metric.verdict == "fail" else metric.reason)
+
+
+def _numbers(given: object, where: str) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        raise InputError(f"{where}: expected an object")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{where}: {name}: found {value!r}, expected a number")
+    return {str(name): float(value) for name, value in given.items()}
+
+
+def _as_pinned(calls: Any) -> Any:
+    """Modules as a folded list has them: without the numbers of blocks."""
+    return unfold(fold(calls), "calls")
+
+
+def _judged(
+    name: str,
+    after: float,
+    before: float,
+    figures: Mapping[str, Any],
+    tolerances: Tolerances,
+    doubt: str,
+) -> Metric:
+    device = name.split("_")[0]
+    if name.endswith("_fraction"):
+        return judge(
+            name, after, before, unit="fraction", whole=1.0, tolerance=tolerances.overlap, doubt=doubt
+        )
+    if name.endswith("_bytes"):
+        whole = float(figures.get(f"{device}_total_bytes", before))
+        return judge(name, after, before, unit="bytes", whole=whole, tolerance=tolerances.memory)
+    tolerance = tolerances.step if name == "step_seconds" else tolerances.time
+    whole = float(figures.get("step_seconds", before))
+    return judge(name, after, before, unit="seconds", whole=whole, tolerance=tolerance, doubt=doubt)
+
+
+def _shown(unit: Unit, value: float) -> str:
+    if unit == "fraction":
+        return f"{100 * value:.1f} %"
+    return format_seconds(value) if unit == "seconds" else format_bytes(value)

@@ -1,0 +1,215 @@
+"""What `zsim check` can be pointed at, told apart by content: published runs, curves, recorded cases, traces,
+experiments, and folders of all of these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from zsim.errors import InputError
+from zsim.reading import MOST_TOML_BYTES, parse_json, parse_toml, read_text
+from zsim.resources import CHECKOUT
+from zsim.study.recorded_cases import kind_of
+from zsim.trace.readers.content import CHUNK_BYTES, Content
+from zsim.trace.readers.read import read_trace
+
+TargetKind = Literal["published", "curves", "case", "trace", "experiment"]
+_EXPECTED = (
+    "a table of published runs (.csv), a recorded case or a trace (.json, .json.gz), an experiment (.toml), "
+    "or a folder of these"
+)
+_RECORDINGS = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
+_HEAD = 64 * 1024  # characters
+_SMALL_BYTES = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CheckTarget:
+    """One thing to check. `name` is its path as seen from where names count from; `content` of a case's JSON.
+
+    A trace's `experiment` is the file beside it, if there is one.
+    """
+
+    name: str
+    path: Path
+    kind: TargetKind
+    content: Any = None
+    experiment: Path | None = None
+
+
+@dataclass
+class FoundTargets:
+    """Targets in order, and files in folders that are none."""
+
+    targets: list[CheckTarget] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+
+def checkout() -> Path:
+    """The source checkout that this package runs from; InputError in an installed one."""
+    if not (CHECKOUT / "validation" / "published").is_dir():
+        raise InputError(
+            "check: nothing given, and the recorded cases come with the source checkout only (traces/, "
+            f"validation/); expected {_EXPECTED}"
+        )
+    return CHECKOUT
+
+
+def find_targets(paths: Sequence[Path], base: Path) -> FoundTargets:
+    """The targets that `paths` name; InputError for one that is nothing of the kind."""
+    found = FoundTargets()
+    for path in paths:
+        if os.path.isdir(path):
+            _search(path, base, found)
+            continue
+        if not os.path.exists(path):
+            raise InputError(f"{path}: no such file; expected {_EXPECTED}")
+        target = _target(path, base)
+        if target is None:
+            _refuse_damaged(path)
+            raise InputError(f"{path}: nothing that can be checked; expected {_EXPECTED}")
+        found.targets.append(target)
+    if paths and not found.targets:
+        for name in found.ignored:
+            _refuse_damaged(Path(os.path.normpath(base / name)))
+        raise InputError(f"{paths[0]}: nothing in there can be checked; expected {_EXPECTED}")
+    return found
+
+
+def _search(folder: Path, base: Path, found: FoundTargets) -> None:
+    """Everything below a folder. Ranks' traces beside an `experiment.toml` are one target; an experiment that
+    stands beside its trace is none of its own."""
+    files = sorted(_files(folder))
+    runs = {path.parent for path in files if path.name == "experiment.toml"}
+    runs = {run for run in runs if any(path.parent == run and _is_trace_file(path) for path in files)}
+    for run in sorted(runs):
+        found.targets.append(CheckTarget(_name(run, base), run, "trace", experiment=run / "experiment.toml"))
+    traces = [path for path in files if path.parent not in runs and _is_trace_file(path)]
+    beside = {experiment_beside(path) for path in traces}
+    for path in files:
+        if path.parent in runs or path in beside:
+            continue
+        target = _target(path, base)
+        if target is not None and not _is_another_table(target):
+            found.targets.append(target)
+        elif not _belongs_to_a_case(path):
+            found.ignored.append(_name(path, base))
+    found.targets.sort(key=lambda target: target.name)
+
+
+def _is_trace_file(path: Path) -> bool:
+    is_json = path.name.endswith((".json", ".json.gz"))
+    return is_json and not (path.parent / "summary.json").is_file() and _is_trace(path)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
+
+
+def _belongs_to_a_case(path: Path) -> bool:
+    """Logs beside a summary, documents and checksums."""
+    is_document = path.suffix in (".md", ".txt", ".py", ".pyc") or path.name == "SHA256SUMS"
+    return is_document or (path.parent / "summary.json").is_file()
+
+
+def _name(path: Path, base: Path) -> str:
+    """`traces/gloo/ddp-even-2ranks` for the summary in that folder; other files by their own path."""
+    shown = path.parent if path.name == "summary.json" else path
+    return Path(os.path.relpath(shown.resolve(), base.resolve())).as_posix()
+
+
+def _target(path: Path, base: Path) -> CheckTarget | None:
+    name = _name(path, base)
+    if path.suffix == ".csv":
+        return _table(path, name)
+    if path.suffix == ".toml":
+        return CheckTarget(name, path, "experiment") if _is_experiment(path) else None
+    if path.suffix == ".json":
+        content = _small_json(path)
+        if kind_of(content) is not None:
+            return CheckTarget(name, path, "case", content)
+        if content is None and path.name == "summary.json":
+            _refuse_damaged(path)
+    if path.name.endswith(".gz") and (path.parent / "summary.json").is_file():
+        return None  # a rank's own log of a recorded run
+    if path.suffix == ".json" or path.name.endswith(".json.gz"):
+        beside = experiment_beside(path)
+        return CheckTarget(name, path, "trace", experiment=beside) if _is_trace(path) else None
+    return None
+
+
+def _is_another_table(target: CheckTarget) -> bool:
+    """In a folder a CSV file may be something else; one that is named is its reader's to refuse."""
+    head = _head(target.path).partition("\n")[0]
+    return target.kind == "published" and not ("n_layers" in head and "n_gpus" in head)
+
+
+def _table(path: Path, name: str) -> CheckTarget | None:
+    """By the header: anything with rows is for the reader of published runs to judge, but curves."""
+    head = _head(path).partition("\n")[0]
+    return CheckTarget(name, path, "curves" if "bus_gigabytes_per_second" in head else "published")
+
+
+def _is_experiment(path: Path) -> bool:
+    """Clusters and studies are TOML too. One that cannot be read is its reader's to refuse."""
+    try:
+        content = parse_toml(read_text(path, MOST_TOML_BYTES), path)
+    except (OSError, ValueError):
+        return True
+    return bool({"model", "strategy", "training"} & set(content)) and "experiment" not in content
+
+
+def _small_json(path: Path) -> Any:
+    """The content of a JSON file of a few megabytes that is no trace; None for anything else."""
+    if path.stat().st_size > _SMALL_BYTES or '"traceEvents"' in _head(path):
+        return None
+    try:
+        return parse_json(read_text(path, _SMALL_BYTES), path)
+    except (OSError, ValueError):
+        return None
+
+
+def _refuse_damaged(path: Path) -> None:
+    """Raises InputError, the trace readers' own, for what is called like a recording and cannot be read as
+    one; a whole JSON object of another kind is none of theirs."""
+    if path.name.endswith(_RECORDINGS) and not _is_object(path):
+        read_trace(path)
+
+
+def _is_object(path: Path) -> bool:
+    if path.stat().st_size > _SMALL_BYTES:
+        return False
+    try:
+        return isinstance(parse_json(_whole(path), path), Mapping)
+    except ValueError:
+        return False
+
+
+def _is_trace(path: Path) -> bool:
+    head = _head(path)
+    return any(word in head for word in ('"traceEvents"', '"schemaVersion"', '"pg_config"', '"ph"'))
+
+
+def _head(path: Path) -> str:
+    """How a file begins, unpacked. Raises InputError for one that cannot be read or unpacked."""
+    return Content(path).beginning.decode("utf-8", errors="replace")[:_HEAD]
+
+
+def _whole(path: Path) -> str:
+    """All of a file, unpacked; what is too large for a small file is cut, and so is no JSON."""
+    return "".join(islice(Content(path).text(), _SMALL_BYTES // CHUNK_BYTES))
+
+
+def experiment_beside(path: Path) -> Path | None:
+    """`run.toml` beside `run.json.gz`, else `experiment.toml` in the same folder."""
+    stem = path.name.removesuffix(".gz").removesuffix(".json")
+    for name in (f"{stem}.toml", "experiment.toml"):
+        if (path.parent / name).is_file():
+            return path.parent / name
+    return None

@@ -1,0 +1,102 @@
+"""The regression check on a terminal of 80 columns: what moved comes first."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from zsim.study.check.check import CheckReport
+from zsim.study.check.rows import OUTCOMES, CheckRow, Outcome, counts, step_times
+from zsim.study.published.text import check_lines, summary_lines
+
+_WIDTH = 80
+_MOST = 20
+_TITLES: dict[Outcome, str] = {
+    "fail": "Moved past its tolerance",
+    "known": "Known differences (they fail nothing)",
+    "inconclusive": "Inconclusive (neither failed nor passed)",
+    "skipped": "Not simulated",
+}
+
+
+def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
+    """`is_long` shows every published row, as when a table was given; else their sources."""
+    if report.published.rows:
+        yield from check_lines(report.published) if is_long else summary_lines(report.published)
+        yield ""
+    if report.rows:
+        yield from _groups(report.rows)
+    for outcome in ("fail", "known", "inconclusive", "skipped"):
+        yield from _named(outcome, [row for row in report.rows if row.outcome == outcome])
+    for note in report.notes:
+        yield from textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="      ")
+    if report.rows:
+        found = counts(report.rows)
+        words = ", ".join(f"{found[outcome]} {_WORDS[outcome]}" for outcome in OUTCOMES if found[outcome])
+        text = f"{report.verdict.upper()}  {words}{_steps_judged(report.rows)}"
+        yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
+
+
+def _steps_judged(rows: Sequence[CheckRow]) -> str:
+    """How much of a verdict is about time: a pass without a step time says nothing of speed."""
+    judged, count = step_times(rows)
+    if not count:
+        return ""
+    steps = "step time" if count == 1 else "step times"
+    return f"; {judged} of {count} {steps} judged" if judged else f"; no step time judged of {count}"
+
+
+_WORDS: dict[Outcome, str] = {
+    "fail": "moved",
+    "known": "known",
+    "inconclusive": "inconclusive",
+    "skipped": "not simulated",
+    "pass": "passed",
+}
+
+
+def _groups(rows: Sequence[CheckRow]) -> Iterator[str]:
+    """How the checks of each folder or table came out."""
+    groups: dict[str, list[CheckRow]] = {}
+    for row in rows:
+        groups.setdefault(_group(row.case), []).append(row)
+    yield f"{'':<40} {'cases':>5} {'pass':>5} {'moved':>5} {'known':>5} {'incon.':>6} {'skip':>5}"
+    for name, own in groups.items():
+        found, cases = counts(own), len({row.case for row in own})
+        cells = [found[outcome] for outcome in ("pass", "fail", "known", "inconclusive", "skipped")]
+        text = " ".join(f"{cell or '':>{width}}" for cell, width in zip(cells, (5, 5, 5, 6, 5), strict=True))
+        yield f"{name[-40:]:<40} {cases:>5} {text}".rstrip()
+    yield ""
+
+
+def _group(case: str) -> str:
+    """`traces/gloo/ddp-even-2ranks` -> `traces/gloo`; a table's sources stay with the table."""
+    table, colon, _ = case.partition(": ")
+    return table if colon else case.rpartition("/")[0] or case
+
+
+def _named(outcome: Outcome, rows: Sequence[CheckRow]) -> Iterator[str]:
+    if not rows:
+        return
+    yield _TITLES[outcome]
+    if outcome == "fail":
+        for row in rows[:_MOST]:
+            yield from _wrapped(row.line)
+        if len(rows) > _MOST:
+            yield f"  and {len(rows) - _MOST} more (--json, --junit)"
+    else:
+        for text, count in Counter(_reason(row) for row in rows).most_common(_MOST // 2):
+            yield from _wrapped(f"{count} x {text}")
+    yield ""
+
+
+def _reason(row: CheckRow) -> str:
+    """Why, without the figures that differ from case to case."""
+    why = row.sentence.partition(" (")[0] if row.outcome == "known" else row.sentence.rpartition("; ")[2]
+    return f"{row.name}: {re.sub(r'[0-9.]+%', 'part', why)}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

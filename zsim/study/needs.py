@@ -1,0 +1,162 @@
+"""How much more of one resource would hide what offloading costs: found by simulation, not by formula.
+
+The plan is made once; only the cluster changes. More of a resource does not help alone once the step is
+within `tolerance` of what it would be with a thousand times as much; offloading is hidden there
+only where no more than `tolerance` of the step is a stall of offloading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from zsim.api import report_of
+from zsim.engine.simulate import Outcome, simulate_job
+from zsim.errors import InputError, did_you_mean
+from zsim.plan.make import make_plan
+from zsim.plan.ops import DriveIo, OffloadWork
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.study.search import least_factor
+from zsim.study.sensitivity.knobs import HARDWARE, Knob
+from zsim.units import format_seconds
+
+_PLENTY = 1000.0
+_WORTH_NAMING = 0.01  # of all stalls
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """`needed` of `resource` brings the step to `best_step_seconds`, within the tolerance; `available` is
+    what the cluster has, with which the step takes `step_seconds`. `stall_seconds`: by cause, what a step
+    with `needed` still waits for offloading; `is_hidden`: that is next to nothing of it."""
+
+    resource: str
+    unit: str
+    available: float
+    needed: float
+    step_seconds: float
+    best_step_seconds: float
+    stall_seconds: Mapping[str, float]
+    is_hidden: bool
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether more of it alone does not help."""
+        return self.needed <= self.available
+
+    def sentence(self) -> str:
+        """E.g. "drives: 19 drives instead of 8 would hide the offloading: 420 ms instead of 606 ms per step",
+        or, where stalls are left, "cpu: more than 480 GB/s do not help alone: ... CPU step 410 ms"."""
+        best, now = format_seconds(self.best_step_seconds), format_seconds(self.step_seconds)
+        if self.is_hidden:
+            if self.is_enough:
+                return f"{self.resource}: {self.available:.4g} {self.unit} are enough"
+            return (
+                f"{self.resource}: {self.needed:.4g} {self.unit} instead of {self.available:.4g} would hide "
+                f"the offloading: {best} instead of {now} per step"
+            )
+        if self.is_enough:
+            found = f"more than the {self.available:.4g} {self.unit} do not help alone: {now} per step"
+        else:
+            found = (
+                f"more than {self.needed:.4g} {self.unit} (now {self.available:.4g}) do not help alone: "
+                f"{best} instead of {now} per step"
+            )
+        return f"{self.resource}: {found}, of which {self._stalls()}"
+
+    def _stalls(self) -> str:
+        """E.g. "490 ms (42 %) are still stalls of offloading (CPU step 410 ms, DRAM 80 ms)"."""
+        whole = sum(self.stall_seconds.values())
+        largest_first = sorted(self.stall_seconds.items(), key=lambda entry: -entry[1])
+        causes = [
+            f"{cause} {format_seconds(seconds)}"
+            for cause, seconds in largest_first
+            if seconds > _WORTH_NAMING * whole
+        ]
+        share = whole / (self.step_seconds if self.is_enough else self.best_step_seconds)
+        said = f"{format_seconds(whole)} ({share:.0%})".replace("%", " %")
+        return f"{said} are still stalls of offloading ({', '.join(causes)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "is_enough": self.is_enough, "sentence": self.sentence()}
+
+
+RESOURCES: dict[str, Knob] = {
+    "drives": HARDWARE["drives"],
+    "drive bandwidth": HARDWARE["drive bandwidth"],
+    "pcie": HARDWARE["PCIe bandwidth"],
+    "host memory": HARDWARE["host memory bandwidth"],
+    "cpu": HARDWARE["CPU optimizer"],
+}
+
+
+def _available(knob: Knob, cluster: Cluster) -> tuple[float, str]:
+    """(how much the cluster has, the unit): CPUs by the optimizer traffic that they keep up."""
+    if knob is HARDWARE["CPU optimizer"]:
+        rate = cluster.host.memory_bandwidth * cluster.offload.optimizer_fraction / 1e9
+        return rate, "GB/s of optimizer traffic per node"
+    return knob.amount(cluster) or 0.0, knob.shown
+
+
+def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.01) -> Need:
+    """The least of `resource` beyond which more of it alone does not help, and what is left to wait for
+    there; drives are whole, rates to 1 %.
+
+    Raises InputError for an unknown resource, or drives where the cluster has none.
+    """
+    if resource not in RESOURCES:
+        raise InputError(
+            f"resource: found '{resource}', expected one of {', '.join(RESOURCES)}"
+            f"{did_you_mean(resource, RESOURCES)}"
+        )
+    job = resolve(experiment)
+    chosen = RESOURCES[resource]
+    available, unit = _available(chosen, job.cluster)
+    if available == 0:
+        raise InputError(f"cluster '{job.cluster.name}' has no drives to ask about")
+    plan = make_plan(job)
+
+    def outcome(factor: float) -> Outcome:
+        varied = replace(job, cluster=chosen.scaled(job.cluster, factor))
+        return simulate_job(varied, plan=plan)
+
+    def seconds(factor: float) -> float:
+        return outcome(factor).trace.step_seconds
+
+    now, best = seconds(1.0), seconds(_PLENTY)
+    limit, factor = best * (1 + tolerance), 1.0
+    if now > limit:
+        factor = least_factor(lambda value: seconds(value) <= limit, available if chosen.is_whole else None)
+    there = outcome(factor)
+    stalls, reached = _stalls(there), there.trace.step_seconds
+    is_hidden = sum(stalls.values()) <= tolerance * reached
+    if factor == 1.0:
+        reached = best
+    return Need(resource, unit, available, available * factor, now, reached, stalls, is_hidden)
+
+
+def _stalls(outcome: Outcome) -> dict[str, float]:
+    """Seconds that the step waits for offloading, by cause; causes that cost nothing are left out."""
+    section = report_of(outcome, 0.0).offload
+    if section is None:
+        return {}
+    return {cause: seconds for cause, seconds in section.stall_seconds.items() if seconds > 0}
+
+
+def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None) -> list[Need]:
+    """The needs of each resource alone, the others as they are; without `resources`, of all that the plan
+    uses. Raises InputError when nothing is offloaded."""
+    if resources is None:
+        resources = _used(experiment)
+    return [offload_need(experiment, name) for name in resources]
+
+
+def _used(experiment: Experiment) -> list[str]:
+    works = [op.work for op in make_plan(resolve(experiment)).ops if isinstance(op.work, OffloadWork)]
+    if not works:
+        raise InputError("nothing is offloaded; expected offload_param, offload_optimizer or cpu_offload")
+    has_drives = any(isinstance(work, DriveIo) for work in works)
+    return [name for name in RESOURCES if has_drives or not name.startswith("drive")]

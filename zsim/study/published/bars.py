@@ -1,0 +1,165 @@
+"""Published runs against a baseline: a source may not be predicted worse than it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from zsim.study.check.baseline import Baseline
+from zsim.study.check.rows import CheckRow, Outcome
+from zsim.study.published.predict import RowResult
+from zsim.study.published.regimes import regime_table
+from zsim.study.published.statistics import summarise
+from zsim.validated.runs import ValidatedRun
+
+# Half a point of percent: less than a release of the measured software moves its own medians by.
+MARGIN = 0.005
+_ERRORS = (
+    ("mean_absolute_error", "mean error of step times"),
+    ("memory_mean_absolute_error", "mean error of memory"),
+)
+_MOST_NAMED = 3
+_MOST_PINNED_ROWS = 200
+
+
+def bars(rows: Sequence[RowResult]) -> dict[str, dict[str, Any]]:
+    """What a baseline keeps of each source."""
+    return {name: _bar(figures) for name, figures in summarise(rows)["by_source"].items()}
+
+
+def bar_of_all(rows: Sequence[RowResult]) -> dict[str, Any]:
+    """The same over all rows."""
+    return _bar(summarise(rows))
+
+
+def table_lines(
+    sources: Mapping[str, Mapping[str, Any]],
+    whole: Mapping[str, Any],
+    runs: Sequence[ValidatedRun] = (),
+) -> list[str]:
+    """What the README shows, in Markdown: `runs` by framework and number of nodes, then the sources that were
+    simulated."""
+    lines = [*regime_table(runs), ""] if runs else []
+    lines += [
+        "| source | rows | mean | median | worst | bias | memory, mean | fits, right |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, bar in (*sorted(sources.items()), ("**all**", whole)):
+        if not bar["simulated"]:
+            continue
+        memory = bar["memory_mean_absolute_error"]
+        cells = (
+            name,
+            str(bar["rows"]),
+            *(_percent(bar[key]) for key in ("mean_absolute_error", "median_absolute_error")),
+            _percent(bar["worst_absolute_error"]),
+            "" if bar["bias"] is None else f"{bar['bias']:+.1%}",
+            "" if memory is None else f"{memory:.1%} of {bar['memory_rows']}",
+            f"{bar['fits_right']} of {bar['fits_rows']}" if bar["fits_rows"] else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _bar(figures: Mapping[str, Any]) -> dict[str, Any]:
+    memory, fits = figures["memory"], figures["fits"]
+    found = {
+        "rows": figures["rows"],
+        "simulated": figures["simulated"],
+        "skipped": figures["skipped"],
+        "mean_absolute_error": figures["mean_absolute_error"],
+        "median_absolute_error": figures["median_absolute_error"],
+        "worst_absolute_error": figures["worst_absolute_error"],
+        "bias": figures["bias"],
+        "within_10_percent_fraction": figures["within_10_percent_fraction"],
+        "memory_rows": memory["rows"],
+        "memory_mean_absolute_error": memory["mean_absolute_error"],
+        "fits_rows": fits["rows"],
+        "fits_right": fits["right"],
+    }
+    return {name: round(value, 5) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def published_rows(
+    table: str, rows: Sequence[RowResult], baseline: Baseline | None, kind: Literal["sources", "sample"]
+) -> Iterator[CheckRow]:
+    """Each source of a table against its bar; without a baseline there is nothing to miss."""
+    if baseline is None:
+        return
+    pinned = baseline.cases.get(table, {}).get(kind, {})
+    unknown = sorted({row.source for row in rows} - set(pinned))
+    if unknown:
+        text = f"not pinned: {', '.join(unknown)}; --update-baseline adds them"
+        yield CheckRow(table, "baseline", "fail", text)
+    for source, now in bars(rows).items():
+        case, bar = f"{table}: {source}", pinned.get(source)
+        if bar is None:
+            continue
+        own = [row for row in rows if row.source == source]
+        yield _count_row(case, "rows simulated", now["simulated"], bar.get("simulated", 0))
+        yield _count_row(case, "fits or not, right", now["fits_right"], bar.get("fits_right", 0))
+        for name, title in _ERRORS:
+            if now[name] is not None and bar.get(name) is not None:
+                yield _error_row(case, title, now[name], bar[name], own, is_memory="memory" in name)
+
+
+def row_pins(rows: Sequence[RowResult]) -> dict[str, float | None]:
+    """Each row's predicted step, of tables that a person can read; of larger ones the sources say enough."""
+    if len(rows) > _MOST_PINNED_ROWS:
+        return {}
+    return {row.row_id: _rounded(row.predicted_seconds) for row in rows}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else float(f"{seconds:.9g}")
+
+
+def moved_rows(table: str, rows: Sequence[RowResult], baseline: Baseline | None) -> Iterator[CheckRow]:
+    """Rows whose prediction is not the pinned one; one line for all that are."""
+    pinned = baseline.cases.get(table, {}).get("rows", {}) if baseline is not None else {}
+    if baseline is None or not pinned:
+        return
+    tolerance, count = baseline.tolerances_of(table).step, 0
+    for row in rows:
+        if row.row_id not in pinned:
+            continue
+        before, now = pinned[row.row_id], row.predicted_seconds
+        if (before is None) != (now is None):
+            text = f"skipped now: {row.reason}" if now is None else "skipped in the baseline, simulated now"
+            yield CheckRow(f"{table}: {row.row_id}", "step", "fail" if now is None else "pass", text)
+        elif before is not None and now is not None and abs(now - before) > tolerance * before:
+            text = f"{before:.4g} s pinned, {now:.4g} s simulated"
+            error = now / before - 1
+            yield CheckRow(f"{table}: {row.row_id}", "step", "fail", text, now, before, error, tolerance)
+        else:
+            count += 1
+    yield CheckRow(table, f"{count} rows predicted as pinned", "pass")
+
+
+def _count_row(case: str, title: str, now: int, before: int) -> CheckRow:
+    outcome: Outcome = "fail" if now < before else "pass"
+    text = f"{before} in the baseline, {now} now" if now != before else ""
+    return CheckRow(case, title, outcome, text, now, before)
+
+
+def _error_row(
+    case: str, title: str, now: float, before: float, rows: Sequence[RowResult], *, is_memory: bool
+) -> CheckRow:
+    outcome: Outcome = "fail" if now > before + MARGIN else "pass"
+    text = ""
+    if outcome == "fail":
+        text = f"{before:.1%} in the baseline, {now:.1%} now; worst {_worst(rows, is_memory)}"
+    elif now < before - MARGIN:
+        text = f"{before:.1%} in the baseline, {now:.1%} now: --update-baseline keeps the gain"
+    return CheckRow(case, title, outcome, text, now, before, now - before, MARGIN)
+
+
+def _worst(rows: Sequence[RowResult], is_memory: bool) -> str:
+    errors = [(row.memory_relative_error if is_memory else row.relative_error, row.row_id) for row in rows]
+    known = [(error, row_id) for error, row_id in errors if error is not None]
+    known.sort(key=lambda pair: -abs(pair[0]))
+    return ", ".join(f"{row_id} {error:+.1%}" for error, row_id in known[:_MOST_NAMED])

@@ -1,0 +1,319 @@
+"""Published runs: what zsim predicts for each row of a table, beside what was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import floor
+from pathlib import Path
+from typing import Any
+
+from zsim.engine.allocation import Allocation
+from zsim.engine.capacity import peak_bytes, usable_bytes
+from zsim.engine.record import framework_memory
+from zsim.engine.simulate import simulate_job
+from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.make import make_plan
+from zsim.report.breakdown import step_breakdown
+from zsim.report.job_features import job_features
+from zsim.resources import CHECKOUT
+from zsim.specs.experiment.job import Job
+from zsim.study.published.job import RowJob, row_job
+from zsim.study.published.network import network_of
+from zsim.study.published.statistics import summarise
+from zsim.study.published.table import PublishedRun, read_runs
+from zsim.validated.validation import Validation, validation_of
+
+# Beyond so many micro-batches the rest are taken to be like the last two of these.
+_MICRO_BATCHES = 3
+_SHORT_MICRO_BATCHES = 8
+_MEMORY_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}  # by column and word
+
+Tweak = Callable[[Job], Job]
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """One row: measured, predicted, or the reason why not. `memory_kind` says which figure of memory the
+    row's own fields compare; `measured_memory` and `predicted_memory` have bytes of every kind (allocated,
+    active, reserved, device). The range holds the step with 80 %, as runs of other sources say
+    (`validation`). Errors are predicted over measured, less one. `predicted_retries`: how often
+    the allocator is predicted to run short per micro-batch; None where the tensors alone are too large."""
+
+    row_id: str
+    source: str
+    status: str
+    reason: str | None = None
+    measured_seconds: float | None = None
+    predicted_seconds: float | None = None
+    relative_error: float | None = None
+    measured_memory_bytes: int | None = None
+    predicted_memory_bytes: int | None = None
+    memory_relative_error: float | None = None
+    memory_kind: str | None = None
+    measured_fits: bool | None = None
+    predicted_fits: bool | None = None
+    predicted_retries: float | None = None
+    role: str = ""
+    tier: str = ""
+    assumptions: tuple[str, ...] = ()
+    measured_memory: Mapping[str, int] = field(default_factory=dict)
+    predicted_memory: Mapping[str, int] = field(default_factory=dict)
+    predicted_range_seconds: tuple[float, float] | None = None
+    validation: Validation | None = None
+
+    @property
+    def is_within_range(self) -> bool | None:
+        """Whether the measured step lies inside the predicted range; None without one of them."""
+        if self.measured_seconds is None or self.predicted_range_seconds is None:
+            return None
+        low, high = self.predicted_range_seconds
+        return low <= self.measured_seconds <= high
+
+    @property
+    def memory_errors(self) -> dict[str, float]:
+        """By kind, of every figure of memory that the row publishes."""
+        predicted = self.predicted_memory
+        return {kind: predicted[kind] / size - 1 for kind, size in self.measured_memory.items() if predicted}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """All rows in the order of the files."""
+
+    rows: tuple[RowResult, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `zsim check --json` writes."""
+        rows = [_row_dict(row) for row in self.rows]
+        return {"rows": rows, "summary": summarise(self.rows), "notes": list(self.notes)}
+
+
+def _row_dict(row: RowResult) -> dict[str, Any]:
+    validation = None if row.validation is None else row.validation.to_dict()
+    bare = asdict(replace(row, validation=None))
+    return bare | {"assumptions": list(row.assumptions), "validation": validation}
+
+
+def shipped_tables() -> list[Path]:
+    """The tables of a source checkout; raises InputError in an installed package, which has none."""
+    folder = CHECKOUT / "validation" / "published"
+    tables = sorted(folder.glob("*.csv"))
+    if not tables:
+        raise InputError(
+            "check: no table given, and the published runs come with the source checkout only "
+            "(validation/published/); expected RUNS.csv"
+        )
+    return tables
+
+
+def check_runs(paths: Iterable[Path], *, processes: int | None = None) -> CheckResult:
+    """Predict every row of the tables.
+
+    Raises InputError for a file that is not such a table, or a cell that should be a number and is not.
+    """
+    table = read_runs(paths)
+    results = predict_rows(table.runs, processes=processes)
+    return CheckResult(tuple(results), tuple(table.notes))
+
+
+def predict_rows(
+    runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
+) -> list[RowResult]:
+    """`predict_row` of each, on several processes when there are many; `tweak` changes the job first."""
+    predict = partial(predict_row, tweak=tweak)
+    count = min(processes or os.cpu_count() or 1, 1 + len(runs) // 16)
+    if count == 1:
+        return [predict(run) for run in runs]
+    with ProcessPoolExecutor(count) as pool:
+        return list(pool.map(predict, runs, chunksize=4))
+
+
+def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
+    """What zsim predicts for one row."""
+    base = RowResult(
+        run.row_id,
+        run.source,
+        "skipped",
+        measured_seconds=measured_seconds(run),
+        measured_fits=_measured_fits(run),
+        role=run.role,
+        tier=run.text("tier"),
+    )
+    measured = _measured_memory(run)
+    kind = next(iter(measured), _memory_kind(run))
+    measured_bytes = measured.get(kind)
+    base = replace(base, measured_memory_bytes=measured_bytes, memory_kind=kind, measured_memory=measured)
+    try:
+        row = row_job(run)
+        if tweak is not None:
+            row = replace(row, job=tweak(row.job))
+        step = _predicted(row)
+    except NotSimulatedError as error:
+        return replace(base, reason=str(error))
+    cluster, memory = row.job.cluster, step.memory
+    judged = _validation(run, row, step)
+    return replace(
+        base,
+        status="ok",
+        predicted_seconds=step.seconds,
+        relative_error=_relative_error(step.seconds, base.measured_seconds),
+        predicted_memory_bytes=memory[kind],
+        memory_relative_error=_relative_error(memory[kind], measured_bytes),
+        predicted_fits=step.peak_bytes <= usable_bytes(cluster),
+        predicted_retries=step.retries if step.peak_bytes <= cluster.gpu.memory.capacity else None,
+        assumptions=row.assumptions,
+        predicted_memory=memory,
+        predicted_range_seconds=judged.range_of(step.seconds),
+        validation=judged,
+    )
+
+
+def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validation:
+    """How far to trust the step, by runs of other sources than the row's own."""
+    seconds, shown = step.breakdown_seconds, sum(step.breakdown_seconds.values())
+    features = job_features(row.job, seconds, shown, step.retries, network_of(run))
+    return validation_of(features, without=run.source)
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Seconds of a step, all bytes at its peak and the framework's of them, and what torch's allocator makes
+    of so many micro-batches; where the time of these goes."""
+
+    seconds: float
+    peak_bytes: int
+    framework_bytes: int
+    allocation: Allocation
+    micro_batches: int
+    breakdown_seconds: Mapping[str, float]
+
+    @property
+    def retries(self) -> float:
+        """How often the allocator runs short per micro-batch."""
+        return self.allocation.counts.retries / self.micro_batches
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes at the peak of each kind, since the process began."""
+        allocated = self.peak_bytes - self.framework_bytes
+        reserved = max(allocated, self.allocation.reserved_bytes)
+        return {
+            "allocated": allocated,
+            "active": max(allocated, self.allocation.active_bytes),
+            "reserved": reserved,
+            "device": reserved + self.framework_bytes,
+        }
+
+
+def _predicted(row: RowJob) -> StepPrediction:
+    """The row's step; what the framework would refuse is not simulated."""
+    try:
+        return predict_step(row)
+    except InputError as error:
+        raise NotSimulatedError(str(error)) from None
+
+
+def measured_seconds(run: PublishedRun) -> float | None:
+    """Seconds of one optimizer step, from what the row has: itself, or tokens per second."""
+    seconds = run.number("step_time_s")
+    if seconds:
+        return seconds
+    gpus, length = run.count("n_gpus"), run.count("seq_len")
+    micro_batch, steps = run.count("micro_batch"), run.count("grad_accum") or 1
+    total = run.count("global_batch") or (gpus or 0) * (micro_batch or 0) * steps
+    if not (gpus and length and total):
+        return None
+    per_gpu = run.number("tokens_per_s_per_gpu") or (run.number("tokens_per_s") or 0.0) / gpus
+    if per_gpu:
+        return total * length / gpus / per_gpu
+    samples = run.number("samples_per_s")
+    return total / samples if samples else None
+
+
+def predict_step(row: RowJob) -> StepPrediction:
+    """The row's step.
+
+    Micro-batches in the middle of a step are alike, so a step of many is that of a few and so many times what
+    one more adds; a last micro-batch that is smaller adds what one of its size does, and counts as whole for
+    the peak.
+    """
+    job, micro_batch = row.job, row.job.training.micro_batch_size
+    whole = floor(row.sequences / micro_batch + 1e-9)
+    rest = row.sequences - whole * micro_batch
+    if rest < 1e-6 * micro_batch:
+        return _step(job, whole)
+    smaller = max(1, round(rest))
+    last = _with_micro_batch(job, smaller)
+    if whole == 0:
+        step = _step(last, 1)
+        seconds = step.seconds * rest / smaller
+    else:
+        more = _step(last, 3).seconds - _step(last, 2).seconds
+        step = _step(job, whole)
+        seconds = step.seconds + more * rest / smaller
+    if whole < _MICRO_BATCHES:  # beyond, one more leaves the peak as it is
+        longer = _with_steps(job, whole + 1)
+        step = replace(step, peak_bytes=peak_bytes(longer, make_plan(longer)))
+    return replace(step, seconds=seconds)
+
+
+def _with_micro_batch(job: Job, size: int) -> Job:
+    return replace(job, training=replace(job.training, micro_batch_size=size))
+
+
+def _with_steps(job: Job, steps: int) -> Job:
+    return replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
+
+
+def _step(job: Job, steps: int) -> StepPrediction:
+    """A step of `steps` whole micro-batches. Where the allocator runs short no two of them are alike, and
+    many are as many times the mean of some."""
+    few = _simulated(job, min(steps, _MICRO_BATCHES))
+    if steps <= _MICRO_BATCHES:
+        return few
+    if few.retries:
+        some = _simulated(job, min(steps, _SHORT_MICRO_BATCHES))
+        return replace(some, seconds=some.seconds * steps / min(steps, _SHORT_MICRO_BATCHES))
+    one = few.seconds - _simulated(job, _MICRO_BATCHES - 1).seconds
+    return replace(few, seconds=few.seconds + (steps - _MICRO_BATCHES) * one)
+
+
+def _simulated(job: Job, steps: int) -> StepPrediction:
+    job = _with_steps(job, steps)
+    outcome = simulate_job(job, takes_margin=True)
+    allocation = outcome.allocation
+    assert allocation is not None
+    peak, framework = peak_bytes(job, outcome.plan), framework_memory(job, outcome.plan).bytes
+    seconds = step_breakdown(outcome.trace).seconds
+    return StepPrediction(outcome.trace.step_seconds, peak, framework, allocation, steps, seconds)
+
+
+def _measured_memory(run: PublishedRun) -> dict[str, int]:
+    """Bytes by which figure they are: torch's peak allocated, active, reserved, or the device's own."""
+    columns = dict(_MEMORY_KINDS)
+    if run.text("status") != "oom" and "nvidia-smi" in run.text("mem_kind"):
+        columns["other"] = "device"
+    values = {kind: run.number(f"mem_{column}_gb") for column, kind in columns.items()}
+    return {kind: round(value * 1e9) for kind, value in values.items() if value}
+
+
+def _memory_kind(run: PublishedRun) -> str:
+    """Which figure a row without one would publish: what `mem_kind` says, else what its source's tables and
+    logs have (torchtitan's `memory:` and ml-engineering's are what is reserved)."""
+    words = {**_MEMORY_KINDS, "nvidia-smi": "device"}
+    named = next((kind for word, kind in words.items() if word in run.text("mem_kind")), None)
+    reports_reserved = run.source.startswith(("torchtitan", "stas00"))
+    return named or ("reserved" if reports_reserved else "allocated")
+
+
+def _measured_fits(run: PublishedRun) -> bool | None:
+    return {"oom": False, "ok": True}.get(run.text("status"))
+
+
+def _relative_error(predicted: float, measured: float | None) -> float | None:
+    return predicted / measured - 1 if measured else None

@@ -1,0 +1,127 @@
+"""Errors and coverage by regime in Markdown, and what has no validated run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import expm1
+
+from zsim.report.job_features import network_fabric, node_fabric
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.presets import gpu_preset_names, topology_preset_names
+from zsim.validated.coverage import Coverage, Judged, coverage_of, leave_one_source_out
+from zsim.validated.ratios import ratio_coverage
+from zsim.validated.regimes import by_regime, unvalidated_gpus, unvalidated_strategies
+from zsim.validated.runs import ValidatedRun, validated_runs
+
+_ALL = "**all**"
+
+
+def regime_table(runs: Sequence[ValidatedRun]) -> list[str]:
+    """By framework and number of nodes: the mean error over rows and over sources."""
+    lines = [
+        "| framework and nodes | rows | sources | mean, rows | mean, sources | worst | bias, rows "
+        "| bias, sources |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for title, found in _regimes(leave_one_source_out(runs)).items():
+        lines.append(
+            f"| {title} | {found.rows} | {found.sources} | {found.mean_absolute_error:.1%} | "
+            f"{found.mean_absolute_error_by_source:.1%} | {found.worst_absolute_error:.1%} | "
+            f"{found.bias:+.1%} | {found.bias_by_source:+.1%} |"
+        )
+    return lines
+
+
+def _regimes(judged: Sequence[Judged]) -> dict[str, Coverage]:
+    found, whole = by_regime(judged), coverage_of(judged)
+    return found if whole is None else {**found, _ALL: whole}
+
+
+def regime_lines(judged: Sequence[Judged]) -> list[str]:
+    """The first sections of docs/accuracy.md: errors by regime, how often the intervals hold, what has no
+    run."""
+    return [
+        "## By framework and number of nodes",
+        "",
+        "Most rows are of one source, MosaicML's FSDP on A100, so the mean over rows is mostly its error.",
+        "Beside it stands the mean of the sources' own means: a job of yours is a new source.",
+        "",
+        *regime_table([one.run for one in judged]),
+        "",
+        *_coverage_lines(judged),
+        *_ratio_lines([one.run for one in judged]),
+        *_unvalidated_lines([one.run for one in judged]),
+    ]
+
+
+def _coverage_lines(judged: Sequence[Judged]) -> list[str]:
+    lines = [
+        "## How often the 80 % interval holds",
+        "",
+        "Every row is judged by runs of the other sources only (one source left out). Over rows, and as",
+        "the mean of sources; the half width is the median, as a part of the step. How intervals are made,",
+        "and what they assume: `zsim/validated/errors.py`.",
+        "",
+        "| framework and nodes | rows | sources | within, rows | within, sources | half width |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for title, found in _regimes(judged).items():
+        lines.append(
+            f"| {title} | {found.rows} | {found.sources} | {found.covered:.0%} | "
+            f"{found.covered_by_source:.0%} | {found.half_width:.1%} |"
+        )
+    return [*lines, ""]
+
+
+def _ratio_lines(runs: Sequence[ValidatedRun]) -> list[str]:
+    lines = [
+        "## How far a difference is to be trusted",
+        "",
+        "Two runs of one source, model and GPU are off for the same reasons, so that their ratio is off by",
+        "less than either. By what they differ: how far off 80 % of the ratios are, every source alike, and",
+        "how many are within what the other sources say. Of differences below that, commands that compare",
+        'say "no difference that zsim can tell".',
+        "",
+        "| what differs | pairs | sources | 80 % within | within, pairs | within, sources |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {found.kind} | {found.pairs:,} | {found.sources} | {expm1(found.bound):.1%} | "
+        f"{found.covered:.0%} | {found.covered_by_source:.0%} |"
+        for found in ratio_coverage(runs)
+    ]
+    return [*lines, ""]
+
+
+def _unvalidated_lines(runs: Sequence[ValidatedRun]) -> list[str]:
+    lines = [
+        "## Without a validated run",
+        "",
+        "zsim simulates these, and no published run says how well:",
+        "",
+    ]
+    return [*lines, *(f"- {what}: {', '.join(names)}" for what, names in without_a_run(runs).items()), ""]
+
+
+def without_a_run(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tuple[str, ...]]:
+    """GPUs, presets of clusters and strategies that no validated run used."""
+    runs = validated_runs() if runs is None else runs
+    found = {
+        "GPUs": unvalidated_gpus(gpu_preset_names(), runs),
+        "clusters": _unvalidated_clusters(runs),
+        "strategies": unvalidated_strategies(runs),
+    }
+    return {what: names for what, names in found.items() if names}
+
+
+def _unvalidated_clusters(runs: Sequence[ValidatedRun]) -> tuple[str, ...]:
+    """Presets whose GPU, or whose links or network, no run had."""
+    gpus = {run.features.gpu for run in runs}
+    fabrics = {run.features.fabric for run in runs}
+    found = []
+    for name in topology_preset_names():
+        cluster = load_cluster(name)
+        links = {node_fabric(cluster), network_fabric(cluster)} - {""}
+        if cluster.gpu.name not in gpus or not links <= fabrics:
+            found.append(name)
+    return tuple(found)

@@ -1,0 +1,124 @@
+"""Tables of measured and predicted runs: for an 80-column terminal, and in Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zsim.study.published.predict import CheckResult, RowResult
+
+_MOST_REASONS = 12
+
+
+def check_lines(result: CheckResult) -> list[str]:
+    """Every simulated row, then the errors by source and in all, then what was skipped and why."""
+    simulated = [row for row in result.rows if row.status == "ok"]
+    return [*_row_lines(simulated), *summary_lines(result)]
+
+
+def summary_lines(result: CheckResult) -> list[str]:
+    """The errors by source and in all, then what was skipped and why."""
+    lines = [*_summary_lines(result), *_skipped_lines(result.rows)]
+    return [*lines, *(f"note: {note}" for note in result.notes)]
+
+
+def _row_lines(rows: Sequence[RowResult]) -> list[str]:
+    if not rows:
+        return []
+    head = f"{'row':<30} {'measured':>10} {'predicted':>10} {'error':>7}  memory fits"
+    return [head, *map(_row_line, rows), ""]
+
+
+def _row_line(row: RowResult) -> str:
+    measured, predicted = _seconds(row.measured_seconds), _seconds(row.predicted_seconds)
+    error, memory = _signed(row.relative_error), _signed(row.memory_relative_error)
+    return f"{row.row_id[:30]:<30} {measured:>10} {predicted:>10} {error:>7} {memory:>7} {_fits(row)}"
+
+
+def _fits(row: RowResult) -> str:
+    """What was predicted; with what happened beside it where that was something else."""
+    words = {True: "yes", False: "no", None: ""}
+    if row.measured_fits in (None, row.predicted_fits):
+        return words[row.predicted_fits]
+    return f"{words[row.predicted_fits]} (was {words[row.measured_fits]})"
+
+
+def _summary_lines(result: CheckResult) -> list[str]:
+    summary = result.to_dict()["summary"]
+    lines = [
+        f"{'source':<26} {'rows':>5} {'skipped':>7} {'mean':>7} {'median':>7} {'worst':>7} {'bias':>7}",
+    ]
+    lines += [_summary_line(name, figures) for name, figures in summary["by_source"].items()]
+    lines.append(_summary_line("all", summary))
+    within = summary["within_range"]
+    if within["rows"]:
+        lines.append(
+            f"within their 80 % range, judged by other sources: {within['fraction']:.0%} of "
+            f"{within['rows']:,} rows"
+        )
+    memory, fits = summary["memory"], summary["fits"]
+    if memory["rows"]:
+        lines.append(
+            f"memory: {memory['rows']} rows, mean {_percent(memory['mean_absolute_error'])}, "
+            f"worst {_percent(memory['worst_absolute_error'])}, bias {_signed(memory['bias'])}"
+        )
+    if fits["rows"]:
+        lines.append(f"fits or not: {fits['right']} of {fits['rows']} rows right")
+    return lines
+
+
+def _summary_line(name: str, figures: Mapping[str, Any]) -> str:
+    return (
+        f"{name[:26]:<26} {figures['rows']:>5} {figures['skipped']:>7} "
+        f"{_percent(figures['mean_absolute_error']):>7} {_percent(figures['median_absolute_error']):>7} "
+        f"{_percent(figures['worst_absolute_error']):>7} {_signed(figures['bias']):>7}"
+    )
+
+
+def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
+    reasons = Counter(row.reason or "" for row in rows if row.status == "skipped")
+    if not reasons:
+        return []
+    lines = ["", f"skipped: {sum(reasons.values())} rows"]
+    most = reasons.most_common(_MOST_REASONS)
+    lines += [f"{count:>6}  {_cut(reason, 71)}" for reason, count in most]
+    rest = len(reasons) - len(most)
+    return [*lines, f"        and {rest} more reasons (--json names every row's)"] if rest else lines
+
+
+def markdown_lines(result: CheckResult) -> list[str]:
+    """The errors by source and role as a Markdown table."""
+    summary = result.to_dict()["summary"]
+    lines = [
+        "| source | rows | skipped | mean | median | worst | bias | memory rows | memory mean | fits right |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, figures in (*summary["by_source"].items(), ("**all**", summary)):
+        if not figures["simulated"]:
+            continue
+        memory, fits = figures["memory"], figures["fits"]
+        cells = (
+            name, figures["rows"], figures["skipped"], _percent(figures["mean_absolute_error"]),
+            _percent(figures["median_absolute_error"]), _percent(figures["worst_absolute_error"]),
+            _signed(figures["bias"]), memory["rows"], _percent(memory["mean_absolute_error"]),
+            f"{fits['right']} of {fits['rows']}" if fits["rows"] else "",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return lines
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g} s"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}%"
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:+.1f}%"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,248 @@
+"""`zsim.replay`: a recorded step run again, as it was or on other hardware."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zsim.engine.recorded import Place, run_replay
+from zsim.errors import InputError
+from zsim.plan.recorded.alone import with_work_alone
+from zsim.plan.recorded.infer import replay_plans
+from zsim.plan.recorded.replay_ops import ReplayPlan
+from zsim.plan.recorded.replay_twice import is_drained, twice
+from zsim.report.breakdown import step_breakdown
+from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
+from zsim.study.replay.what_if import WhatIf, changed_plan, make_what_if, recorded_gpu, speedups
+from zsim.trace.trace import COLLECTIVES, Trace
+from zsim.units import format_seconds
+
+_MOST_LANES = 256
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded step and the same step replayed.
+
+    `rank` is the one whose times are told: the slowest that was replayed. `step_seconds` is its step,
+    `recorded_seconds` its recorded one, with what it waited for slower ranks; `recorded.step_seconds` is that
+    of the rank that was slowest when recorded, as in `Trace.steps`. `unexplained_seconds`: delays longer than
+    50 us that nothing in the recording explains; they are replayed as they were.
+    """
+
+    recorded: Trace
+    replayed: Trace
+    rank: int
+    recorded_seconds: float
+    step_seconds: float
+    unexplained_seconds: float
+    cluster: str | None
+    world_size: int
+    notes: tuple[str, ...]
+
+    @property
+    def written(self) -> Trace:
+        """The replayed step as ranks of its new world: a rank that stands for all and whose number is beyond
+        that world is its rank 0."""
+        if self.rank < self.world_size:
+            return self.replayed
+        blocks = tuple((0, *block[1:]) for block in self.replayed.host_blocks)
+        asking = tuple((0, *block[1:]) for block in self.replayed.allocator_blocks)
+        return replace(
+            self.replayed, ranks=self.replayed.ranks * 0, host_blocks=blocks, allocator_blocks=asking
+        )
+
+    def breakdowns(self) -> dict[str, dict[str, float]]:
+        """Where the step goes, recorded and replayed: seconds by meaning."""
+        own = replace(self.recorded, step_seconds=self.recorded_seconds).on_clock_of(self.rank)
+        recorded = step_breakdown(own, self.rank).seconds
+        replayed = replace(self.replayed, step_seconds=self.step_seconds).on_clock_of(self.rank)
+        return {"recorded": recorded, "replayed": step_breakdown(replayed, self.rank).seconds}
+
+    def collectives(self) -> list[dict[str, Any]]:
+        """Per kind, group and size on `rank`: count, and seconds recorded, of them transfer, and replayed."""
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        before = self.recorded.of_rank(self.rank)
+        transfers = before.transfer_seconds
+        for span, (_, info, start, end) in enumerate(before.rows()):
+            if info.kind in COLLECTIVES:
+                row = rows.setdefault(_key(info.kind, info.group, info.bytes), _row(info))
+                row["count"] += 1
+                row["recorded_seconds"] += end - start
+                transfer = math.nan if transfers is None else float(transfers[span])
+                row["transfer_seconds"] += end - start if math.isnan(transfer) else transfer
+        for _, info, start, end in self.replayed.of_rank(self.rank).rows():
+            if info.kind in COLLECTIVES:
+                row = rows[_key(info.kind, info.group, info.bytes)]
+                row["group_size"] = info.group_size
+                row["replayed_seconds"] += end - start
+        return list(rows.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `zsim replay --json` writes."""
+        return {
+            "rank": self.rank,
+            "recorded_seconds": self.recorded_seconds,
+            "recorded_seconds_of_slowest_rank": self.recorded.step_seconds,
+            "step_seconds": self.step_seconds,
+            "relative_change": self.step_seconds / self.recorded_seconds - 1,
+            "unexplained_seconds": self.unexplained_seconds,
+            "cluster": self.cluster,
+            "recorded_world_size": self.recorded.world_size,
+            "world_size": self.world_size,
+            "ranks_replayed": sorted(set(self.replayed.ranks.tolist())),
+            "breakdown_seconds": self.breakdowns(),
+            "collectives": self.collectives(),
+            "notes": list(self.notes),
+        }
+
+
+def _key(kind: str, group: str, count: int) -> tuple[str, str, int]:
+    return kind, group, count
+
+
+def _row(info: Any) -> dict[str, Any]:
+    return {
+        "kind": info.kind, "group": info.group, "group_size": info.group_size, "bytes": info.bytes,
+        "dtype": info.dtype, "count": 0, "recorded_seconds": 0.0, "transfer_seconds": 0.0,
+        "replayed_seconds": 0.0,
+    }  # fmt: skip
+
+
+def replay(
+    trace: Trace,
+    *,
+    cluster: str | Mapping[str, Any] | None = None,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    recorded_on: str | None = None,
+    step: int | None = None,
+) -> Replay:
+    """Run a recorded step again: its kernels with their durations, its collectives together.
+
+    Without `cluster` every span takes what it took, and the recorded step comes back, each part of it. With
+    one, collectives run on its fabric; `gpus` or `nodes` puts them on another number of GPUs. `recorded_on`
+    names the GPU of the recording where the trace does not; `step` is the number of a step (else the typical
+    one).
+
+    Raises InputError for a trace that cannot be replayed so, and says why.
+    """
+    if cluster is None and (gpus is not None or nodes is not None):
+        raise InputError("replay: another number of GPUs needs a cluster: their transfers are modelled on it")
+    if cluster is None and recorded_on is not None:
+        raise InputError(
+            f"replay: recorded_on {recorded_on} has no effect without a cluster: kernels keep their durations"
+        )
+    one = _one_step(trace, step)
+    plans = replay_plans(one)
+    notes = [str(note) for note in one.metadata.get("notes", ())]
+    if cluster is None:
+        return _result(one, plans, *run_replay(one, plans, None), notes, None)
+    what_if = make_what_if(one, load_cluster(cluster), gpus, nodes)
+    gpu = recorded_gpu(one.metadata, recorded_on)
+    notes += _about_kernels(gpu, what_if.cluster.gpu)
+    is_whole = len(plans) == one.world_size == what_if.world_size <= _MOST_LANES
+    if not is_whole:
+        chosen = max(plans, key=lambda rank: (_busy(plans[rank]), -rank))
+        if len(plans) > 1:
+            notes.append(f"rank {chosen}, the one that computes longest, stands for all")
+        plans = {chosen: replace(plans[chosen], **_alone(plans[chosen]))}
+    slowdown = (gpu or what_if.cluster.gpu).interference.compute_slowdown
+    plans = {
+        rank: changed_plan(with_work_alone(plan, slowdown), one, what_if, gpu) for rank, plan in plans.items()
+    }
+    num_steps = 1 if any(map(is_drained, plans.values())) else 2
+    if num_steps == 2:
+        plans = {rank: twice(plan) for rank, plan in plans.items()}
+    topology = Topology(what_if.cluster, what_if.num_nodes, what_if.gpus_per_node)
+    place = Place(topology, what_if.groups, not is_whole, what_if.cluster.gpu.interference.compute_slowdown)
+    if place.is_uneven():
+        notes.append("groups are at unequal places of the network; the slowest stands for all")
+    notes += dict.fromkeys(what_if.notes)
+    return _result(one, plans, *run_replay(one, plans, place, num_steps), notes, what_if)
+
+
+def _about_kernels(gpu: Gpu | None, new: Gpu) -> list[str]:
+    """What is assumed of kernels that were recorded on `gpu` (None: not known) and run on `new`."""
+    notes = []
+    if gpu is None:
+        notes.append(
+            "the recording's GPU is not known: kernels keep their durations (--recorded-on names it)"
+        )
+    elif gpu.name != new.name:
+        matrix, memory = speedups(gpu, new)
+        notes.append(
+            f"kernels were recorded on {gpu.name}: matrix products go {matrix:.2f} times as fast, by the "
+            f"ratio of 16-bit peaks, all others {memory:.2f} times, by that of memory bandwidths"
+        )
+    before, after = (gpu or new).interference, new.interference
+    if before.compute_slowdown > 1 or after.compute_slowdown > 1:
+        notes.append(
+            f"kernels run {before.compute_slowdown:g} times slower while a collective is under way in the "
+            f"recording, {after.compute_slowdown:g} times in the replay ({after.evidence})"
+        )
+    if after.communication_slowdown > 1:
+        notes.append(
+            f"collectives take {after.communication_slowdown:g} times as long inside a node beside kernels "
+            f"({after.evidence})"
+        )
+    return notes
+
+
+def _one_step(trace: Trace, number: int | None) -> Trace:
+    if trace.metadata.get("is_timed") is False:
+        raise InputError(
+            "replay: the trace says which collectives ran, not how long anything took; expected one of "
+            "torch.profiler"
+        )
+    try:
+        found = trace.typical_step() if number is None else trace.of_step(number)
+    except KeyError as error:
+        raise InputError(f"replay: no {error.args[0]}") from None
+    if found.step_seconds <= 0:
+        raise InputError("replay: the recorded step took no time; is the trace of a run?")
+    return found
+
+
+def _busy(plan: ReplayPlan) -> float:
+    """Seconds of all that is not a collective."""
+    return sum(op.seconds for op in plan.ops if op.info.kind not in COLLECTIVES)
+
+
+def _alone(plan: ReplayPlan) -> dict[str, Any]:
+    """A plan's beginnings when its own is the first."""
+    begins = {stream: begin - plan.begin for stream, begin in plan.stream_begins.items()}
+    return {"begin": 0.0, "host_begin": plan.host_begin - plan.begin, "stream_begins": begins}
+
+
+def _result(
+    one: Trace,
+    plans: Mapping[int, ReplayPlan],
+    seconds: Mapping[int, float],
+    replayed: Trace,
+    notes: list[str],
+    what_if: WhatIf | None,
+) -> Replay:
+    slowest = max(seconds, key=lambda rank: (seconds[rank], -rank))
+    plan = plans[slowest]
+    if format_seconds(plan.recorded_seconds) != format_seconds(one.step_seconds) and one.steps:
+        notes.append(
+            f"rank {slowest} is the slowest when replayed; when recorded rank {one.steps[0].slowest_rank()} "
+            f"was, whose {format_seconds(one.step_seconds)} are the step of the recording"
+        )
+    world_size = one.world_size if what_if is None else what_if.world_size
+    return Replay(
+        recorded=one,
+        replayed=replace(replayed, world_size=world_size),
+        rank=slowest,
+        recorded_seconds=plan.recorded_seconds,
+        step_seconds=seconds[slowest],
+        unexplained_seconds=plan.unexplained_seconds,
+        cluster=None if what_if is None else what_if.cluster.name,
+        world_size=world_size,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,185 @@
+"""What changes in a recorded step on other hardware: groups, kernels, and what stays.
+
+# [Note: another number of GPUs]
+The batch of each GPU stays, so its kernels and the full tensors of its collectives do too; what grows is the
+groups. The outermost one (whose groups fill the world: all ranks, or HSDP's replicas) grows with the world,
+inner ones stay. States sharded over a group that grows are updated in proportionally less time.
+
+# [Note: another GPU]
+Matrix products (attention included) go by the ratio of the data sheets' bf16 peaks, all other kernels by that
+of memory bandwidths. Neither knows shapes, power limits or launch-bound kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.plan.ops import Group
+from zsim.plan.recorded.infer import POINT_TO_POINT
+from zsim.plan.recorded.replay_ops import ReplayPlan
+from zsim.specs.cluster.cluster import Cluster, Gpu
+from zsim.specs.cluster.files import load_gpu
+from zsim.specs.experiment.placement import check_most_gpus
+from zsim.specs.presets import gpu_preset_names
+from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
+
+_MATRIX = re.compile(
+    r"gemm|gemv|xmma|wgmma|cutlass|nvjet|Cijk_|flash|fmha|attention|attn|conv|winograd|mfma", re.IGNORECASE
+)
+_NOT_ON_FABRIC = frozenset({"gather", "scatter"})
+_SHARDING = frozenset({"all_gather", "reduce_scatter"})
+
+
+@dataclass
+class WhatIf:
+    """Where a step is replayed: `groups` as they are there; `notes` on what was assumed."""
+
+    cluster: Cluster
+    num_nodes: int
+    gpus_per_node: int
+    groups: dict[str, Group]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+
+def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | None) -> WhatIf:
+    """Raises InputError where the recorded groups do not fit so many GPUs, or sizes are not recorded."""
+    if gpus is not None and nodes is not None and nodes * cluster.gpus_per_node != gpus:
+        raise InputError(
+            f"{nodes} nodes of {cluster.name} have {nodes * cluster.gpus_per_node} GPUs, found --gpus {gpus}"
+        )
+    world = gpus if gpus is not None else (nodes or 0) * cluster.gpus_per_node or step.world_size
+    check_most_gpus(world, "replay: ")
+    num_nodes, per_node = _shape(cluster, world)
+    what_if = WhatIf(cluster, num_nodes, per_node, {})
+    used = {info.group: info for info in step.infos if info.kind in COLLECTIVES}
+    for name, info in used.items():
+        what_if.groups[name] = _group(step, name, info, world, what_if.notes)
+    _check_sizes(step.infos)
+    if any(info.kind in POINT_TO_POINT for info in step.infos):
+        what_if.notes.append("send and recv take their recorded time: their fabric is not modelled here")
+    return what_if
+
+
+def _shape(cluster: Cluster, gpus: int) -> tuple[int, int]:
+    per_node = cluster.gpus_per_node
+    if gpus <= per_node:
+        return 1, gpus
+    if gpus % per_node:
+        raise InputError(
+            f"{gpus} GPUs do not fill nodes of {per_node} ({cluster.name}); expected a multiple of {per_node}"
+        )
+    return gpus // per_node, per_node
+
+
+def _group(step: Trace, name: str, info: SpanInfo, world: int, notes: list[str]) -> Group:
+    """See [Note: another number of GPUs]."""
+    known = step.metadata.get("groups", {}).get(name)
+    size, stride = known or (info.group_size, 1)
+    if known is None and 1 < size < step.world_size:
+        notes.append(f"which ranks are in group '{name}' is not recorded: taken to be neighbours")
+    if world != step.world_size and size * stride == step.world_size:
+        grown = size * world
+        if grown % step.world_size or grown < step.world_size:
+            raise InputError(
+                f"group '{name}' of {size} ranks cannot grow from {step.world_size} to {world} GPUs; "
+                f"expected a multiple of {step.world_size // size}"
+            )
+        size = grown // step.world_size
+    if world % (size * stride):
+        raise InputError(
+            f"{world} GPUs do not split into groups '{name}' of {size} ranks {stride} apart; expected a "
+            f"multiple of {size * stride}"
+        )
+    return Group(name, size, stride)
+
+
+def _check_sizes(infos: Iterable[SpanInfo]) -> None:
+    unsized = [info for info in infos if info.kind in COLLECTIVES and not info.bytes]
+    if unsized:
+        raise InputError(
+            f"the sizes of {len(unsized)} kinds of collectives are not recorded ({unsized[0].name[:40]}), so "
+            "they cannot be put on another fabric; record with torch.profiler (torch 2.1 or newer, or "
+            "record_shapes=True), or replay without --cluster"
+        )
+    unknown = [info.kind for info in infos if info.kind in _NOT_ON_FABRIC]
+    if unknown:
+        raise NotSimulatedError(f"replay: {unknown[0]} on a modelled fabric; replay without --cluster")
+
+
+def changed_plan(plan: ReplayPlan, step: Trace, what_if: WhatIf, recorded_gpu: Gpu | None) -> ReplayPlan:
+    """The plan with groups, and lengths of kernels, as they are there."""
+    shards = _shard_ratio(step, what_if)
+    matrix, memory = speedups(recorded_gpu, what_if.cluster.gpu)
+    ops = []
+    for op in plan.ops:
+        info, seconds = op.info, op.seconds
+        if info.kind in COLLECTIVES:
+            info = info._replace(group_size=what_if.groups[info.group].size)
+        elif info.kind in ("compute", "optimizer", "copy"):
+            seconds /= matrix if is_matrix_product(info) else memory
+            if info.kind == "optimizer":
+                seconds *= shards
+        ops.append(replace(op, info=info, seconds=seconds))
+    return replace(plan, ops=ops)
+
+
+def _shard_ratio(step: Trace, what_if: WhatIf) -> float:
+    """Recorded size over new size of the group that states are sharded over; 1 where they are not."""
+    sharding = {info.group: info.group_size for info in step.infos if info.kind in _SHARDING}
+    if not sharding:
+        return 1.0
+    name = max(sharding, key=lambda group: sharding[group])
+    ratio = sharding[name] / what_if.groups[name].size
+    if ratio != 1.0:
+        what_if.notes.append(
+            f"the optimizer's kernels take {ratio:.3g} of their recorded time: states are sharded over "
+            f"{what_if.groups[name].size} ranks, not {sharding[name]}"
+        )
+    return ratio
+
+
+def is_matrix_product(info: SpanInfo) -> bool:
+    """Whether a kernel goes by the GPU's peak: by its work where that is known, else by its name."""
+    if info.flops and info.hbm_bytes:
+        return info.flops / info.hbm_bytes > 100.0  # FLOP per byte; the ridge of current GPUs is 150 to 300
+    return _MATRIX.search(info.name) is not None
+
+
+def speedups(recorded: Gpu | None, new: Gpu) -> tuple[float, float]:
+    if recorded is None or recorded.name == new.name:
+        return 1.0, 1.0
+    return _peak(new) / _peak(recorded), new.memory.bandwidth / recorded.memory.bandwidth
+
+
+def _peak(gpu: Gpu) -> float:
+    """FLOP/s of matrix products in 16 bits (fp16 where the GPU has no bf16)."""
+    return gpu.peak.bf16 or gpu.peak.fp16 or gpu.peak.fp32
+
+
+def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | None:
+    """The GPU that a trace was recorded on: as named, else the preset that its device's name fits best."""
+    if named is not None:
+        return load_gpu(named)
+    device = str(metadata.get("gpu", ""))
+    if device in gpu_preset_names():
+        return load_gpu(device)
+    words = set(re.findall(r"[a-z]*\d+[a-z]*", device.lower()))
+    fitting = [name for name in gpu_preset_names() if _model_of(name) in words]
+    memory = metadata.get("gpu_memory_bytes")
+    gpus = [load_gpu(name) for name in fitting]
+    if not gpus:
+        return None
+    have = float(memory) if isinstance(memory, int | float) else gpus[0].memory.capacity
+    return min(gpus, key=lambda gpu: abs(gpu.memory.capacity - have))
+
+
+def _model_of(preset: str) -> str:
+    """`h100-sxm-80gb` -> h100, `rtx-4090` -> 4090."""
+    return next((word for word in preset.split("-") if re.search(r"\d", word)), preset)

@@ -1,0 +1,1 @@
+"""Step time over the number of GPUs."""

@@ -1,0 +1,347 @@
+"""A scaling study for people: a table, sentences, one HTML page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zsim.report.critical_causes import cause_meaning, cause_noun
+from zsim.report.views.html.figures import layout
+from zsim.report.views.html.page import Section, page
+from zsim.report.views.meanings import BREAKDOWN, CAPACITY
+from zsim.study.scaling.scaling import KNEE, Bend, Scale, Scaling
+from zsim.units import format_bytes, format_seconds
+from zsim.validated.ratios import NO_DIFFERENCE, can_tell, ratio_range
+from zsim.validated.validation import range_words
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+_MODES = {
+    "weak": "weak scaling: the same batch on every GPU",
+    "strong": "strong scaling: the same batch in all",
+    "fill": "the micro-batch that fills the GPU",
+}
+_WORTH_SAYING = 0.01  # of a token's cost
+
+
+def print_scaling(scaling: Scaling) -> None:
+    """The table and the sentences on a terminal."""
+    print(f"{scaling.title}\n{_MODES[scaling.mode]}")
+    print(
+        f"{'GPUs':>7} {'batch':>7} {'step':>10} {'tokens/s':>13} {'linear':>7} {'MFU':>6} {'memory':>9} "
+        f"{'80 %':>11}"
+    )
+    for scale in scaling.scales:
+        if scale.error is not None:
+            print(textwrap.fill(f"{scale.gpus:>7,} {scale.error}", 80, subsequent_indent=" " * 8))
+            continue
+        mfu = "-" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f}%"
+        batch = f"{scale.micro_batch_size}x{scale.gradient_accumulation_steps}"
+        print(
+            f"{scale.gpus:>7,} {batch:>7} {format_seconds(scale.step_seconds):>10} "
+            f"{scale.tokens_per_second:>13,.0f} {scaling.efficiency(scale) * 100:>6.1f}% {mfu:>6} "
+            f"{format_bytes(scale.gpu_peak_bytes):>9} {_around(scale):>11}"
+        )
+    print()
+    for sentence in sentences(scaling):
+        print(textwrap.fill(sentence, 80))
+
+
+def _around(scale: Scale) -> str:
+    """The interval of the step about it, in percent; or that it does not fit."""
+    if not scale.fits:
+        return "no fit"
+    if scale.step_seconds_range is None:
+        return ""
+    low, high = (end / scale.step_seconds - 1 for end in scale.step_seconds_range)
+    return f"{low * 100:+.0f} {high * 100:+.0f} %"
+
+
+def sentences(scaling: Scaling) -> Iterator[str]:
+    """That nothing fits; where it bends, and why, or that it does not; where more fits than is taken, and why
+    not."""
+    if scaling.runs and not any(scale.fits for scale in scaling.runs):
+        yield "It fits on none of these; the steps are as if it did."
+    bends = sorted([*scaling.knees(), *scaling.gains()], key=lambda bend: (bend.start, bend.end))
+    for bend in bends:
+        verb = "falls" if bend.after < bend.before else "rises"
+        yield (
+            f"{bend.start:,} -> {bend.end:,} GPUs: efficiency {verb} from {bend.before * 100:.0f} % to "
+            f"{bend.after * 100:.0f} %; {_because(bend, scaling)}"
+            f"{'' if can_tell(bend.before, bend.after, ['GPUs']) else f' ({NO_DIFFERENCE})'}."
+        )
+    if not bends and len(scaling.runs) > 1:
+        last = scaling.runs[-1]
+        share = scaling.efficiency(last) * 100
+        yield (
+            f"No knee up to {last.gpus:,} GPUs: {share:.0f} % of linear there, and no doubling loses "
+            f"{KNEE * 100:.0f} points."
+        )
+    for scale in scaling.runs:
+        if scale.largest_micro_batch and scale.micro_batch_size < scale.largest_micro_batch:
+            yield (
+                f"{scale.gpus:,} GPUs: micro-batch {scale.largest_micro_batch} fits as well, but torch's "
+                f"allocator runs short with it; {scale.micro_batch_size} makes a sequence cheapest."
+            )
+
+
+def _because(bend: Bend, scaling: Scaling) -> str:
+    more, less = ("more", "less") if bend.net_change > 0 else ("less", "more")
+    much = f"{abs(bend.net_change) * 100:.0f} % {more}"
+    netted = abs(bend.cause_change - bend.net_change)
+    but = ""
+    if bend.offset and netted >= _WORTH_SAYING:
+        but = (
+            f" ({abs(bend.cause_change) * 100:.0f} % {more}, partly offset by {less} "
+            f"{cause_meaning(bend.offset).label} on the critical path)"
+        )
+    return f"a token costs {much} because of {cause_noun(bend.cause)}{but}"
+
+
+def scaling_page(scaling: Scaling) -> str:
+    """The page as text."""
+    sections = [
+        Section("How far from linear", [
+            ("efficiency", "Tokens per second per GPU, of the best point that fits. Marked: knees.",
+             efficiency(scaling)),
+            ("throughput", "Tokens per second; dashed: linear.", throughput(scaling)),
+        ]),
+        Section("Why", [
+            ("causes", "What a token costs in GPU time, by what the end of the step waited for (the critical "
+             "path); 100 % is its cost at the best point. What grows is what keeps it from scaling.",
+             causes(scaling)),
+        ], ["GPUs", "nodes", "batch per GPU", "step", "80 %", "tokens/s", "of linear", "MFU", "GPU memory",
+            "mostly waiting for"], [_cells(scaling, scale) for scale in scaling.scales]),
+        Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
+    ]  # fmt: skip
+    return page(
+        f"{scaling.title} | {_MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling))
+    )
+
+
+def _cells(scaling: Scaling, scale: Scale) -> list[str]:
+    if scale.error is not None:
+        return [f"{scale.gpus:,}", *[""] * 8, scale.error]
+    top = sorted(scale.costs.items(), key=lambda item: -item[1])[:3]
+    whole = sum(scale.costs.values()) or 1.0
+    return [
+        f"{scale.gpus:,}",
+        f"{scale.nodes:,}",
+        f"{scale.micro_batch_size} x {scale.gradient_accumulation_steps}",
+        format_seconds(scale.step_seconds),
+        "" if scale.step_seconds_range is None else range_words(scale.step_seconds_range),
+        f"{scale.tokens_per_second:,.0f}",
+        f"{scaling.efficiency(scale) * 100:.1f} %",
+        "" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f} %",
+        format_bytes(scale.gpu_peak_bytes) + ("" if scale.fits else " (does not fit)"),
+        ", ".join(f"{cause_meaning(name).label} {cost / whole * 100:.0f} %" for name, cost in top),
+    ]
+
+
+def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:
+    counts = [scale.gpus for scale in scaling.runs]
+    figure.update_xaxes(title_text="GPUs", type="log", tickvals=counts, ticktext=[f"{n:,}" for n in counts])
+    figure.update_yaxes(automargin=True, **y)
+    return figure
+
+
+def efficiency(scaling: Scaling) -> Figure:
+    """Efficiency against linear, knees marked with their causes."""
+    import plotly.graph_objects as go
+
+    runs = scaling.runs
+    shares = [scaling.efficiency(scale) * 100 for scale in runs]
+    figure = go.Figure(layout=layout(420))
+    others = [(scale, share) for scale, share in zip(runs, shares, strict=True) if scale is not scaling.base]
+    ends = {scale.gpus: ratio_range(share, ["GPUs"]) for scale, share in others}
+    ends[scaling.base.gpus] = (100.0, 100.0)
+    _band(figure, [(scale.gpus, *ends[scale.gpus]) for scale in runs])
+    figure.add_scatter(
+        name="of linear",
+        x=[scale.gpus for scale in runs],
+        y=shares,
+        mode="lines+markers",
+        line={"color": BREAKDOWN["compute"].color, "width": 3},
+        marker={"symbol": ["circle" if s.fits else "x" for s in runs], "size": 9},
+        hovertext=[_hover(scaling, scale) for scale in runs],
+        hoverinfo="text",
+    )
+    for kind, bends, color in (
+        ("knee", scaling.knees(), CAPACITY.color),
+        ("faster than linear", scaling.gains(), BREAKDOWN["optimizer"].color),
+    ):
+        if not bends:
+            continue
+        by_gpus = dict(zip((scale.gpus for scale in runs), shares, strict=True))
+        figure.add_scatter(
+            name=kind,
+            x=[bend.start for bend in bends],
+            y=[by_gpus[bend.start] for bend in bends],
+            mode="markers+text",
+            marker={"symbol": "diamond", "size": 14, "color": color},
+            text=[cause_meaning(bend.cause).label for bend in bends],
+            textposition="top center",
+            hovertext=[f"{bend.start:,} -> {bend.end:,} GPUs: {_because(bend, scaling)}" for bend in bends],
+            hoverinfo="text",
+        )
+    figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})
+    return _axes(
+        figure, scaling, title_text="% of linear", range=[0, max(115.0, *(1.15 * s for s in shares))]
+    )
+
+
+def _band(figure: Figure, ends: Sequence[tuple[int, float, float]]) -> None:
+    """Between what it lies with 80 %."""
+    if not ends:
+        return
+    there, back = [gpus for gpus, _, _ in ends], [gpus for gpus, _, _ in reversed(ends)]
+    figure.add_scatter(
+        name="80 %",
+        x=[*there, *back],
+        y=[*(high for _, _, high in ends), *(low for _, low, _ in reversed(ends))],
+        mode="lines",
+        fill="toself",
+        fillcolor="rgba(47, 127, 191, 0.15)",
+        line={"width": 0},
+        hoverinfo="skip",
+    )
+
+
+def _hover(scaling: Scaling, scale: Scale) -> str:
+    share, found = scaling.efficiency(scale) * 100, scale.step_seconds_range
+    step = format_seconds(scale.step_seconds) + (f" ({range_words(found)})" if found else "")
+    return f"{scale.gpus:,} GPUs: {step} per step, {share:.1f} % of linear"
+
+
+def throughput(scaling: Scaling) -> Figure:
+    import plotly.graph_objects as go
+
+    runs, base = scaling.runs, scaling.base
+    figure = go.Figure(layout=layout(360))
+    counts = [scale.gpus for scale in runs]
+    _band(figure, [
+        (scale.gpus, scale.step_tokens / scale.step_seconds_range[1],
+         scale.step_tokens / scale.step_seconds_range[0])
+        for scale in runs if scale.step_seconds_range is not None
+    ])  # fmt: skip
+    figure.add_scatter(
+        name="tokens/s",
+        x=counts,
+        y=[scale.tokens_per_second for scale in runs],
+        mode="lines+markers",
+        line={"color": BREAKDOWN["compute"].color, "width": 3},
+        hovertemplate="%{x:,} GPUs: %{y:,.0f} tokens/s<extra></extra>",
+    )
+    figure.add_scatter(
+        name="linear",
+        x=counts,
+        y=[base.tokens_per_second * count / base.gpus for count in counts],
+        mode="lines",
+        line={"dash": "dash", "width": 1, "color": "#8A8F98"},
+        hoverinfo="skip",
+    )
+    return _axes(figure, scaling, title_text="tokens/s", type="log")
+
+
+def causes(scaling: Scaling) -> Figure:
+    """Stacked bars: what a token costs by cause, in percent of its cost at the base."""
+    import plotly.graph_objects as go
+
+    runs = scaling.runs
+    whole = scaling.base.token_gpu_seconds
+    names = dict.fromkeys(name for scale in runs for name in scale.costs)
+    figure = go.Figure(layout=layout(460, barmode="stack"))
+    labels = [f"{scale.gpus:,}" for scale in runs]
+    for name in names:
+        shares = [scale.costs.get(name, 0.0) / whole * 100 for scale in runs]
+        if max(shares) < _WORTH_SAYING * 100:
+            continue
+        meaning = cause_meaning(name)
+        figure.add_bar(
+            name=meaning.label,
+            x=labels,
+            y=shares,
+            marker_color=meaning.color,
+            hovertemplate="%{x} GPUs: " + meaning.label + " %{y:.1f} %<extra></extra>",
+        )
+    figure.update_xaxes(title_text="GPUs", type="category")
+    figure.update_yaxes(title_text="% of a token's cost at the best point", automargin=True)
+    return figure
+
+
+def memory(scaling: Scaling) -> Figure:
+    import plotly.graph_objects as go
+
+    runs = scaling.runs
+    figure = go.Figure(layout=layout(320))
+    figure.add_scatter(
+        name="fullest GPU",
+        x=[scale.gpus for scale in runs],
+        y=[scale.gpu_peak_bytes / 1e9 for scale in runs],
+        mode="lines+markers",
+        line={"color": BREAKDOWN["compute"].color, "width": 3},
+        hovertext=[f"{s.gpus:,} GPUs: {format_bytes(s.gpu_peak_bytes)}, micro-batch {s.micro_batch_size}"
+                   for s in runs],
+        hoverinfo="text",
+    )  # fmt: skip
+    capacity = runs[0].gpu_capacity_bytes if runs else None
+    if capacity:
+        figure.add_scatter(
+            name="capacity",
+            x=[runs[0].gpus, runs[-1].gpus],
+            y=[capacity / 1e9] * 2,
+            mode="lines",
+            line={"dash": "dash", "width": 2, "color": CAPACITY.color},
+            hoverinfo="skip",
+        )
+    return _axes(figure, scaling, title_text="GB", rangemode="tozero")
+
+
+def scaling_dict(scaling: Scaling) -> dict[str, Any]:
+    """The study as plain data."""
+    return {
+        "title": scaling.title,
+        "mode": scaling.mode,
+        "base_gpus": scaling.base.gpus,
+        "scales": [
+            {"gpus": scale.gpus, "error": scale.error}
+            if scale.error is not None
+            else {
+                "gpus": scale.gpus,
+                "error": None,
+                "nodes": scale.nodes,
+                "micro_batch_size": scale.micro_batch_size,
+                "gradient_accumulation_steps": scale.gradient_accumulation_steps,
+                "step_seconds": scale.step_seconds,
+                "step_seconds_range": None
+                if scale.step_seconds_range is None
+                else [*scale.step_seconds_range],
+                "tokens_per_second": scale.tokens_per_second,
+                "efficiency_fraction": scaling.efficiency(scale),
+                "mfu_fraction": scale.mfu_fraction,
+                "fits": scale.fits,
+                "gpu_peak_bytes": scale.gpu_peak_bytes,
+                "allocator_retries": scale.allocator_retries,
+                "largest_micro_batch_size": scale.largest_micro_batch,
+                "token_gpu_seconds": dict(scale.costs),
+            }
+            for scale in scaling.scales
+        ],
+        "knees": [_bend_dict(bend) for bend in scaling.knees()],
+        "gains": [_bend_dict(bend) for bend in scaling.gains()],
+    }
+
+
+def _bend_dict(bend: Bend) -> dict[str, Any]:
+    return {
+        "from_gpus": bend.start,
+        "to_gpus": bend.end,
+        "efficiency_before_fraction": bend.before,
+        "efficiency_after_fraction": bend.after,
+        "cause": bend.cause,
+        "cause_change_fraction": bend.cause_change,
+        "change_fraction": bend.change,
+        "cause_net_change_fraction": bend.net_change,
+    }

@@ -1,0 +1,349 @@
+"""One experiment on more and more GPUs: how far from linear, where it breaks, and what the reason is.
+
+Weak: the batch per GPU stays. Strong: the batch of all GPUs stays. Filled: every GPU gets the largest
+micro-batch that fits and that torch's allocator does not hold up, which grows as sharding leaves more room.
+
+# [Note: what a token costs]
+The critical path of a step, by cause, times the GPUs, over the tokens of the step is what a token costs in
+GPU-seconds, by cause. Efficiency is that cost where it is lowest over that at this count, so a loss of
+efficiency has a reason: the cause whose cost per token grew most. A path that leaves a cause enters another:
+what computing had hidden is waited for where computing goes faster. So where causes went both ways, the
+largest cause's change says too much; its net is its share of the whole change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf, log2
+from pathlib import Path
+from typing import Any, Literal
+
+from zsim.engine.simulate import simulate_job
+from zsim.errors import InputError, ZsimError
+from zsim.files import check_folder
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, changed
+from zsim.study.differences import range_of_row
+from zsim.study.fitting import most_that_fits
+from zsim.study.sweep.points import Point
+from zsim.study.sweep.store import Record
+from zsim.study.sweep.sweep import run_points
+
+Mode = Literal["weak", "strong", "fill"]
+KNEE = 0.05  # of efficiency, per doubling
+_MOST_COUNTS = 200
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The experiment on `gpus`, or why there is none (`error`). `costs`: GPU-seconds of a token by cause."""
+
+    gpus: int
+    error: str | None = None
+    nodes: int = 0
+    micro_batch_size: int = 0
+    gradient_accumulation_steps: int = 0
+    step_seconds: float = 0.0
+    step_tokens: int = 0
+    mfu_fraction: float | None = None
+    fits: bool = False
+    gpu_peak_bytes: int = 0
+    gpu_capacity_bytes: int | None = None
+    costs: Mapping[str, float] = field(default_factory=dict)
+    allocator_retries: int | None = None
+    largest_micro_batch: int | None = None
+    step_seconds_range: tuple[float, float] | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
+
+    @property
+    def token_gpu_seconds(self) -> float:
+        """What a token costs."""
+        return self.gpus * self.step_seconds / self.step_tokens if self.step_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """Between two counts efficiency went from `before` to `after`, mostly for `cause`.
+
+    Of a token's whole cost before, the cost changed by `change`, that for `cause` alone by `cause_change`,
+    and by `net_change` after what went the other way is taken off every cause that went with it, in
+    proportion: the net changes of all that went with it sum to `change`. `offset` went most the other way.
+    """
+
+    start: int
+    end: int
+    before: float
+    after: float
+    cause: str
+    cause_change: float
+    change: float
+    net_change: float
+    offset: str = ""
+
+    @property
+    def change_per_doubling(self) -> float:
+        return (self.after - self.before) / log2(self.end / self.start)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """All counts in order. Efficiency is against `base`, where a token costs least, see `best_of`."""
+
+    title: str
+    mode: Mode
+    scales: tuple[Scale, ...]
+    base: Scale
+    is_stopped: bool = False
+
+    def efficiency(self, scale: Scale) -> float:
+        return self.base.token_gpu_seconds / scale.token_gpu_seconds
+
+    @property
+    def runs(self) -> list[Scale]:
+        return [scale for scale in self.scales if scale.error is None]
+
+    def bends(self) -> list[Bend]:
+        """What efficiency does from each count to the next, of those that fit if any does."""
+        return [self._bend(one, other) for one, other in pairwise(self._compared())]
+
+    def _compared(self) -> list[Scale]:
+        return [scale for scale in self.runs if scale.fits] or self.runs
+
+    def knees(self) -> list[Bend]:
+        """Where efficiency falls by more than `KNEE` a doubling; neighbours for one cause are one knee."""
+        return self._joined(lambda bend: bend.change_per_doubling < -KNEE)
+
+    def gains(self) -> list[Bend]:
+        """Where efficiency rises so: faster than linear."""
+        return self._joined(lambda bend: bend.change_per_doubling > KNEE)
+
+    def _joined(self, is_wanted: Callable[[Bend], bool]) -> list[Bend]:
+        by_gpus = {scale.gpus: scale for scale in self.runs}
+        found: list[Bend] = []
+        for bend in filter(is_wanted, self.bends()):
+            if found and found[-1].end == bend.start and found[-1].cause == bend.cause:
+                found[-1] = self._bend(by_gpus[found[-1].start], by_gpus[bend.end])
+            else:
+                found.append(bend)
+        return found
+
+    def _bend(self, one: Scale, other: Scale) -> Bend:
+        before, after = self.efficiency(one), self.efficiency(other)
+        sign = 1 if after < before else -1
+        names = dict.fromkeys([*one.costs, *other.costs])
+        growth = {name: other.costs.get(name, 0.0) - one.costs.get(name, 0.0) for name in names}
+        cause = max(growth, key=lambda name: sign * growth[name], default="")
+        whole = one.token_gpu_seconds
+        change = (other.token_gpu_seconds - whole) / whole
+        share = growth.get(cause, 0.0) / whole
+        along = sum(part for part in growth.values() if part * sign > 0) / whole
+        net = share * change / along if along else 0.0
+        other_way = min(growth, key=lambda name: sign * growth[name], default="")
+        offset = other_way if sign * growth.get(other_way, 0.0) < 0 else ""
+        return Bend(one.gpus, other.gpus, before, after, cause, share, change, net, offset)
+
+
+def best_of(runs: Sequence[Scale]) -> Scale:
+    """Where a token costs least, the fewest GPUs of equals: of those that fit with room for torch's
+    allocator, else of those that fit, else of all."""
+    fitting = [scale for scale in runs if scale.fits] or list(runs)
+    roomy = [scale for scale in fitting if not scale.allocator_retries] or fitting
+    return min(roomy, key=lambda scale: scale.token_gpu_seconds)
+
+
+def parse_counts(text: str) -> list[int]:
+    """ "8..1024" (doubling), "8..4096:4" (times four), "8,24,64"; ascending."""
+    if ".." in text:
+        span, _, factor = text.partition(":")
+        first, last = (_count(part, text) for part in span.split("..", 1))
+        step = _count(factor, text) if factor else 2
+        if step < 2 or last < first:
+            raise InputError(f"--gpus {text}: expected FIRST..LAST upwards, times at least 2")
+        counts = [first]
+        while counts[-1] * step <= last:
+            counts.append(counts[-1] * step)
+    else:
+        counts = sorted({_count(part, text) for part in text.split(",")})
+    if len(counts) > _MOST_COUNTS:
+        raise InputError(f"--gpus {text}: {len(counts)} counts, expected at most {_MOST_COUNTS}")
+    return counts
+
+
+def _count(part: str, text: str) -> int:
+    try:
+        count = int(part)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InputError(f"--gpus {text}: expected counts as in 8..1024, 8..4096:4 or 8,24,64")
+    return count
+
+
+def run_scaling(
+    experiment: Experiment,
+    counts: Sequence[int],
+    mode: Mode,
+    folder: Path,
+    *,
+    global_batch: int | None = None,
+    jobs: int = 1,
+    is_quiet: bool = False,
+) -> Scaling:
+    """Simulate the experiment on each count of GPUs; results are kept in `folder` by content.
+
+    `global_batch` is in sequences (strong only); without it the experiment's own. Raises InputError where no
+    count can be simulated, or `folder` cannot be made.
+    """
+    if global_batch is not None and mode != "strong":
+        raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
+    check_folder(folder)
+    own = _try_resolve(experiment)
+    if mode == "strong" and global_batch is None and own is None:
+        resolve(experiment)  # says why there is no batch to keep
+    batch = global_batch or (own and _batch(own)) or 1
+    points, largest = [], []
+    for number, count in enumerate(counts):
+        at, most, error = None, None, None
+        try:
+            at, most = _at(experiment, own, count, mode, batch)
+        except ZsimError as problem:
+            error = str(problem)
+        points.append(Point(number, {"gpus": count}, at, error))
+        largest.append(most)
+    run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
+    empty: Record = {"status": "error", "error": "not run", "row": {}}
+    scales = tuple(
+        _scale(point, run.records.get(point.number, empty), most)
+        for point, most in zip(points, largest, strict=True)
+    )
+    runs = [scale for scale in scales if scale.error is None]
+    if not runs and not run.is_stopped:
+        raise InputError(f"none of {len(counts)} counts of GPUs can be simulated: {scales[0].error}")
+    base = best_of(runs) if runs else scales[0]
+    first = next((p.experiment for p, s in zip(points, scales, strict=True) if s is base), None)
+    return Scaling(_title(first or experiment), mode, scales, base, run.is_stopped)
+
+
+def _try_resolve(experiment: Experiment) -> Job | None:
+    try:
+        return resolve(experiment)
+    except ZsimError:
+        return None
+
+
+def _batch(job: Job) -> int:
+    """Sequences of all GPUs in a step."""
+    return job.world_size * job.training.micro_batch_size * job.training.gradient_accumulation_steps
+
+
+def _at(
+    experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int
+) -> tuple[Experiment, int | None]:
+    """The experiment on `gpus`, its batch as the mode has it, its shard groups as large as before; and the
+    largest micro-batch that fits, where GPUs are filled."""
+    overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
+    replicate = getattr(experiment.strategy, "replicate", None)
+    if replicate and replicate > 1 and own is not None:
+        shard = own.world_size // replicate
+        if gpus % shard:
+            raise InputError(f"gpus: found {gpus}, expected a multiple of the shard group's {shard}")
+        overrides["strategy.replicate"] = gpus // shard
+    micro = own.training.micro_batch_size if own is not None else experiment.training.micro_batch_size or 1
+    steps = own.training.gradient_accumulation_steps if own is not None else 1
+    largest = None
+    if mode == "strong":
+        micro, steps = _split(batch, gpus, micro)
+    elif mode == "fill":
+        micro, largest = _filled(lambda size: _with_batch(experiment, overrides, size, steps, gpus))
+    return _with_batch(experiment, overrides, micro, steps, gpus), largest
+
+
+def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
+    """The micro-batch to take and the largest that fits: where torch's allocator holds the step of that one
+    up, a smaller one is taken as long as that makes a sequence cheaper."""
+    largest = most_that_fits(at) or 1
+    size, best, cheapest = largest, 1, inf
+    while size >= 1:
+        outcome = simulate_job(resolve(at(size)))
+        seconds = outcome.trace.step_seconds / size
+        if seconds >= cheapest:
+            break
+        best, cheapest = size, seconds
+        if outcome.allocation is None or not outcome.allocation.extra_seconds:
+            break
+        size -= max(1, size // 16)
+    return best, largest
+
+
+def _split(batch: int, gpus: int, micro: int) -> tuple[int, int]:
+    """Micro-batch and accumulation steps of one GPU: the micro-batch stays as long as there is enough."""
+    if batch % gpus:
+        raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs")
+    own = batch // gpus
+    size = max(divisor for divisor in range(1, min(micro, own) + 1) if own % divisor == 0)
+    return size, own // size
+
+
+def _with_batch(
+    experiment: Experiment, overrides: Mapping[str, Any], micro: int, steps: int, gpus: int
+) -> Experiment:
+    changes = dict(overrides)
+    table = experiment.strategy
+    if isinstance(table, DeepSpeedTable) and table.config is not None:
+        changes |= {
+            "strategy.config.train_micro_batch_size_per_gpu": micro,
+            "strategy.config.gradient_accumulation_steps": steps,
+            "strategy.config.train_batch_size": micro * steps * gpus,
+            "training.micro_batch_size": None,
+            "training.gradient_accumulation_steps": None,
+        }
+    else:
+        changes |= {"training.micro_batch_size": micro, "training.gradient_accumulation_steps": steps}
+    return changed(experiment, changes)
+
+
+def _scale(point: Point, record: Record, largest: int | None) -> Scale:
+    gpus = point.values["gpus"]
+    if record["status"] != "ok":
+        return Scale(gpus, record["error"])
+    row = record["row"]
+    prefix, per_token = "critical_path_seconds.", gpus / row["step_tokens"]
+    costs = {
+        name.removeprefix(prefix): seconds * per_token
+        for name, seconds in row.items()
+        if name.startswith(prefix)
+    }
+    return Scale(
+        gpus,
+        None,
+        row["nodes"],
+        row["training.micro_batch_size"],
+        row["training.gradient_accumulation_steps"],
+        row["step_seconds"],
+        row["step_tokens"],
+        row["mfu_fraction"],
+        row["fits"],
+        row["gpu_peak_bytes"],
+        row["gpu_capacity_bytes"],
+        costs,
+        row["allocator_retries"],
+        largest,
+        range_of_row(row),
+    )
+
+
+def _title(experiment: Experiment) -> str:
+    job = _try_resolve(experiment)
+    if job is None:
+        return str(experiment.model)
+    label = (
+        "HSDP" if job.kind == "fsdp2" and getattr(job.strategy, "replicate", 1) > 1 else strategy_label(job)
+    )
+    return f"{job.model.name} | {label} | {job.cluster.name}"

@@ -1,0 +1,1 @@
+"""Which number a result hangs on."""

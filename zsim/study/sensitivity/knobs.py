@@ -1,0 +1,184 @@
+"""The numbers of a cluster and of a strategy that a study turns: by name, with the keys that they scale.
+
+A knob is known by the experiment's own dotted keys, so that every variation is an experiment that `--set` can
+repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.reader import json_key
+from zsim.specs.strategy.megatron import Megatron
+
+Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """`keys` of the cluster that are multiplied together; "*" stands for every key of a table. `shown` and
+    `per_unit`: the unit that people read, and how much of SI it is.
+    `is_fraction`: never above 1. `is_excess`: what is scaled is the part above 1. `is_wanted_less`: less is
+    faster."""
+
+    name: str
+    keys: tuple[str, ...]
+    unit: Unit = ""
+    shown: str = ""
+    per_unit: float = 1.0
+    is_whole: bool = False
+    is_fraction: bool = False
+    is_excess: bool = False
+    is_wanted_less: bool = False
+
+    @property
+    def bound(self) -> float | None:
+        """What no machine can pass: efficiencies, and slowdowns from above, end at 1."""
+        return 1.0 if self.is_fraction or self.is_excess else None
+
+    def amount(self, cluster: Cluster) -> float | None:
+        """What the cluster has of it, in `shown` units; None (or 0) where it has none."""
+        value = next((value for _, value in self._found(cluster)), None)
+        return None if value is None else value / self.per_unit
+
+    def overrides(self, cluster: Cluster, factor: float) -> dict[str, Any]:
+        """What to set for `factor` times as much; numbers that the cluster lacks stay so."""
+        return {
+            f"cluster.{key}": self._written(self._scaled(value, factor))
+            for key, value in self._found(cluster)
+        }
+
+    def scaled(self, cluster: Cluster, factor: float) -> Cluster:
+        """The cluster with `factor` times as much, however much that is; fractions stop at 1."""
+        for key, value in self._found(cluster):
+            number = round(value * factor) if self.is_whole else self._scaled(value, factor)
+            cluster = _replaced(cluster, key.split("."), number)
+        return cluster
+
+    def _scaled(self, value: float, by: float) -> float:
+        scaled = 1 + (value - 1) * by if self.is_excess else value * by
+        return min(scaled, 1.0) if self.is_fraction else scaled
+
+    def _written(self, value: float) -> Any:
+        if self.is_whole:
+            return max(round(value), 1)
+        if self.unit == "B":
+            return f"{max(round(value), 1)} B"
+        return f"{value!r} {self.unit}" if self.unit else value
+
+    def _found(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
+        for key in self.keys:
+            for path, value in _values(cluster, key.split("."), ()):
+                if value and not (self.is_excess and value <= 1):
+                    yield ".".join(path), float(value)
+
+
+def _values(
+    table: Any, parts: list[str], before: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], int | float]]:
+    """(path, number) of every number at `parts`, where "*" is any key."""
+    if not parts:
+        if isinstance(table, int | float) and not isinstance(table, bool):
+            yield before, table
+        return
+    if table is None:
+        return
+    part, rest = parts[0], parts[1:]
+    entries: Mapping[str, Any] = (
+        {name: getattr(table, name) for name in type(table).model_fields}
+        if isinstance(table, BaseModel)
+        else table
+    )
+    names = list(entries) if part == "*" else [part]
+    for name in names:
+        if name in entries:
+            yield from _values(entries[name], rest, (*before, name))
+
+
+def _replaced(table: Any, parts: list[str], value: float) -> Any:
+    part, rest = parts[0], parts[1:]
+    if isinstance(table, BaseModel):
+        inner = _replaced(getattr(table, part), rest, value) if rest else value
+        return table.model_copy(update={part: inner})
+    return {**table, part: _replaced(table[part], rest, value) if rest else value}
+
+
+def _times(prefix: str) -> tuple[str, ...]:
+    names = ("base", "intra_round", "inter_round", "network_overhead", "ramp", "network_ramp")
+    return tuple(f"{prefix}.{name}" for name in names)
+
+
+_PROTOCOLS = ("collectives.protocols.*", "collectives.algorithms.*.*")
+
+HARDWARE: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("peak arithmetic", ("gpu.peak.bf16", "gpu.peak.fp16", "gpu.peak.tf32", "gpu.peak.fp32",
+                                 "gpu.peak.fp8"), "FLOP/s", "TFLOP/s", 1e12),
+        Knob("matrix products' efficiency", ("gpu.gemm.max_fraction", "gpu.gemm.by_dtype.*"),
+             is_fraction=True),
+        Knob("short products' k_half", ("gpu.gemm.k_half",), is_wanted_less=True),
+        Knob("attention's efficiency", ("gpu.attention.forward_fraction", "gpu.attention.backward_fraction"),
+             is_fraction=True),
+        Knob("HBM bandwidth", ("gpu.memory.bandwidth",), "B/s", "GB/s", 1e9),
+        Knob("HBM efficiency", (
+            "gpu.memory_bound.elementwise_fraction", "gpu.memory_bound.optimizer_fraction",
+            "gpu.memory_bound.copy_fraction",
+        ), is_fraction=True),
+        Knob("gap between kernels", ("gpu.launch.seconds_per_kernel",), "s", "us", 1e-6, is_wanted_less=True),
+        Knob("slowdown beside collectives", ("gpu.interference.compute_slowdown",), is_excess=True,
+             is_wanted_less=True),
+        Knob("slowdown of collectives", ("gpu.interference.communication_slowdown",), is_excess=True,
+             is_wanted_less=True),
+        Knob("NVLink bandwidth", ("node_link.bandwidth",), "B/s", "GB/s per GPU", 1e9),
+        Knob("NVLink efficiency", ("node_link.efficiency",), is_fraction=True),
+        Knob("network bandwidth", ("nic.bandwidth",), "B/s", "Gb/s per card", 1e9 / 8),
+        Knob("network efficiency", ("nic.efficiency",), is_fraction=True),
+        Knob("collectives' latency", tuple(key for prefix in _PROTOCOLS for key in _times(prefix)), "s", "us",
+             1e-6, is_wanted_less=True),
+        Knob("collectives' protocol efficiency", tuple(
+            f"{prefix}.{name}" for prefix in _PROTOCOLS for name in ("intra_fraction", "inter_fraction")
+        ), is_fraction=True),
+        Knob("PCIe bandwidth", ("pcie.bandwidth",), "B/s", "GB/s per GPU", 1e9),
+        Knob("host's launches", ("host.seconds_per_launch",), "s", "us", 1e-6, is_wanted_less=True),
+        Knob("frameworks' host code", ("host.overhead_factor",), is_wanted_less=True),
+        Knob("host memory bandwidth", ("host.memory_bandwidth",), "B/s", "GB/s per node", 1e9),
+        Knob("CPU optimizer", ("offload.optimizer_fraction", "offload.copy_fraction")),
+        Knob("drives", ("nvme.drives",), shown="drives", is_whole=True),
+        Knob("drive bandwidth", ("nvme.read_bandwidth", "nvme.write_bandwidth"), "B/s", "GB/s read per drive",
+             1e9),
+    )
+}  # fmt: skip
+
+# DeepSpeed's sizes, in elements, by the stages that read them.
+_DEEPSPEED_SIZES = {
+    "reduce_bucket_size": (1, 2, 3), "allgather_bucket_size": (1, 2), "prefetch_bucket_size": (3,),
+    "param_persistence_threshold": (3,), "max_live_parameters": (3,), "max_reuse_distance": (3,),
+    "sub_group_size": (3,),
+}  # fmt: skip
+
+
+def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
+    """Sizes of the job's framework: by name, (dotted key, value, whether it is a whole number)."""
+    strategy = job.strategy
+    if isinstance(strategy, DeepSpeedConfig):
+        zero = strategy.zero
+        return {
+            json_key(name): (f"strategy.config.zero_optimization.{json_key(name)}", float(value), True)
+            for name, stages in _DEEPSPEED_SIZES.items()
+            for value in [getattr(zero, name)]
+            if zero.stage in stages and value
+        }
+    if isinstance(strategy, Megatron) and strategy.bucket_size is not None:
+        return {"bucket_size": ("strategy.bucket_size", float(strategy.bucket_size), True)}
+    table = job.experiment.strategy
+    if table.kind == "ddp":
+        return {"bucket_cap_mb": ("strategy.bucket_cap_mb", table.bucket_cap_mb, False)}
+    return {}

@@ -1,0 +1,149 @@
+"""How much a step depends on each number: one at a time down and up, the others as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError, ZsimError
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.table import Table
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment, changed
+from zsim.study.sensitivity.knobs import HARDWARE, Knob, software_numbers
+from zsim.study.sweep.points import Point
+from zsim.study.sweep.sweep import run_points
+
+SPREAD = 0.2  # of a number whose own spread is not known
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One number turned down and up. `low` and `high` are the factors, `overrides` what to set for each;
+    `is_known`: the factors come from the spread that its file states, not from the default."""
+
+    name: str
+    kind: str  # "hardware" or "software"
+    value: float | None
+    unit: str
+    low: float
+    high: float
+    overrides: tuple[Mapping[str, Any], Mapping[str, Any]]
+    is_known: bool
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a turn did to the step; None where that was no experiment, with why in `error`."""
+
+    turn: Turn
+    low_seconds: float | None
+    high_seconds: float | None
+    error: str | None
+
+    def swing(self, step_seconds: float) -> float:
+        """The largest relative change of the step."""
+        found = [s for s in (self.low_seconds, self.high_seconds) if s is not None]
+        return max((abs(seconds / step_seconds - 1) for seconds in found), default=0.0)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """All numbers, the one that matters most first."""
+
+    title: str
+    step_seconds: float
+    spread: float
+    bars: tuple[Bar, ...]
+    is_stopped: bool = False
+
+
+def run_sensitivity(
+    experiment: Experiment, folder: Path, *, spread: float = SPREAD, jobs: int = 1, is_quiet: bool = False
+) -> Sensitivity:
+    """Simulate the step with every number turned; results are kept in `folder` by content.
+
+    A number whose file states a `spread` goes over that, the others over `spread` both ways.
+    """
+    if not 0 < spread < 1:
+        raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
+    job = resolve(experiment)
+    turns = [*hardware_turns(job.cluster, spread), *software_turns(job, spread)]
+    points = [Point(0, {}, experiment)]
+    for turn in turns:
+        for changes in turn.overrides:
+            at, error = None, None
+            try:
+                at = changed(experiment, changes)
+            except ZsimError as problem:
+                error = str(problem)
+            points.append(Point(len(points), {}, at, error))
+    run = run_points(points, folder, jobs=jobs, is_quiet=is_quiet)
+    seconds: list[float | None] = []
+    errors: list[str | None] = []
+    for point in points:
+        record = run.records.get(point.number, {"status": "not run", "error": "not run"})
+        is_ok = record["status"] == "ok"
+        seconds.append(record["row"]["step_seconds"] if is_ok else None)
+        errors.append(None if is_ok else record["error"])
+    base = seconds[0]
+    if base is None:
+        raise InputError(f"the experiment itself cannot be simulated: {errors[0]}")
+    bars = [
+        Bar(turn, seconds[1 + 2 * n], seconds[2 + 2 * n], errors[1 + 2 * n] or errors[2 + 2 * n])
+        for n, turn in enumerate(turns)
+    ]
+    bars.sort(key=lambda bar: -bar.swing(base))
+    gpus = f"{job.world_size:,} GPU{'s' if job.world_size != 1 else ''}"
+    title = f"{job.model.name} | {strategy_label(job)} | {job.cluster.name} | {gpus}"
+    return Sensitivity(title, base, spread, tuple(bars), run.is_stopped)
+
+
+def hardware_turns(cluster: Cluster, spread: float) -> list[Turn]:
+    """A turn of every number that the cluster has."""
+    turns = []
+    for knob in HARDWARE.values():
+        amount = knob.amount(cluster)
+        if not amount:
+            continue
+        low, high, is_known = _factors(knob, cluster, spread)
+        changes = knob.overrides(cluster, low), knob.overrides(cluster, high)
+        unit = knob.shown
+        if knob.is_excess:  # what is turned
+            amount, unit = amount - 1, "above 1"
+        turns.append(Turn(knob.name, "hardware", amount, unit, low, high, changes, is_known))
+    return turns
+
+
+def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float, bool]:
+    """The spread that the number's own table states, else the default."""
+    *path, name = knob.keys[0].split(".")
+    table: Any = cluster
+    for part in path:
+        table = getattr(table, part, None)
+    known = table.spread.get(name) if isinstance(table, Table) else None
+    if known is None:
+        value = knob.amount(cluster) or 1.0
+        high = min(1 + spread, 1 / value) if knob.is_fraction else 1 + spread
+        return 1 - spread, high, False
+    low, high = known
+    value = getattr(table, name)
+    if knob.is_excess:
+        return (low - 1) / (value - 1), (high - 1) / (value - 1), True
+    return low / value, high / value, True
+
+
+def software_turns(job: Job, spread: float) -> list[Turn]:
+    """A turn of every size that the job's framework reads."""
+    turns = []
+    for name, (key, value, is_whole) in software_numbers(job).items():
+        down, up = (value * (1 - spread), value * (1 + spread))
+        changes = tuple({key: round(number) if is_whole else number} for number in (down, up))
+        turns.append(
+            Turn(name, "software", value, "", 1 - spread, 1 + spread, (changes[0], changes[1]), False)
+        )
+    return turns

@@ -1,0 +1,111 @@
+"""One point simulated: its resolved settings and its results as one flat row."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from typing import Any
+
+from zsim.api import report_of
+from zsim.engine.simulate import simulate_job
+from zsim.errors import ZsimError
+from zsim.report.report import Report
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, describe
+from zsim.study.sweep.store import Record
+
+
+def point_record(identity: str, experiment: Experiment) -> Record:
+    """Simulate; what goes wrong is part of the record, so that one point never ends a study."""
+    try:
+        began = time.perf_counter()
+        job = resolve(experiment)
+        outcome = simulate_job(job)
+        report = report_of(outcome, time.perf_counter() - began)
+    except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
+        return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
+    except Exception as error:  # a bug of ours must cost one row, not the night
+        said = f"internal error: {type(error).__name__}: {error}"
+        failed = failed_record(identity, type(error).__name__, said)
+        return failed | {"traceback": traceback.format_exc(), "is_kept": False}
+    return {"identity": identity, "status": "ok", "error": None, "row": report_row(report, job)}
+
+
+def failed_record(identity: str, kind: str, said: str) -> Record:
+    """The record of a point that has no result."""
+    return {"identity": identity, "status": "error", "error": said, "error_kind": kind, "row": {}}
+
+
+def report_row(report: Report, job: Job) -> dict[str, Any]:
+    """A report as one row of plain values: resolved settings under the experiment's own keys, then results.
+    Units are in the names, as in the JSON."""
+    content = report.to_dict()
+    experiment = content["experiment"]
+    row: dict[str, Any] = {
+        "model": experiment["model"]["name"],
+        "parameters": experiment["model"]["parameters"],
+        "cluster": experiment["cluster"]["name"],
+        "gpu": experiment["cluster"]["gpu"]["name"],
+        "nodes": experiment["nodes"],
+        "gpus": experiment["gpus"],
+    }
+    row |= {f"training.{key}": _plain(value) for key, value in experiment["training"].items()}
+    row |= {f"strategy.{key}": value for key, value in experiment["strategy"].items()}
+    if isinstance(job.strategy, DeepSpeedConfig):
+        row["strategy.settings"] = json.dumps(
+            {setting.key: setting.value for setting in describe(job.strategy)}
+        )
+    row["strategy"] = content["labels"].get("strategy")
+    row |= {
+        key: content[key]
+        for key in (
+            "step_seconds", "tokens_per_second_per_gpu", "model_flops_per_second_per_gpu", "mfu_fraction",
+            "hfu_fraction", "overlap_fraction", "fits",
+        )
+    }  # fmt: skip
+    row |= _trust(report)
+    tokens = content["tokens_per_second_per_gpu"]
+    row["tokens_per_second"] = None if tokens is None else tokens * experiment["gpus"]
+    row["step_tokens"] = report.work.tokens * experiment["gpus"]
+    row["missing_bytes"] = None if report.out_of_memory is None else report.out_of_memory.missing_bytes
+    for name, seconds in content["breakdown_seconds"].items():
+        row[f"{name}_seconds"] = seconds
+    for cause, seconds in (content["critical_path_seconds"] or {}).items():
+        row[f"critical_path_seconds.{cause}"] = seconds
+    for device, peak in content["peak_bytes"].items():
+        for category, size in peak.items():
+            row[f"{device}_peak_bytes" + ("" if category == "total" else f".{category}")] = size
+    allocator = report.allocator
+    row["allocator_reserved_bytes"] = None if allocator is None else allocator.reserved_bytes
+    row["allocator_retries"] = None if allocator is None else allocator.retries
+    row["allocator_failures"] = None if allocator is None else allocator.failures
+    row["gpu_capacity_bytes"] = content["capacity_bytes"].get("gpu")
+    energy = content["energy"] or {}
+    row["gpu_watts"], row["gpu_joules_per_step"] = energy.get("watts"), energy.get("joules")
+    row |= {f"cost.{key}": value for key, value in (content["cost"] or {}).items()}
+    row["rank_classes"] = content["simulation"]["rank_classes"]
+    row["limit"] = content["limit"]
+    return row
+
+
+def _trust(report: Report) -> dict[str, Any]:
+    """The step's interval, and what it comes from."""
+    found = report.validation
+    low, high = (None, None) if found is None else found.range_of(report.step_seconds)
+    return {
+        "step_seconds_low": low,
+        "step_seconds_high": high,
+        "validation.regime": None if found is None else found.regime,
+        "validation.runs": None if found is None else found.runs,
+        "validation.extrapolates": None if found is None else "; ".join(found.extrapolates) or None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A list as text, so that a column has one type; nothing for an empty one."""
+    if isinstance(value, list | tuple):
+        return json.dumps(value) if value else None
+    return value

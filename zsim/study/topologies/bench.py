@@ -1,0 +1,207 @@
+"""nccl-tests on a simulated cluster: one collective over a range of sizes; measured curves beside it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zsim.cost.collectives.rounds import edge_bytes
+from zsim.errors import InputError, did_you_mean, why_unreadable
+from zsim.fabric.idle import idle_fabric
+from zsim.plan.ops import Collective, CollectiveKind, Group
+from zsim.reading import read_text
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import load_cluster
+from zsim.specs.topology.topology import Topology
+
+KINDS: tuple[CollectiveKind, ...] = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
+)  # fmt: skip
+SMALLEST, LARGEST = 8, 2**34
+_COLUMNS = (
+    "curve", "cluster", "nodes", "gpus", "collective", "size_bytes", "bus_gigabytes_per_second",
+    "harness_seconds", "source",
+)  # fmt: skip
+_MOST_GPUS, _MOST_BYTES = 10**6, 2**60
+_SCORED = (2**16, 2**32)  # bytes: where errors are counted
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    """One size. `size_bytes` is the full tensor, as in nccl-tests."""
+
+    size_bytes: int
+    seconds: float
+    algorithm_bytes_per_second: float
+    bus_bytes_per_second: float
+    algorithm: str
+    protocol: str
+
+    def to_dict(self) -> dict[str, float | str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A measured point of a curve and what the simulation says. `error`: simulated over measured time, less
+    one; `is_scored`: within 64 KiB to 4 GiB."""
+
+    curve: str
+    cluster: str
+    size_bytes: int
+    measured_bus_bytes_per_second: float
+    simulated_bus_bytes_per_second: float
+    error: float
+    is_scored: bool
+    algorithm: str
+    protocol: str
+    source: str
+
+
+def bench(
+    cluster: Cluster,
+    num_nodes: int,
+    kind: str,
+    group_size: int | None = None,
+    *,
+    gpus_per_node: int | None = None,
+    sizes: Sequence[int] | None = None,
+) -> list[BenchRow]:
+    """Time of one collective by size, on links that carry nothing else.
+
+    `group_size`: all GPUs when None; else consecutive groups of so many, all at once (as nccl-tests does
+    with NCCL_TESTS_SPLIT). `sizes`: powers of two from 8 B to 16 GiB when None.
+    """
+    if kind not in KINDS:
+        raise InputError(
+            f"--collective: found '{kind}', expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
+        )
+    topology = Topology(cluster, num_nodes, gpus_per_node or cluster.gpus_per_node)
+    size = group_size or topology.world_size
+    if size < 1 or topology.world_size % size:
+        raise InputError(f"--group: found {size}, expected a divisor of the {topology.world_size} GPUs")
+    name = "bench"
+    works = [Collective(kind, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
+    fabric = idle_fabric(topology, Group(name, size), works)
+    forced = cluster.collectives.force_algorithm
+    has = list(dict.fromkeys(method.algorithm for method in fabric.communicator(name).methods.get(kind, [])))
+    if forced is not None and forced not in has and size > 1:
+        raise InputError(
+            f"--algorithm: {kind} in groups of {size} on {num_nodes} nodes of {cluster.name} has no "
+            f"'{forced}'; expected {' or '.join(has)}"
+        )
+    rows = []
+    for work in works:
+        transfer = fabric.transfer(work, 0)
+        seconds = transfer.seconds_alone
+        bus = edge_bytes(kind, work.bytes, size)
+        rates = (work.bytes / seconds, bus / seconds) if seconds > 0 else (0.0, 0.0)
+        rows.append(BenchRow(work.bytes, seconds, *rates, transfer.algorithm, transfer.protocol))
+    return rows
+
+
+def with_choice(cluster: Cluster, algorithm: str | None, protocol: str | None, plan: bool) -> Cluster:
+    """The cluster with a forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO), or NCCL's own choice."""
+    costs = cluster.collectives
+    names = sorted({"ring", "tree", *costs.algorithms})
+    if algorithm is not None and algorithm not in names:
+        hint = did_you_mean(algorithm, names)
+        raise InputError(f"--algorithm: found '{algorithm}', expected one of {', '.join(names)}{hint}")
+    protocols = sorted({*costs.protocols, *(p for own in costs.algorithms.values() for p in own)})
+    if protocol is not None and protocol not in protocols:
+        hint = did_you_mean(protocol, protocols)
+        raise InputError(f"--protocol: found '{protocol}', expected one of {', '.join(protocols)}{hint}")
+    if plan and costs.generation is None:
+        raise InputError(f"--nccl-choice: cluster '{cluster.name}' does not say its 'generation'")
+    changes = {
+        "force_algorithm": algorithm or costs.force_algorithm,
+        "force_protocol": protocol or costs.force_protocol,
+        "choice": "tuning-model" if plan else costs.choice,
+    }
+    return cluster.model_copy(update={"collectives": costs.model_copy(update=changes)})
+
+
+def compare_curves(path: Path) -> list[CurvePoint]:
+    """Every point of a table of measured curves (columns: validation/curves/README.md), simulated."""
+    curves: dict[str, list[dict[str, str]]] = {}
+    for row in _read(path):
+        curves.setdefault(row["curve"], []).append(row)
+    points: list[CurvePoint] = []
+    for name, rows in curves.items():
+        first = rows[0]
+        nodes, gpus = int(first["nodes"]), int(first["gpus"])
+        sizes = [int(row["size_bytes"]) for row in rows]
+        cluster = load_cluster(first["cluster"])
+        simulated = bench(cluster, nodes, first["collective"], gpus_per_node=gpus // nodes, sizes=sizes)
+        for row, found in zip(rows, simulated, strict=True):
+            bus = edge_bytes(first["collective"], found.size_bytes, gpus)
+            measured = float(row["bus_gigabytes_per_second"]) * 1e9
+            seconds = found.seconds + float(row["harness_seconds"] or 0)
+            low, high = _SCORED
+            points.append(
+                CurvePoint(
+                    name,
+                    cluster.name,
+                    found.size_bytes,
+                    measured,
+                    bus / seconds,
+                    measured * seconds / bus - 1,
+                    low <= found.size_bytes <= high and measured > 0,
+                    found.algorithm,
+                    found.protocol,
+                    row["source"],
+                )
+            )
+    return points
+
+
+def median_error(points: Sequence[CurvePoint]) -> float | None:
+    """Median absolute error of the scored points."""
+    scored = [abs(point.error) for point in points if point.is_scored]
+    return statistics.median(scored) if scored else None
+
+
+def _powers(smallest: int, largest: int) -> list[int]:
+    sizes = [smallest]
+    while sizes[-1] * 2 <= largest:
+        sizes.append(sizes[-1] * 2)
+    return sizes
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    try:
+        text = read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    reader = csv.DictReader(text.splitlines())
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise InputError(f"{path.name}: line {reader.line_num}: not a CSV file: {error}") from None
+    missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise InputError(f"{path.name}: missing column '{missing[0]}'")
+    if not rows:
+        raise InputError(f"{path.name}: no row below the header line; expected one per measured call")
+    for number, row in enumerate(rows, 2):
+        if not _has_numbers(row):
+            raise InputError(
+                f"{path.name}: line {number}: expected numbers in {', '.join(_COLUMNS[2:4])}, "
+                f"{', '.join(_COLUMNS[5:8])}, whole GPUs on each node, and at least a byte"
+            )
+    return rows
+
+
+def _has_numbers(row: Mapping[str, str]) -> bool:
+    """Whether all that is calculated with can be."""
+    try:
+        nodes, gpus, size = int(row["nodes"]), int(row["gpus"]), int(row["size_bytes"])
+        rate, harness = float(row["bus_gigabytes_per_second"]), float(row["harness_seconds"] or 0)
+    except (TypeError, ValueError):
+        return False
+    can_be = 1 <= nodes <= gpus <= _MOST_GPUS and gpus % nodes == 0 and 1 <= size <= _MOST_BYTES
+    return can_be and 0 <= rate < math.inf and 0 <= harness < math.inf

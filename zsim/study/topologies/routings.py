@@ -1,0 +1,210 @@
+"""What routing does to an experiment on a fabric: flows spread over all paths, beside flows that a hash puts.
+
+Where several paths lead from card to card, adaptive routing and packet spraying share them out (ideal), and
+a switch that hashes headers (ECMP) puts every flow of a pair on one of them, so that some links get two flows
+and others none. How bad it is depends on the draw: NUM_DRAWS seeds are drawn, all collectives of the plan are
+timed one after the other on each (on idle links, groups of a kind as slow as the slowest), and the step is
+simulated at the median seed and at the 95th percentile's.
+
+# [Note: why rings hide oversubscription]
+A ring's neighbours are next to each other under one leaf switch, so of its hops between nodes only one in
+`nodes_per_leaf` goes up and down a spine, and every card's bytes pass an uplink as seldom. What uplinks are
+short of is made up for by what they do not carry, up to as many to one as there are nodes under a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from zsim.engine.simulate import simulate_job
+from zsim.fabric.algorithms.rings import members_of, ring_usage
+from zsim.fabric.folding.alike import groups_of
+from zsim.fabric.idle import idle_seconds
+from zsim.plan.make import make_plan
+from zsim.plan.ops import Collective, Group, Plan
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.job import Job, job_topology
+from zsim.specs.topology.topology import Topology
+from zsim.specs.topology.trees import Tree
+
+NUM_DRAWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkUse:
+    """The widest group's rings on a fabric that routes ideally: its hops between nodes, those of them that
+    leave a leaf switch, and how long the busiest links between switches take, as a fraction of what network
+    cards take. `oversubscription`: of those links, bandwidth below them over theirs."""
+
+    hops: int
+    leaving: int
+    fraction: float
+    oversubscription: float
+
+
+@dataclass(frozen=True)
+class Routing:
+    """A step under ideal and under hashed routing. `given`: what the cluster file has; `collective_seconds`:
+    all collectives of a step one after the other on idle links, ideal, hashed at the median and at the 95th
+    percentile; without a choice of paths all are alike. `num_paths`: between two cards; 0 where it depends on
+    them (a list of links).
+    """
+
+    given: str
+    num_paths: int
+    flows_per_pair: int
+    ideal_seconds: float
+    hashed_seconds: float
+    hashed_p95_seconds: float
+    collective_seconds: tuple[float, float, float]
+    uplinks: UplinkUse
+
+    @property
+    def slowdowns(self) -> tuple[float, float]:
+        """Hashed over ideal collectives, at the median and at the 95th percentile."""
+        ideal, median, high = self.collective_seconds
+        return (median / ideal, high / ideal) if ideal else (1.0, 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        median, high = self.slowdowns
+        return {
+            "given": self.given,
+            "num_paths": self.num_paths,
+            "flows_per_pair": self.flows_per_pair,
+            "draws": NUM_DRAWS,
+            "ideal_step_seconds": self.ideal_seconds,
+            "hashed_step_seconds": {"p50": self.hashed_seconds, "p95": self.hashed_p95_seconds},
+            "hashed_collectives_slowdown": {"p50": median, "p95": high},
+            "oversubscription": self.uplinks.oversubscription,
+            "ring_hops": self.uplinks.hops,
+            "ring_hops_leaving_a_leaf": self.uplinks.leaving,
+            "uplinks_over_cards": self.uplinks.fraction,
+        }
+
+
+def compare_routings(job: Job, step_seconds: float) -> Routing:
+    """The job's step, which took `step_seconds` as its cluster routes, under either routing."""
+    plan, network = make_plan(job), job.cluster.network
+    given, even = job.cluster, with_routing(job.cluster)
+    topology = job_topology(replace(job, cluster=even))
+    uplinks = uplink_use(topology, plan.groups)
+    flows = flows_per_pair(given)
+    num_paths: int = getattr(topology.wiring, "num_paths", 0)
+    ideal = collective_seconds(topology, plan)
+    if not can_hash(given) or num_paths == 1 or not uplinks.fraction:
+        alike = step_seconds, step_seconds, step_seconds
+        return Routing(network.routing, 1, flows, *alike, (ideal, ideal, ideal), uplinks)
+    draws = [with_routing(given, seed) for seed in range(NUM_DRAWS)]
+    taken = [collective_seconds(job_topology(replace(job, cluster=draw)), plan) for draw in draws]
+    order = np.argsort(taken, kind="stable").tolist()
+    median, high = order[(NUM_DRAWS - 1) // 2], order[ceil(0.95 * NUM_DRAWS) - 1]
+    ideal_step, median_step, high_step = (
+        _network_step(job, cluster) for cluster in (even, draws[median], draws[high])
+    )
+    # What the allocator and the exact classes add to the given fabric's step, they add to all.
+    beside = step_seconds - (_network_step(job, given) if network.routing == "hash" else ideal_step)
+    return Routing(
+        network.routing,
+        num_paths,
+        flows,
+        ideal_step + beside,
+        median_step + beside,
+        high_step + beside,
+        (ideal, taken[median], taken[high]),
+        uplinks,
+    )
+
+
+def _network_step(job: Job, cluster: Cluster) -> float:
+    return simulate_job(replace(job, cluster=cluster), is_for_network=True).trace.step_seconds
+
+
+def can_hash(cluster: Cluster) -> bool:
+    """Whether the kind of network has a choice between paths that a switch could hash."""
+    return cluster.network.kind in ("fat-tree", "rail-optimized", "dragonfly", "links")
+
+
+def flows_per_pair(cluster: Cluster) -> int:
+    """Flows between two cards: what the file says where it hashes, else one per channel that NCCL has for a
+    card (a queue pair each; NCCL_IB_QPS_PER_CONNECTION is 1)."""
+    if cluster.network.routing == "hash":
+        return cluster.network.flows_per_pair
+    return max(round(cluster.collectives.channels / cluster.nic.per_node), 1)
+
+
+def with_routing(cluster: Cluster, hash_seed: int | None = None) -> Cluster:
+    """The cluster with flows spread evenly, or hashed with a seed."""
+    changes: dict[str, Any] = {"routing": "even-split", "flows_per_pair": 1, "hash_seed": 0}
+    if hash_seed is not None:
+        changes = {"routing": "hash", "flows_per_pair": flows_per_pair(cluster), "hash_seed": hash_seed}
+    return cluster.model_copy(update={"network": cluster.network.model_copy(update=changes)})
+
+
+def collective_seconds(topology: Topology, plan: Plan) -> float:
+    """All collectives of a step, one after the other on idle links."""
+    return idle_seconds(topology, plan.groups, (o.work for o in plan.ops if isinstance(o.work, Collective)))
+
+
+def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
+    """Of the groups on the most nodes; see [Note: why rings hide oversubscription]."""
+    widest: tuple[int, list[range]] = (1, [])
+    for group in groups.values():
+        if group.size > 1:
+            members = groups_of(topology.world_size, group)
+            domains = len(np.unique(topology.domain_of(members_of(topology, members[:1]))))
+            widest = max(widest, (domains, members), key=lambda found: found[0])
+    hops, members = widest
+    if hops == 1:
+        return UplinkUse(0, 0, 0.0, 1.0)
+    seconds = ring_usage(topology, members) / topology.capacities()
+    own = {
+        name: float(seconds[found.first : found.first + found.count].max(initial=0.0))
+        for name, found in topology.classes.items()
+    }
+    between = {links.name: own[links.name] for links in topology.wiring.links()}
+    busiest = max(between, key=lambda name: between[name], default="")
+    fraction = between.get(busiest, 0.0) / max(own["nic_out"], own["nic_in"])
+    slots = members_of(topology, members[:1])[0]
+    firsts = slots[np.flatnonzero(np.diff(topology.domain_of(slots), prepend=-1))]
+    leaving = hops if fraction else 0
+    network = topology.cluster.network
+    ratio = network.oversubscription
+    if isinstance(topology.wiring, Tree):
+        leaves = topology.wiring.leaf_of(topology.nic_of(firsts))
+        leaving = int((leaves != np.roll(leaves, -1)).sum())
+        ratio *= network.spine_oversubscription if busiest.startswith("core") else 1.0
+    return UplinkUse(hops, leaving, fraction, ratio)
+
+
+def routing_words(routing: Routing) -> str:
+    """Why the two routings differ as they do, and what oversubscription costs."""
+    use = routing.uplinks
+    ratio = use.oversubscription
+    if not use.hops:
+        return "every group stays inside a node: no link between switches is used"
+    if not use.fraction:
+        return (
+            f"none of a ring's {use.hops} hops between nodes leaves its switch: neither routing nor "
+            "oversubscription counts"
+        )
+    words = f"of a ring's {use.hops} hops between nodes {use.leaving} leave a leaf switch"
+    words += ", neighbours being under one" if use.leaving < use.hops else ""
+    words += f"; routed ideally, uplinks take {use.fraction:.2g} times as long as network cards"
+    if use.fraction <= 1:
+        words += f", so rings hide oversubscription up to {ratio / use.fraction:.3g}:1 (here {ratio:g}:1)"
+    else:
+        words += f", so {ratio:g}:1 is more than rings hide"
+    if routing.num_paths == 1:
+        return f"{words}; there is one path, and nothing to hash"
+    median, high = routing.slowdowns
+    flows = f"{routing.flows_per_pair} flow{'s' if routing.flows_per_pair > 1 else ''}"
+    paths = f"{routing.num_paths} paths" if routing.num_paths else "one of the shortest paths each"
+    return (
+        f"{words}; hashed, the {flows} of a pair of cards fall on {paths}, and collectives take {median:.2f} "
+        f"times as long ({high:.2f} in one draw of twenty)"
+    )

@@ -1,0 +1,220 @@
+"""A tuned configuration in words: a table of the best few, what limits each, what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from zsim.report.views.meanings import BREAKDOWN
+from zsim.study.differences import is_told_apart, range_of_row, row_words
+from zsim.study.tune.evaluate import Measured
+from zsim.study.tune.explain import Change, TuningStep
+from zsim.study.tune.tellings import script_changes
+from zsim.study.tune.tune import Tuned
+from zsim.units import format_bytes, format_seconds
+from zsim.validated.ratios import NO_DIFFERENCE
+
+_WIDTH = 80
+
+
+def tuned_lines(tuned: Tuned) -> Iterator[str]:
+    """What `zsim tune` prints; fits 80 columns."""
+    yield subject(tuned)
+    yield verdict(tuned)
+    if tuned.settled:
+        yield from wrapped(tuned.settled, indent=2, first=0)
+    yield ""
+    yield from _table(tuned)
+    if tuned.steps:
+        yield ""
+        yield from _changes(tuned)
+    yield ""
+    yield from wrapped(_counts(tuned), indent=0)
+    for reason, count in _reasons(tuned.refused):
+        yield from wrapped(f"{count} refused: {reason}", indent=4, first=0)
+
+
+def subject(tuned: Tuned) -> str:
+    """E.g. "llama-3-8b | dgx-h100 | 16 GPUs"."""
+    job, gpus = tuned.best[0].candidate.base.job, tuned.best[0].gpus
+    return f"{job.model.name} | {job.cluster.name} | {gpus:,} GPU{'s' if gpus > 1 else ''}"
+
+
+def verdict(tuned: Tuned) -> str:
+    """E.g. "fastest: 4.44 s per step, 12.1 % less than the 5.05 s given"."""
+    best = tuned.best[0]
+    said = f"{tuned.goal}: {format_seconds(best.seconds)} per step"
+    if tuned.given is None:
+        return said + "; what was given " + ("does not fit" if tuned.given_memory else "is refused")
+    if tuned.goal != "fastest":
+        return said
+    gain = 1 - best.seconds / tuned.given.seconds
+    given = format_seconds(tuned.given.seconds)
+    if gain <= 5e-4:
+        return f"{said}, as given"
+    told = "" if is_told_apart(best.row, tuned.given.row) else f": {NO_DIFFERENCE}"
+    return f"{said}, {percent(gain)} less than the {given} given{told}"
+
+
+def percent(fraction: float) -> str:
+    return f"{fraction * 100:.1f} %"
+
+
+NEEDS_SCRIPT = "needs a change of the script"
+MAY_RUN_OUT = "may not fit: torch's allocator finds no room for some requests (zsim run says more)"
+_SHARES = {f"{name}_seconds": meaning.label for name, meaning in BREAKDOWN.items()}
+
+
+def limits_of(measured: Measured) -> str:
+    """What the step is made of, largest first: "compute 94 %, exposed communication 4 %"."""
+    shares = {name: measured.row[key] / measured.seconds for key, name in _SHARES.items()}
+    largest_first = sorted(shares.items(), key=lambda entry: -entry[1])
+    return ", ".join(f"{name} {share * 100:.0f} %" for name, share in largest_first if share >= 0.005)
+
+
+def _table(tuned: Tuned) -> Iterator[str]:
+    yield f"{'':>3} {'step':>10} {'tokens/s/GPU':>12} {'MFU':>7} {'GPU memory':>11} {'GPUs':>6}"
+    for place, measured in enumerate(tuned.best, 1):
+        yield _row(str(place), measured)
+        yield from wrapped(label_of(measured), indent=4)
+        yield from wrapped(row_words(measured.row, tuned.best[0].row), indent=4)
+        yield from wrapped(limits_of(measured), indent=4)
+        if measured.may_run_out:
+            yield from wrapped(MAY_RUN_OUT, indent=4)
+        for change in script_changes(measured.candidate):
+            yield from wrapped(f"{NEEDS_SCRIPT}: {change}", indent=4)
+    if tuned.given is not None and all(m.candidate is not tuned.given.candidate for m in tuned.best):
+        yield _row("-", tuned.given)
+        yield from wrapped("as given", indent=4)
+        yield from wrapped(row_words(tuned.given.row, tuned.best[0].row), indent=4)
+        yield from wrapped(limits_of(tuned.given), indent=4)
+
+
+def _row(place: str, measured: Measured) -> str:
+    row = measured.row
+    mfu = "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"])
+    tokens = row["tokens_per_second_per_gpu"] or 0.0
+    return (
+        f"{place:>3} {format_seconds(measured.seconds):>10} {tokens:>12,.0f} {mfu:>7} "
+        f"{format_bytes(measured.gpu_bytes):>11} {measured.gpus:>6,}"
+    )
+
+
+def label_of(measured: Measured) -> str:
+    return measured.candidate.label or "as given"
+
+
+def _changes(tuned: Tuned) -> Iterator[str]:
+    yield "What to change, in order of gain, each simulated:"
+    for number, step in enumerate(tuned.steps, 1):
+        yield from wrapped(f"{number:>3} {step_words(step)}", indent=4, first=0)
+        for change in step.changes:
+            yield from wrapped(change_words(change), indent=4)
+
+
+def step_words(step: TuningStep) -> str:
+    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and whether zsim can tell that it is."""
+    after = format_seconds(step.after.seconds)
+    if step.before_seconds is None or step.gain_fraction is None:
+        return f"does not fit -> {after}"
+    said = f"{format_seconds(step.before_seconds)} -> {after}, {percent(step.gain_fraction)} less"
+    return said if step.is_told_apart else f"{said}: {NO_DIFFERENCE}"
+
+
+def change_words(change: Change) -> str:
+    """E.g. "zero_optimization.stage: 3 -> 1", and what the script must do for it where no file says it."""
+    key = change.key.removeprefix("strategy.config.")
+    text = f"{key}: {_shown(change.before)} -> {_shown(change.after)}"
+    return f"{text} ({NEEDS_SCRIPT}: {change.script})" if change.script else text
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "none" if value is None else str(value)
+
+
+def _counts(tuned: Tuned) -> str:
+    """The counts before the bracket add up to all configurations; a configuration with many micro-batches is
+    simulated as two steps of fewer, and what is refined, changed or given takes steps of its own."""
+    found = tuned.found
+    counts = [
+        f"{found.num_too_large:,} do{'es' if found.num_too_large == 1 else ''} not fit",
+        f"{found.num_too_slow:,} cannot be faster",
+        *([f"{found.num_refused:,} refused"] if found.num_refused else []),
+        f"{found.num_simulated:,} simulated",
+    ]
+    said = f"{found.num_candidates:,} configuration{'' if found.num_candidates == 1 else 's'}: "
+    said += ", ".join(counts)
+    if tuned.num_simulated == found.num_simulated:
+        return said
+    return f"{said} ({tuned.num_simulated:,} steps in all, with what was given and variations)"
+
+
+def _reasons(refused: Mapping[str, int]) -> Sequence[tuple[str, int]]:
+    return sorted(refused.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
+
+
+def wrapped(text: str, *, indent: int, first: int | None = None) -> list[str]:
+    import textwrap
+
+    before = " " * (indent if first is None else first)
+    return textwrap.wrap(text, _WIDTH, initial_indent=before, subsequent_indent=" " * indent)
+
+
+def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
+    """What `zsim tune --json` writes; seconds and bytes, fractions from 0 to 1."""
+    found = tuned.found
+    return {
+        "goal": tuned.goal,
+        "settled": tuned.settled,
+        "given": None if tuned.given is None else _measured_to_dict(tuned.given),
+        "best": [_measured_to_dict(measured) for measured in tuned.best],
+        "steps": [
+            {
+                "changes": [
+                    {
+                        "key": change.key,
+                        "before": change.before,
+                        "after": change.after,
+                        "script_change": change.script or None,
+                    }
+                    for change in step.changes
+                ],
+                "before_seconds": step.before_seconds,
+                "after_seconds": step.after.seconds,
+                "gain_fraction": step.gain_fraction,
+                "is_told_apart": step.is_told_apart,
+            }
+            for step in tuned.steps
+        ],
+        "configurations": found.num_candidates,
+        "do_not_fit": found.num_too_large,
+        "cannot_be_faster": found.num_too_slow,
+        "refused": dict(tuned.refused),
+        "refused_configurations": found.num_refused,
+        "simulated_configurations": found.num_simulated,
+        "simulated": tuned.num_simulated,
+    }
+
+
+def _measured_to_dict(measured: Measured) -> dict[str, Any]:
+    found = range_of_row(measured.row)
+    return {
+        "label": label_of(measured),
+        "overrides": measured.candidate.overrides,
+        "gpus": measured.gpus,
+        "step_seconds": measured.seconds,
+        "step_seconds_range": None if found is None else list(found),
+        "validation": {name: measured.row.get(f"validation.{name}") for name in ("regime", "runs")},
+        "least_seconds": measured.least_seconds,
+        **{key: measured.row[key] for key in ("tokens_per_second_per_gpu", "mfu_fraction", "limit")},
+        **{
+            f"{device}_peak_bytes": measured.row[f"{device}_peak_bytes"] for device in ("gpu", "host", "nvme")
+        },
+        "fits": measured.row["fits"],
+        "may_run_out": measured.may_run_out,
+        "script_changes": list(script_changes(measured.candidate)),
+    }

@@ -1,0 +1,1 @@
+"""Traces as Perfetto and chrome://tracing show them."""

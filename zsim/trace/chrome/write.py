@@ -1,0 +1,155 @@
+"""A trace as Chrome JSON in the shape that torch.profiler (Kineto) writes; one file is one rank.
+
+It opens in ui.perfetto.dev and chrome://tracing, and tools made for recorded traces read it: Holistic Trace
+Analysis, traceinsight.
+
+`Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "gpu", "gpu_memory_bytes",
+"sm_count" and "gpus_per_node"; text in it is copied into the file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zsim.files import make_folder, write_whole
+from zsim.trace.chrome.events import Event, RankEvents, is_on_gpu
+from zsim.trace.drives import drive_rates
+from zsim.trace.trace import Trace
+
+_SCHEMA_VERSION = 1
+_GPU_SORT_INDEX = 5_000_000
+
+
+def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None, step: int = 1) -> Path:
+    """Write `rank` (else the first rank of the trace) to `path`, gzipped when it ends in `.gz`.
+
+    `step` is the N of `ProfilerStep#N`. The same trace gives the same bytes.
+    """
+    path = Path(path)
+    text = _as_text(chrome_trace(trace, rank, step)).encode()
+    if path.suffix == ".gz":
+        text = gzip.compress(text, compresslevel=6, mtime=0)
+    return write_whole(path, text)
+
+
+def write_chrome_traces(trace: Trace, directory: str | Path, step: int = 1) -> list[Path]:
+    """One `rank<N>.json.gz` for each rank in the trace."""
+    directory = make_folder(Path(directory))
+    ranks = np.unique(trace.ranks).tolist()
+    return [write_chrome_trace(trace, directory / f"rank{rank}.json.gz", rank, step) for rank in ranks]
+
+
+def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[str, Any]:
+    """The JSON object of one rank."""
+    if rank is None:
+        rank = int(trace.ranks[0]) if len(trace) else 0
+    events = RankEvents(trace.of_rank(rank), rank)
+    timed = [
+        *events.steps(step),
+        *events.launches(),
+        *events.in_allocator(),
+        *events.phases(),
+        *events.spans(),
+        *events.memory(),
+        *_drives(trace, events),
+    ]
+    timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    words = {key: value for key, value in trace.metadata.items() if isinstance(value, str)}
+    return {
+        **words,
+        "source": f"zsim, {trace.source}",
+        "schemaVersion": _SCHEMA_VERSION,
+        "deviceProperties": [_device_properties(events)],
+        "distributedInfo": _distributed_info(events),
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 0,
+        "traceEvents": [*_names(events), *timed],
+    }
+
+
+def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:
+    """A counter of what the drives of the rank's node do, for all its ranks together."""
+    rates = drive_rates(trace, events.rank)
+    if rates is None:
+        return
+    changes = zip(rates.seconds.tolist(), rates.read.tolist(), rates.write.tolist(), strict=True)
+    for seconds, read, write in changes:
+        yield {
+            "ph": "C",
+            "name": "drives of the node (GB/s)",
+            "pid": events.host,
+            "tid": 0,
+            "ts": round(seconds * 1e9) / 1000,
+            "args": {"read": round(read / 1e9, 3), "write": round(write / 1e9, 3)},
+        }
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    """JSON with a line per head entry and per event; traceinsight looks for the rank line by line."""
+    head = [
+        f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)},\n"
+        for key, value in document.items()
+        if key != "traceEvents"
+    ]
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    events = ",\n".join(encode(event) for event in document["traceEvents"])
+    return "{\n" + "".join(head) + f'"traceEvents": [\n{events}\n]}}\n'
+
+
+def _device_properties(events: RankEvents) -> Event:
+    metadata = events.trace.metadata
+    known = {
+        "name": metadata.get("gpu"),
+        "totalGlobalMem": metadata.get("gpu_memory_bytes"),
+        "numSms": metadata.get("sm_count"),
+    }
+    return {"id": events.device, **{key: value for key, value in known.items() if value is not None}}
+
+
+def _distributed_info(events: RankEvents) -> Event:
+    configs = [
+        {
+            "pg_name": str(index),
+            "pg_desc": group or "default_pg",
+            "backend_config": f"cuda:{events.backend}",
+            "pg_size": events.group_sizes[group],
+            "ranks": events.ranks_of(group),
+        }
+        for group, index in events.groups.items()
+    ]
+    return {
+        "backend": events.backend,
+        "rank": events.rank,
+        "world_size": events.trace.world_size,
+        "pg_count": len(configs),
+        "pg_config": configs,
+    }
+
+
+def _names(events: RankEvents) -> Iterator[Event]:
+    """Names and order of processes and threads."""
+    for pid, label, index in (
+        (events.host, "CPU", events.host),
+        (events.device, f"GPU {events.device}", _GPU_SORT_INDEX + events.device),
+    ):
+        name = f"zsim rank {events.rank}"
+        yield _named("process_name", pid, 0, "name", name)
+        yield _named("process_labels", pid, 0, "labels", label)
+        yield _named("process_sort_index", pid, 0, "sort_index", index)
+    yield _named("thread_name", events.host, events.host, "name", "host program")
+    on_host = {info.stream for info in events.trace.infos if not is_on_gpu(info)}
+    for (stream, lane), number in events.tracks.items():
+        pid, tid = (events.host, events.host + number) if stream in on_host else (events.device, number)
+        label = stream if stream in on_host else f"stream {number} {stream}"
+        yield _named("thread_name", pid, tid, "name", label + (f" ({lane + 1})" if lane else ""))
+        yield _named("thread_sort_index", pid, tid, "sort_index", number)
+
+
+def _named(event: str, pid: int, tid: int, key: str, value: str | int) -> Event:
+    return {"ph": "M", "name": event, "pid": pid, "tid": tid, "ts": 0.0, "args": {key: value}}

@@ -1,0 +1,1 @@
+"""Recorded runs, one reader per format."""

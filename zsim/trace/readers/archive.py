@@ -1,0 +1,60 @@
+"""Traces in a tar, packed with gzip or not: read one after another as they come, nothing goes to disk."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from zsim.errors import InputError
+from zsim.trace.readers.content import CHUNK_BYTES, Content, refusals, unzipped
+
+_MOST_FILES = 10_000
+_MAGIC = slice(257, 262), b"ustar"
+
+
+def is_tar(beginning: bytes) -> bool:
+    """By the magic of POSIX and GNU in the first header."""
+    place, magic = _MAGIC
+    return beginning[place] == magic
+
+
+def contents(path: Path, chosen: Callable[[list[PurePosixPath]], list[PurePosixPath]]) -> Iterator[Content]:
+    """The files that `chosen` picks out of all names, each to be read before the next.
+
+    Raises InputError for an archive that is damaged, and for a link or a device among those picked.
+    """
+    with _opened(path) as archive:
+        names = [PurePosixPath(member.name) for member in _members(path, archive) if not member.isdir()]
+    wanted = set(chosen(names))
+    with _opened(path) as archive:
+        for member in _members(path, archive):
+            name = PurePosixPath(member.name)
+            if member.isdir() or name not in wanted:
+                continue
+            file = archive.extractfile(member) if member.isreg() else None
+            if file is None:
+                raise InputError(f"{path / name}: is a link or a device; expected a file")
+            yield Content(path / name, file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with (
+            refusals(path),
+            path.open("rb") as file,
+            unzipped(path, file) as plain,
+            tarfile.open(fileobj=plain, mode="r|", bufsize=CHUNK_BYTES) as archive,
+        ):
+            yield archive
+    except tarfile.TarError as error:
+        raise InputError(f"{path}: the archive is cut off or damaged ({error})") from None
+
+
+def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    for number, member in enumerate(archive):
+        if number >= _MOST_FILES:
+            raise InputError(f"{path}: holds more than {_MOST_FILES:,} files")
+        yield member

@@ -1,0 +1,124 @@
+"""A Flight Recorder dump as JSON (torch 2.5 and newer, versions 2.x): which collectives, in order.
+
+Without `TORCH_NCCL_ENABLE_TIMING=1` it does not say how long they took; the spans then have no length, and
+`Recording.is_timed` is False. It knows no steps: they are told from the sequence repeating itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.trace.collective_names import (
+    as_int,
+    collective_kind,
+    dtype_of,
+    elements_of,
+    full_tensor_bytes,
+    parse_ranks,
+)
+from zsim.trace.readers.json_stream import WRONG_VALUE, JsonStream, wrong_value
+from zsim.trace.readers.recording import UNKNOWN, Recording
+from zsim.trace.trace import SpanInfo
+
+Entry = dict[str, Any]
+
+
+def read_flight_recorder(path: Path, stream: JsonStream) -> Recording:
+    """One rank. Raises InputError for a dump without entries and for one of another format."""
+    entries = list(stream.items("entries"))
+    head = stream.head
+    version = str(head.get("version", ""))
+    if "entries" not in head or not version.startswith("2."):
+        raise InputError(f"{path}: has version '{version}'; expected a Flight Recorder dump of version 2.x")
+    if not entries:
+        raise InputError(
+            f"{path}: has no entries; the recorder keeps none with TORCH_FR_BUFFER_SIZE=0 "
+            "(TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.7)"
+        )
+    groups = _groups(head)
+    world_size = max((len(ranks) for ranks in groups.values()), default=0)
+    rank = as_int(head.get("rank"), _rank_in_name(path))
+    recording = Recording(path, rank, max(world_size, 1))
+    recording.is_timed = any(entry.get("duration_ms") for entry in entries)
+    recording.metadata = {"flight_recorder_version": version}
+    entries.sort(key=lambda entry: as_int(entry.get("record_id")))
+    try:
+        for entry in entries:
+            _add(recording, entry, groups)
+    except WRONG_VALUE as error:
+        raise wrong_value(path, f"entry {json.dumps(entry)[:80]}", error) from error
+    _find_steps(recording)
+    return recording
+
+
+def _rank_in_name(path: Path) -> int:
+    """`nccl_trace_rank_3`, `fr3.json` -> 3: a dump may not say whose it is, but its name's end does."""
+    numbers = re.findall(r"\d+", path.name)
+    return int(numbers[-1]) if numbers and len(numbers[-1]) < 7 else 0
+
+
+def _groups(head: Entry) -> dict[str, tuple[int, ...]]:
+    config = head.get("pg_config")
+    groups: dict[str, tuple[int, ...]] = {}
+    for name, group in config.items() if isinstance(config, dict) else ():
+        if isinstance(group, dict):
+            groups[str(name)] = parse_ranks(group.get("ranks"), 0)
+    return groups
+
+
+def _add(recording: Recording, entry: Entry, groups: dict[str, tuple[int, ...]]) -> None:
+    name = str(entry.get("profiling_name", ""))
+    backend, _, called = name.partition(":")
+    kind = collective_kind(called or name)
+    if not kind or kind == "barrier":
+        recording.metadata["barriers"] = recording.metadata.get("barriers", 0) + 1
+        return
+    recording.backend = recording.backend or backend
+    number, description = [*map(str, entry.get("process_group") or ()), "", ""][:2]
+    ranks = groups.get(number) or groups.get(description) or groups.get("", ())
+    size = len(ranks) or recording.world_size
+    group = "world" if size == recording.world_size else description or f"group {number}"
+    recording.groups[group] = ranks or tuple(range(recording.world_size))
+    dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or [""]
+    dtype, dtype_bytes = dtype_of(str(dtypes[0]))
+    full = full_tensor_bytes(
+        kind, elements_of(entry.get("input_sizes")), elements_of(entry.get("output_sizes")), dtype_bytes, size
+    )
+    issue = as_int(entry.get("time_created_ns"))
+    start = as_int(entry.get("time_discovered_started_ns")) or issue
+    length = round(float(entry.get("duration_ms") or 0.0) * 1e6)
+    sequence = as_int(entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"), UNKNOWN)
+    info = SpanInfo(name, kind, "", full, dtype, group, size)
+    recording.add(info, start if length else issue, (start if length else issue) + length, issue, sequence)
+
+
+def _find_steps(recording: Recording) -> None:
+    """Cut where the sequence of collectives begins anew, counted back from the end of the dump."""
+    period = repeating_period(recording.info_indices)
+    if not period:
+        return
+    count = len(recording)
+    ends = list(range(count, period - 1, -period))[::-1]
+    for number, end in enumerate(ends):
+        start = max(end - period, 0)
+        until = recording.issue[end] if end < count else max(recording.end[start:end]) + 1
+        recording.steps.append((number, recording.issue[start], until - 1))
+    recording.notes.append(f"steps are told from the collectives: {period} of them repeat")
+
+
+def repeating_period(values: Sequence[int]) -> int:
+    """The shortest period in which the end of a sequence repeats over at least half of it, twice or more;
+    0 without one."""
+    count = len(values)
+    for period in range(1, count // 2 + 1):
+        agreeing = 0
+        while agreeing < count - period and values[-1 - agreeing] == values[-1 - agreeing - period]:
+            agreeing += 1
+        if agreeing + period >= max(2 * period, (count + 1) // 2):
+            return period
+    return 0

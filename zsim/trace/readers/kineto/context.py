@@ -1,0 +1,67 @@
+"""Which part of the step a moment of a host thread belongs to: forward, backward or optimizer, and whose
+parameters. Told from the ranges that torch writes around what it does."""
+
+from __future__ import annotations
+
+import re
+
+from zsim.trace.readers.kineto.file import KinetoFile, Thread
+from zsim.trace.readers.recording import Ranges
+
+_UNIT = re.compile(r"^FSDP::\S+(?: for (?P<next>\S+)| \((?P<unit>.*)\))")
+_OF_A_UNIT = frozenset(
+    f"FSDP::{what}"
+    for what in (
+        "pre_forward", "post_forward", "pre_backward", "all_gather", "all_gather_copy_out",
+        "post_backward_accumulate", "post_backward_reshard", "post_backward_reduce",
+        "post_backward_rs_wait",
+    )
+)  # fmt: skip
+
+
+class Context:
+    """Phase and module at a moment of a thread; ask in the order of time."""
+
+    def __init__(self, file: KinetoFile) -> None:
+        self._annotations = file.annotations
+        self._main = file.step_thread or file.optimizer_thread
+        self._backward: dict[Thread, Ranges[str]] = {}
+        for thread, ranges in file.backward.items():
+            self._backward[thread] = Ranges()
+            for start, end in ranges:
+                self._backward[thread].add(start, end, "backward")
+
+    def at(self, thread: Thread, moment: int) -> tuple[str, str]:
+        """(phase, module); "" for what is not known."""
+        ranges = self._annotations.get(thread)
+        names = ranges.around(moment) if ranges is not None else []
+        module = next((unit for name in reversed(names) if (unit := module_of(name))), "")
+        phase = next((phase for name in reversed(names) if (phase := phase_of(name))), "")
+        return phase or self._phase_by_autograd(thread, moment), module
+
+    def _phase_by_autograd(self, thread: Thread, moment: int) -> str:
+        backward = self._backward.get(thread)
+        if backward is None:
+            return "forward" if self._backward else ""
+        if self._main is not None and thread != self._main:
+            return "backward"  # autograd's own thread
+        return "backward" if backward.around(moment) else "forward"
+
+
+def phase_of(name: str) -> str:
+    """The phase that a range names, e.g. `FSDP::pre_backward (layers.3)`, `## forward ##`."""
+    if name.startswith("Optimizer.step#"):
+        return "optimizer"
+    lower = name.lower()
+    is_forward, is_backward = "forward" in lower, "backward" in lower
+    if is_forward != is_backward:
+        return "forward" if is_forward else "backward"
+    return "optimizer" if lower.strip("# ") in ("optimizer", "optimizer step", "update") else ""
+
+
+def module_of(name: str) -> str:
+    """The unit of an FSDP2 range: `FSDP::all_gather (layers.3)` -> layers.3; the root has no name."""
+    match = _UNIT.match(name)
+    if match:
+        return match["unit"] or match["next"]
+    return "root" if name in _OF_A_UNIT else ""

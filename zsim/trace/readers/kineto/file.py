@@ -1,0 +1,270 @@
+"""One rank's Kineto JSON (torch.profiler, 2021 to now; zsim's own export) as a Recording.
+
+Three generations say what a collective is:
+- torch 2.3 and newer: on the GPU kernel itself;
+- before: on the CPU op `record_param_comms`, joined by `External id`, else by the launch inside it;
+- 2022 and 2023: only as `Input Dims` of `record_param_comms` or of the range `nccl:...` around the launch.
+gloo has no kernels: its collectives are ranges `gloo:...` on worker threads, called by `c10d::...` ops.
+
+Files of hundreds of megabytes are read event by event; what is kept is kernels, copies, launches,
+collectives and annotations, and of the CPU ops four numbers each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.trace.collective_names import as_int, is_collective_kernel
+from zsim.trace.readers.json_stream import EXPECTED, WRONG_VALUE, JsonStream, wrong_value
+from zsim.trace.readers.recording import Ranges
+
+Event = dict[str, Any]
+Thread = tuple[Any, Any]  # pid, tid
+
+_CATEGORIES = {
+    "kernel": "kernel", "gpu_memcpy": "memcpy", "memcpy": "memcpy", "gpu_memset": "memset",
+    "memset": "memset", "cuda_runtime": "runtime", "cuda_driver": "runtime", "runtime": "runtime",
+    "hip_runtime": "runtime", "privateuse1_runtime": "runtime", "cpu_op": "op", "operator": "op",
+    "user_annotation": "annotation", "allocator": "allocator",
+}  # fmt: skip
+_SYNCHRONIZE = re.compile(r"^(cuda|hip)\w*Synchronize$")
+_STEP = re.compile(r"^ProfilerStep#(\d+)")
+_OPTIMIZER_STEP = "Optimizer.step#"
+_LONGEST = 2**61  # 73 years in nanoseconds; columns hold 64 bits
+_BACKWARD = "autograd::engine::evaluate_function"
+
+
+@dataclass(slots=True)
+class DeviceEvent:
+    """A kernel, copy or memset on a device's stream."""
+
+    kind: str
+    name: str
+    device: Any
+    stream: Any
+    start: int
+    end: int
+    correlation: int
+    external_id: int
+    args: Event
+
+
+@dataclass(slots=True)
+class HostEvent:
+    """Something on a thread of the host."""
+
+    name: str
+    thread: Thread
+    start: int
+    end: int
+    external_id: int
+    args: Event
+
+
+@dataclass
+class KinetoFile:
+    """What is kept of a file. `launches` maps a correlation id to (start, end, thread); `ops` are the CPU ops
+    of each thread as flat arrays (start, end, name's number), `waits` when it made a stream wait,
+    `in_allocator` when zsim's host was in torch's allocator, which had run short."""
+
+    path: Path
+    head: Event
+    base: int = 0
+    device_events: list[DeviceEvent] = field(default_factory=list)
+    launches: dict[int, tuple[int, int, Thread]] = field(default_factory=dict)
+    blocks: list[tuple[int, int, Thread]] = field(default_factory=list)
+    in_allocator: list[tuple[int, int]] = field(default_factory=list)
+    waits: dict[Thread, list[int]] = field(default_factory=dict)
+    comms: list[HostEvent] = field(default_factory=list)
+    backend_ranges: list[HostEvent] = field(default_factory=list)
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)
+    annotations: dict[Thread, Ranges[str]] = field(default_factory=dict)
+    backward: dict[Thread, list[tuple[int, int]]] = field(default_factory=dict)
+    ops: dict[Thread, tuple[array[int], array[int], array[int]]] = field(default_factory=dict)
+    op_names: dict[str, int] = field(default_factory=dict)
+    memory: list[tuple[int, str, int, int]] = field(default_factory=list)
+    counters: list[tuple[int, str, Event]] = field(default_factory=list)
+    thread_names: dict[Thread, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    step_thread: Thread | None = None
+    optimizer_thread: Thread | None = None
+
+    @property
+    def is_from_zsim(self) -> bool:
+        return str(self.head.get("source", "")).startswith("zsim, ")
+
+
+def load(path: Path, stream: JsonStream) -> KinetoFile:
+    """Read the file to its end.
+
+    Raises InputError where it is damaged, or holds no traceEvents.
+    """
+    file = KinetoFile(path, stream.head)
+    event: Event = {}
+    found_any = False
+    try:
+        for event in stream.items("traceEvents"):
+            found_any = True
+            _take(file, event)
+    except WRONG_VALUE as error:
+        raise wrong_value(path, f"event {stream.num_items}: {json.dumps(event)[:80]}", error) from error
+    if not found_any and "traceEvents" not in stream.head:
+        keys = ", ".join(list(stream.head)[:8])
+        raise InputError(f"{path}: has no 'traceEvents' (it has {keys or 'nothing'}); {EXPECTED}")
+    file.base = as_int(stream.head.get("baseTimeNanoseconds"))
+    for waits in file.waits.values():
+        waits.sort()
+    return file
+
+
+def _take(file: KinetoFile, event: Event) -> None:
+    phase = event.get("ph")
+    if phase == "X":
+        category = _CATEGORIES.get(str(event.get("cat", "")).lower())
+        if category is None:
+            return
+        start = _nanoseconds(file.path, event, "ts")
+        _HANDLERS[category](file, event, start, start + _nanoseconds(file.path, event, "dur"))
+        file.counts[category] = file.counts.get(category, 0) + 1
+    elif phase == "M" and event.get("name") == "thread_name":
+        file.thread_names[_thread(event)] = str(_args(event).get("name", ""))
+    elif phase in ("i", "I") and event.get("name") == "[memory]":
+        _take_memory(file, event)
+    elif phase == "C" and str(event.get("name", "")).endswith(" memory"):
+        file.counters.append((_nanoseconds(file.path, event, "ts"), str(event["name"]), _args(event)))
+
+
+def _nanoseconds(path: Path, event: Event, key: str) -> int:
+    value = event.get(key, 0)
+    try:
+        nanoseconds = round(float(value) * 1000)
+    except (TypeError, ValueError, OverflowError):
+        nanoseconds = _LONGEST
+    if not -_LONGEST < nanoseconds < _LONGEST:
+        name = str(event.get("name", ""))[:60]
+        raise InputError(f"{path}: event '{name}': {key} is {value!r}; expected microseconds")
+    return nanoseconds
+
+
+def _args(event: Event) -> Event:
+    args = event.get("args")
+    return args if isinstance(args, dict) else {}
+
+
+def _thread(event: Event) -> Thread:
+    return event.get("pid"), event.get("tid")
+
+
+def _take_device_event(file: KinetoFile, event: Event, start: int, end: int) -> None:
+    args = _args(event)
+    kind, name = _CATEGORIES[event["cat"].lower()], str(event.get("name", ""))
+    kept: Event = {}
+    if file.is_from_zsim or (kind == "kernel" and (is_collective_kernel(name) or "Collective name" in args)):
+        kept = args
+    elif "bytes" in args:
+        kept = {"bytes": args["bytes"]}
+    elif "grid" in args:
+        kept = {"launch": sys.intern(f"{args['grid']} x {args.get('block')}")}
+    device, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
+    hash((device, stream))  # a list or an object is refused here, where the event is known
+    correlation, external = as_int(args.get("correlation"), -1), as_int(args.get("External id"), -1)
+    file.device_events.append(
+        DeviceEvent(kind, name, device, stream, start, end, correlation, external, kept)
+    )
+
+
+def _take_runtime(file: KinetoFile, event: Event, start: int, end: int) -> None:
+    name = str(event.get("name", ""))
+    if is_synchronize(name):
+        file.blocks.append((start, end, _thread(event)))
+    elif name.endswith("StreamWaitEvent"):
+        file.waits.setdefault(_thread(event), []).append(start)
+    correlation = as_int(_args(event).get("correlation"), -1)
+    if correlation >= 0:
+        file.launches[correlation] = (start, end, _thread(event))
+
+
+def _take_allocator(file: KinetoFile, event: Event, start: int, end: int) -> None:
+    if file.is_from_zsim:
+        file.in_allocator.append((start, end))
+
+
+def is_synchronize(name: str) -> bool:
+    """Whether a runtime call makes the host wait for the device."""
+    return _SYNCHRONIZE.match(name) is not None
+
+
+def _take_op(file: KinetoFile, event: Event, start: int, end: int) -> None:
+    name, thread = str(event.get("name", "")), _thread(event)
+    if name == "record_param_comms" or name.startswith("c10d::"):
+        args = _args(event)
+        file.comms.append(HostEvent(name, thread, start, end, as_int(args.get("External id"), -1), args))
+    elif name.startswith(_BACKWARD):
+        file.backward.setdefault(thread, []).append((start, end))
+    columns = file.ops.get(thread)
+    if columns is None:
+        columns = file.ops[thread] = (array("q"), array("q"), array("q"))
+    for column, value in zip(
+        columns, (start, end, file.op_names.setdefault(name, len(file.op_names))), strict=True
+    ):
+        column.append(value)
+    if file.is_from_zsim:
+        _note_zsim_span(file, event, start, end)
+
+
+def _note_zsim_span(file: KinetoFile, event: Event, start: int, end: int) -> None:
+    """zsim writes work of host threads and drives as CPU ops with their kind."""
+    args = _args(event)
+    if "kind" in args:
+        external = as_int(args.get("External id"), -1)
+        thread = _thread(event)
+        file.device_events.append(
+            DeviceEvent("host", str(event.get("name", "")), *thread, start, end, -1, external, args)
+        )
+
+
+def _take_memory(file: KinetoFile, event: Event) -> None:
+    """Of the allocator (`profile_memory=True`): time, device, change, and what is allocated after it."""
+    args = _args(event)
+    device = "host" if as_int(args.get("Device Type")) == 0 else "gpu"
+    change, total = as_int(args.get("Bytes")), as_int(args.get("Total Allocated"))
+    file.memory.append((_nanoseconds(file.path, event, "ts"), device, change, total))
+
+
+def _take_annotation(file: KinetoFile, event: Event, start: int, end: int) -> None:
+    name, thread, args = str(event.get("name", "")), _thread(event), _args(event)
+    if name.startswith(("nccl:", "gloo:", "rccl:", "ucc:", "mpi:")):
+        file.backend_ranges.append(
+            HostEvent(name, thread, start, end, as_int(args.get("External id"), -1), args)
+        )
+        return
+    note_range(file, thread, name, start, end)
+
+
+def note_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int) -> None:
+    """A range that the program wrote: a step, the optimizer, or part of one."""
+    step = _STEP.match(name)
+    if step:
+        file.steps.append((int(step[1]), start, end))
+        file.step_thread = thread
+        return
+    if name.startswith(_OPTIMIZER_STEP):
+        file.optimizer_steps.append((len(file.optimizer_steps), start, end))
+        file.optimizer_thread = thread
+    file.annotations.setdefault(thread, Ranges()).add(start, end, name)
+
+
+_HANDLERS: dict[str, Callable[[KinetoFile, Event, int, int], None]] = {
+    "kernel": _take_device_event, "memcpy": _take_device_event, "memset": _take_device_event,
+    "runtime": _take_runtime, "op": _take_op, "annotation": _take_annotation,
+    "allocator": _take_allocator,
+}  # fmt: skip

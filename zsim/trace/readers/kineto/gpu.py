@@ -1,0 +1,230 @@
+"""Kernels, copies and collectives of a GPU, from what is kept of a Kineto file."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from typing import Any
+
+from zsim.trace.collective_names import (
+    as_int,
+    collective_kind,
+    dtype_of,
+    elements_of,
+    full_tensor_bytes,
+    group_name,
+    is_collective_kernel,
+    parse_ranks,
+)
+from zsim.trace.readers.kineto.context import Context
+from zsim.trace.readers.kineto.file import DeviceEvent, Event, HostEvent, KinetoFile, Thread
+from zsim.trace.readers.recording import UNKNOWN, Ranges, Recording
+from zsim.trace.trace import COLLECTIVES, SpanInfo
+
+_COPY_KERNEL = re.compile(r"copy|CatArray|chunk_cat|split_with_sizes", re.IGNORECASE)
+_STREAM_LABEL = re.compile(r"^stream \d+ ?(?P<label>.*?)(?: \(\d+\))?$")
+_LANE = re.compile(r" \(\d+\)$")
+
+
+def add_device_spans(recording: Recording, file: KinetoFile) -> None:
+    """Every kernel, copy and memset in the order in which the host launched them."""
+    collectives = _Collectives(recording, file)
+    context = Context(file)
+    launches = file.launches
+    nowhere: tuple[int, int, Thread] = (UNKNOWN, UNKNOWN, (None, None))
+    rows = [(launches.get(event.correlation, nowhere), event) for event in file.device_events]
+    rows.sort(key=lambda row: (row[1].start if row[0] is nowhere else row[0][0], row[1].start))
+    spans: list[tuple[DeviceEvent, int, SpanInfo, int]] = []
+    follows_wait = _follows_wait(file, [launch for launch, _ in rows])
+    for launch, event in rows:
+        began, ended, thread = launch
+        phase, module = context.at(thread, began) if launch is not nowhere else ("", "")
+        info, sequence = _info(file, event, launch, phase, module, collectives)
+        issue = min(ended, event.start) if launch is not nowhere else UNKNOWN
+        if event.kind == "memcpy" and ended >= event.end:  # to or from pageable memory: the host waits
+            recording.host_blocks.append((began, ended, None))
+        spans.append((event, issue, info, sequence))
+    names = _stream_names(file, spans)
+    for (event, issue, info, sequence), waits in zip(spans, follows_wait, strict=True):
+        named = _on_stream(info, names[event.device, event.stream])
+        recording.add(named, event.start, event.end, issue, sequence, waits)
+    if collectives.num_unsized:
+        recording.notes.append(f"{collectives.num_unsized} collectives whose size is not recorded")
+    if collectives.num_assumed:
+        recording.notes.append(
+            f"{collectives.num_assumed} collectives whose group is not recorded: taken to be all ranks"
+        )
+
+
+def _follows_wait(file: KinetoFile, launches: list[tuple[int, int, Thread]]) -> list[bool]:
+    """Of each launch, whether its thread made a stream wait since its launch before."""
+    before: dict[Thread, int] = {}
+    found = []
+    for began, _, thread in launches:
+        waits = file.waits.get(thread, [])
+        last = before.get(thread, 0)
+        found.append(bisect_left(waits, began) > bisect_left(waits, last))
+        before[thread] = began
+    return found
+
+
+def _info(
+    file: KinetoFile,
+    event: DeviceEvent,
+    launch: tuple[int, int, Thread],
+    phase: str,
+    module: str,
+    collectives: _Collectives,
+) -> tuple[SpanInfo, int]:
+    """What an event is, its stream still to be named; and a collective's number in its group."""
+    args = event.args
+    if file.is_from_zsim and "kind" in args:
+        return _zsim_info(recording_args=args, event=event, collectives=collectives)
+    if event.kind == "memcpy":
+        lower = event.name.lower()
+        kind = "h2d" if "htod" in lower else "d2h" if "dtoh" in lower else "copy"
+        return SpanInfo(event.name, kind, "", as_int(args.get("bytes")), phase=phase, module=module), UNKNOWN
+    if event.kind == "memset":
+        return SpanInfo(event.name, "copy", "", phase=phase, module=module), UNKNOWN
+    if is_collective_kernel(event.name) or "Collective name" in args:
+        return collectives.info(event, launch, phase, module)
+    kind = "copy" if _COPY_KERNEL.search(event.name) else "optimizer" if phase == "optimizer" else "compute"
+    return SpanInfo(event.name, kind, "", phase=phase, module=module), UNKNOWN
+
+
+def _zsim_info(recording_args: Event, event: DeviceEvent, collectives: _Collectives) -> tuple[SpanInfo, int]:
+    """zsim writes what a span is beside Kineto's own fields."""
+    args = recording_args
+    name, kind = str(args.get("op", event.name)), str(args["kind"])
+    phase, module = str(args.get("phase", "")), str(args.get("module", ""))
+    if kind in COLLECTIVES:
+        info, sequence = collectives.of_metadata(args, kind, name, phase, module)
+        return info, sequence
+    is_kernel = kind not in ("h2d", "d2h") and event.kind == "kernel"
+    count = as_int(args.get("bytes"))
+    if is_kernel:
+        flops = float(args.get("flops", 0.0))
+        return SpanInfo(name, kind, "", phase=phase, module=module, flops=flops, hbm_bytes=count), UNKNOWN
+    return SpanInfo(name, kind, "", count, phase=phase, module=module), UNKNOWN
+
+
+class _Collectives:
+    """Finds out what a collective's kernel does, by any of the three generations."""
+
+    def __init__(self, recording: Recording, file: KinetoFile) -> None:
+        self.recording = recording
+        self.num_unsized = self.num_assumed = 0
+        by_id = (event for event in file.comms if event.external_id >= 0 and _says_something(event.args))
+        self._by_external_id = {event.external_id: event for event in by_id}
+        self._around: dict[Thread, Ranges[HostEvent]] = {}
+        for event in (*file.comms, *file.backend_ranges):
+            self._around.setdefault(event.thread, Ranges()).add(event.start, event.end, event)
+
+    def info(
+        self, event: DeviceEvent, launch: tuple[int, int, Thread], phase: str, module: str
+    ) -> tuple[SpanInfo, int]:
+        kind = collective_kind(event.name)
+        if "Collective name" in event.args:
+            return self.of_metadata(event.args, kind, event.name, phase, module)
+        linked = self._by_external_id.get(event.external_id)
+        if linked is not None and "Collective name" in linked.args:
+            return self.of_metadata(linked.args, kind, event.name, phase, module)
+        around = self._around.get(launch[2])
+        ranges = around.around(launch[0]) if around is not None else []
+        described = next((r for r in reversed(ranges) if "Collective name" in r.args), None)
+        if described is not None:
+            return self.of_metadata(described.args, kind, event.name, phase, module)
+        sized = next((r for r in reversed(ranges) if elements_of(r.args.get("Input Dims"))), None)
+        named = next((found for r in reversed(ranges) if (found := collective_kind(r.name))), kind)
+        return self._of_dims(sized or linked, named, event.name, phase, module), UNKNOWN
+
+    def of_metadata(
+        self, args: Event, kernel_kind: str, name: str, phase: str, module: str
+    ) -> tuple[SpanInfo, int]:
+        kind = collective_kind(str(args.get("Collective name", ""))) or kernel_kind
+        dtype, dtype_bytes = dtype_of(str(args.get("dtype", "")))
+        size = as_int(args.get("Group size"), 1)
+        recording = self.recording
+        group = group_name(args, size, recording.world_size)
+        ranks = parse_ranks(args.get("Process Group Ranks"), size)
+        if len(ranks) == size or group not in recording.groups:
+            recording.groups[group] = ranks if len(ranks) == size else ()
+        full = full_tensor_bytes(
+            kind, as_int(args.get("In msg nelems")), as_int(args.get("Out msg nelems")), dtype_bytes, size
+        )
+        self.num_unsized += full == 0
+        info = SpanInfo(name, _real_kind(kind), "", full, dtype, group, size, phase, module)
+        return info, as_int(args.get("Seq"), UNKNOWN)
+
+    def _of_dims(self, sized: HostEvent | None, kind: str, name: str, phase: str, module: str) -> SpanInfo:
+        """Only the shape of the input is known; the group is taken to be all ranks."""
+        world = self.recording.world_size
+        self.num_assumed += 1
+        full, dtype = 0, ""
+        if sized is not None:
+            dtype, dtype_bytes = first_dtype(sized.args)
+            full = full_tensor_bytes(kind, elements_of(first_dims(sized.args)), 0, dtype_bytes, world)
+        self.num_unsized += full == 0
+        self.recording.groups.setdefault("world", tuple(range(world)))
+        return SpanInfo(name, _real_kind(kind), "", full, dtype, "world", world, phase, module)
+
+
+def first_dims(args: Event) -> Any:
+    """The shape of the first input, or of all tensors in it where it is a list."""
+    dims = args.get("Input Dims")
+    return next((shape for shape in dims if elements_of(shape)), []) if isinstance(dims, list) else []
+
+
+def first_dtype(args: Event) -> tuple[str, int]:
+    """The dtype of the first input that has one; a list of tensors is taken to be fp32."""
+    kinds = args.get("Input type")
+    for kind in kinds if isinstance(kinds, list) else []:
+        found = dtype_of(str(kind))
+        if found[1]:
+            return found
+    return "fp32", 4
+
+
+def _says_something(args: Event) -> bool:
+    return "Collective name" in args or bool(elements_of(args.get("Input Dims")))
+
+
+def _real_kind(kind: str) -> str:
+    """A barrier is an all-reduce of one element; a kernel of unknown kind is told apart by nothing."""
+    return "all_reduce" if kind in ("barrier", "") else kind
+
+
+def _on_stream(info: SpanInfo, stream: str) -> SpanInfo:
+    return SpanInfo(
+        info.name, info.kind, stream, info.bytes, info.dtype, info.group, info.group_size, info.phase,
+        info.module, info.flops, info.hbm_bytes,
+    )  # fmt: skip
+
+
+def _stream_names(
+    file: KinetoFile, spans: list[tuple[DeviceEvent, int, SpanInfo, int]]
+) -> dict[tuple[Any, Any], str]:
+    """A name for each stream: its own label, else by what it does: the one with most kernel time is
+    "compute", others are called by their most frequent work."""
+    busy: Counter[tuple[Any, Any]] = Counter()
+    kinds: dict[tuple[Any, Any], Counter[str]] = {}
+    for event, _, info, _ in spans:
+        key = event.device, event.stream
+        kinds.setdefault(key, Counter())[info.kind] += 1
+        if info.kind in ("compute", "optimizer", "copy") and event.kind == "kernel":
+            busy[key] += event.end - event.start
+    compute = max(busy, key=lambda key: (busy[key], str(key)), default=None)
+    names: dict[tuple[Any, Any], str] = {}
+    for key in sorted(kinds, key=lambda key: (key != compute, -kinds[key].total(), str(key))):
+        label = _label(file.thread_names.get(key, ""))
+        name = label or ("compute" if key == compute else kinds[key].most_common(1)[0][0])
+        names[key] = name if label or name not in names.values() else f"{name} (stream {key[1]})"
+    return names
+
+
+def _label(thread_name: str) -> str:
+    match = _STREAM_LABEL.match(thread_name)
+    if match:
+        return match["label"].strip()
+    return _LANE.sub("", thread_name)

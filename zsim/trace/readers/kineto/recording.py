@@ -1,0 +1,142 @@
+"""A Kineto file as a Recording: its rank, steps and memory, and its spans on GPU or CPU."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.trace.collective_names import as_int
+from zsim.trace.readers.json_stream import JsonStream
+from zsim.trace.readers.kineto.file import KinetoFile, load
+from zsim.trace.readers.kineto.gpu import add_device_spans
+from zsim.trace.readers.kineto.host import add_backend_spans, add_cpu_spans
+from zsim.trace.readers.recording import Recording
+
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
+
+
+def read_kineto(path: Path, stream: JsonStream) -> Recording:
+    """One rank. Raises InputError for a file that is damaged or holds nothing that took time."""
+    file = load(path, stream)
+    info = file.head.get("distributedInfo")
+    distributed: dict[str, Any] = info if isinstance(info, dict) else {}
+    groups = distributed.get("pg_config")
+    if groups is not None and not isinstance(groups, list):
+        raise InputError(
+            f"{path}: distributedInfo: pg_config is {str(groups)[:40]!r}; expected a list of groups"
+        )
+    rank = as_int(distributed.get("rank"), rank_in_name(path))
+    largest = max((as_int(event.args.get("Group size"), 1) for event in file.comms), default=1)
+    world_size = as_int(distributed.get("world_size")) or max(largest, rank + 1)
+    recording = Recording(path, rank, world_size, str(distributed.get("backend", "")))
+    recording.metadata = _metadata(file, distributed)
+    return fill(recording, file)
+
+
+def fill(recording: Recording, file: KinetoFile) -> Recording:
+    """The recording with the file's spans, steps and memory.
+
+    Raises InputError where there are no spans.
+    """
+    if file.device_events:
+        add_device_spans(recording, file)
+    else:
+        add_cpu_spans(recording, file)
+        recording.metadata["computes_on"] = "cpu"
+    if any(event.name.startswith("gloo:") for event in file.backend_ranges):
+        add_backend_spans(recording, file)
+    if not len(recording):
+        raise InputError(
+            f"{file.path}: has no kernel, copy, collective or CPU operator in {sum(file.counts.values())} "
+            "events; expected a profile with ProfilerActivity.CUDA, or of a CPU run"
+        )
+    recording.sort()
+    recording.host_blocks += [(start, end, None) for start, end, _ in file.blocks]
+    recording.host_blocks.sort(key=lambda block: block[:2])
+    recording.allocator_blocks = sorted(file.in_allocator)
+    recording.steps = _steps(file, recording)
+    _add_memory(recording, file)
+    _shift(recording, file.base)
+    return recording
+
+
+def rank_in_name(path: Path) -> int:
+    """`rank3.json.gz`, `worker3_step_12.pt.trace.json` -> 3; 0 where the name says nothing."""
+    match = _RANK_IN_NAME.search(path.name)
+    return int(match[1]) if match else 0
+
+
+def _metadata(file: KinetoFile, distributed: dict[str, Any]) -> dict[str, Any]:
+    devices = file.head.get("deviceProperties")
+    device = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
+    known = {
+        "gpu": str(device["name"]) if device.get("name") else None,
+        "gpu_memory_bytes": as_int(device.get("totalGlobalMem")) or None,
+        "sm_count": as_int(device.get("numSms")) or None,
+        "nccl_version": distributed.get("nccl_version"),
+        "provenance": file.head.get("provenance"),
+        "process_groups": distributed.get("pg_config"),
+    }
+    if file.is_from_zsim:
+        known |= {key: file.head.get(key) for key in ("source", "model", "cluster", "framework")}
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def _steps(file: KinetoFile, recording: Recording) -> list[tuple[int, int, int]]:
+    """The host's steps: `ProfilerStep#N`; without a schedule there are none, and a step then ends with
+    `Optimizer.step#...`, the last before the next backward."""
+    if file.is_from_zsim:  # zsim writes the whole step, the host may have been done with it earlier
+        done = max([0, *recording.issue, *(end for _, end, _ in recording.host_blocks)])
+        return [(number, start, max(min(end, done), start)) for number, start, end in file.steps]
+    if file.steps:
+        return sorted(set(file.steps), key=lambda step: step[1])
+    ends = [end for _, _, end in sorted(file.optimizer_steps, key=lambda step: step[2])]
+    backward = sorted(start for rows in file.backward.values() for start, _ in rows)
+    if backward:
+        following = [*ends[1:], 2**62]
+        ends = [
+            end
+            for end, next_end in zip(ends, following, strict=True)
+            if bisect_right(backward, next_end) > bisect_right(backward, end) or next_end == 2**62
+        ]
+    first = min(min(recording.start), min((i for i in recording.issue if i >= 0), default=2**62))
+    starts = [first, *ends[:-1]]
+    if ends:
+        recording.notes.append("steps end with Optimizer.step: the profiler wrote no ProfilerStep")
+    return [(number, start, end) for number, (start, end) in enumerate(zip(starts, ends, strict=False), 1)]
+
+
+def _add_memory(recording: Recording, file: KinetoFile) -> None:
+    """What the allocator did; of a file that zsim wrote, the counters by category."""
+    known: set[str] = set()
+    for time, device, change, total in sorted(file.memory):
+        if device not in known:
+            known.add(device)
+            recording.memory.append((time, device, "allocated", total - change, "start"))
+        recording.memory.append((time, device, "allocated", change, ""))
+    held: dict[tuple[str, str], int] = {}
+    for time, name, levels in sorted(file.counters, key=lambda row: row[0]):
+        device = name.removesuffix(" memory")
+        changes = [
+            (as_int(level) - held.get((device, category), 0), category) for category, level in levels.items()
+        ]
+        for change, category in sorted(changes):  # what is freed first, so that no peak is made up
+            held[device, category] = held.get((device, category), 0) + change
+            if change:
+                recording.memory.append((time, device, category, change, ""))
+
+
+def _shift(recording: Recording, base: int) -> None:
+    """From the file's own zero (`baseTimeNanoseconds`) to the clock's."""
+    if not base:
+        return
+    for column in (recording.issue, recording.start, recording.end):
+        for row, value in enumerate(column):
+            column[row] = value + base if value >= 0 else value
+    recording.steps = [(number, start + base, end + base) for number, start, end in recording.steps]
+    recording.host_blocks = [(start + base, end + base, info) for start, end, info in recording.host_blocks]
+    recording.allocator_blocks = [(start + base, end + base) for start, end in recording.allocator_blocks]
+    recording.memory = [(time + base, *rest) for time, *rest in recording.memory]  # type: ignore[misc]

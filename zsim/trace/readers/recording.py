@@ -1,0 +1,129 @@
+"""What one rank's file says, before ranks are put together: spans in nanoseconds of that rank's own clock."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from zsim.errors import InputError
+from zsim.trace.trace import SpanInfo
+
+UNKNOWN = -1
+_MOST_RANKS = 10**6
+_MOST_BYTES = 2**62  # columns hold 64 bits
+T = TypeVar("T")
+
+
+@dataclass
+class Recording:
+    """One rank's spans, in the order in which the host issued them where that is known.
+
+    `issue`, `start` and `end` are nanoseconds (`issue` UNKNOWN where it is not recorded); `sequence` is the
+    number that the backend gave a collective in its group (UNKNOWN without), `follows_wait` as in `Trace`.
+    `steps` are the host's (number, start, end). `groups` maps a group's name to its ranks, as far as they are
+    known. `memory` rows are (time, device, category, change of bytes, name), `host_blocks` (start, end, what
+    the host waited for, where that is known), `allocator_blocks` as in `Trace`. `is_timed`: whether the ends
+    of spans were recorded; a Flight Recorder without timing only knows when collectives were issued.
+    `clock_zero` is the epoch's time at the clock's zero, where the clock is a machine's monotonic one.
+    """
+
+    path: Path
+    rank: int
+    world_size: int
+    backend: str = ""
+    infos: list[SpanInfo] = field(default_factory=list)
+    info_indices: array[int] = field(default_factory=lambda: array("q"))
+    issue: array[int] = field(default_factory=lambda: array("q"))
+    start: array[int] = field(default_factory=lambda: array("q"))
+    end: array[int] = field(default_factory=lambda: array("q"))
+    sequence: array[int] = field(default_factory=lambda: array("q"))
+    follows_wait: array[int] = field(default_factory=lambda: array("q"))
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    memory: list[tuple[int, str, str, int, str]] = field(default_factory=list)
+    host_blocks: list[tuple[int, int, SpanInfo | None]] = field(default_factory=list)
+    allocator_blocks: list[tuple[int, int]] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    is_timed: bool = True
+    clock_zero: int | None = None
+    _index_of: dict[SpanInfo, int] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < _MOST_RANKS or not 1 <= self.world_size < _MOST_RANKS:
+            raise InputError(
+                f"{self.path}: says it is rank {self.rank} of {self.world_size}; expected ranks from 0 to "
+                f"below {_MOST_RANKS:,}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def add(
+        self,
+        info: SpanInfo,
+        start: int,
+        end: int,
+        issue: int = UNKNOWN,
+        sequence: int = UNKNOWN,
+        follows_wait: bool = False,
+    ) -> None:
+        index = self._index_of.get(info)
+        if index is None:
+            if not 0 <= info.bytes < _MOST_BYTES:
+                raise InputError(f"{self.path}: '{info.name[:60]}' is of {info.bytes:,} bytes")
+            index = self._index_of[info] = len(self.infos)
+            self.infos.append(info)
+        self.info_indices.append(index)
+        self.issue.append(issue)
+        self.start.append(start)
+        self.end.append(max(end, start))
+        self.sequence.append(sequence)
+        self.follows_wait.append(follows_wait)
+
+    def info(self, span: int) -> SpanInfo:
+        return self.infos[self.info_indices[span]]
+
+    def sort(self) -> None:
+        """Into the order of issue (of start, where that is unknown)."""
+        times = [s if i == UNKNOWN else i for s, i in zip(self.start, self.issue, strict=True)]
+        order = sorted(range(len(self)), key=lambda span: (times[span], self.start[span]))
+        for name in ("info_indices", "issue", "start", "end", "sequence", "follows_wait"):
+            values = getattr(self, name)
+            setattr(self, name, array("q", [values[span] for span in order]))
+
+
+class Ranges(Generic[T]):
+    """Properly nested ranges of one thread; finds those around a moment."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, T]] = []
+        self._is_sorted = True
+        self._stack: list[int] = []
+        self._next = 0
+        self._asked = -(2**62)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, start: int, end: int, what: T) -> None:
+        self._rows.append((start, -end, what))
+        self._is_sorted = False
+
+    def around(self, moment: int) -> list[T]:
+        """The ranges around a moment, the innermost last; ask in the order of time."""
+        if not self._is_sorted or moment < self._asked:
+            self._rows.sort(key=lambda row: row[:2])
+            self._is_sorted, self._stack, self._next = True, [], 0
+        self._asked = moment
+        rows, stack = self._rows, self._stack
+        while self._next < len(rows) and rows[self._next][0] <= moment:
+            while stack and -rows[stack[-1]][1] <= rows[self._next][0]:
+                stack.pop()
+            stack.append(self._next)
+            self._next += 1
+        while stack and -rows[stack[-1]][1] < moment:
+            stack.pop()
+        return [rows[row][2] for row in stack if -rows[row][1] >= moment]
