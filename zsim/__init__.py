@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from zsim.cost.sharing import max_min_fair_rates
     from zsim.errors import InputError, NotSimulatedError, StuckError, ZsimError
     from zsim.fluid.flows import simulate_flows
-    from zsim.specs.experiment.tables import Experiment, load_experiment
+    from zsim.specs.experiment.load import load_experiment
+    from zsim.specs.experiment.tables import Experiment
     from zsim.study.advice import simulate
     from zsim.study.replay.replay import Replay, replay
     from zsim.trace.readers.read import read_trace

@@ -36,7 +36,7 @@ from zsim.report.offload import OffloadSection, TierRow
 from zsim.report.report import Report, SimulationStats, StepWork, make_report
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
-from zsim.specs.cluster.cluster import EVIDENCE_ORDER, Evidence
+from zsim.specs.cluster.table import EVIDENCE_ORDER, Evidence
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job, slowest_of
 from zsim.specs.experiment.labels import batch_label, strategy_label, training_label

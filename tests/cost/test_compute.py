@@ -11,8 +11,8 @@ from zsim.cost.kernels.losses import loss_kernels
 from zsim.cost.kernels.shapes import WorkOptions
 from zsim.cost.rates.gpu import KernelPricer, kernel_seconds, require_dtype
 from zsim.errors import InputError
-from zsim.specs.cluster.cluster import Gpu, NarrowKernel, with_attention_variant
 from zsim.specs.cluster.files import load_gpu
+from zsim.specs.cluster.gpu import Gpu, NarrowKernel, with_attention_variant
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from zsim.cost.kernels.kernel import Layout
 from zsim.cost.rates.efficiency import attention_fraction, contiguous, gemm_fraction, hbm_fraction
-from zsim.specs.cluster.cluster import AttentionEfficiency, GemmEfficiency
+from zsim.specs.cluster.gpu import AttentionEfficiency, GemmEfficiency
 
 _ORIGIN: dict[str, Any] = {"source": "made up for this test", "evidence": "assumed"}
 

@@ -9,8 +9,9 @@ import pytest
 import zsim
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, experiment_from
+from zsim.specs.experiment.tables import Experiment
 
 SPINE = {
     "extends": "dgx-h100",

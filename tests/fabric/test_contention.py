@@ -12,8 +12,8 @@ import zsim
 from zsim.fabric.algorithms.rings import ring_usage
 from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, Group
-from zsim.specs.cluster.cluster import Network
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.network import Network
 from zsim.specs.topology.topology import Topology
 
 

@@ -11,8 +11,10 @@ from zsim.cost.collectives.nccl_chunks import tree_pieces
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.rounds import Rounds
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.specs.cluster.cluster import Cluster, Network, ProtocolCosts
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.collectives import ProtocolCosts
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.network import Network
 from zsim.specs.topology.topology import Topology
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

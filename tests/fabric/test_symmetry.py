@@ -9,8 +9,8 @@ import pytest
 import zsim
 from zsim.fabric.folding.alike import are_alike, by_pattern
 from zsim.plan.ops import Group
-from zsim.specs.cluster.cluster import Network
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.network import Network
 from zsim.specs.topology.topology import Topology
 
 

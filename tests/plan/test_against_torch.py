@@ -18,7 +18,7 @@ from zsim.plan.frameworks.ddp import ddp_plan
 from zsim.plan.frameworks.fsdp1.schedule import fsdp1_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.training import Ddp, Fsdp1
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1
 
 pytestmark = [
     pytest.mark.torch,

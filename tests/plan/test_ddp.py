@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zsim.plan.frameworks.ddp import ddp_buckets, ddp_plan
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.training import Ddp
+from zsim.specs.strategy.frameworks import Ddp
 
 MIB = 2**20
 DEFAULT_CAPS = (MIB, 25 * MIB)

@@ -18,7 +18,7 @@ from zsim.plan.frameworks.fsdp1.wrapping import make_flat_units, size_based_path
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
-from zsim.specs.strategy.training import Fsdp1
+from zsim.specs.strategy.frameworks import Fsdp1
 
 PlanFor = Callable[..., Plan]
 BLOCK, ROOT = 202_383_360, 262_148_096  # Llama-2-7B

@@ -16,7 +16,7 @@ from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.training import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.trace.trace import Trace
 
 PlanFor = Callable[..., Plan]

@@ -14,7 +14,7 @@ from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.training import Reference
+from zsim.specs.strategy.frameworks import Reference
 
 BLOCK, ROOT = 8 * 6, 10 * 3  # elements
 NAMES = {BLOCK: "block", ROOT: "root"}

@@ -17,7 +17,8 @@ from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
-from zsim.specs.strategy.training import Ddp, Training
+from zsim.specs.strategy.frameworks import Ddp
+from zsim.specs.strategy.training import Training
 
 TRAINING = Training(
     sequence_length=128, micro_batch_size=1, gradient_accumulation_steps=1, precision="bf16",

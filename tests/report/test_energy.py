@@ -19,10 +19,11 @@ from zsim.report.views.html.report import html_report
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.report.views.text.report import print_report
 from zsim.report.views.text.run_cost import cost_rows
-from zsim.specs.cluster.cluster import Power
 from zsim.specs.cluster.files import load_gpu
+from zsim.specs.cluster.gpu import Power
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.tables import Experiment, experiment_from
+from zsim.specs.experiment.tables import Experiment
 
 POWER = Power(
     source="a made-up board", evidence="measured", idle="100 W", memory_bound="400 W", maximum="700 W"

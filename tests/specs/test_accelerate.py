@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, experiment_from, load_experiment
+from zsim.specs.experiment.tables import Experiment
 
 FSDP = """
 compute_environment: LOCAL_MACHINE

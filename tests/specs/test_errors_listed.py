@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError
+from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, load_experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.study_file import load_study
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, experiment_from, load_experiment
-from zsim.specs.strategy.training import Ddp, Fsdp1, Fsdp2
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2
 
 BASE: dict[str, Any] = {"model": "llama-2-7b", "cluster": "dgx-h100"}
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, load_experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
 from zsim.specs.formats.exported import Exported
 from zsim.specs.formats.toml import toml_lines
@@ -161,7 +162,7 @@ def read_back(name: str, file: Path) -> Experiment:
         }
     data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, "training": said}
     beside = {key: strategy[key] for key in ("version", *DDP_OPTIONS) if key in strategy}
-    from zsim.specs.experiment.tables import experiment_from
+    from zsim.specs.experiment.load import experiment_from
 
     return experiment_from({**data, "strategy": {"config": str(file), **beside}}, {}, origin="test")
 

@@ -11,8 +11,9 @@ from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.link_names import find_links
 from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, experiment_from
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.topology import Topology
 
 

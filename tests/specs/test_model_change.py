@@ -8,8 +8,9 @@ import pytest
 
 from zsim.commands.options import experiment_from as from_command_line
 from zsim.errors import InputError
+from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, load_experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.ui.form import form_of
 
 FILE = """

@@ -10,8 +10,8 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import experiment_from
 from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 
 BASE: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "gpus": 8}

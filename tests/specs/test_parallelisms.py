@@ -8,7 +8,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.experiment.tables import experiment_from
+from zsim.specs.experiment.load import experiment_from
 
 DATA = {"model": "llama-3-8b", "cluster": "dgx-h100"}
 

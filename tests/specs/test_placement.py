@@ -10,9 +10,10 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import job_topology
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.placement import Placement, node_numbers, place
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, experiment_from
+from zsim.specs.experiment.tables import Experiment
 
 
 def experiment(**data: Any) -> Experiment:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.programs import KINDS, OWN, TELLINGS, Program, program_of, telling
-from zsim.specs.experiment.tables import experiment_from
 
 EVERY_SECOND = ("training.checkpoint_every", 2)
 BY_OP = ("training.activation_checkpointing", "selective-op")

@@ -11,9 +11,10 @@ import networkx
 import numpy as np
 import pytest
 
-from zsim.specs.cluster.cluster import Cluster, Network
+from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.topology.graph import bisection_bandwidth, is_connected
+from zsim.specs.cluster.network import Network
+from zsim.specs.topology.graph import bisection_bandwidth, is_connected, topology_graph
 from zsim.specs.topology.topology import Topology
 
 _ORIGIN = {"source": "made up for a test", "evidence": "assumed"}
@@ -63,7 +64,7 @@ def topology(request: pytest.FixtureRequest) -> Topology:
 def test_every_route_is_a_shortest_path_in_the_graph(topology: Topology) -> None:
     """From GPU 1 to all others: link by link an edge of the graph, shares that add up to 1, and, between the
     two cards (a GPU uses its own, not its neighbour's), no longer than the way that networkx finds."""
-    graph = topology.graph()
+    graph = topology_graph(topology)
     edge_of = {link: edge for *edge, links in graph.edges(data="links") for link in links or ()}
     network = graph.edge_subgraph([edge for edge in graph.edges if graph.edges[edge]["length"]])
     own = f"nic{int(topology.nic_of(np.array([1]))[0])}"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, experiment_from, load_experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.torchtitan.read import read_torchtitan
 
 NEW = """

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError, ZsimError
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, experiment_from
+from zsim.specs.experiment.tables import Experiment
 
 ARGUMENTS = """
 output_dir: out

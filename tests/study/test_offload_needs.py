@@ -9,7 +9,7 @@ import pytest
 from zsim import Experiment
 from zsim.errors import InputError
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.tables import changed
+from zsim.specs.experiment.load import changed
 from zsim.study.advice import simulate
 from zsim.study.needs import Need, offload_need, offload_needs
 from zsim.study.search import least_factor

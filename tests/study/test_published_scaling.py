@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.specs.experiment.tables import load_experiment
+from zsim.specs.experiment.load import load_experiment
 from zsim.study.scaling.scaling import Scaling, run_scaling
 
 ROOT = Path(__file__).parents[2]

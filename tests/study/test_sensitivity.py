@@ -13,10 +13,11 @@ from tests.browser import check_page, in_browser
 from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
-from zsim.specs.cluster.cluster import with_attention_variant
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.gpu import with_attention_variant
+from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, changed
+from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
 from zsim.study.sensitivity.knobs import HARDWARE, software_numbers
 from zsim.study.sensitivity.page import (

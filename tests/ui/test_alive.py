@@ -13,7 +13,7 @@ import pytest
 
 from tests.browser import chromium, in_browser, listen
 from tests.ui.test_form import made
-from zsim.specs.experiment.tables import changed
+from zsim.specs.experiment.load import changed
 from zsim.ui import serve
 from zsim.ui.app import make_app
 

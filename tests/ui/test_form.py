@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
+from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, changed
+from zsim.specs.experiment.tables import Experiment
 from zsim.ui.form import Form, form_of, resolved
 
 ZERO3: dict[str, Any] = {

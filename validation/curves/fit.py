@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from validation.curves.measured import GATHER, Constants, Curve, preset_constants, read_curves
-from zsim.specs.cluster.cluster import ProtocolCosts
+from zsim.specs.cluster.collectives import ProtocolCosts
 
 SCALE = 0.05  # beyond such an error a point pulls with its distance, no longer with its square
 PULL = 0.02  # what a factor of e away from where a number starts costs, as the error of one point
@@ -29,7 +29,8 @@ SEED = 20010
 Key = tuple[str, str, str]  # algorithm, protocol, field; "fraction": of all links
 Theta = Sequence[float]
 _REDUCES, _GATHERS = ("all_reduce",), ("all_gather", "reduce_scatter")
-# Where each number starts: NCCL's tables (zsim.cost.collectives.nccl_tuning), and for what they have not, ramps, a guess.
+# Where each number starts: NCCL's tables (zsim.cost.collectives.nccl_tuning), and for what they have not,
+# ramps, a guess.
 _RING: Mapping[Key, float] = {
     ("ring", "ll", "base"): 6.6e-6,
     ("ring", "ll", "ramp"): 1e-6,

@@ -14,7 +14,8 @@ from zsim.fabric.algorithms.methods import Method
 from zsim.fabric.communicators import Instance, ramp_seconds, ring_latency
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.specs.cluster.cluster import Cluster, ProtocolCosts
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.collectives import ProtocolCosts
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.bench import CurvePoint, compare_curves

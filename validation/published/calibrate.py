@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 from zsim.study.published.predict import predict_rows
 from zsim.study.published.table import PublishedRun, read_runs

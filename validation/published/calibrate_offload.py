@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from zsim.specs.cluster.cluster import Cluster, Gpu
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 from zsim.study.published.predict import predict_row, shipped_tables
 from zsim.study.published.table import PublishedRun, read_runs

@@ -18,8 +18,8 @@ from zsim.engine.simulate import simulate_job
 from zsim.plan.builder import moves
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Kernels, Op, Plan
+from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import load_experiment
 
 CURVE = Path(__file__).with_name("zero3-175b.toml")
 POINTS = ((384, 4), (768, 2), (1536, 1))  # GPUs, sequences in a micro-batch

@@ -9,9 +9,10 @@ kind and size does too: its transfer while kernels ran over its transfer while n
 Only what was done both ways tells anything, and what overlapped in part is left out. So are kernels that
 shared their GPU with other kernels, and those of less than 10 us, which a clock of 1 us (torch before 2.1)
 does not show. A collective's kernel runs from the moment its own rank is there, so its time is mostly
-waiting: with all ranks recorded the transfer is what follows the last arrival (zsim.trace.readers.matching); with one
-rank the shortest call each way is taken, which still may have waited. What is beside what is not drawn by lot
-either: a kernel that finds its input in a cache is faster in either place, and one grid may hide two shapes.
+waiting: with all ranks recorded the transfer is what follows the last arrival (zsim.trace.readers.matching);
+with one rank the shortest call each way is taken, which still may have waited. What is beside what is not
+drawn by lot either: a kernel that finds its input in a cache is faster in either place, and one grid may hide
+two shapes.
 """
 
 from __future__ import annotations

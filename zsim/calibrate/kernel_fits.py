@@ -12,7 +12,7 @@ from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.kernels.update import OptimizerImplementation, optimizer_kernels
 from zsim.cost.rates.gpu import kernel_seconds
-from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.model.spec import Loss, Module, Norm
 
 _BEYOND_CACHES = 100e6

@@ -30,8 +30,8 @@ def import_file(
     What the file asks for and a step does not depend on, or zsim leaves out, stands in `notes`.
     """
     from zsim.specs.experiment.resolve import resolve
+    from zsim.specs.formats.detect import names_experiment
     from zsim.specs.formats.toml import experiment_toml
-    from zsim.specs.formats.training_file import names_experiment
 
     if names_experiment(file):
         raise InputError(

@@ -49,8 +49,9 @@ def experiment_from(
 ) -> Experiment:
     """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML may stand in its place; model and cluster, where it names none, must then be given."""
-    from zsim.specs.experiment import tables as experiment
-    from zsim.specs.formats.training_file import is_training_file, names_training_file
+    from zsim.specs.experiment.load import experiment_from as experiment_of
+    from zsim.specs.experiment.load import load_experiment
+    from zsim.specs.formats.detect import is_training_file, names_training_file
 
     overrides: dict[str, Any] = dict(setting(text) for text in settings or [])
     named = {"model": model, "cluster": cluster, "nodes": nodes, "gpus": gpus}
@@ -61,16 +62,16 @@ def experiment_from(
             raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
         overrides[key] = value
     if path is not None and names_training_file(path):
-        return experiment.experiment_from({}, _with_file(overrides, path), origin="command line")
+        return experiment_of({}, _with_file(overrides, path), origin="command line")
     if path is None and is_training_file(overrides.get("strategy.config")):
-        return experiment.experiment_from({}, overrides, origin="command line")
+        return experiment_of({}, overrides, origin="command line")
     origin = None if path is not None else "command line" if overrides else "example"
-    return experiment.load_experiment(path or EXAMPLE, overrides, origin=origin)
+    return load_experiment(path or EXAMPLE, overrides, origin=origin)
 
 
 def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
     """The overrides with the training file, all that it leaves open given."""
-    from zsim.specs.formats.training_file import is_training_file
+    from zsim.specs.formats.detect import is_training_file
     from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
 
     config = overrides.setdefault("strategy.config", str(path))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.cluster.gpu import Gpu
 
 # A curve is trusted this far beyond its first and last point, and a part of the work this small is let pass.
 _SLACK = 2.0

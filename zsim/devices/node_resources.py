@@ -1,7 +1,8 @@
 """The resources of nodes besides their links: memory bandwidth, cores, drives, and queues of their own.
 
-They are numbered after the links of the topology, so that one activity can use both; a `ResourceUsage` is what one
-unit of work takes of which of them. An activity stands for all ranks of a class and carries the load of all.
+They are numbered after the links of the topology, so that one activity can use both; a `ResourceUsage` is
+what one unit of work takes of which of them. An activity stands for all ranks of a class and carries the load
+of all.
 """
 
 from __future__ import annotations

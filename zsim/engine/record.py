@@ -14,8 +14,8 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     """Spans of every simulated rank; memory of the first, which holds the largest shards.
 
     Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
-    rank had ended the first run (see zsim.plan.passes.twice). Ranks that are not held up by a slower one begin
-    earlier than that one: `Trace.begins` says when. A step lasts from the last rank's end to its next.
+    rank had ended the first run (see zsim.plan.passes.twice). Ranks that are not held up by a slower one
+    begin earlier than that one: `Trace.begins` says when. A step lasts from the last rank's end to its next.
     """
     numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
     tracks = _copy_tracks(plan)

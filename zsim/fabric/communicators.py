@@ -17,7 +17,7 @@ from zsim.cost.collectives.rounds import Rounds
 from zsim.fabric.algorithms.methods import Method
 from zsim.fabric.algorithms.rings import Floats, Ints, Longer
 from zsim.fluid.pool import Profile
-from zsim.specs.cluster.cluster import ProtocolCosts
+from zsim.specs.cluster.collectives import ProtocolCosts
 
 _MIB = 2.0**20
 

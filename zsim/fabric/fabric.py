@@ -27,7 +27,7 @@ from zsim.fabric.folding.alike import by_pattern, groups_of
 from zsim.fabric.lumped_links import NO_EXTRA, Extra, lump
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
-from zsim.specs.cluster.cluster import CollectiveCosts, ProtocolCosts
+from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
 from zsim.specs.topology.topology import Topology
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")

@@ -36,7 +36,7 @@ from zsim.fabric.algorithms.rings import (
 )
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
-from zsim.specs.cluster.cluster import ProtocolCosts
+from zsim.specs.cluster.collectives import ProtocolCosts
 from zsim.specs.topology.topology import Topology
 
 

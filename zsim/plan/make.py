@@ -24,8 +24,9 @@ from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import DTYPE_BYTES, Ddp, Fsdp1, Fsdp2, Reference
+from zsim.specs.strategy.training import DTYPE_BYTES
 
 _DEEPSPEED = {
     "none": zero0_plan,

@@ -10,7 +10,7 @@ from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Op, Plan, Work, offload_kind
 from zsim.report.critical_path import ALLOCATOR, HOST, OTHERS, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
-from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.cluster.gpu import Gpu
 
 # In the order in which they are shown; other tiers of links (of a fabric) come after the cards.
 CAUSES: dict[str, Meaning] = {

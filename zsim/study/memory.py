@@ -15,8 +15,9 @@ from zsim.plan.make import make_plan
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, changed
+from zsim.specs.experiment.tables import Experiment
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 import zsim
 from zsim.errors import InputError
-from zsim.specs.experiment.tables import changed
+from zsim.specs.experiment.load import changed
 from zsim.study.tune.axes import LOSS
 from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import candidates

@@ -16,7 +16,7 @@ from zsim.cli import app
 from zsim.errors import InputError
 from zsim.report.memory import Remedy
 from zsim.report.views.text.sentences import missing_memory, remedy_words
-from zsim.specs.experiment.tables import changed, experiment_from
+from zsim.specs.experiment.load import changed, experiment_from
 from zsim.study.tune.evaluate import memory_of
 from zsim.study.tune.remedy import remedy_of
 from zsim.study.tune.tune import tune

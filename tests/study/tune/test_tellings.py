@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 import zsim
+from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.programs import TELLINGS, Program, telling
-from zsim.specs.experiment.tables import changed
 from zsim.study.tune.axes import DETAILS, STRUCTURE
 from zsim.study.tune.base import Base, base_of, of_kind, value_of
 from zsim.study.tune.candidates import candidates

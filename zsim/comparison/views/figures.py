@@ -18,14 +18,14 @@ from zsim.units import format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from zsim.comparison.compare import Comparison
+    from zsim.comparison.comparison import ComparedRuns
 
 _GAP = 0.09  # of the height, between the two timelines
 _COLOURS = ("#2F7FBF", "#E0873A")  # simulated, recorded
 _MOST_POINTS = 4_000
 
 
-def twin_timeline(comparison: Comparison) -> Figure:
+def twin_timeline(comparison: ComparedRuns) -> Figure:
     """Both steps under one another on one time axis; a diamond marks each call that is not the same."""
     import plotly.graph_objects as go
 
@@ -106,7 +106,7 @@ def _title(figure: Figure, name: str, y: float, trace: Trace) -> None:
     )
 
 
-def _mark_differences(figure: Figure, comparison: Comparison, scale: float) -> None:
+def _mark_differences(figure: Figure, comparison: ComparedRuns, scale: float) -> None:
     for axis, trace, side in (
         ("y", comparison.simulated, "simulated"),
         ("y2", comparison.recorded, "recorded"),
@@ -139,7 +139,7 @@ def _mark_differences(figure: Figure, comparison: Comparison, scale: float) -> N
             )
 
 
-def op_scatter(comparison: Comparison) -> Figure | None:
+def op_scatter(comparison: ComparedRuns) -> Figure | None:
     """Each matched op: simulated seconds across, recorded up; the same on the diagonal."""
     import plotly.graph_objects as go
 
@@ -188,7 +188,7 @@ def _class_colour(name: str) -> str:
     return span_meaning("recompute" if name.startswith("recompute") else "compute").color
 
 
-def memory_bars(comparison: Comparison) -> Figure | None:
+def memory_bars(comparison: ComparedRuns) -> Figure | None:
     """The peak of each category of the GPU's memory, side by side."""
     import plotly.graph_objects as go
 

@@ -18,7 +18,7 @@ from zsim.version import __version__
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from zsim.comparison.compare import Comparison
+    from zsim.comparison.comparison import ComparedRuns
 
 _TITLES: dict[Verdict, str] = {
     "pass": "The same, within tolerance",
@@ -37,12 +37,12 @@ class _Plot:
     json: str
 
 
-def write_compare_page(comparison: Comparison, path: str | Path) -> Path:
+def write_compare_page(comparison: ComparedRuns, path: str | Path) -> Path:
     """Write the page to `path`; the same comparison gives the same bytes."""
     return write_whole(Path(path), compare_page(comparison))
 
 
-def compare_page(comparison: Comparison) -> str:
+def compare_page(comparison: ComparedRuns) -> str:
     """The whole page, plotly.js included."""
     import jinja2
     from markupsafe import Markup
@@ -85,7 +85,7 @@ _TIMELINE_CAPTION = (
 )
 
 
-def _tiles(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+def _tiles(comparison: ComparedRuns) -> Iterator[tuple[str, str, str]]:
     """(label, number, small print) of what people ask for first."""
     wrong = sum(row.count for row in comparison.plan.differences)
     calls = len(comparison.plan.recorded)
@@ -102,14 +102,14 @@ def _both(metric: Metric) -> str:
     return f"{show(metric, metric.simulated)} simulated, {show(metric, metric.recorded)} recorded"
 
 
-def _views(comparison: Comparison) -> list[tuple[str, float, float]]:
+def _views(comparison: ComparedRuns) -> list[tuple[str, float, float]]:
     longest = max(comparison.simulated.step_seconds, comparison.recorded.step_seconds)
     scale, _ = time_scale(longest)
     end = longest * scale
     return [("whole step", 0.0, end), ("start", 0.0, 0.05 * end), ("end", 0.95 * end, end)]
 
 
-def _tables(comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, str, str, str, Verdict]]]]:
+def _tables(comparison: ComparedRuns) -> Iterator[tuple[str, list[tuple[str, str, str, str, Verdict]]]]:
     clock = comparison.clock
     for title, metrics in (
         ("Step", clock.step),

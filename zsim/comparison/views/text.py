@@ -10,7 +10,7 @@ from zsim.comparison.verdict import Metric
 from zsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from zsim.comparison.compare import Comparison
+    from zsim.comparison.comparison import ComparedRuns
 
 MOST_DIFFERENCES = 12
 _WIDTH = 80
@@ -18,7 +18,7 @@ _VERDICTS = {"pass": "SAME", "fail": "DIFFERENT", "inconclusive": "INCONCLUSIVE"
 _MARKS = {"pass": "", "fail": "miss", "inconclusive": "?"}
 
 
-def comparison_lines(comparison: Comparison) -> Iterator[str]:
+def comparison_lines(comparison: ComparedRuns) -> Iterator[str]:
     """The verdict first; then what was compared, and what is not the same."""
     yield f"{_VERDICTS[comparison.verdict]}  {comparison.names[0]} | {comparison.names[1]}"
     yield ""
@@ -49,7 +49,7 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
         yield from _wrapped("note", note)
 
 
-def _plan_sentence(comparison: Comparison) -> str:
+def _plan_sentence(comparison: ComparedRuns) -> str:
     plans = comparison.plans
     ranks = f"on {len(plans)} rank{'s' * (len(plans) > 1)}"
     if comparison.plan_verdict == "pass":

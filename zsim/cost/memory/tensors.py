@@ -1,7 +1,7 @@
 """How the bytes of a module come in tensors: what an allocator is asked for, one after the other.
 
-`zsim.cost.memory.activations` counts bytes; here its sums are cut into the tensors that they are sums of. What no rule
-names stays one tensor.
+`zsim.cost.memory.activations` counts bytes; here its sums are cut into the tensors that they are sums of.
+What no rule names stays one tensor.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ operation (`zsim.cost.kernels.update.update_bytes`).
 
 from __future__ import annotations
 
-from zsim.specs.cluster.cluster import HostDevice, OffloadRates
+from zsim.specs.cluster.cluster import HostDevice
+from zsim.specs.cluster.offload_rates import OffloadRates
 from zsim.specs.strategy.training import DTYPE_BYTES
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import ceil
 
 from zsim.cost.kernels.kernel import Layout
-from zsim.specs.cluster.cluster import AttentionCurve, GemmEfficiency
+from zsim.specs.cluster.gpu import AttentionCurve, GemmEfficiency
 
 _MAX_SPLITS = 32
 _ALIGNED_ELEMENTS = {"fp32": 4, "tf32": 4, "bf16": 8, "fp16": 8, "fp8": 16}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fraction
 from zsim.errors import InputError
-from zsim.specs.cluster.cluster import Gpu
+from zsim.specs.cluster.gpu import Gpu
 
 # Which fraction of `memory_bound` a kernel's HBM traffic gets.
 _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}

@@ -11,8 +11,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from zsim.resources import PRESETS
-from zsim.specs.cluster.cluster import Evidence, HostDevice, Table
+from zsim.specs.cluster.cluster import HostDevice
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.cluster.table import Evidence, Table
 from zsim.specs.messages import validated
 from zsim.units import Seconds
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import arithmetic_seconds, hbm_seconds
-from zsim.specs.cluster.cluster import Gpu, Power
+from zsim.specs.cluster.gpu import Gpu, Power
 
 
 class GpuActivity(NamedTuple):

@@ -1,8 +1,8 @@
 """What jitter multiplies kernels by: drawn from the seed, whatever else is simulated.
 
 A factor is lognormal with mean 1. An op of several launches has their sum's spread: with c the op's
-concentration (`zsim.engine.priced_program`) and s a launch's sigma, log(1 + c (exp(s^2) - 1)) is the variance of its
-logarithm (L. Fenton, 1960: a sum of lognormals is nearly one, with the sum's mean and variance).
+concentration (`zsim.engine.priced_program`) and s a launch's sigma, log(1 + c (exp(s^2) - 1)) is the variance
+of its logarithm (L. Fenton, 1960: a sum of lognormals is nearly one, with the sum's mean and variance).
 """
 
 from __future__ import annotations

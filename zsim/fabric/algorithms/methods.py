@@ -26,8 +26,8 @@ _TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92 for trees, where 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One algorithm: `shape` names its links in `zsim.fabric.algorithms.others.SHAPES`, `fraction` is of those links'
-    bandwidth."""
+    """One algorithm: `shape` names its links in `zsim.fabric.algorithms.others.SHAPES`, `fraction` is of
+    those links' bandwidth."""
 
     algorithm: str
     shape: str

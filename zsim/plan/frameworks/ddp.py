@@ -24,7 +24,8 @@ from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Linear, Parameter
-from zsim.specs.strategy.training import DTYPE_BYTES, Ddp, Training
+from zsim.specs.strategy.frameworks import Ddp
+from zsim.specs.strategy.training import DTYPE_BYTES, Training
 
 ALL_REDUCE = "all_reduce"
 WORLD = "world"

@@ -20,7 +20,7 @@ from dataclasses import replace
 from zsim.plan.builder import moves
 from zsim.plan.ops import Collective, Kernels, Op, Plan
 from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import Ddp, Reference
+from zsim.specs.strategy.frameworks import Ddp, Reference
 
 
 def in_one_thread(plan: Plan, strategy: object, *, copies_scatters: bool) -> Plan:

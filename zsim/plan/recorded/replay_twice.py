@@ -2,9 +2,10 @@
 
 A host that is ahead of its GPU hides what comes first in a step; one step from an idle machine would show it.
 So on other hardware the step is replayed twice, and the second counts, from the end of the first to its own
-(as zsim.plan.passes.twice does for simulated steps). On every stream the second begins after the last kernel of
-the first: nothing may read a parameter before it is updated. Where the host waits for the GPU before or after
-the update (DeepSpeed's norm, a gradient scaler, `loss.item()`), it is ahead of nothing, and once is enough.
+(as zsim.plan.passes.twice does for simulated steps). On every stream the second begins after the last kernel
+of the first: nothing may read a parameter before it is updated. Where the host waits for the GPU before or
+after the update (DeepSpeed's norm, a gradient scaler, `loss.item()`), it is ahead of nothing, and once is
+enough.
 """
 
 from __future__ import annotations

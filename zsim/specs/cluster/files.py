@@ -16,10 +16,11 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, why_unreadable
 from zsim.reading import MOST_TOML_BYTES, parse_toml, read_bytes
-from zsim.specs.cluster.cluster import EVIDENCE_ORDER, Cluster, Gpu
+from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.cluster.offload_rates import default_offload_table
-from zsim.specs.cluster.table import UNSAID
+from zsim.specs.cluster.table import EVIDENCE_ORDER, UNSAID
 from zsim.specs.messages import validated
 from zsim.specs.presets import gpu_preset_path, topology_preset_path
 

@@ -51,9 +51,9 @@ class LinkFault(BaseModel):
 
 
 class FaultsTable(BaseModel):
-    """`[faults]`. `links`: degraded links by name (`zsim.specs.cluster.link_names`). `dead_nics`: cards that do not
-    work. `slow_gpus`: how many times as long kernels take, by rank, "node4" or "node4.gpu2"; where several
-    name one GPU, their factors multiply."""
+    """`[faults]`. `links`: degraded links by name (`zsim.specs.cluster.link_names`). `dead_nics`: cards that
+    do not work. `slow_gpus`: how many times as long kernels take, by rank, "node4" or "node4.gpu2"; where
+    several name one GPU, their factors multiply."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -16,8 +16,9 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.load import (
     DeepSpeedConfig,
 )
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Ddp, Fsdp1, Fsdp2, Reference, Training
+from zsim.specs.strategy.training import Training
 from zsim.specs.topology.node_links import Floats
 from zsim.specs.topology.topology import Topology
 

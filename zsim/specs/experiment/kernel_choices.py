@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import gcd
 
 from zsim.errors import InputError
-from zsim.specs.cluster.cluster import Cluster, with_attention_variant
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.specs.experiment.tables import TrainingTable
 from zsim.specs.strategy.megatron import CLIP_GRAD
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training

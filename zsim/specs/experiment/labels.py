@@ -5,8 +5,9 @@ from __future__ import annotations
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
+from zsim.specs.strategy.frameworks import Reference
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Reference, Training
+from zsim.specs.strategy.training import Training
 
 
 def strategy_label(job: Job) -> str:

@@ -42,16 +42,9 @@ from zsim.specs.strategy.deepspeed.load import (
     refuse_what_is_not_simulated,
 )
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import MegatronTable, megatron_strategy, with_padded_vocabulary
-from zsim.specs.strategy.training import (
-    DEFAULT_CONNECTIONS,
-    Ddp,
-    Fsdp1,
-    Fsdp2,
-    Precision,
-    Reference,
-    Training,
-)
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Precision, Training
 
 _DEFAULT_SEQUENCE = 4096
 _MOST_TOKENS = 2**27

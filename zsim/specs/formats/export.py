@@ -19,7 +19,8 @@ from zsim.specs.formats.torchtitan.write import (
     why_not_torchtitan,
 )
 from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Ddp
+from zsim.specs.strategy.frameworks import Ddp
+from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
 def export_files(job: Job) -> Exported:

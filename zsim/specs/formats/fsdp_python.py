@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Ddp, Fsdp1, Fsdp2, Reference
 
 _DTYPES = {
     "bf16": "torch.bfloat16",

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zsim.errors import InputError
 from zsim.specs.cluster.network import Network
-from zsim.specs.topology.wiring import Hop, HopWiring, Ints, Inventory, Links
-
-if TYPE_CHECKING:
-    from zsim.specs.topology.trees import Cards
+from zsim.specs.topology.wiring import Cards, Hop, HopWiring, Ints, Inventory, Links
 
 
 class Dragonfly(HopWiring):

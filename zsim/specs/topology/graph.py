@@ -91,7 +91,7 @@ def is_connected(topology: Topology) -> bool:
     """Whether every GPU can reach every other over the graph."""
     import networkx
 
-    graph = topology.graph()
+    graph = topology_graph(topology)
     gpus = [device for device in graph if device.startswith("gpu")]
     one_way = networkx.descendants(graph, gpus[0]) | {gpus[0]}
     back = networkx.ancestors(graph, gpus[0]) | {gpus[0]}

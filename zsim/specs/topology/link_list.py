@@ -5,16 +5,22 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zsim.errors import InputError
 from zsim.specs.cluster.network import Network
-from zsim.specs.topology.wiring import Floats, Ints, Inventory, Links, Path, View, hashed_path, weighted_count
-
-if TYPE_CHECKING:
-    from zsim.specs.topology.trees import Cards
+from zsim.specs.topology.wiring import (
+    Cards,
+    Floats,
+    Ints,
+    Inventory,
+    Links,
+    Path,
+    View,
+    hashed_path,
+    weighted_count,
+)
 
 _NODE = re.compile(r"^node([0-9]{1,9})(?:\.nic([0-9]{1,9}))?$")
 _MOST_PATHS = 64

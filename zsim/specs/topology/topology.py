@@ -1,7 +1,7 @@
 """Where bytes can flow: devices, directed links and routes of a cluster.
 
 Links are numbered arithmetically from the node template, so that a route is a formula and the links of
-16,384 GPUs cost a few arrays; `graph()` gives the same thing as a networkx graph, and tests hold every route
+16,384 GPUs cost a few arrays; `topology_graph` gives the same as a networkx graph, and tests hold every route
 to be a shortest path in it. What joins the nodes is a `Wiring` (zsim.specs.topology.wiring).
 
 # [Note: ranks and slots]
@@ -13,18 +13,14 @@ or uneven nodes, or beside another one, has any slots.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.topology.make_wiring import make_wiring
 from zsim.specs.topology.node_links import Condition, Floats, Ints, LinkClass, NodeLinks
-from zsim.specs.topology.trees import make_wiring
 from zsim.specs.topology.wiring import Inventory, weighted_count
-
-if TYPE_CHECKING:
-    import networkx
 
 Bools = npt.NDArray[np.bool_]
 
@@ -193,12 +189,6 @@ class Topology(NodeLinks):
             if link < link_class.first + link_class.count:
                 return link_class
         raise IndexError(link)
-
-    def graph(self) -> networkx.DiGraph[str]:
-        """The same devices and links as a directed graph (`zsim.specs.topology.graph`)."""
-        from zsim.specs.topology.graph import topology_graph
-
-        return topology_graph(self)
 
 
 def _split(amount: float | Floats, is_first: Bools) -> tuple[float | Floats, float | Floats]:

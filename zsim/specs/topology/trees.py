@@ -13,27 +13,14 @@ architecture, "Compute fabric" (rails).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+import numpy as np
 
 from zsim.errors import InputError
-from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.network import Network
 from zsim.specs.presets import topology_preset_names
-from zsim.specs.topology.wiring import Hop, HopWiring, Ints, Inventory, Links, Wiring
-
-
-@dataclass(frozen=True, slots=True)
-class Cards:
-    """The network cards that a fabric joins: `per_node` of `num_nodes` nodes, numbered node by node."""
-
-    num_nodes: int
-    per_node: int
-    bandwidth: float
-
-    @property
-    def count(self) -> int:
-        return self.num_nodes * self.per_node
+from zsim.specs.topology.wiring import Cards, Hop, HopWiring, Ints, Inventory, Links
 
 
 class SingleSwitch(HopWiring):
@@ -121,8 +108,6 @@ class Tree(HopWiring):
         return [*hops, Hop("leaf_down", target[leaves], width, leaves)]
 
     def port(self, nic: int, plane: int) -> str:
-        import numpy as np
-
         return self._name("leaf", int(self.leaf_of(np.array([nic]))[0]), plane)
 
     def _name(self, role: str, number: int | str, plane: int) -> str:
@@ -164,26 +149,6 @@ class Tree(HopWiring):
         """Switches and ports of each, when several small ones are one large one (parallel cables)."""
         together = max((self.network.switch_ports or ports) // ports, 1)
         return -(-count // together), ports * min(together, count)
-
-
-def make_wiring(cluster: Cluster, num_nodes: int) -> Wiring:
-    """The fabric that a cluster's `[network]` describes, for so many nodes.
-
-    Raises InputError when the numbers of the description do not fit together.
-    """
-    from zsim.specs.topology.direct import Dragonfly, Torus
-    from zsim.specs.topology.link_list import LinkList
-
-    kinds: dict[str, Callable[[Network, Cards, str], Wiring]] = {
-        "single-switch": SingleSwitch,
-        "fat-tree": Tree,
-        "rail-optimized": Tree,
-        "dragonfly": Dragonfly,
-        "torus": Torus,
-        "links": LinkList,
-    }
-    cards = Cards(num_nodes, cluster.nic.per_node, cluster.nic.bandwidth)
-    return kinds[cluster.network.kind](cluster.network, cards, f"{cluster.name}: network")
 
 
 def _whole(where: str, key: str, links: float) -> int:

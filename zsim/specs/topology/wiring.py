@@ -24,6 +24,19 @@ Path = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
+class Cards:
+    """The network cards that a fabric joins: `per_node` of `num_nodes` nodes, numbered node by node."""
+
+    num_nodes: int
+    per_node: int
+    bandwidth: float
+
+    @property
+    def count(self) -> int:
+        return self.num_nodes * self.per_node
+
+
+@dataclass(frozen=True, slots=True)
 class Links:
     """One class of a fabric's links: `count` directed links of `bandwidth` bytes per second each."""
 

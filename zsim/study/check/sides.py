@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from zsim.api import simulate
-from zsim.comparison.compare import STEP_RANGE
+from zsim.comparison.comparison import STEP_RANGE
 from zsim.errors import InputError
-from zsim.specs.experiment.tables import load_experiment
+from zsim.specs.experiment.load import load_experiment
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
 

@@ -7,8 +7,9 @@ import re
 import numpy as np
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.cluster.cluster import Cluster, FrameworkMemory, with_attention_variant
+from zsim.specs.cluster.cluster import Cluster, FrameworkMemory
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.study.published.model import is_early_composer
 from zsim.study.published.table import PublishedRun
 

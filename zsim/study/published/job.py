@@ -13,8 +13,8 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.frameworks import Fsdp1
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Fsdp1
 from zsim.study.published.cluster import cluster_preset, row_cluster, torch_1_release
 from zsim.study.published.megatron import (
     as_engine_runs,

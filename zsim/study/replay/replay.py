@@ -14,8 +14,8 @@ from zsim.plan.recorded.infer import replay_plans
 from zsim.plan.recorded.replay_ops import ReplayPlan
 from zsim.plan.recorded.replay_twice import is_drained, twice
 from zsim.report.breakdown import step_breakdown
-from zsim.specs.cluster.cluster import Gpu
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.topology.topology import Topology
 from zsim.study.replay.what_if import WhatIf, changed_plan, make_what_if, recorded_gpu, speedups
 from zsim.trace.trace import COLLECTIVES, Trace

@@ -20,8 +20,9 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.ops import Group
 from zsim.plan.recorded.infer import POINT_TO_POINT
 from zsim.plan.recorded.replay_ops import ReplayPlan
-from zsim.specs.cluster.cluster import Cluster, Gpu
+from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_gpu
+from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.placement import check_most_gpus
 from zsim.specs.presets import gpu_preset_names
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace

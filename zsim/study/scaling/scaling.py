@@ -25,8 +25,9 @@ from zsim.errors import InputError, ZsimError
 from zsim.files import check_folder
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, changed
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
 from zsim.study.differences import range_of_row
 from zsim.study.fitting import most_that_fits
 from zsim.study.sweep.points import Point

@@ -12,8 +12,9 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.table import Table
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
+from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment, changed
+from zsim.specs.experiment.tables import Experiment
 from zsim.study.sensitivity.knobs import HARDWARE, Knob, software_numbers
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.sweep import run_points

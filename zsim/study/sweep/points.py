@@ -9,8 +9,9 @@ from typing import Any
 
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.run_cost import CostTable
-from zsim.specs.experiment.tables import STRATEGIES, Experiment, TrainingTable, experiment_from
+from zsim.specs.experiment.tables import STRATEGIES, Experiment, TrainingTable
 from zsim.specs.strategy.parallelism import refuse_parallelisms
 from zsim.study.sweep.expressions import Expression, nested_value
 from zsim.study.sweep.study_file import LABEL, Rule, Study

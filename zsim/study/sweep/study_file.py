@@ -30,7 +30,8 @@ from typing import Any, TypeVar
 
 from zsim.errors import InputError, did_you_mean
 from zsim.specs.cluster.files import read_toml
-from zsim.specs.experiment.tables import Experiment, located
+from zsim.specs.experiment.load import located
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.messages import listed
 from zsim.study.sweep.expressions import Expression, parse_expression
 

@@ -13,7 +13,8 @@ from zsim.errors import InputError, ZsimError
 from zsim.report.report import Report
 from zsim.resources import EXAMPLE
 from zsim.specs.cluster.files import load_cluster
-from zsim.specs.experiment.tables import Experiment, load_experiment
+from zsim.specs.experiment.load import load_experiment
+from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.routings import NUM_DRAWS, Routing, compare_routings, routing_words

@@ -10,9 +10,10 @@ from typing import Any
 
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import DeepSpeedTable, Experiment, experiment_from
+from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
 from zsim.specs.strategy.deepspeed.schema import ZeroBlock
 from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
 

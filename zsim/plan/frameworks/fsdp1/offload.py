@@ -24,7 +24,8 @@ from zsim.plan.ops import HostWork, Memory, Plan
 from zsim.plan.parts.host_side import CPU, HostSide
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import Workload
-from zsim.specs.strategy.training import Fsdp1, Training
+from zsim.specs.strategy.frameworks import Fsdp1
+from zsim.specs.strategy.training import Training
 
 
 class OffloadedFsdp1Reducer(GradientReducer):

@@ -24,7 +24,8 @@ from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
-from zsim.specs.strategy.training import DTYPE_BYTES, Fsdp1, Training
+from zsim.specs.strategy.frameworks import Fsdp1
+from zsim.specs.strategy.training import DTYPE_BYTES, Training
 
 PRE_UNSHARD = "pre_unshard"
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")

@@ -17,7 +17,8 @@ from zsim.plan.ops import HostWork, Memory, Plan
 from zsim.plan.parts.host_side import CPU, HostSide
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import Workload
-from zsim.specs.strategy.training import Fsdp2, Training
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.training import Training
 
 
 class OffloadedFsdp2Reducer(Fsdp2Reducer):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.fsdp2.units import Unit
-from zsim.specs.strategy.training import DTYPE_BYTES, Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.training import DTYPE_BYTES
 
 REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"
 GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"

@@ -17,7 +17,8 @@ from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Loss
-from zsim.specs.strategy.training import DTYPE_BYTES, Fsdp2, Training
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.training import DTYPE_BYTES, Training
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"

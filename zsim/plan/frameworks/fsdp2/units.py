@@ -10,7 +10,7 @@ from functools import cached_property
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.workload.workload import Segment, Workload
 from zsim.specs.model.spec import Parameter
-from zsim.specs.strategy.training import Fsdp2
+from zsim.specs.strategy.frameworks import Fsdp2
 
 WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
 _SEVERAL = re.compile(r"blocks:([1-9]\d*)")

@@ -17,7 +17,8 @@ from zsim.plan.parts.host_side import CPU, HostSide
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import Workload
 from zsim.specs.strategy.deepspeed.config import AioConfig
-from zsim.specs.strategy.training import Reference, Training
+from zsim.specs.strategy.frameworks import Reference
+from zsim.specs.strategy.training import Training
 
 _DEVICES: dict[str, Device] = {"device": "gpu", "host": "host", "nvme": "nvme"}
 # validation/zero/files.py: one thread reads, one writes, a whole buffer at a time

@@ -21,7 +21,8 @@ from zsim.plan.ops import Category, Collective, CollectiveKind, Group, Memory, P
 from zsim.plan.parts.optimizer import clip_gradients
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
-from zsim.specs.strategy.training import DTYPE_BYTES, Reference, Training
+from zsim.specs.strategy.frameworks import Reference
+from zsim.specs.strategy.training import DTYPE_BYTES, Training
 
 WORLD = "world"
 COMMUNICATION = "communication"

@@ -8,8 +8,8 @@ from typing import Any
 
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Ddp, Fsdp1, Fsdp2, Reference
 
 DEEPSPEED_FILE = "ds_config.json"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.read import FoundTopology
+from zsim.specs.formats.topology.found import FoundTopology
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

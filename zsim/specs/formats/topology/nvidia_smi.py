@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from zsim.errors import InputError
-from zsim.specs.formats.topology.read import FoundTopology
+from zsim.specs.formats.topology.found import FoundTopology
 
 _CELL = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
 _MOST = 512

@@ -6,28 +6,20 @@ what it cannot say. Files come from anywhere, so they are untrusted: size and de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.reading import read_bytes
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.formats.topology.astra_sim import read_astra_sim
+from zsim.specs.formats.topology.found import FoundTopology, Tables
+from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
+from zsim.specs.formats.topology.nvidia_smi import read_nvidia_smi
+from zsim.specs.formats.topology.slurm import read_slurm_topology
 
 _MOST_BYTES = 4_000_000
-Tables = dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class FoundTopology:
-    """What an importer read: tables over `base`, and what a person should know."""
-
-    base: str
-    description: str
-    tables: Tables
-    top: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +43,11 @@ def import_topology(
     `base`: preset for what the file does not say (a guess from the file when None). `network`: a TOML file
     whose `[network]` table joins the nodes. Raises InputError for files that are not what they claim.
     """
-    from zsim.specs.formats.topology import astra_sim as astra_sim_network
-    from zsim.specs.formats.topology import nccl_xml as nccl_topology
-    from zsim.specs.formats.topology import nvidia_smi
-    from zsim.specs.formats.topology import slurm as slurm_topology
-
     readers: dict[str, Callable[[str, str, str | None], FoundTopology]] = {
-        "nccl": nccl_topology.read_nccl_topology,
-        "nvidia-smi": nvidia_smi.read_nvidia_smi,
-        "slurm": slurm_topology.read_slurm_topology,
-        "astra-sim": astra_sim_network.read_astra_sim,
+        "nccl": read_nccl_topology,
+        "nvidia-smi": read_nvidia_smi,
+        "slurm": read_slurm_topology,
+        "astra-sim": read_astra_sim,
     }
     text = _read(path)
     kind = format_ or _guess(path, text)

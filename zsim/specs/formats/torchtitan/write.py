@@ -7,7 +7,8 @@ from typing import Any
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_lines
 from zsim.specs.formats.torchtitan.keys import PRESETS
-from zsim.specs.strategy.training import Fsdp2, Training
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.training import Training
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}

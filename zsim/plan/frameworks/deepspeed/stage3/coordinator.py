@@ -1,8 +1,8 @@
 """Which parameters ZeRO-3 fetches when, and which it lets go.
 
 The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, on a trace that is known to be complete:
-the recorded order of modules of one forward and backward (`zsim.plan.frameworks.deepspeed.stage3.module_order`). Sizes are elements of
-whole parameters.
+the recorded order of modules of one forward and backward
+(`zsim.plan.frameworks.deepspeed.stage3.module_order`). Sizes are elements of whole parameters.
 
 # [Note: external parameters]
 A weight that another module's forward reads without calling its owner (the head's, by a loss that does both)

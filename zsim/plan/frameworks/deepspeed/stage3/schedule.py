@@ -1,8 +1,8 @@
 """DeepSpeed ZeRO stage 3: parameters fetched module by module.
 
 Transcribed from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `partition_parameters.py`); the fetch order is
-`zsim.plan.frameworks.deepspeed.stage3.coordinator`. This is the steady step: the first two, which only record the trace and fetch
-nothing ahead, are not it.
+`zsim.plan.frameworks.deepspeed.stage3.coordinator`. This is the steady step: the first two, which only record
+the trace and fetch nothing ahead, are not it.
 
 # [Note: record_stream]
 Gathered parameters and gradients are made on one stream and used on another; DeepSpeed tells the allocator

@@ -1,0 +1,175 @@
+"""A GPU: what its data sheet says and how fast its kernels were measured to be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from zsim.errors import InputError, did_you_mean
+from zsim.specs.cluster.table import Fraction, Table
+from zsim.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Watts
+
+PositiveBytes = Annotated[Bytes, Field(gt=0)]
+
+
+PositiveRate = Annotated[BytesPerSecond, Field(gt=0)]
+
+
+PositiveFlops = Annotated[FlopsPerSecond, Field(gt=0)]
+
+
+class PeakRates(Table):
+    """Dense peak arithmetic rates, without sparsity; None where the GPU lacks the type."""
+
+    bf16: PositiveFlops | None = None
+    fp16: PositiveFlops | None = None
+    tf32: PositiveFlops | None = None
+    fp32: PositiveFlops
+    fp8: PositiveFlops | None = None
+
+
+class DeviceMemory(Table):
+    """`capacity` is what the driver reports as total."""
+
+    capacity: PositiveBytes
+    bandwidth: PositiveRate
+
+
+class GemmEfficiency(Table):
+    """Matrix products: see `zsim.cost.rates.efficiency.gemm_fraction` for the equation.
+
+    `max_fraction` is what large products sustain on random data within the board's power; `by_dtype`
+    replaces it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
+    `unaligned_fraction` where the rows of a matrix as it lies in memory do not begin on multiples of 16
+    bytes.
+    """
+
+    max_fraction: Fraction
+    k_half: float = Field(ge=0, description="inner dimension at which half of the fraction is reached")
+    tile_m: int = Field(gt=0)
+    tile_n: int = Field(gt=0)
+    half_tile_fraction: Fraction = 0.9
+    unaligned_fraction: Fraction = 1.0
+    by_dtype: dict[str, Fraction] = Field(default_factory=dict)
+
+
+class NarrowKernel(BaseModel):
+    """How many times the rate of the kernel for wide heads one reaches that was built for narrower ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    forward_ratio: float = Field(gt=0)
+    backward_ratio: float = Field(gt=0)
+
+
+class AttentionCurve(BaseModel):
+    """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads, and the
+    sequence length and head width at which half of it is reached.
+
+    `by_head_dim`: kernels that were built for narrower heads, by the widest that each one takes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    forward_fraction: Fraction
+    backward_fraction: Fraction
+    sequence_half: float = Field(ge=0)
+    head_dim_half: float = Field(default=0.0, ge=0)
+    by_head_dim: dict[PositiveInt, NarrowKernel] = Field(default_factory=dict)
+
+    def fraction(self, head_dim: int, *, is_backward: bool) -> float:
+        """That of the narrowest kernel that takes heads of width `head_dim`."""
+        wide = self.backward_fraction if is_backward else self.forward_fraction
+        fitting = [width for width in self.by_head_dim if width >= head_dim]
+        if not fitting:
+            return wide
+        narrow = self.by_head_dim[min(fitting)]
+        return min(wide * (narrow.backward_ratio if is_backward else narrow.forward_ratio), 1.0)
+
+
+class AttentionEfficiency(Table, AttentionCurve):
+    """Fused attention: see `zsim.cost.rates.efficiency.attention_fraction` for the equation.
+
+    `variants`: the curves of other generations of the kernel by name ("flash1-triton", "flash3"), for
+    `with_attention_variant`.
+    """
+
+    variants: dict[str, AttentionCurve] = Field(default_factory=dict)
+
+
+class MemoryEfficiency(Table):
+    """HBM-bound kernels: fraction of the data sheet's bandwidth, and the bytes at which half of it is
+    reached (launch and ramp-up)."""
+
+    elementwise_fraction: Fraction
+    optimizer_fraction: Fraction
+    copy_fraction: Fraction
+    bytes_half: Bytes
+
+
+class KernelLaunch(Table):
+    """What a kernel costs the GPU besides its work: ramp-up, tail and the gap to the next kernel; a load from
+    memory where nothing else runs until it is there; and an element that a thread of its own looks up by an
+    index, if that takes longer than moving it (0: it does not, or was not timed)."""
+
+    seconds_per_kernel: Seconds
+    seconds_per_load: Seconds = 0.0
+    seconds_per_indexed_element: Seconds = 0.0
+
+
+class Interference(Table):
+    """What kernels and collectives on one GPU cost each other (1.0: nothing): how much slower kernels run
+    while a collective is under way, and how much longer a collective takes to move bytes inside its node
+    while kernels run on one of its GPUs. The way through network cards, which need few multiprocessors, stays
+    as fast."""
+
+    compute_slowdown: float = Field(ge=1)
+    communication_slowdown: float = Field(default=1.0, ge=1)
+
+
+class Power(Table):
+    """Board power by what the GPU does: `idle` while a job waits (memory held, clocks up), `memory_bound`
+    under kernels bound by HBM, `maximum` the board's limit, where large matrix products run;
+    `communication` while only collectives run (as `memory_bound` where it is left out)."""
+
+    idle: Watts
+    maximum: Watts
+    memory_bound: Watts | None = None
+    communication: Watts | None = None
+
+
+class Gpu(BaseModel):
+    """One GPU type (a file in `topologies/gpus/`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: str
+    description: str
+    vendor: Literal["nvidia", "amd", "cpu"]
+    sm_count: int = Field(gt=0, le=10**6)
+    supports_flash_attention: bool
+    peak: PeakRates
+    memory: DeviceMemory
+    gemm: GemmEfficiency
+    attention: AttentionEfficiency
+    memory_bound: MemoryEfficiency
+    launch: KernelLaunch
+    interference: Interference
+    power: Power | None = None
+
+
+def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:
+    """The same GPU running another generation of fused attention, one of `gpu.attention.variants`.
+
+    Raises InputError where the GPU's file has no curve of that name.
+    """
+    curve = gpu.attention.variants.get(variant)
+    if curve is None:
+        names = list(gpu.attention.variants)
+        raise InputError(
+            f"GPU '{gpu.name}' has no attention variant '{variant}'{did_you_mean(variant, names)}; "
+            f"it has {', '.join(names) or 'none'}"
+        )
+    return gpu.model_copy(update={"attention": gpu.attention.model_copy(update=dict(curve))})

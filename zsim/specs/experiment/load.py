@@ -1,0 +1,86 @@
+"""Experiments read from files, and changed by dotted overrides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.cluster.files import read_toml
+from zsim.specs.experiment.model_change import with_model
+from zsim.specs.experiment.overrides import with_overrides
+from zsim.specs.experiment.tables import STRATEGIES, Experiment, is_strategy
+from zsim.specs.formats.detect import with_training_file
+
+
+def load_experiment(
+    path: str | Path, overrides: Mapping[str, Any] | None = None, *, origin: str | None = None
+) -> Experiment:
+    """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that win over it.
+
+    Paths in the file are relative to the file, paths in overrides to the working directory. `origin` begins
+    error messages (else the file's name).
+    """
+    path = Path(path)
+    data = located(read_toml(path), path.parent)
+    if "model" not in data and {"axes", "zip"} & set(data):
+        raise InputError(f"{path.name}: is a study, not an experiment; zsim sweep runs it")
+    return experiment_from(data, overrides or {}, origin=origin or path.name)
+
+
+_PATHS = (("model",), ("cluster",), ("cluster", "extends"), ("strategy", "config"))
+
+
+def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """File-shaped data whose paths, where they lead to a file from `folder`, lead there from anywhere."""
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    for keys in _PATHS:
+        _make_relative(data, keys, folder)
+    return data
+
+
+def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:
+    """An experiment from file-shaped data and dotted overrides.
+
+    An override of `strategy.kind` drops the keys of the old kind; of `nodes`, the file's `gpus`, and so on;
+    of `model` keeps [training], see `zsim.specs.experiment.model_change`.
+    `strategy.config` may be another program's file, whose content then stands in its place.
+    """
+    data, overrides = with_training_file(data, overrides, origin=origin)
+    data = with_model(data, overrides)
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    new_kind = overrides.get("strategy.kind")
+    if is_strategy(new_kind) and isinstance(data.get("strategy"), dict):
+        allowed = STRATEGIES[str(new_kind)].model_fields
+        data["strategy"] = {key: value for key, value in data["strategy"].items() if key in allowed}
+    if "strategy.config" in overrides and isinstance(data.get("strategy"), dict):
+        if data["strategy"].get("kind", "deepspeed") != "deepspeed":
+            data["strategy"] = {}
+        data["strategy"].pop("stage", None)
+        data["strategy"].setdefault("kind", "deepspeed")
+    for one, other in (("nodes", "gpus"), ("gpus", "nodes")):
+        if one in overrides and other not in overrides:
+            data.pop(other, None)
+    return Experiment(origin=origin, **with_overrides(data, overrides))
+
+
+def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
+    """The experiment with dotted overrides."""
+    own = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
+    data = experiment.model_dump(exclude_unset=True, include=own)
+    new = experiment_from(data, overrides, origin="experiment")
+    own |= {key.partition(".")[0] for key in overrides}
+    notes = (*experiment.notes, *new.notes) if "notes" not in own else new.notes
+    return experiment.model_copy(update={**{key: getattr(new, key) for key in own}, "notes": notes})
+
+
+def _make_relative(data: dict[str, Any], keys: tuple[str, ...], folder: Path) -> None:
+    table: Any = data
+    for key in keys[:-1]:
+        table = table.get(key) if isinstance(table, dict) else None
+    if isinstance(table, dict) and isinstance(table.get(keys[-1]), str):
+        candidate = folder / table[keys[-1]]
+        if os.path.exists(candidate):  # False, too, for a command line too long to be a path
+            table[keys[-1]] = str(candidate)

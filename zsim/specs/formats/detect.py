@@ -1,0 +1,192 @@
+"""Which program's training file an experiment names, and what it fills in.
+
+`strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line, as it may be a DeepSpeed
+JSON.
+
+The file fills what the experiment leaves open. Two different explicit values are an error that names both;
+`--set` wins over either.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.cluster.files import load_cluster, read_toml
+from zsim.specs.formats.accelerate.read import read_accelerate
+from zsim.specs.formats.torchtitan.read import read_torchtitan
+from zsim.specs.formats.torchtitan.text import is_saved_config
+from zsim.specs.formats.trainer import is_training_arguments, read_training_arguments
+from zsim.specs.formats.training_file import TrainingFile
+
+Reader = Callable[[str], TrainingFile]
+
+
+def is_training_file(config: Any) -> bool:
+    """Whether `strategy.config` is another program's file or command line, not a DeepSpeed JSON."""
+    return isinstance(config, str) and _reader(config) is not None
+
+
+def names_training_file(path: str | Path) -> bool:
+    """Whether a file that stands where an experiment is expected is a training file (or a DeepSpeed JSON)."""
+    if Path(path).suffix.lower() in (".yaml", ".yml", ".json"):
+        return True
+    data = _toml_tables(path)
+    return "cluster" not in data and (isinstance(data.get("model"), Mapping) or "parallelism" in data)
+
+
+def names_experiment(path: str | Path) -> bool:
+    """Whether a TOML is zsim's own: another program's `model` is a table, and none has `cluster`."""
+    data = _toml_tables(path)
+    return "cluster" in data or "strategy" in data or isinstance(data.get("model"), str)
+
+
+def _toml_tables(path: str | Path) -> dict[str, Any]:
+    """What a TOML file has; nothing where it is none."""
+    path = Path(path)
+    return read_toml(path) if path.suffix.lower() == ".toml" and os.path.isfile(path) else {}
+
+
+def read_training_file(config: str) -> TrainingFile:
+    """Raises InputError for what is not such a file, or has keys that its program would refuse."""
+    reader = _reader(config)
+    if reader is None:
+        raise InputError(
+            f"{config}: expected an Accelerate YAML, a torchtitan TOML, or a command line such as "
+            "'train.toml --training.seq_len=4096'"
+        )
+    return reader(config)
+
+
+def _reader(config: str) -> Reader | None:
+    suffix = Path(config).suffix.lower()
+    if suffix in (".yaml", ".yml", ".json") and is_training_arguments(Path(config)):
+        return read_training_arguments
+    if suffix in (".yaml", ".yml"):
+        return read_accelerate
+    if suffix == ".json" and is_saved_config(Path(config)):
+        return read_torchtitan
+    if suffix == ".toml" and len(_words(config)) == 1:
+        return read_torchtitan
+    if any(word.startswith("--") for word in _words(config)):
+        return read_torchtitan
+    return None
+
+
+def _words(config: str) -> list[str]:
+    if os.path.isfile(config):  # False, too, for a command line too long to be a path
+        return [config]
+    try:
+        return shlex.split(config)
+    except ValueError:
+        return [config]
+
+
+def with_training_file(
+    data: Mapping[str, Any], overrides: Mapping[str, Any], *, origin: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """File-shaped `data` and dotted `overrides` without the training file that they name, its content in
+    `data` instead; as they are where they name none."""
+    strategy = data.get("strategy")
+    table: dict[str, Any] = dict(strategy) if isinstance(strategy, Mapping) else {}
+    config = overrides.get("strategy.config", table.get("config"))
+    if not is_training_file(config):
+        return dict(data), dict(overrides)
+    file = read_training_file(config)
+    rest = {key: value for key, value in overrides.items() if key != "strategy.config"}
+    if "strategy.config" in overrides:
+        table = {}  # of the file that is replaced
+    table.pop("config", None)
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
+    merged["strategy"] = table
+    _resolve_shape(file, merged, rest)
+    model, asked = file.assumes.get("model"), rest.get("model", merged.get("model"))
+    if model is not None and asked not in (None, model):
+        file.note(f"written for {model}; the experiment's model is simulated")
+    for dotted, value in file.says.items():
+        _fill(merged, dotted, value, rest, f"{origin}: {dotted}", file.name)
+    for dotted, value in file.assumes.items():
+        _fill(merged, dotted, value, rest)
+    merged["notes"] = [*merged.get("notes", ()), *file.notes]
+    merged.setdefault("program", file.program)
+    for key in ("model", "cluster"):
+        if rest.get(key, merged.get(key)) is None:
+            raise InputError(f"{file.name} names no {key}: give it (--{key})")
+    return merged, rest
+
+
+def _fill(
+    data: dict[str, Any],
+    dotted: str,
+    value: Any,
+    overrides: Mapping[str, Any],
+    where: str | None = None,
+    name: str = "",
+) -> None:
+    """Sets what is open. `where` begins the error for an explicit value that differs; None lets it stand."""
+    if dotted in overrides:
+        return
+    *parents, key = dotted.split(".")
+    table = data
+    for parent in parents:
+        table = table.setdefault(parent, {})
+    if table.get(key) is None:
+        table[key] = value
+    elif where is not None and table[key] != value:
+        raise InputError(
+            f"{where}: found {table[key]!r}, but {name} says {value!r}; make them equal or leave one out"
+        )
+
+
+def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """The number of GPUs, which the experiment may give instead of the file (as launchers' options do)."""
+    shape: dict[str, Any] = {key: file.says.pop(key) for key in ("nodes", "gpus") if key in file.says}
+    replicate = file.says.get("strategy.replicate", file.assumes.get("strategy.replicate", 1))
+    if file.shard_degree is not None:
+        shape.setdefault("gpus", file.shard_degree * replicate)
+    if all(overrides.get(key, data.get(key)) is None for key in ("nodes", "gpus")):
+        data.update(shape)
+    if file.shard_degree is None and file.global_batch_size is None and "gpus" not in shape:
+        return
+    world_size = _world_size(data, overrides)
+    if file.shard_degree is not None and file.shard_degree * replicate != world_size:
+        raise InputError(
+            f"{file.name}: {replicate} replicas of {file.shard_degree} shards are "
+            f"{replicate * file.shard_degree} GPUs, but the experiment has {world_size}"
+        )
+    if shape.get("gpus", world_size) != world_size:
+        file.note(f"written for {shape['gpus']} GPUs; the experiment's {world_size} are simulated")
+    if file.global_batch_size is not None:
+        _accumulate(file, data, overrides, world_size)
+
+
+def _accumulate(
+    file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], world_size: int
+) -> None:
+    """`global batch = micro-batch x accumulation x GPUs`."""
+    key = "training.micro_batch_size"
+    micro = overrides.get(key, file.says.get(key, file.assumes.get(key)))
+    assert file.global_batch_size is not None
+    if not isinstance(micro, int) or file.global_batch_size % (micro * world_size):
+        raise InputError(
+            f"{file.name}: global batch of {file.global_batch_size} sequences: expected a multiple of "
+            f"micro-batch {micro} x {world_size} GPUs"
+        )
+    steps = file.global_batch_size // (micro * world_size)
+    file.says["training.gradient_accumulation_steps"] = steps
+
+
+def _world_size(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
+    asked = {key: overrides.get(key, data.get(key)) for key in ("cluster", "nodes", "gpus")}
+    if overrides.get("gpus") is None and overrides.get("nodes") is not None:
+        asked["gpus"] = None
+    if isinstance(asked["gpus"], int):
+        return asked["gpus"]
+    if asked["cluster"] is None:
+        raise InputError("cluster: missing; expected a preset, or the path of a topology TOML")
+    nodes = asked["nodes"] if isinstance(asked["nodes"], int) else 1
+    return nodes * load_cluster(asked["cluster"]).gpus_per_node
