@@ -4,8 +4,10 @@ other, and only four packages know the clock."""
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "zsim"
@@ -118,3 +120,47 @@ def test_no_file_is_longer_than_a_person_reads() -> None:
     """400 lines; a file past 300 asks to be split."""
     long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
     assert {name: count for name, count in long.items() if count > 400} == {}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("zsim", *path.relative_to(ROOT).with_suffix("").parts))
+
+
+def links(sources: dict[str, str]) -> networkx.DiGraph[str]:
+    """Module -> the modules that it imports, anywhere in its text; `sources` is text by module."""
+    graph: networkx.DiGraph[str] = networkx.DiGraph()
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            for alias in node.names:
+                names = (f"{node.module}.{alias.name}", node.module, f"{node.module}.__init__")
+                target = next((name for name in names if name in sources), None)
+                if target is not None and node.module != "zsim":
+                    graph.add_edge(module, target)
+    return graph
+
+
+def circles(graph: networkx.DiGraph[str]) -> list[list[str]]:
+    return [sorted(found) for found in networkx.strongly_connected_components(graph) if len(found) > 1]
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not within a package either, and neither late nor for types only: what two modules need of each other
+    has a module of its own."""
+    graph = links({module_of(path): path.read_text() for path in FILES})
+    assert graph.number_of_edges() > 1000
+    assert circles(graph) == []
+
+
+def test_a_circle_is_found_wherever_the_import_stands() -> None:
+    """b imports a inside a function, a imports b for its types only."""
+    for_types = "if TYPE_CHECKING:\n    from zsim.x.b import B\n"
+    late = "def f():\n    from zsim.x.a import A\n"
+    assert circles(links({"zsim.x.a": for_types, "zsim.x.b": late})) == [["zsim.x.a", "zsim.x.b"]]
+
+
+def test_no_folder_holds_more_modules_than_a_page_lists() -> None:
+    """20, `__init__` not counted."""
+    count = Counter(str(path.parent.relative_to(ROOT)) for path in FILES if path.stem != "__init__")
+    assert {folder: number for folder, number in count.items() if number > 20} == {}
