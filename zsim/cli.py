@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,21 +16,10 @@ from zsim.commands.export import export
 from zsim.commands.import_file import EXTRA, import_file
 from zsim.commands.memory import memory
 from zsim.commands.needs import needs
-from zsim.commands.options import (
-    Cluster,
-    ExperimentFile,
-    Gpus,
-    Model,
-    Nodes,
-    Set,
-    experiment_from,
-    file_option,
-    folder_option,
-    is_output,
-    print_json,
-    write_json,
-)
+from zsim.commands.plan import plan
+from zsim.commands.presets import presets
 from zsim.commands.replay import replay
+from zsim.commands.run import run
 from zsim.commands.scaling import scaling
 from zsim.commands.sensitivity import sensitivity
 from zsim.commands.sweep import sweep
@@ -39,7 +27,6 @@ from zsim.commands.topology import app as topology_app
 from zsim.commands.tune import tune
 from zsim.commands.ui import ui
 from zsim.errors import ZsimError
-from zsim.files import make_folder
 from zsim.version import __version__
 
 app = typer.Typer(
@@ -71,6 +58,9 @@ app.command()(sensitivity)
 app.command()(needs)
 app.command()(memory)
 app.command()(ui)
+app.command()(run)
+app.command()(plan)
+app.command()(presets)
 
 
 @app.callback(invoke_without_command=True)
@@ -80,99 +70,6 @@ def _root(
     if version:
         print(f"zsim {__version__}")
         raise typer.Exit
-
-
-@app.command()
-def run(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
-    unfold: Annotated[bool, typer.Option(help="Simulate every rank instead of one per class.")] = False,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write the report as JSON ('-': standard output).")
-    ] = None,
-    out: Annotated[
-        Path | None, folder_option(help="Write report.html, report.json and trace.json.gz there.")
-    ] = None,
-) -> None:
-    """Simulate one training step: memory, time and the reason for both."""
-    from zsim.report.views.text.report import print_report
-    from zsim.study.advice import simulate
-
-    result = simulate(experiment_from(experiment, model, cluster, nodes, gpus, set_), unfold=unfold)
-    files: dict[str, Path] = {}
-    if out is not None:
-        files |= _write_all(result, out)
-    if is_output(json_):
-        print_json(result.report.to_dict())
-    else:
-        if json_ is not None:
-            files["json"] = write_json(result.report.to_dict(), json_)
-        print_report(result.report, files=files)
-    if not result.report.fits:
-        raise typer.Exit(1)
-
-
-@app.command()
-def plan(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write the plan as JSON ('-': standard output).")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
-) -> None:
-    """What a rank will do: ops, bytes, streams; no simulation."""
-    from zsim.api import make_plan
-    from zsim.report.views.text.plan import plan_to_dict, print_plan
-
-    made = make_plan(experiment_from(experiment, model, cluster, nodes, gpus, set_))
-    if is_output(json_):
-        print_json(plan_to_dict(made))
-        return
-    files = {"json": write_json(plan_to_dict(made), json_)} if json_ is not None else {}
-    print_plan(made, limit=limit, files=files)
-
-
-@app.command()
-def presets() -> None:
-    """The models and clusters that ship with zsim."""
-    from zsim.specs.presets import model_preset_names, topology_preset_names
-    from zsim.study.published.regimes import without_a_run
-
-    print("models:   " + _wrapped(model_preset_names()))
-    print("clusters: " + _wrapped(topology_preset_names()))
-    print("\nNo published run says how far zsim is off on these:")
-    for what, names in without_a_run().items():
-        print(f"{what + ':':<12}" + _wrapped(names, 12))
-
-
-def _wrapped(names: list[str] | tuple[str, ...], indent: int = 10) -> str:
-    import textwrap
-
-    return ("\n" + " " * indent).join(textwrap.wrap(", ".join(names), 78 - indent, break_on_hyphens=False))
-
-
-def _write_all(result: Any, folder: Path) -> dict[str, Path]:
-    from zsim.report.views.html.report import write_html_report
-    from zsim.trace.chrome.write import write_chrome_trace
-
-    make_folder(folder)
-    write_html_report(result.report, result.trace, folder / "report.html")
-    write_chrome_trace(result.trace, folder / "trace.json.gz")
-    write_json(result.report.to_dict(), folder / "report.json")
-    return {
-        "report": folder / "report.html",
-        "trace": folder / "trace.json.gz",
-        "json": folder / "report.json",
-    }
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ class Written(NamedTuple):
 
 # By the function that writes the page, as `pages_of` finds it: `module:function`.
 PAGES = {
-    "cli:_write_all": Written(
+    "commands.run:_write_all": Written(
         ["run", *SMALL, *FSDP2, "--nodes", "2", "--out", "."], "report.html",
         ["step", "timeline", "waterfall-gpu", "memory-gpu", "collectives", "links"],
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zsim.commands.options import experiment_from as from_command_line
+from zsim.commands.options import ExperimentOptions
 from zsim.errors import InputError
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
@@ -36,9 +36,9 @@ def ways(folder: Path, model: str) -> dict[str, Experiment]:
     path.write_text(FILE)
     form = form_of(load_experiment(path))
     return {
-        "a file": from_command_line(path, model, None, None, None, None),
-        "the example": from_command_line(None, model, None, None, None, None),
-        "--set": from_command_line(path, None, None, None, None, [f"model={model}"]),
+        "a file": ExperimentOptions(path, model).load(),
+        "the example": ExperimentOptions(model=model).load(),
+        "--set": ExperimentOptions(path, set_=[f"model={model}"]).load(),
         "the page": form.experiment({**form.initial, "model": model}),
     }
 
@@ -60,10 +60,10 @@ def test_a_sequence_beyond_learned_positions_becomes_them_and_that_is_said(tmp_p
 
 
 def test_a_length_that_is_asked_for_with_the_model_is_not_changed() -> None:
-    asked = from_command_line(None, "gpt2", None, None, None, ["training.sequence_length=4096"])
+    asked = ExperimentOptions(model="gpt2", set_=["training.sequence_length=4096"]).load()
     with pytest.raises(InputError, match=r"found 4096, but 'gpt2' has 1024 learned positions"):
         resolve(asked)
 
 
 def test_the_same_model_is_no_change_and_nothing_is_said() -> None:
-    assert not from_command_line(None, "llama-3-70b", None, None, None, None).notes
+    assert not ExperimentOptions(model="llama-3-70b").load().notes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import file_option, is_output, print_json, write_json
+from zsim.commands.options import answer, file_option, json_option, print_file
 from zsim.errors import InputError
 from zsim.files import write_whole
 
@@ -36,9 +36,7 @@ def calibrate(
     page: Annotated[
         Path | None, file_option(metavar="FILE.html", help="Draw every fit beside its points.")
     ] = None,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write the fits as JSON ('-': standard output).")
-    ] = None,
+    json_: Annotated[Path | None, json_option("the fits")] = None,
     ranks: Annotated[int | None, typer.Option(min=2, help="Ranks of a log that does not say.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a log that does not say.")] = None,
 ) -> None:
@@ -53,19 +51,14 @@ def calibrate(
         raise InputError(f"--out {out}: expected a file that ends in .toml")
     measured = joined([read_measurements(path, ranks=ranks, nodes=nodes) for path in inputs])
     found = fit_all(cluster, base, name or (out.stem if out else f"{cluster.name}-calibrated"), measured)
-    if is_output(json_):
-        print_json(found.to_dict())
-    else:
-        print("\n".join(_lines(found)))
-        if json_ is not None:
-            print(f"json    {write_json(found.to_dict(), json_)}")
+    answer(_lines(found), found.to_dict, json_)
     if out is not None:
-        print(f"cluster {write_whole(out, found.toml())}")
+        print_file("cluster", write_whole(out, found.toml()))
         load_cluster(out)
     if page is not None:
         from zsim.study.calibration_page import calibration_page
 
-        print(f"page    {write_whole(page, calibration_page(found))}")
+        print_file("page", write_whole(page, calibration_page(found)))
 
 
 def _lines(found: Calibration) -> Iterator[str]:

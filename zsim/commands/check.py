@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import file_option, is_output, print_json, write_json
+from zsim.commands.options import answer, file_option, is_output, json_option, print_file
 from zsim.errors import InputError
 from zsim.files import check_file, write_whole
 
@@ -40,9 +41,7 @@ def check(
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Some rows of each published source only.")] = False,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write every row as JSON ('-': standard output).")
-    ] = None,
+    json_: Annotated[Path | None, json_option("every row")] = None,
     junit: Annotated[Path | None, file_option(help="Write JUnit XML, as CI systems read it.")] = None,
     markdown: Annotated[
         bool,
@@ -79,23 +78,22 @@ def check(
         tolerances=Tolerances.parse(tolerance) if tolerance else None,
         update=update_baseline,
     )
-    if is_output(json_):
-        print_json(report.to_dict())
-    elif markdown:
+    lines: Iterable[str]
+    if markdown:
         rows = report.published.rows
-        print("\n".join(table_lines(bars(rows), bar_of_all(rows), validated_runs())))
+        lines = table_lines(bars(rows), bar_of_all(rows), validated_runs())
     else:
-        print("\n".join(report_lines(report, is_long=bool(targets))))
-    if json_ is not None and not is_output(json_):
-        print(f"json      {write_json(report.to_dict(), json_)}")
+        lines = report_lines(report, is_long=bool(targets))
+    answer(lines, report.to_dict, json_)
     if junit is not None:
         write_whole(junit, junit_xml(report.rows))
         if not is_output(json_):
-            print(f"junit     {junit}")
+            print_file("junit", junit)
     if update_baseline and pins is not None:
         pins.write()
         if not is_output(json_):
-            print(f"baseline  {pins.path}: {len(pins.cases)} case{'s' * (len(pins.cases) != 1)}")
+            cases = f"{len(pins.cases)} case{'s' * (len(pins.cases) != 1)}"
+            print_file("baseline", f"{pins.path}: {cases}")
     if report.verdict == "fail":
         raise typer.Exit(1)
 

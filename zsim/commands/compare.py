@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Set, file_option, is_output, print_json, write_json
-from zsim.specs.experiment.setting import setting
+from zsim.commands.options import Set, answer, file_option, is_output, json_option, print_file, settings
 
 
 def compare(
@@ -28,9 +27,7 @@ def compare(
             help="0.02 for all, or step=, time=, memory=, overlap=; again for more.",
         ),
     ] = None,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write everything as JSON ('-': standard output).")
-    ] = None,
+    json_: Annotated[Path | None, json_option("everything")] = None,
     out: Annotated[Path | None, file_option(help="Write one HTML page with both timelines.")] = None,
 ) -> None:
     """Two traces: are the calls the same, are times and bytes near, and what differs most.
@@ -42,23 +39,17 @@ def compare(
     from zsim.study.check.sides import load_side
 
     tolerances = Tolerances.parse(tolerance) if tolerance else None
-    changes = dict(setting(text) for text in set_ or [])
     comparison = compare_traces(
-        load_side(simulated, changes),
+        load_side(simulated, settings(set_)),
         load_side(recorded),
         tolerances=tolerances,
         rank=rank,
         names=(str(simulated), str(recorded)),
     )
-    if is_output(json_):
-        print_json(comparison.to_dict())
-    else:
-        print(comparison)
-    if json_ is not None and not is_output(json_):
-        print(f"json  {write_json(comparison.to_dict(), json_)}")
+    answer([str(comparison)], comparison.to_dict, json_)
     if out is not None:
         comparison.write_html(out)
         if not is_output(json_):
-            print(f"page  {out}")
+            print_file("page", out)
     if comparison.verdict == "fail":
         raise typer.Exit(1)

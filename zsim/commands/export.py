@@ -5,33 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from zsim.commands.options import (
-    Cluster,
-    ExperimentFile,
-    Gpus,
-    Model,
-    Nodes,
-    Set,
-    experiment_from,
-    folder_option,
-    write_files,
-)
+from zsim.commands.options import ExperimentOptions, folder_option, takes_experiment, write_files
 
 
+@takes_experiment()
 def export(
+    asked: ExperimentOptions,
     out: Annotated[Path, folder_option(help="Write the files there.")],
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
 ) -> None:
     """Write a DeepSpeed JSON, FSDP2 Python, an Accelerate YAML, a torchtitan TOML: what can say it."""
     from zsim.specs.experiment.resolve import resolve
     from zsim.specs.formats.export import export_files
 
-    exported = export_files(resolve(experiment_from(experiment, model, cluster, nodes, gpus, set_)))
+    exported = export_files(resolve(asked.load()))
     for path in write_files(exported.files, out):
         print(path)
     for name, reason in exported.missing.items():

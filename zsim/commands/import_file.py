@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Cluster, Gpus, Model, Nodes, Set, experiment_from, file_option
+from zsim.commands.options import ExperimentOptions, file_option, takes_experiment
 from zsim.errors import InputError
 from zsim.files import write_whole
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
+@takes_experiment(without=("experiment",))
 def import_file(
     context: typer.Context,
+    asked: ExperimentOptions,
     file: Annotated[str, typer.Argument(help="Accelerate YAML, torchtitan TOML, DeepSpeed JSON.")],
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
     output: Annotated[Path | None, file_option("--output", "-o", help="Write the experiment there.")] = None,
 ) -> None:
     """A training file as an experiment; torchtitan's own options may follow it.
@@ -39,11 +37,10 @@ def import_file(
             "an experiment)"
         )
     if Path(file).suffix.lower() == ".json" and not context.args:
-        experiment = experiment_from(Path(file), model, cluster, nodes, gpus, set_)
+        experiment = replace(asked, experiment=Path(file)).load()
     else:
         config = shlex.join([file, *context.args]) if context.args else file
-        settings = [f"strategy.config={config}", *(set_ or [])]
-        experiment = experiment_from(None, model, cluster, nodes, gpus, settings)
+        experiment = replace(asked, set_=[f"strategy.config={config}", *(asked.set_ or [])]).load()
     resolve(experiment)
     text = experiment_toml(experiment)
     if output is None:

@@ -9,21 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from zsim.commands.options import (
-    Cluster,
-    ExperimentFile,
-    Gpus,
-    Model,
-    Nodes,
-    Set,
-    experiment_from,
-    file_option,
-    is_output,
-    print_json,
-    write_json,
-)
+from zsim.commands.options import ExperimentOptions, answer, is_output, json_option, takes_experiment
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.experiment.setting import setting
 
 if TYPE_CHECKING:
     from zsim.report.views.text.memory import By
@@ -33,13 +20,9 @@ if TYPE_CHECKING:
 _BY = ("category", "phase", "time")
 
 
+@takes_experiment()
 def memory(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
+    asked: ExperimentOptions,
     vary: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUES", help="Side by side: strategy.replicate=1,2,4, or a TOML list."),
@@ -48,25 +31,20 @@ def memory(
         str, typer.Option(help="With --vary: category, phase, or time, for which each is simulated.")
     ] = "category",
     limit: Annotated[int, typer.Option(min=0, help="How many rows of each table (0: all).")] = 12,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write every owner as JSON ('-': standard output).")
-    ] = None,
+    json_: Annotated[Path | None, json_option("every owner")] = None,
 ) -> None:
     """Who holds a GPU's memory, and when: by phase, module and FSDP unit; no simulation where it fits."""
-    asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
+    experiment = asked.load()
     if by not in _BY:
         raise InputError(f"--by {by}: expected one of {', '.join(_BY)}{did_you_mean(by, _BY)}")
     if vary:
         axes = _axes(vary)
-        content, fits = _compare(asked, axes, cast("By", by), quiet=is_output(json_)), True
+        content, fits = _compare(experiment, axes, cast("By", by), quiet=is_output(json_)), True
     elif by != "category":
         raise InputError(f"--by {by} is for --vary; `zsim run` simulates one experiment")
     else:
-        content, fits = _profile(asked, limit, quiet=is_output(json_))
-    if is_output(json_):
-        print_json(content)
-    elif json_ is not None:
-        print(f"\njson  {write_json(content, json_)}")
+        content, fits = _profile(experiment, limit, quiet=is_output(json_))
+    answer([""] if json_ is not None else [], lambda: content, json_)
     if not fits:
         raise typer.Exit(1)
 
@@ -171,6 +149,8 @@ def _to_dict(variant: Variant) -> dict[str, Any]:
 
 def _axis(text: str) -> tuple[str, list[Any]]:
     """`nodes=1,2` or `nodes=[1, 2]`: a dotted key and its values."""
+    from zsim.specs.experiment.overrides import setting
+
     key, value = setting(text)
     if isinstance(value, list):
         return key, value

@@ -8,45 +8,23 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import (
-    Cluster,
-    ExperimentFile,
-    Gpus,
-    Model,
-    Nodes,
-    Set,
-    experiment_from,
-    file_option,
-    is_output,
-    print_json,
-    write_json,
-)
+from zsim.commands.options import ExperimentOptions, answer, json_option, takes_experiment
 
 
+@takes_experiment()
 def needs(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
+    asked: ExperimentOptions,
     resource: Annotated[
         list[str] | None,
         typer.Option(help="drives, drive bandwidth, pcie, host memory or cpu; all of them without."),
     ] = None,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write the needs as JSON ('-': standard output).")
-    ] = None,
+    json_: Annotated[Path | None, json_option("the needs")] = None,
 ) -> None:
     """How much more of what would hide the offloading, found by simulation."""
     from zsim.study.needs import offload_needs
 
-    found = offload_needs(experiment_from(experiment, model, cluster, nodes, gpus, set_), resource)
-    content = [need.to_dict() for need in found]
-    if is_output(json_):
-        print_json(content)
-        return
-    for need in found:
-        print(textwrap.fill(need.sentence(), 80, subsequent_indent="  ", break_on_hyphens=False))
-    if json_ is not None:
-        print(f"json  {write_json(content, json_)}")
+    found = offload_needs(asked.load(), resource)
+    lines = (
+        textwrap.fill(need.sentence(), 80, subsequent_indent="  ", break_on_hyphens=False) for need in found
+    )
+    answer(lines, lambda: [need.to_dict() for need in found], json_)

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from zsim.errors import InputError
 from zsim.files import check_file, check_folder, make_folder, write_whole
 from zsim.resources import EXAMPLE
-from zsim.specs.experiment.setting import setting
 
 if TYPE_CHECKING:
     from zsim.specs.experiment.tables import Experiment
 
 
-ExperimentFile = Annotated[
-    Path | None,
-    typer.Argument(
-        help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML). "
-        "Without it the README's example. --model keeps all else, how it trains included, and says so.",
-        show_default=False,
-    ),
-]
-Model = Annotated[str | None, typer.Option(help="Model preset, or path to a Hugging Face config.json.")]
-Cluster = Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")]
-Nodes = Annotated[int | None, typer.Option(help="Number of nodes.")]
-Gpus = Annotated[int | None, typer.Option(help="Number of GPUs.")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -37,36 +28,95 @@ Set = Annotated[
         help="Any key of the experiment and of the files it names: strategy.stage=2, cluster.nvme.drives=9.",
     ),
 ]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
+]
 
 
-def experiment_from(
-    path: Path | None,
-    model: str | None,
-    cluster: str | None,
-    nodes: int | None,
-    gpus: int | None,
-    settings: list[str] | None,
-) -> Experiment:
-    """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
-    torchtitan TOML may stand in its place; model and cluster, where it names none, must then be given."""
-    from zsim.specs.experiment.load import experiment_from as experiment_of
-    from zsim.specs.experiment.load import load_experiment
-    from zsim.specs.formats.detect import is_training_file, names_training_file
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """An experiment file, and the changes to it: the options of every command that takes an experiment."""
 
-    overrides: dict[str, Any] = dict(setting(text) for text in settings or [])
-    named = {"model": model, "cluster": cluster, "nodes": nodes, "gpus": gpus}
-    for key, value in named.items():
-        if value is None:
-            continue
-        if key in overrides and overrides[key] != value:
-            raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
-        overrides[key] = value
-    if path is not None and names_training_file(path):
-        return experiment_of({}, _with_file(overrides, path), origin="command line")
-    if path is None and is_training_file(overrides.get("strategy.config")):
-        return experiment_of({}, overrides, origin="command line")
-    origin = None if path is not None else "command line" if overrides else "example"
-    return load_experiment(path or EXAMPLE, overrides, origin=origin)
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Experiment file, or a training file (DeepSpeed JSON, Accelerate YAML, torchtitan TOML). "
+            "Without it the README's example. --model keeps all else, how it trains included, and says so.",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(help="Model preset, or path to a Hugging Face config.json.")
+    ] = None
+    cluster: Annotated[str | None, typer.Option(help="Cluster preset, or path to a topology TOML.")] = None
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes.")] = None
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None
+    set_: Set = None
+
+    def load(self) -> Experiment:
+        """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
+        torchtitan TOML may stand in its place; model and cluster, where it names none, must then be given."""
+        from zsim.specs.experiment.load import experiment_from, load_experiment
+        from zsim.specs.formats.detect import is_training_file, names_training_file
+
+        path, overrides = self.experiment, settings(self.set_)
+        for key in ("model", "cluster", "nodes", "gpus"):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if key in overrides and overrides[key] != value:
+                raise InputError(f"--{key} {value} and --set {key}={overrides[key]} contradict each other")
+            overrides[key] = value
+        if path is not None and names_training_file(path):
+            return experiment_from({}, _with_file(overrides, path), origin="command line")
+        if path is None and is_training_file(overrides.get("strategy.config")):
+            return experiment_from({}, overrides, origin="command line")
+        origin = None if path is not None else "command line" if overrides else "example"
+        return load_experiment(path or EXAMPLE, overrides, origin=origin)
+
+
+Command = Callable[..., None]
+
+
+def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """A command whose parameter of the type ExperimentOptions becomes the options of that class, all but
+    those that are named."""
+    hints = get_type_hints(ExperimentOptions, include_extras=True)
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in hints.items()
+        if name not in without
+    ]
+
+    def decorated(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        bundle = ""
+        for name, parameter in signature.parameters.items():
+            if parameter.annotation is ExperimentOptions:
+                bundle = name
+                parameters += options
+            else:
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            asked = ExperimentOptions(**{option.name: values.pop(option.name) for option in options})
+            command(**{bundle: asked}, **values)
+
+        shown = signature.replace(parameters=parameters)
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        wrapper.__signature__ = shown  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorated
+
+
+def settings(texts: Iterable[str] | None) -> dict[str, Any]:
+    """The values of `--set`, by dotted keys."""
+    from zsim.specs.experiment.overrides import setting
+
+    return dict(setting(text) for text in texts or ())
 
 
 def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -81,6 +131,11 @@ def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
             if key not in overrides:
                 raise InputError(f"{path.name} names no {key}: give it (--{key})")
     return overrides
+
+
+def json_option(content: str) -> Any:
+    """`--json FILE`, which writes `content`; for `answer`."""
+    return file_option("--json", help=f"Write {content} as JSON ('-': standard output).")
 
 
 def file_option(*names: str, help: str, metavar: str | None = "FILE") -> Any:
@@ -110,12 +165,28 @@ def is_output(path: Path | None) -> bool:
     return str(path) == "-"
 
 
-def print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1))
+def answer(lines: Iterable[str], content: Callable[[], Any], json_: Path | None) -> None:
+    """Print the lines, and write the content where `--json` says; or print nothing but the content."""
+    if is_output(json_):
+        print(as_json(content()), end="")
+        return
+    for line in lines:
+        print(line)
+    if json_ is not None:
+        print_file("json", write_json(content(), json_))
+
+
+def print_file(kind: str, path: Path | str) -> None:
+    """Say which file was written."""
+    print(f"{kind:<7} {path}")
+
+
+def as_json(content: Any) -> str:
+    return json.dumps(content, indent=1) + "\n"
 
 
 def write_json(content: Any, path: Path) -> Path:
-    return write_whole(path, json.dumps(content, indent=1) + "\n")
+    return write_whole(path, as_json(content))
 
 
 def write_files(files: dict[str, str], folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import file_option, folder_option, is_output, print_json, write_json
+from zsim.commands.options import answer, folder_option, is_output, json_option, print_file
 
 
 def replay(
@@ -31,9 +31,7 @@ def replay(
     whole: Annotated[
         bool, typer.Option(help="Take each file for one step: for traces without step marks.")
     ] = False,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write the result as JSON ('-': standard output).")
-    ] = None,
+    json_: Annotated[Path | None, json_option("the result")] = None,
     out: Annotated[
         Path | None, folder_option(help="Write the replayed ranks there, as Kineto traces.")
     ] = None,
@@ -62,13 +60,8 @@ def replay(
         recorded_on=recorded_on,
         step=step,
     )
-    if is_output(json_):
-        print_json(result.to_dict())
-    else:
-        print("\n".join(replay_lines(result, ", ".join(str(path) for path in trace))))
-        if json_ is not None:
-            print(f"json   {write_json(result.to_dict(), json_)}")
+    answer(replay_lines(result, ", ".join(str(path) for path in trace)), result.to_dict, json_)
     if out is not None:
         files = write_chrome_traces(result.written, out)
         if not is_output(json_):
-            print(f"trace  {files[0].parent} ({len(files)} rank{'s' * (len(files) > 1)})")
+            print_file("trace", f"{files[0].parent} ({len(files)} rank{'s' * (len(files) > 1)})")

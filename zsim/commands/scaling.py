@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zsim.commands.options import (
-    Cluster,
-    ExperimentFile,
-    Model,
-    Set,
-    experiment_from,
+    ExperimentOptions,
+    Jobs,
+    as_json,
     folder_option,
+    print_file,
+    takes_experiment,
     write_files,
 )
 from zsim.errors import InputError
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
     from zsim.study.scaling.scaling import Mode
 
 
+@takes_experiment(without=("nodes", "gpus"))
 def scaling(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    set_: Set = None,
+    asked: ExperimentOptions,
     counts: Annotated[
         str, typer.Option("--gpus", metavar="COUNTS", help="8..16384 (doubling), 8..4096:4, or 8,24,64.")
     ] = "8..1024",
@@ -47,9 +44,7 @@ def scaling(
     out: Annotated[Path, folder_option(help="Where scaling.html, scaling.json and the points go.")] = Path(
         "scaling"
     ),
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """How far from linear on more GPUs, where it bends, and what the reason is."""
     from zsim.study.scaling.page import print_scaling, scaling_dict, scaling_page
@@ -58,18 +53,21 @@ def scaling(
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")
     mode: Mode = "fill" if fill else "strong" if strong else "weak"
-    asked = experiment_from(experiment, model, cluster, None, None, set_)
-    numbers = parse_counts(counts)
     done = run_scaling(
-        asked, numbers, mode, out / "points", global_batch=global_batch, jobs=jobs or os.cpu_count() or 1
+        asked.load(),
+        parse_counts(counts),
+        mode,
+        out / "points",
+        global_batch=global_batch,
+        jobs=jobs or os.cpu_count() or 1,
     )
     print_scaling(done)
     if not done.runs:
         raise typer.Exit(130)
-    content = json.dumps(scaling_dict(done), indent=1) + "\n"
     print()
-    for path in write_files({"scaling.html": scaling_page(done), "scaling.json": content}, out):
-        print(f"{path.suffix[1:]:<8}{path}")
+    pages = {"scaling.html": scaling_page(done), "scaling.json": as_json(scaling_dict(done))}
+    for path in write_files(pages, out):
+        print_file(path.suffix[1:], path)
     if done.is_stopped:
         print("stopped: the same command goes on")
         raise typer.Exit(130)

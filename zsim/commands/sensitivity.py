@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,25 +9,19 @@ from typing import Annotated
 import typer
 
 from zsim.commands.options import (
-    Cluster,
-    ExperimentFile,
-    Gpus,
-    Model,
-    Nodes,
-    Set,
-    experiment_from,
+    ExperimentOptions,
+    Jobs,
+    as_json,
     folder_option,
+    print_file,
+    takes_experiment,
     write_files,
 )
 
 
+@takes_experiment()
 def sensitivity(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
+    asked: ExperimentOptions,
     spread: Annotated[float, typer.Option(help="How far a number is turned, each way.")] = 0.2,
     target: Annotated[
         str | None,
@@ -43,9 +36,7 @@ def sensitivity(
     out: Annotated[Path, folder_option(help="Where sensitivity.html, .json and the points go.")] = Path(
         "sensitivity"
     ),
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
-    ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Turn every number of the hardware and the framework: what the step depends on.
 
@@ -67,29 +58,29 @@ def sensitivity(
     )
     from zsim.study.sensitivity.sensitivity import run_sensitivity
 
-    asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
+    experiment = asked.load()
     if target == "fits":
-        print(memory_to_fit(asked))
+        print(memory_to_fit(experiment))
         return
     without: dict[str, str] = {}
     if target is not None:  # a mistake is told before anything is simulated
-        wanted = parse_target(target, resolve(asked))
+        wanted = parse_target(target, resolve(experiment))
         check_resources(wanted, resource or ())
         without = left_out(wanted)
     workers = jobs or os.cpu_count() or 1
-    found = run_sensitivity(asked, out / "points", spread=spread, jobs=workers)
+    found = run_sensitivity(experiment, out / "points", spread=spread, jobs=workers)
     print_sensitivity(found)
     needs = []
     if target is not None and not found.is_stopped:
-        needs = requirements(asked, target, resource, jobs=workers)
+        needs = requirements(experiment, target, resource, jobs=workers)
         print()
         print_requirements(needs, target, without)
     study = found, needs, target or "", without
-    content = json.dumps(sensitivity_dict(*study), indent=1) + "\n"
+    content = as_json(sensitivity_dict(*study))
     pages = {"sensitivity.html": sensitivity_page(*study), "sensitivity.json": content}
     print()
     for path in write_files(pages, out):
-        print(f"{path.suffix[1:]:<8}{path}")
+        print_file(path.suffix[1:], path)
     if found.is_stopped:
         print("stopped: the same command goes on")
         raise typer.Exit(130)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import Set, folder_option
-from zsim.specs.experiment.setting import setting
+from zsim.commands.options import Jobs, Set, folder_option, print_file, settings
 
 if TYPE_CHECKING:
     from zsim.study.sweep.sweep import Sweep
@@ -22,9 +21,7 @@ _BEST = 5
 def sweep(
     study: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study: an experiment, and axes.")],
     out: Annotated[Path | None, folder_option(help="Where results go; STUDY-results without it.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
-    ] = None,
+    jobs: Jobs = None,
     set_: Set = None,
     backend: Annotated[
         str, typer.Option(help="What runs them: loky (processes here), dask, or another of joblib's.")
@@ -45,7 +42,7 @@ def sweep(
     from zsim.study.sweep.study_file import load_study
     from zsim.study.sweep.sweep import run_sweep
 
-    loaded = load_study(study, dict(setting(text) for text in set_ or []))
+    loaded = load_study(study, settings(set_))
     if list_:
         points = study_points(loaded)
         for point in points:
@@ -101,7 +98,7 @@ def _print(sweep: Sweep) -> None:
         print(f"\n{count} failed: {reason}")
     print()
     for kind, path in sweep.files.items():
-        print(f"{kind:<8}{path}")
+        print_file(kind, path)
     if "parquet" not in sweep.files:
         print("no results.parquet: it needs pyarrow (pip install zsim[parquet])")
     if sweep.is_stopped:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import file_option, folder_option, is_output, print_json, write_json
+from zsim.commands.options import (
+    answer,
+    as_json,
+    file_option,
+    folder_option,
+    is_output,
+    print_file,
+    write_json,
+)
 from zsim.errors import InputError
 from zsim.files import make_folder, write_whole
 
@@ -38,7 +47,7 @@ def show(
 
     facts = describe_topology(cluster, nodes)
     if is_output(json_):
-        print_json(facts)
+        print(as_json(facts), end="")
     else:
         print_topology(facts)
         if json_ is not None:
@@ -47,7 +56,7 @@ def show(
         from zsim.study.topologies.page import topology_page
 
         write_whole(out, topology_page([(cluster, nodes)], f"{facts['cluster']}, {nodes} nodes"))
-        print(f"page      {out}")
+        print_file("page", out)
 
 
 @app.command()
@@ -79,25 +88,20 @@ def bench(
 
     if curves is not None:
         points = collective_bench.compare_curves(curves)
-        _print_curves(points)
+        answer(_curve_lines(points), lambda: [asdict(point) for point in points], json_)
         if out is not None:
             from zsim.study.topologies.page import curves_page
 
             write_whole(out, curves_page(points))
-            print(f"page      {out}")
-        if json_ is not None:
-            from dataclasses import asdict
-
-            _write_json([asdict(point) for point in points], json_)
+            if not is_output(json_):
+                print_file("page", out)
         return
     if cluster is None:
         raise InputError("topology bench: expected a cluster, or --curves FILE.csv")
     chosen = collective_bench.with_choice(load_cluster(cluster), algorithm, protocol, nccl_choice)
     rows = collective_bench.bench(chosen, nodes, collective, group)
-    if not is_output(json_):
-        _print_bench(rows, chosen.name, nodes * chosen.gpus_per_node, collective, group)
-    if json_ is not None:
-        _write_json([row.to_dict() for row in rows], json_)
+    lines = _bench_lines(rows, chosen.name, nodes * chosen.gpus_per_node, collective, group)
+    answer(lines, lambda: [row.to_dict() for row in rows], json_)
 
 
 @app.command()
@@ -125,7 +129,7 @@ def compare(
         make_folder(out)
         write_whole(out / "compare.html", comparison_page(found))
         write_json([row.to_dict() for row in found], out / "compare.json")
-        print(f"page      {out / 'compare.html'}")
+        print_file("page", out / "compare.html")
 
 
 @app.command("import")
@@ -175,37 +179,28 @@ def export(
     print(f"written: {output}")
 
 
-def _print_bench(rows: list[BenchRow], name: str, gpus: int, kind: str, group: int | None) -> None:
-    print(f"# {name}: {kind}, {gpus} GPUs, groups of {group or gpus}; simulated on idle links")
-    print(f"# {'size':>12} {'time':>12} {'algbw':>9} {'busbw':>9}  algorithm  protocol")
-    print(f"# {'(B)':>12} {'(us)':>12} {'(GB/s)':>9} {'(GB/s)':>9}")
+def _bench_lines(rows: list[BenchRow], name: str, gpus: int, kind: str, group: int | None) -> Iterator[str]:
+    yield f"# {name}: {kind}, {gpus} GPUs, groups of {group or gpus}; simulated on idle links"
+    yield f"# {'size':>12} {'time':>12} {'algbw':>9} {'busbw':>9}  algorithm  protocol"
+    yield f"# {'(B)':>12} {'(us)':>12} {'(GB/s)':>9} {'(GB/s)':>9}"
     for row in rows:
         rates = row.algorithm_bytes_per_second / 1e9, row.bus_bytes_per_second / 1e9
-        print(
+        yield (
             f"{row.size_bytes:>14} {row.seconds * 1e6:>12.2f} {rates[0]:>9.2f} {rates[1]:>9.2f}"
             f"  {row.algorithm:<9}  {row.protocol}"
         )
 
 
-def _print_curves(points: list[CurvePoint]) -> None:
+def _curve_lines(points: list[CurvePoint]) -> Iterator[str]:
     from zsim.study.topologies.bench import median_error
 
-    names = list(dict.fromkeys(point.curve for point in points))
-    print(f"{'curve':<30} {'cluster':<16} points  median |error|   signed errors of time, 64 KiB to 4 GiB")
-    for name in names:
-        own = [point for point in points if point.curve == name]
-        scored = [point for point in own if point.is_scored]
-        middle = median_error(own)
+    yield f"{'curve':<30} {'cluster':<16} points  median |error|   signed errors of time, 64 KiB to 4 GiB"
+    for name in dict.fromkeys(point.curve for point in points):
+        curve = [point for point in points if point.curve == name]
+        scored = [point for point in curve if point.is_scored]
+        middle = (median_error(curve) or 0) * 100
         shown = " ".join(f"{point.error * 100:+.0f}" for point in scored)
-        print(f"{name:<30} {own[0].cluster:<16} {len(scored):>6}  {(middle or 0) * 100:>12.1f} %   {shown}")
+        yield f"{name:<30} {curve[0].cluster:<16} {len(scored):>6}  {middle:>12.1f} %   {shown}"
     total = median_error(points)
     if total is not None:
-        print(f"all: median absolute error {total * 100:.1f} %")
-
-
-def _write_json(content: Any, path: Path) -> None:
-    text = json.dumps(content, indent=1)
-    if str(path) == "-":
-        print(text)
-    else:
-        write_whole(path, text + "\n")
+        yield f"all: median absolute error {total * 100:.1f} %"

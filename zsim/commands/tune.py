@@ -9,35 +9,27 @@ from typing import Annotated
 import typer
 
 from zsim.commands.options import (
-    Cluster,
-    ExperimentFile,
-    Gpus,
-    Model,
-    Nodes,
-    Set,
-    experiment_from,
-    file_option,
+    ExperimentOptions,
+    Jobs,
+    answer,
     folder_option,
     is_output,
-    print_json,
+    json_option,
+    print_file,
+    takes_experiment,
     write_files,
-    write_json,
 )
 
 
+@takes_experiment()
 def tune(
-    experiment: ExperimentFile = None,
+    asked: ExperimentOptions,
     goal: Annotated[
         str,
         typer.Option(
             help="fastest, cheapest, smallest-cluster, largest-model, largest-batch or longest-sequence."
         ),
     ] = "fastest",
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(help="Strategies to look at: deepspeed, fsdp2, fsdp1, ddp; else the experiment's own."),
@@ -51,15 +43,11 @@ def tune(
     ] = False,
     headroom: Annotated[float, typer.Option(help="Fraction of GPU memory to leave free.")] = 0.0,
     top: Annotated[int, typer.Option(min=1, help="How many to show and write.")] = 5,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; as many as cores without it.")
-    ] = None,
+    jobs: Jobs = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Simulated points, shared with `zsim sweep --cache`.")
     ] = None,
-    json_: Annotated[
-        Path | None, file_option("--json", help="Write the result as JSON ('-': print it).")
-    ] = None,
+    json_: Annotated[Path | None, json_option("the result")] = None,
     out: Annotated[Path | None, folder_option(help="Write the best few's files and tune.html there.")] = None,
 ) -> None:
     """Find the best configuration that fits; say what to change in the one given, each change simulated.
@@ -71,24 +59,19 @@ def tune(
     from zsim.study.tune.text import tuned_lines, tuned_to_dict
     from zsim.study.tune.tune import tune as find_best
 
-    asked = experiment_from(experiment, model, cluster, nodes, gpus, set_)
-    is_open = experiment is None and not any(text.startswith("strategy.") for text in set_ or [])
+    experiment = asked.load()
+    is_open = asked.experiment is None and not any(text.startswith("strategy.") for text in asked.set_ or [])
     kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])
     with TuneProgress() as progress:
         tuned = find_best(
-            asked, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised, headroom=headroom,
+            experiment, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised, headroom=headroom,
             count=top, jobs=jobs or os.cpu_count() or 1, cache=cache, on_done=progress.update,
         )  # fmt: skip
-    if is_output(json_):
-        print_json(tuned_to_dict(tuned))
-    else:
-        print("\n".join(tuned_lines(tuned)))
-        if json_ is not None:
-            print(f"json    {write_json(tuned_to_dict(tuned), json_)}")
+    answer(tuned_lines(tuned), lambda: tuned_to_dict(tuned), json_)
     if out is not None:
         from zsim.study.tune.page import tuned_page
         from zsim.study.tune.write import tuned_files
 
         write_files({**tuned_files(tuned), "tune.html": tuned_page(tuned)}, out)
         if not is_output(json_):
-            print(f"files   {out}/best, tune.html")
+            print_file("files", f"{out}/best, tune.html")

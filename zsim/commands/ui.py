@@ -6,16 +6,12 @@ from typing import Annotated
 
 import typer
 
-from zsim.commands.options import Cluster, ExperimentFile, Gpus, Model, Nodes, Set, experiment_from
+from zsim.commands.options import ExperimentOptions, takes_experiment
 
 
+@takes_experiment()
 def ui(
-    experiment: ExperimentFile = None,
-    model: Model = None,
-    cluster: Cluster = None,
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    set_: Set = None,
+    asked: ExperimentOptions,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where it listens; 0: any free one.")] = 8050,
     host: Annotated[
         str, typer.Option(help="Another address than this machine's own lets others run simulations.")
@@ -28,4 +24,4 @@ def ui(
     from zsim.ui.serve import require_dash, serve
 
     require_dash()
-    serve(experiment_from(experiment, model, cluster, nodes, gpus, set_), host, port)
+    serve(asked.load(), host, port)

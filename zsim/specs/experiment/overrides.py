@@ -9,11 +9,13 @@ A file that an override reaches into is read and stands in the experiment as dat
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, did_you_mean
+from zsim.reading import parse_toml
 from zsim.specs.model.huggingface import model_from_config, read_model_config
 from zsim.specs.strategy.deepspeed.schema import ZeroBlock
 from zsim.specs.strategy.deepspeed.text import load_object
@@ -21,9 +23,24 @@ from zsim.specs.strategy.deepspeed.text import load_object
 _CONFIG = "strategy.config."
 _MODEL = "model."
 _CLUSTER = "cluster."
+_MOST_PARTS = 32
 # What DeepSpeed takes for a stage alone is what the experiment says, or as Hugging Face fills "auto".
 _FROM_STAGE = {"train_micro_batch_size_per_gpu": "auto"}
 _AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """`training.precision=bf16` -> a dotted key and a value: TOML where it is TOML, else a string."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
+    if key.count(".") > _MOST_PARTS:
+        raise InputError(f"--set {key[:60]}...: found {key.count('.') + 1:,} parts, expected a few")
+    try:
+        return key, parse_toml(f"value = {value}", f"--set {key[:60]}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value.strip()
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

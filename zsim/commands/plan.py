@@ -1,0 +1,35 @@
+"""`zsim plan`: what a rank will do, without a simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zsim.commands.options import (
+    ExperimentOptions,
+    as_json,
+    is_output,
+    json_option,
+    takes_experiment,
+    write_json,
+)
+
+
+@takes_experiment()
+def plan(
+    asked: ExperimentOptions,
+    json_: Annotated[Path | None, json_option("the plan")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
+) -> None:
+    """What a rank will do: ops, bytes, streams; no simulation."""
+    from zsim.api import make_plan
+    from zsim.report.views.text.plan import plan_to_dict, print_plan
+
+    made = make_plan(asked.load())
+    if is_output(json_):
+        print(as_json(plan_to_dict(made)), end="")
+        return
+    files = {"json": write_json(plan_to_dict(made), json_)} if json_ is not None else {}
+    print_plan(made, limit=limit, files=files)
