@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "zsim"
 FLOOR = {
     "errors": -1,
-    "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
+    "arrays": 0, "dtypes": 0, "units": 0, "files": 0, "reading": 0, "resources": 0, "version": 0,
     "specs": 1, "trace": 1, "validated": 1,
     "cost": 2,
     "plan": 3,
@@ -27,7 +27,19 @@ FLOOR = {
     "commands": 11,
     "cli": 12, "pytest_plugin": 12, "__main__": 13,
 }  # fmt: skip
-_READ = {"errors", "units", "files", "reading", "resources", "version", "specs", "trace", "cost"}
+_READ = {
+    "errors",
+    "arrays",
+    "dtypes",
+    "units",
+    "files",
+    "reading",
+    "resources",
+    "version",
+    "specs",
+    "trace",
+    "cost",
+}
 WINGS = {
     "report": (_READ | {"validated", "plan"}) - {"reading"},
     "comparison": (_READ | {"plan", "report", "validated"}) - {"reading"},

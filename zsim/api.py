@@ -42,7 +42,8 @@ from zsim.specs.experiment.job import Job, slowest_of
 from zsim.specs.experiment.labels import batch_label, strategy_label, training_label
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, describe
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.load import describe
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes
 from zsim.version import __version__

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from zsim.cost.kernels.fused_head import fused_head
 from zsim.cost.kernels.kernel import Kernel
-from zsim.cost.kernels.modules import BatchShape, WorkOptions, backward_kernels, forward_kernels
+from zsim.cost.kernels.modules import backward_kernels, forward_kernels
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.rates.efficiency import contiguous
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.specs.cluster.files import load_gpu

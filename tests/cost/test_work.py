@@ -8,20 +8,17 @@ import pytest
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.losses import kept_per_logit
-from zsim.cost.kernels.modules import (
-    BatchShape,
-    WorkOptions,
+from zsim.cost.kernels.modules import backward_kernels, forward_kernels, total_flops
+from zsim.cost.kernels.shapes import BatchShape, WorkOptions
+from zsim.cost.kernels.update import (
     accumulate_kernels,
-    backward_kernels,
     cast_kernels,
     copy_kernels,
     fill_kernels,
-    forward_kernels,
     norm_kernels,
     optimizer_kernels,
     optimizer_state_bytes,
     scale_kernels,
-    total_flops,
 )
 from zsim.errors import NotSimulatedError
 from zsim.specs.model.huggingface import load_model

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from zsim.cost.collectives.rounds import edge_bytes
 from zsim.cost.sharing import max_min_fair_rates
-from zsim.fabric.fabric import Fabric, Transfer
+from zsim.fabric.communicators import Transfer
+from zsim.fabric.fabric import Fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.ops import Collective, Plan
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 MOVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "reduce": 1}
 GPUS = 64

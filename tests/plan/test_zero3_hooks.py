@@ -9,7 +9,7 @@ from zsim.plan.frameworks.deepspeed.stage3.coordinator import trace_of
 from zsim.plan.frameworks.deepspeed.stage3.module_order import HookedModules
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 ONE_BLOCK = {
     "model_type": "llama",

@@ -33,7 +33,7 @@ from zsim.plan.ops import Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 WEIGHTS = 1_235_746_816
 EMBEDDING = 128_256 * 2_048

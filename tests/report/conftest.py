@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from zsim.report.report import Report, SimulationStats, StepWork, TrafficRow, make_report
-from zsim.report.traffic import SentRow
+from zsim.report.report import Report, SimulationStats, StepWork, make_report
+from zsim.report.traffic import SentRow, TrafficRow
 
 EXPERIMENT = {
     "model": "llama-3-70b",

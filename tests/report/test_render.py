@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from zsim.report.memory import OutOfMemory
-from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report
-from zsim.report.traffic import SentRow
+from zsim.report.report import SimulationStats, StepWork, make_report
+from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.html.report import tiles
 from zsim.report.views.text.report import print_report
 from zsim.report.views.text.sentences import missing_memory, trust_words

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
-from zsim.report.report import SimulationStats, StepWork, TrafficRow, make_report, plain
+from zsim.report.report import SimulationStats, StepWork, make_report, plain
+from zsim.report.traffic import TrafficRow
 
 KEYS = [
     "zsim_version", "experiment", "step_seconds", "tokens_per_second_per_gpu",

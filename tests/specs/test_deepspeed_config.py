@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.strategy.deepspeed.load import (
-    DeepSpeedConfig,
-    TrainingValues,
-    load_deepspeed_config,
-    refuse_what_is_not_simulated,
-)
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
+from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
+from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 
 HIDDEN = 4096
 

@@ -7,13 +7,14 @@ from typing import Any
 from zsim.specs.strategy.deepspeed.config import (
     ActivationCheckpointingConfig,
     AioConfig,
+    DeepSpeedConfig,
     LeafModules,
     LossScaling,
     OptimizerOffload,
     ParameterOffload,
     ZeroConfig,
 )
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 
 MOE_BLOCKS = (
     "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",

@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.strategy.deepspeed.load import (
-    DeepSpeedConfig,
-    TrainingValues,
-    describe,
-    load_deepspeed_config,
-    refuse_what_is_not_simulated,
-)
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
+from zsim.specs.strategy.deepspeed.load import describe, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 
 HIDDEN = 4096
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, TrainingValues, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
+from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 
 BF16 = {"bf16": {"enabled": True}}
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, describe, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.load import describe, load_deepspeed_config
 
 
 def load(config: dict[str, Any], version: str = "0.19.8", **options: Any) -> DeepSpeedConfig:

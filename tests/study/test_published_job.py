@@ -9,7 +9,7 @@ import pytest
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.model.spec import Attention, Loss
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp1
 from zsim.study.published.job import row_job
 from zsim.study.published.table import PublishedRun

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import Megatron
 from zsim.study.published.cluster import busy_p5_efficiency
 from zsim.study.published.job import RowJob, row_job

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from zsim.plan.make import make_plan
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.study.published.job import RowJob, row_job
 from zsim.study.published.predict import measured_seconds, predict_step, shipped_tables
 from zsim.study.published.table import PublishedRun, read_runs

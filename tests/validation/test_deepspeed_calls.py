@@ -20,7 +20,7 @@ from validation.deepspeed_calls.configurations import configurations
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import trace_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 FOLDER = Path(__file__).parents[2] / "traces" / "deepspeed"
 RECORDED = json.loads((FOLDER / "calls.json").read_text())

@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from zsim.arrays import Floats
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.experiment.job import Job
 from zsim.study.published.predict import predict_row, shipped_tables
 from zsim.study.published.table import PublishedRun, read_runs
 
-Floats = npt.NDArray[np.float64]
 STEP = 0.05
 SOURCES = ("stas00-h200-b200", "stas00-b200-1gpu")
 MACHINES = {"H200": ("cpu", "attention backward"), "B200": ("cpu", "attention", "gemm")}

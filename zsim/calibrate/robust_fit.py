@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
+
+from zsim.arrays import Floats
 
 Predict = Callable[[Mapping[str, float]], Sequence[float]]
 
@@ -86,7 +87,7 @@ def robust_fit(
     names = [parameter.name for parameter in parameters]
     target = np.log(np.asarray(measured, dtype=np.float64))
 
-    def residuals(theta: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def residuals(theta: Floats) -> Floats:
         values = dict(zip(names, np.exp(theta).tolist(), strict=True))
         return np.log(np.maximum(np.asarray(predict(values), dtype=np.float64), 1e-12)) - target
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.comparison.alignment import align
 from zsim.comparison.op_times import op_seconds
 from zsim.comparison.plan_check import PlanCheck
 from zsim.report.views.meanings import COMPUTE_KINDS, span_meaning
-from zsim.trace.trace import COLLECTIVES, Floats, Ints, SpanInfo, Trace
+from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 from zsim.units import format_bytes, format_seconds
 
 KERNELS = "kernels"  # the class of all of them, where phases are not known

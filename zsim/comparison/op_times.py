@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from zsim.trace.trace import COLLECTIVES, Floats, Trace
+from zsim.arrays import Floats
+from zsim.trace.trace import COLLECTIVES, Trace
 
 
 def with_transfers(trace: Trace) -> Trace:

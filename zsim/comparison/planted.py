@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from zsim.trace.trace import COLLECTIVES, Floats, Ints, MemoryEvents, Trace
+from zsim.arrays import Floats, Ints
+from zsim.trace.trace import COLLECTIVES, MemoryEvents, Trace
 
 
 def drop_call(trace: Trace, number: int, rank: int | None = None) -> Trace:

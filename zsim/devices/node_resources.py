@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from zsim.arrays import Floats, Ints
 from zsim.devices.sockets import Shares, Sockets, sockets_of
 from zsim.specs.topology.topology import Topology
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Scope = Literal["rank", "switch", "socket", "node"]
 
 

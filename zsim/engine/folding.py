@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zsim.fabric.algorithms.rings import Floats, Ints
+from zsim.arrays import Floats, Ints
 from zsim.fabric.folding.alike import are_alike
 from zsim.fabric.folding.classes import Classes, JobPlacement, each_by_itself, one_class, stable_classes
 from zsim.plan.ops import Collective, OffloadWork, Plan

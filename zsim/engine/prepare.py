@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import simpy
 
+from zsim.arrays import Floats
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, load_host_costs
 from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import Program, make_program, slowed
-from zsim.fabric.algorithms.rings import Floats
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.classes import Classes
 from zsim.plan.ops import Collective, Plan

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from zsim.arrays import Floats
 from zsim.engine.executor import Executor, Lane
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Memory, Op, Plan
 from zsim.specs.experiment.job import Job
-from zsim.trace.trace import Floats, MemoryEvents, SpanInfo, Trace
+from zsim.trace.trace import MemoryEvents, SpanInfo, Trace
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:

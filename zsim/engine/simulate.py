@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import simpy
 
+from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.engine.allocation import Allocation, make_allocator, settle
 from zsim.engine.capacity import step_peak_bytes, usable_bytes
@@ -21,7 +22,6 @@ from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.sent import sent_by_phase
 from zsim.engine.together import ConcurrentJob, run_together
 from zsim.errors import NotSimulatedError
-from zsim.fabric.algorithms.rings import Floats
 from zsim.fabric.fabric import LinkLoad
 from zsim.fabric.folding.classes import Classes, first_apart
 from zsim.plan.make import make_plan

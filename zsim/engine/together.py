@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from zsim.arrays import Floats
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes_together
 from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.record import make_trace
-from zsim.fabric.algorithms.rings import Floats
 from zsim.fabric.fabric import connect
 from zsim.plan.ops import Plan
 from zsim.plan.passes.twice import is_drained, twice

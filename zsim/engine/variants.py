@@ -7,7 +7,7 @@ from dataclasses import replace
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.ops import Collective
 from zsim.plan.passes.queues import behind
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 

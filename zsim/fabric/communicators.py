@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import Rounds
 from zsim.fabric.algorithms.methods import Method
-from zsim.fabric.algorithms.rings import Floats, Ints, Longer
+from zsim.fabric.algorithms.rings import Longer
 from zsim.fluid.pool import Profile
 from zsim.specs.cluster.collectives import ProtocolCosts
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import simpy
 
+from zsim.arrays import Bools, Floats, Ints
 from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
 from zsim.cost.collectives.rounds import CallLimit, edge_bytes
 from zsim.fabric.algorithms.methods import Method, methods
 from zsim.fabric.algorithms.nccl_choice import planned_seconds
 from zsim.fabric.algorithms.others import SHAPES, sent_by_gpu
-from zsim.fabric.algorithms.rings import Floats, Ints, domains_of, fault_delays, longer_rounds
+from zsim.fabric.algorithms.rings import domains_of, fault_delays, longer_rounds
 from zsim.fabric.communicators import AlgorithmChoice, Instance, Limits, Transfer, ramp_seconds, ring_latency
 from zsim.fabric.flight import Flight
 from zsim.fabric.folding.alike import by_pattern, groups_of
@@ -136,7 +136,7 @@ class Fabric:
         costs: ProtocolCosts,
         profiles: dict[tuple[str, float, float], Profile],
         links: Ints,
-        leaves_node: npt.NDArray[np.bool_],
+        leaves_node: Bools,
     ) -> AlgorithmChoice:
         found = []
         for slowdown in (1.0, self.slowdown):  # alone, and beside kernels

@@ -11,14 +11,11 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import simpy
 
+from zsim.arrays import Floats, Ints
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.specs.topology.topology import Topology
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Extra(NamedTuple):

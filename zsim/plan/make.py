@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import NotSimulatedError
 from zsim.plan.frameworks.ddp import ddp_plan
 from zsim.plan.frameworks.deepspeed.stage0 import zero0_plan
@@ -23,10 +24,9 @@ from zsim.plan.ops import Plan
 from zsim.plan.passes.one_thread import in_one_thread
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 _DEEPSPEED = {
     "none": zero0_plan,

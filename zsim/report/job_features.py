@@ -10,7 +10,7 @@ from zsim.report.report import Report
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp1, Fsdp2
 from zsim.validated.features import Features, binding_of
 from zsim.validated.validation import Validation, validation_of

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.plan.ops import CATEGORIES
-from zsim.trace.trace import Floats, Ints, MemoryEvents
+from zsim.trace.trace import MemoryEvents
 
 DEVICES = ("gpu", "host", "nvme")
 

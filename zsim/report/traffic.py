@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.report.breakdown import Wait
 from zsim.report.views.meanings import COMPUTE_KINDS
-from zsim.trace.trace import COLLECTIVES, Floats, SpanInfo, Trace
+from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +122,12 @@ def _of(trace: Trace, rank: int | None) -> Trace:
     return trace if rank is None else trace.of_rank(rank)
 
 
-def _indices(own: Trace, kinds: frozenset[str]) -> np.typing.NDArray[np.int64]:
+def _indices(own: Trace, kinds: frozenset[str]) -> Ints:
     wanted = np.array([info.kind in kinds for info in own.infos], dtype=bool)
     return np.flatnonzero(wanted[own.info_indices])
 
 
-def _union(own: Trace, spans: np.typing.NDArray[np.int64]) -> Floats:
+def _union(own: Trace, spans: Ints) -> Floats:
     """Disjoint, sorted intervals (n, 2) that cover the same instants."""
     order = spans[np.argsort(own.start_seconds[spans], kind="stable")]
     starts, ends = own.start_seconds[order], np.maximum.accumulate(own.end_seconds[order])

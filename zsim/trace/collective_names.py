@@ -1,4 +1,4 @@
-"""Reading collectives back from what torch.profiler and the Flight Recorder call them.
+"""Collectives as torch.profiler and the Flight Recorder write them down, written and read by one table.
 
 Sources: pytorch/kineto, libkineto/src/output_json.cpp (keys); torch/csrc/distributed/c10d (names of
 collectives, `record_param_comms`); NCCL and RCCL kernel names in recorded traces.
@@ -8,26 +8,36 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# torch's ScalarType, and the C++ names that older profilers write -> zsim's name, bytes per element
-_DTYPES: dict[str, tuple[str, int]] = {
-    "float": ("fp32", 4), "double": ("fp64", 8), "half": ("fp16", 2), "bfloat16": ("bf16", 2),
-    "float8_e4m3fn": ("fp8", 1), "float8_e5m2": ("fp8", 1), "float8_e4m3fnuz": ("fp8", 1),
-    "float8_e5m2fnuz": ("fp8", 1), "byte": ("uint8", 1), "char": ("int8", 1), "short": ("int16", 2),
-    "int": ("int32", 4), "long": ("int64", 8), "bool": ("bool", 1), "long int": ("int64", 8),
-    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "c10::half": ("fp16", 2),
-    "c10::bfloat16": ("bf16", 2), "c10::float8_e4m3fn": ("fp8", 1), "c10::float8_e5m2": ("fp8", 1),
-    "long long": ("int64", 8), "short int": ("int16", 2),
-}  # fmt: skip
+from zsim.dtypes import ELEMENT_TYPES
+from zsim.trace.trace import COLLECTIVES, SpanInfo
 
-# the first that occurs in a name without its underscores says what it is
-_KINDS = (
-    ("reducescatter", "reduce_scatter"), ("allgather", "all_gather"), ("allreduce", "all_reduce"),
-    ("alltoall", "all_to_all"), ("broadcast", "broadcast"), ("gather", "gather"), ("scatter", "scatter"),
-    ("barrier", "barrier"), ("reduce", "reduce"), ("send", "send"), ("recv", "recv"),
-)  # fmt: skip
+# What profilers write of a dtype, in lower case -> its name here; tf32 is Float, which is fp32's.
+_DTYPES: dict[str, str] = {
+    spelling: element.name
+    for element in ELEMENT_TYPES.values()
+    if element.name != "tf32"
+    for spelling in (element.scalar_type.lower(), *element.aliases)
+}
+
+# Kind -> (the profiler's collective name, the function in NCCL's kernel name). A name is read as the first of
+# these kinds that occurs in it.
+_KINDS: dict[str, tuple[str, str]] = {
+    "reduce_scatter": ("_reduce_scatter_base", "ReduceScatter_Sum"),
+    "all_gather": ("_allgather_base", "AllGather"),
+    "all_reduce": ("allreduce", "AllReduce_Sum"),
+    "all_to_all": ("all_to_allv", "SendRecv"),
+    "broadcast": ("broadcast", "Broadcast"),
+    "gather": ("gather", "SendRecv"),
+    "scatter": ("scatter", "SendRecv"),
+    "barrier": ("barrier", "AllReduce_Sum"),
+    "reduce": ("reduce", "Reduce_Sum"),
+    "send": ("send", "SendRecv"),
+    "recv": ("recv", "SendRecv"),
+}
+_MOST_RANKS_WRITTEN = 30  # longer lists are cut in the metadata, not in `pg_config`
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -39,7 +49,7 @@ def collective_kind(name: str) -> str:
     plain = name.lower().replace("_", "")
     if "sendrecv" in plain:
         return "all_to_all"
-    return next((kind for part, kind in _KINDS if part in plain), "")
+    return next((kind for kind in _KINDS if kind.replace("_", "") in plain), "")
 
 
 def is_collective_kernel(name: str) -> bool:
@@ -50,7 +60,8 @@ def is_collective_kernel(name: str) -> bool:
 
 def dtype_of(name: str) -> tuple[str, int]:
     """zsim's name of a dtype and its bytes; ("", 0) for one that is not known."""
-    return _DTYPES.get(name.strip().lower(), ("", 0))
+    found = ELEMENT_TYPES.get(_DTYPES.get(name.strip().lower(), ""))
+    return ("", 0) if found is None else (found.name, found.bytes)
 
 
 def full_tensor_bytes(
@@ -109,3 +120,51 @@ def as_int(value: Any, default: int = 0) -> int:
         return int(value)
     except (TypeError, ValueError, OverflowError):
         return default
+
+
+def kernel_name(info: SpanInfo, backend: str) -> str:
+    """E.g. `ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)`."""
+    if backend == "gloo":
+        return f"gloo:{info.kind}"
+    function = _KINDS[info.kind][1]
+    if function == "SendRecv":
+        return "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    element = ELEMENT_TYPES.get(info.dtype)
+    reduced = f"_{element.nccl}" if function.endswith("Sum") and element is not None else ""
+    return f"ncclDevKernel_{function}{reduced}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def process_groups(infos: Iterable[SpanInfo]) -> dict[str, int]:
+    """The groups that are used, numbered in the order of their first use."""
+    used = dict.fromkeys(info.group for info in infos if info.kind in COLLECTIVES)
+    return {name: index for index, name in enumerate(used)}
+
+
+def group_ranks(name: str, group_size: int, rank: int, metadata: Mapping[str, Any]) -> list[int]:
+    """The ranks of the group that `rank` is in; `metadata["groups"]` maps its name to (size, stride)."""
+    size, stride = metadata.get("groups", {}).get(name, (group_size, 1))
+    first = rank // (size * stride) * (size * stride) + rank % stride
+    return list(range(first, first + size * stride, stride))
+
+
+def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequence: int) -> dict[str, Any]:
+    """What the profiler attaches to a collective; element counts are of this rank's input and output."""
+    element = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["uint8"])
+    full = info.bytes // element.bytes
+    shard = full // max(info.group_size, 1)
+    written = ", ".join(str(rank) for rank in ranks[:_MOST_RANKS_WRITTEN])
+    if len(ranks) > _MOST_RANKS_WRITTEN:
+        written += f", ..., {ranks[-1]}"
+    return {
+        "Collective name": _KINDS[info.kind][0],
+        "In msg nelems": shard if info.kind == "all_gather" else full,
+        "Out msg nelems": shard if info.kind == "reduce_scatter" else full,
+        "Group size": info.group_size,
+        "dtype": element.scalar_type,
+        "In split size": "[]",
+        "Out split size": "[]",
+        "Process Group Name": str(group_index),
+        "Process Group Description": info.group or "default_pg",
+        "Process Group Ranks": f"[{written}]",
+        "Seq": sequence,
+    }

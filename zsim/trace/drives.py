@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zsim.trace.trace import Floats, Trace
+from zsim.arrays import Floats
+from zsim.trace.trace import Trace
 
 DIRECTIONS = ("read", "write")
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from zsim.arrays import Bools, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 SpanKind = Literal[
     "compute", "optimizer", "copy", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast",
     "reduce", "gather", "scatter", "send", "recv", "h2d", "d2h", "cpu", "nvme_read", "nvme_write", "host",
@@ -148,7 +147,7 @@ class Trace:
     steps: tuple[Step, ...] = ()
     step_numbers: Ints | None = None
     transfer_seconds: Floats | None = None
-    follows_wait: npt.NDArray[np.bool_] | None = None
+    follows_wait: Bools | None = None
     begins: Mapping[int, float] = field(default_factory=dict)
     allocator_blocks: tuple[tuple[int, float, float], ...] = ()  # rank, start, end
 
@@ -200,7 +199,7 @@ class Trace:
         by_length = sorted(self.steps, key=lambda step: (step.seconds, step.number))
         return self.of_step(by_length[(len(by_length) - 1) // 2].number)
 
-    def only(self, keep: npt.NDArray[np.bool_], **changes: Any) -> Trace:
+    def only(self, keep: Bools, **changes: Any) -> Trace:
         """The spans that `keep` marks, and other fields as `changes` say."""
         return replace(
             self,

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from zsim.arrays import Floats
 from zsim.validated.features import KERNELS, Features
 from zsim.validated.runs import ValidatedRun
 
@@ -35,7 +35,6 @@ ENOUGH = 3
 # Repeated, the same configuration gives steps that differ by this (MosaicML's, validation/published).
 REPEATS = 0.006
 
-Floats = NDArray[np.float64]
 _Key = Callable[[Features], tuple[Any, ...]]
 
 # From runs that are like the job in all that matters to any run at all.

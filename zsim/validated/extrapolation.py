@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from zsim.validated.errors import LEVEL, Floats, interval_like, quantiles
+from zsim.arrays import Floats
+from zsim.validated.errors import LEVEL, interval_like, quantiles
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, without_source
 

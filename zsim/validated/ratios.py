@@ -18,7 +18,8 @@ from statistics import fmean
 
 import numpy as np
 
-from zsim.validated.errors import BROADER, LEVEL, Floats, quantiles, weights_by_source
+from zsim.arrays import Floats
+from zsim.validated.errors import BROADER, LEVEL, quantiles, weights_by_source
 from zsim.validated.features import ALLOCATOR
 from zsim.validated.runs import ValidatedRun, shipped_estimates
 

@@ -9,8 +9,8 @@ from math import ceil
 from typing import Literal
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import NotSimulatedError, did_you_mean
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 OptimizerImplementation = Literal["fused", "foreach", "for_loop"]
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.engine.executor import Executor
 from zsim.engine.jitter.draw import lognormal, spread
 from zsim.engine.prepare import Prepared, Seconds
-from zsim.fabric.algorithms.rings import Floats, Ints
 from zsim.plan.ops import Collective
 
 _FAR = 5.0  # standard deviations

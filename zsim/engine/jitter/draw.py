@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from zsim.arrays import Floats
 from zsim.engine.prepare import Seconds
-from zsim.fabric.algorithms.rings import Floats
 from zsim.specs.experiment.jitter import Jitter
 
 _RANKS, _OPS, _CROWD = 0, 1, 2  # streams of random numbers that share a seed

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.errors import NotSimulatedError
 from zsim.fabric.algorithms.rings import (
-    Floats,
-    Ints,
     add_crossings,
     by_dead_cards,
     hierarchical_usage,

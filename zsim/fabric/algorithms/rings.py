@@ -26,12 +26,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from zsim.arrays import Bools, Floats, Ints
 from zsim.specs.topology.topology import Topology
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 _MOST_SAMPLED = 64
 
 
@@ -52,9 +50,9 @@ def by_dead_cards(topology: Topology, members: Ints) -> list[Ints]:
     return [*parts, *(members[[row]] for row in np.flatnonzero(~is_whole).tolist())]
 
 
-def live_cards(topology: Topology, members: Ints) -> npt.NDArray[np.bool_]:
+def live_cards(topology: Topology, members: Ints) -> Bools:
     """For every slot, whether it has a card of its own that works."""
-    alive: npt.NDArray[np.bool_] = topology.nic_of(members) == topology.own_card_of(members)
+    alive: Bools = topology.nic_of(members) == topology.own_card_of(members)
     return alive
 
 
@@ -96,7 +94,7 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
             add_crossings(topology, usage, *edges, 1.0 / len(orders), is_fixed=not is_whole)
 
 
-def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, npt.NDArray[np.bool_]]]:
+def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
     """Per channel, the slots of every row in the order of its ring, and after which of them the ring goes to
     another domain."""
     starts, counts = segments(topology, members)

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from zsim.fabric.algorithms.rings import Floats, Ints, members_of, ring_usage
+from zsim.arrays import Floats, Ints
+from zsim.fabric.algorithms.rings import members_of, ring_usage
 from zsim.plan.ops import Group
 from zsim.specs.topology.topology import Topology
 from zsim.specs.topology.trees import SingleSwitch, Tree

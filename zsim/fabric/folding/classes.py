@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.fabric.algorithms.methods import methods
 from zsim.fabric.algorithms.others import SHAPES
-from zsim.fabric.algorithms.rings import Floats, Ints, domains_of
+from zsim.fabric.algorithms.rings import domains_of
 from zsim.fabric.folding.alike import by_pattern, groups_of
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.ops import Collective, Group, Memory, Plan
 from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
@@ -25,7 +26,7 @@ from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.frameworks import Ddp
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.training import Training
 
 ALL_REDUCE = "all_reduce"
 WORLD = "world"

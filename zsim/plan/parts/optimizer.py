@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from zsim.cost.kernels import modules as work
 from zsim.cost.kernels.update import OPTIMIZER_STATES
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.ops import Memory
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.training import Training
 
 UPDATE = "optimizer step"
 

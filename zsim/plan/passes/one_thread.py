@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from zsim.plan.builder import moves
 from zsim.plan.ops import Collective, Kernels, Op, Plan
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Reference
 
 

@@ -17,8 +17,8 @@ import re
 
 import numpy as np
 
+from zsim.arrays import Ints
 from zsim.errors import InputError, did_you_mean
-from zsim.specs.topology.node_links import Ints
 from zsim.specs.topology.topology import Topology
 
 NODE = re.compile(r"^node([0-9]{1,9})(?:\.(.+))?$")

@@ -21,12 +21,13 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from zsim.arrays import Floats, Ints
 from zsim.errors import InputError
 from zsim.reading import whole_number
 from zsim.specs.cluster.link_names import NODE, find_card, find_links, find_node
 from zsim.specs.cluster.table import Fraction
 from zsim.specs.experiment.placement import Placement
-from zsim.specs.topology.node_links import Condition, Floats, Ints
+from zsim.specs.topology.node_links import Condition
 from zsim.specs.topology.topology import Topology
 from zsim.units import Seconds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from zsim.arrays import Floats
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import kernel_slowdowns, with_faults
 from zsim.specs.experiment.jitter import slowest_gpu
@@ -13,13 +14,10 @@ from zsim.specs.experiment.tables import (
     Experiment,
 )
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.load import (
-    DeepSpeedConfig,
-)
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
 from zsim.specs.strategy.training import Training
-from zsim.specs.topology.node_links import Floats
 from zsim.specs.topology.topology import Topology
 
 Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.zeropp import deepspeed_label
 from zsim.specs.strategy.frameworks import Reference
 from zsim.specs.strategy.megatron import Megatron

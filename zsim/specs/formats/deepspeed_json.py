@@ -12,8 +12,8 @@ from typing import Any
 
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import DeepSpeedTable
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.effects import ZERO_EFFECTS
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.release import Release, parse_release
 from zsim.specs.strategy.deepspeed.schema import ZeroBlock
 from zsim.specs.strategy.deepspeed.text import drop_comments, load_object

@@ -18,7 +18,7 @@ from zsim.specs.formats.torchtitan.write import (
     torchtitan_toml,
     why_not_torchtitan,
 )
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from zsim.dtypes import ELEMENT_TYPES
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
-
-_DTYPES = {
-    "bf16": "torch.bfloat16",
-    "fp16": "torch.float16",
-    "fp32": "torch.float32",
-    "fp8": "torch.bfloat16",
-}
 
 _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 
@@ -60,7 +54,7 @@ def _fsdp2(job: Job, strategy: Fsdp2) -> Iterator[str]:
     yield 'def apply(model, device_type="cuda"):'
     yield '    """Shards `model` in place, before its optimizer is made."""'
     yield f"    mesh = init_device_mesh(device_type, {shape}, mesh_dim_names={names})"
-    param, reduce = _DTYPES[strategy.param_dtype], _DTYPES[strategy.reduce_dtype]
+    param, reduce = _torch_dtype(strategy.param_dtype), _torch_dtype(strategy.reduce_dtype)
     yield f"    precision = MixedPrecisionPolicy(param_dtype={param}, reduce_dtype={reduce})"
     yield '    options = {"mesh": mesh, "mp_policy": precision}'
     if strategy.cpu_offload:
@@ -119,7 +113,7 @@ def _fsdp1(job: Job, strategy: Fsdp1) -> Iterator[str]:
     yield "    blocks = model.get_submodule(BLOCKS)"
     yield from _wrap_blocks(job)
     yield from _fsdp1_policy(strategy)
-    param, reduce = _DTYPES[strategy.param_dtype], _DTYPES[strategy.reduce_dtype]
+    param, reduce = _torch_dtype(strategy.param_dtype), _torch_dtype(strategy.reduce_dtype)
     dtypes = f'"param_dtype": {param}, "reduce_dtype": {reduce}, "buffer_dtype": {param}'
     yield f"    dtypes = {{{dtypes}}}"
     yield "    precision = MixedPrecision(**dtypes)"
@@ -166,7 +160,7 @@ def _ddp(job: Job, strategy: Ddp) -> Iterator[str]:
     yield from _checkpointing(job)
     yield 'def apply(model, device_type="cuda"):'
     precision = job.training.precision
-    under = "" if precision == "fp32" else f'; run it under torch.autocast("cuda", {_DTYPES[precision]})'
+    under = "" if precision == "fp32" else f'; run it under torch.autocast("cuda", {_torch_dtype(precision)})'
     yield f'    """`model` wrapped, before its optimizer is made{under}."""'
     yield "    blocks = model.get_submodule(BLOCKS)"
     yield from _wrap_blocks(job)
@@ -300,3 +294,8 @@ def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
             yield "    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)"
     yield "    optimizer.step()"
     yield "    optimizer.zero_grad()"
+
+
+def _torch_dtype(name: str) -> str:
+    """As Python names it; fp8 is in the products alone, over bf16 tensors."""
+    return f"torch.{ELEMENT_TYPES['bf16' if name == 'fp8' else name].torch}"

@@ -20,10 +20,6 @@ CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fus
 # variables; without MPS).
 DEFAULT_CONNECTIONS, MOST_CONNECTIONS = 8, 32
 
-DTYPE_BYTES: dict[str, int] = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int64": 8,
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Training:

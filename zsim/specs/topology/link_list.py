@@ -8,19 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zsim.arrays import Floats, Ints
 from zsim.errors import InputError
 from zsim.specs.cluster.network import Network
-from zsim.specs.topology.wiring import (
-    Cards,
-    Floats,
-    Ints,
-    Inventory,
-    Links,
-    Path,
-    View,
-    hashed_path,
-    weighted_count,
-)
+from zsim.specs.topology.wiring import Cards, Inventory, Links, Path, View, hashed_path, weighted_count
 
 _NODE = re.compile(r"^node([0-9]{1,9})(?:\.nic([0-9]{1,9}))?$")
 _MOST_PATHS = 64

@@ -15,14 +15,12 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-import numpy.typing as npt
 
+from zsim.arrays import Bools, Floats, Ints
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.topology.make_wiring import make_wiring
-from zsim.specs.topology.node_links import Condition, Floats, Ints, LinkClass, NodeLinks
+from zsim.specs.topology.node_links import Condition, LinkClass, NodeLinks
 from zsim.specs.topology.wiring import Inventory, weighted_count
-
-Bools = npt.NDArray[np.bool_]
 
 
 class Topology(NodeLinks):

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zsim.arrays import Ints
 from zsim.errors import InputError
 from zsim.specs.cluster.network import Network
 from zsim.specs.presets import topology_preset_names
-from zsim.specs.topology.wiring import Cards, Hop, HopWiring, Ints, Inventory, Links
+from zsim.specs.topology.wiring import Cards, Hop, HopWiring, Inventory, Links
 
 
 class SingleSwitch(HopWiring):

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from zsim.arrays import Bools, Floats, Ints
 from zsim.specs.cluster.network import Network
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 View = Callable[[str], Floats]
 Path = list[tuple[str, int]]
 

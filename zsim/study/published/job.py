@@ -12,7 +12,7 @@ from zsim.specs.experiment.placement import evenly
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp1
 from zsim.specs.strategy.megatron import Megatron
 from zsim.study.published.cluster import cluster_preset, row_cluster, torch_1_release

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.reader import json_key
 from zsim.specs.strategy.megatron import Megatron
 

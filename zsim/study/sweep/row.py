@@ -14,7 +14,8 @@ from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig, describe
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.load import describe
 from zsim.study.sweep.store import Record
 
 

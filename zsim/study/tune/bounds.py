@@ -20,7 +20,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.experiment.job import Job, slowest_of
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import Training
 
 

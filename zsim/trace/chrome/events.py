@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from zsim.trace.nccl import collective_metadata, group_ranks, kernel_name, process_groups
+from zsim.arrays import Floats
+from zsim.trace.collective_names import collective_metadata, group_ranks, kernel_name, process_groups
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 Event = dict[str, Any]
@@ -250,7 +251,7 @@ def is_on_gpu(info: SpanInfo) -> bool:
     return info.kind not in _OFF_GPU_KINDS
 
 
-def _nanoseconds(seconds: np.typing.NDArray[np.float64]) -> list[int]:
+def _nanoseconds(seconds: Floats) -> list[int]:
     whole: list[int] = np.rint(seconds * 1e9).astype(np.int64).tolist()
     return whole
 

@@ -10,7 +10,7 @@ from zsim.plan.builder import COMPUTE
 from zsim.plan.parts.host_side import HostSide
 from zsim.plan.step import CHECKPOINT
 from zsim.plan.workload.workload import Segment
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 _STREAM = "checkpoints"
 _FIRST_ASYNCHRONOUS = (0, 19, 6)

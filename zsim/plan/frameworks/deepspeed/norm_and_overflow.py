@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zsim.cost.kernels.update import norm_kernels, scale_kernels
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.parts.host_reads import read_scalar
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 def check_overflow(

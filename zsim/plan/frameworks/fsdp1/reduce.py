@@ -29,11 +29,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
 from zsim.plan.ops import Category
 from zsim.specs.strategy.frameworks import Fsdp1
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 UNSHARD, POST_BACKWARD, ALL_REDUCE = "unshard", "post_backward", "all_reduce"
 VIEWS = "gradients of parameters"  # the owner of the views' gradients, until they are flattened

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.fsdp2.units import Unit
 from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"
 GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer, Fsdp2UnitGradient
 from zsim.plan.frameworks.fsdp2.units import Unit, make_units
@@ -18,7 +19,7 @@ from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Loss
 from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.training import Training
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"

@@ -20,6 +20,7 @@ update. NCCL's calls of one group are in order.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket, lay_out, owned_in_turn
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
@@ -29,7 +30,7 @@ from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.training import Training
 
 DATA, REPLICATE, WORLD = "data", "replicate", "world"
 _NCCL = "data parallel"

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.ops import Category, Collective, CollectiveKind, Group, Memory, Plan
 from zsim.plan.parts.optimizer import clip_gradients
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.strategy.frameworks import Reference
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.training import Training
 
 WORLD = "world"
 COMMUNICATION = "communication"

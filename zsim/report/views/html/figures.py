@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zsim.arrays import Ints
 from zsim.report.memory import MemoryLevels
 from zsim.report.report import Report
 from zsim.report.views.meanings import (
@@ -22,7 +23,6 @@ from zsim.report.views.meanings import (
     Meaning,
     span_meaning,
 )
-from zsim.trace.trace import Ints
 from zsim.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from zsim.dtypes import ELEMENT_TYPES
 from zsim.specs.experiment.job import Job
 from zsim.specs.formats.toml import toml_lines
 from zsim.specs.formats.torchtitan.keys import PRESETS
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.training import Training
 
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
 _LOSSES = ("eager", "fused")  # fused where it is compiled
 CLIPS_NOTHING = 1e9  # torchtitan takes the norm in any case
@@ -89,7 +89,7 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
             ),
             "seq_len": training.sequence_length,
             "max_norm": training.gradient_clipping or CLIPS_NOTHING,
-            "mixed_precision_param": _DTYPES["fp32" if training.precision == "fp32" else "bf16"],
+            "mixed_precision_param": ELEMENT_TYPES["fp32" if training.precision == "fp32" else "bf16"].torch,
             "mixed_precision_reduce": "float32",
             "enable_cpu_offload": strategy.cpu_offload,
         },

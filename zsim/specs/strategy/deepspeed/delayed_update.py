@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 _NOTE = (
     "delayed parameter update: the CPU updates with the gradients of the step before, during forward and "

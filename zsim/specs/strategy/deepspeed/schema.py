@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from zsim.dtypes import ELEMENT_TYPES
+
 
 def _not_a_bool(value: Any) -> Any:
     if isinstance(value, bool):
@@ -19,9 +21,7 @@ def _not_a_bool(value: Any) -> Any:
 
 
 _DTYPE_NAMES = {
-    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
-    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
-    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
+    spelling: name for name in ("bf16", "fp16", "fp32") for spelling in ELEMENT_TYPES[name].spellings
 }
 
 

@@ -27,7 +27,7 @@ from zsim.plan.ops import Group, Memory, Plan
 from zsim.plan.parts.host_side import HostSide
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import Segment, Workload
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import Training
 
 _FIRST_COMPACT = (0, 19, 8)  # fp32 sums of 16-bit gradients stay on the GPU

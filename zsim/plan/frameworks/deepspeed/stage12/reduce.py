@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zsim.cost.kernels.update import cast_kernels, cat_launches
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
 from zsim.plan.ops import CollectiveKind
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.release import parse_release
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 
 class BucketReducer:

@@ -8,6 +8,7 @@ parameters per step, where the ZeRO paper says 2.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
@@ -17,9 +18,9 @@ from zsim.plan.parts.optimizer import update
 from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Parameter
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.release import parse_release
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.training import Training
 
 _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
 

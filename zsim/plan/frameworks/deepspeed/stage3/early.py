@@ -17,11 +17,11 @@ NCCL's process group copies from and to a tensor of its own: both grow with the 
 from __future__ import annotations
 
 from zsim.cost.kernels.update import fill_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class EarlyGatherer(Gatherer):

@@ -8,11 +8,11 @@ AllGatherHandle, AllGatherCoalescedHandle). ZeRO++ and MiCS gather in their own 
 from __future__ import annotations
 
 from zsim.cost.kernels.update import cat_launches
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace, ZeroParameter
 from zsim.plan.ops import CollectiveKind
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class Gatherer:

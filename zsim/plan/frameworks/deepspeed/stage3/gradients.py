@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zsim.cost.kernels.update import accumulate_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.early import reduce_scatter_one_by_one
@@ -16,8 +17,7 @@ from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_
 from zsim.plan.frameworks.deepspeed.zeropp.quantized_reduce import LOCAL, QuantizedReducer
 from zsim.plan.step import Hooks
 from zsim.plan.workload.workload import ModuleCall
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 MAX_EVENTS = 2  # fetches and reductions that may be under way before the host blocks
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import ZeroParameter
 from zsim.plan.ops import Memory
 from zsim.plan.parts.host_side import aligned_numel, swap_floor_bytes
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 Home = Literal["gpu", "host", "nvme"]
 

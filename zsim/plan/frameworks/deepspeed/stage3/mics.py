@@ -6,6 +6,7 @@ Transcribed from DeepSpeed 0.19.2 `runtime/zero/mics.py` and `mics_utils.py`; Zh
 
 from __future__ import annotations
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
@@ -14,8 +15,8 @@ from zsim.plan.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 from zsim.plan.ops import Group, Plan
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import Workload
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.training import Training
 
 SHARD, REPLICATE = "shard", "replicate"
 INTRA, INTER = "shard intra", "shard inter"

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels, norm_kernels, scale_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.deepspeed.cpu_checkpointing import CheckpointsInHostMemory
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
@@ -32,8 +33,8 @@ from zsim.plan.parts.host_side import HostSide, aligned_numel
 from zsim.plan.parts.optimizer import update
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import Segment, Workload
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.training import Training
 
 
 class OffloadedZero3Schedule(Zero3Schedule):

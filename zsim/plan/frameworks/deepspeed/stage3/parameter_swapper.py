@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator
 from zsim.plan.frameworks.deepspeed.stage3.homes import ParameterHomes
 from zsim.plan.parts.host_side import HostSide, aligned_numel
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class ParameterSwapper:

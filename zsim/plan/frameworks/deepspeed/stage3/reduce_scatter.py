@@ -8,8 +8,8 @@ where it lies.
 from __future__ import annotations
 
 from zsim.cost.kernels.update import cat_launches
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import PlanBuilder, moves
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 
 def reduce_scatter_coalesced(

@@ -12,6 +12,7 @@ so with `record_stream`, and the block is not handed out again before that use h
 from __future__ import annotations
 
 from zsim.cost.kernels.update import cast_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch, trace_of
@@ -31,8 +32,8 @@ from zsim.plan.parts.optimizer import update
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Linear
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
-from zsim.specs.strategy.training import DTYPE_BYTES, Training
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.training import Training
 
 
 class Zero3Schedule(Zero3Gradients):

@@ -14,7 +14,7 @@ from itertools import pairwise
 from zsim.errors import InputError
 from zsim.plan.ops import Memory
 from zsim.plan.parts.host_side import HostSide, aligned_numel, swap_floor_bytes
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from collections.abc import Iterable
 
 from zsim.cost.kernels.quantization import SCALE_BYTES, dequantize_kernels, quantize_kernels, weight_groups
 from zsim.cost.kernels.update import cast_kernels, cat_launches, copy_kernels, fill_kernels
+from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.plan.ops import Memory
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.release import parse_release
-from zsim.specs.strategy.training import DTYPE_BYTES
 
 HPZ = "hpz"
 

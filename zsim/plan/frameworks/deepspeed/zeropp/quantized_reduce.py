@@ -24,7 +24,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import FetchTrace, ZeroParameter
 from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
 from zsim.plan.ops import Group, Memory
-from zsim.specs.strategy.deepspeed.load import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.release import parse_release
 
 LOCAL, GLOBAL = "local", "global"  # DeepSpeed's names: the GPUs of a node; the same GPU of every node
