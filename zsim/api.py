@@ -362,7 +362,7 @@ def _notes(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         notes += [extrapolation_sentence(row) for row in rows]
     is_expandable = job.training.expandable_segments
     notes += allocator_notes(allocator, is_expandable=is_expandable)
-    if outcome.plan.startup_bytes:
+    if outcome.plan.program.startup_bytes:
         whole = format_bytes(startup_bytes(job, outcome.plan))
         notes.append(
             f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"

@@ -50,7 +50,7 @@ def job_of(gpus: int, nodes: int = 1, **tables: dict[str, Any]) -> Job:
 
 def plan_of(gpus: int, *works: Copy | HostWork | DriveIo | Collective) -> Plan:
     """Every rank starts all `works` at once, each on a stream of its own."""
-    builder = PlanBuilder([Group("world", gpus)])
+    builder = PlanBuilder([Group.regular("world", gpus)])
     for number, work in enumerate(works):
         builder.add(f"work {number}", f"stream {number}", work, launches=0)
     return builder.finish("test", gpus, [])

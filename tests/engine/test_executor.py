@@ -17,7 +17,7 @@ from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import StuckError
 from zsim.fluid.pool import FluidPool
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.ops import Group, Memory, Op, Plan
+from zsim.plan.ops import Group, Memory, Op, Plan, Program
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -49,7 +49,7 @@ def seconds_of(*kernels: Kernel) -> float:
 
 
 def builder() -> PlanBuilder:
-    return PlanBuilder([Group("world", 8)])
+    return PlanBuilder([Group.regular("world", 8)])
 
 
 def run(plan: PlanBuilder | Plan, job: Job = JOB, *, unfold: bool = False) -> Outcome:
@@ -276,7 +276,7 @@ def test_what_cards_send_is_not_slowed() -> None:
     """16 GPUs of two AWS p4d: four cards of 100 Gb/s per node bound it, NVLink at two thirds has room."""
     took = []
     for communication in (1.0, 1.5):
-        b = PlanBuilder([Group("world", 16)])
+        b = PlanBuilder([Group.regular("world", 16)])
         b.collective("all_gather", 10**9, "bf16", "world", stream="comm", name="gather")
         b.kernels("kernel", [LONG] * 60)
         times = spans(run(b, job_of(16, communication=communication, cluster="aws-p4d")))
@@ -311,7 +311,7 @@ def run_alone(full_bytes: int) -> Outcome:
 def test_two_communicators_on_the_same_links_share_them() -> None:
     """Each alone takes latency and bytes over bandwidth; at once they end later than alone and sooner than
     one after the other."""
-    b = PlanBuilder([Group("world", 8), Group("again", 8)])
+    b = PlanBuilder([Group.regular("world", 8), Group.regular("again", 8)])
     b.collective("all_gather", 10**9, "bf16", "world", stream="comm", name="one")
     b.collective("all_gather", 10**9, "bf16", "again", stream="other", name="two")
     times = spans(run(b))
@@ -366,7 +366,7 @@ def test_the_step_ends_with_the_last_op_or_the_host() -> None:
 def test_a_host_that_waits_forever_is_named_with_what_it_waits_for() -> None:
     """Op 1 cannot be issued before it has ended itself."""
     ops = (Op("first", "host"), Op("second", "host", host_waits=(1,)))
-    plan = Plan("test", 8, ops, {}, ())
+    plan = Plan.uniform("test", 8, Program("", ops), {})
     with pytest.raises(StuckError, match="rank 0: the host waits for 'second' before it can issue 'second'"):
         run(plan)
 
@@ -374,7 +374,7 @@ def test_a_host_that_waits_forever_is_named_with_what_it_waits_for() -> None:
 def test_a_plan_that_waits_for_a_later_op_is_a_mistake_of_ours() -> None:
     ops = (Op("first", "host", after=(1,)), Op("second", "host"))
     with pytest.raises(AssertionError, match="op 0 waits for op 1, which is issued later"):
-        run(Plan("test", 8, ops, {}, ()))
+        run(Plan.uniform("test", 8, Program("", ops), {}))
 
 
 def test_the_same_plan_gives_the_same_bytes() -> None:

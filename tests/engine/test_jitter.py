@@ -134,7 +134,7 @@ def test_kernels_of_many_gpus_take_as_long_as_on_the_slowest() -> None:
 
 def row_of_kernels(count: int, world: int, *, meets: bool) -> Plan:
     """Equal kernels of about 1 ms, and an all-reduce of 4 bytes after each of them, or after the last."""
-    builder = PlanBuilder([Group("world", world)])
+    builder = PlanBuilder([Group.regular("world", world)])
     kernel = Kernels((Kernel("gemm", 5e11, 0.0, "bf16", (8192, 8192, 3725)),))
     for number in range(count):
         builder.add(f"kernel {number}", COMPUTE, kernel, launches=1)

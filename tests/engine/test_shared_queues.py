@@ -34,7 +34,7 @@ def job_of(connections: int) -> Job:
 
 
 def builder() -> PlanBuilder:
-    return PlanBuilder([Group("world", 8), Group("again", 8)])
+    return PlanBuilder([Group.regular("world", 8), Group.regular("again", 8)])
 
 
 def gather(b: PlanBuilder, name: str) -> int:

@@ -25,7 +25,8 @@ def topology_with(nodes: int, **network: Any) -> Topology:
 def finish_times(topology: Topology, jobs: list[int]) -> list[float]:
     """Seconds of one ring all-gather of 1 GiB in each of `jobs`: groups of every second node's GPUs."""
     env = simpy.Environment()
-    group = Group("job", 2, 16)  # ranks r and r + 16: one GPU of a node and of the node two further on
+    # Ranks r and r + 16: one GPU of a node and of the node two further on.
+    group = Group.regular("job", 32, 2, 16)
     work = Collective("all_gather", 2**30, "bf16", "job")
     fabric = Fabric(env, topology, {"job": group}, is_folded=False, works=[work])
     ends = dict.fromkeys(jobs, 0.0)
@@ -58,7 +59,7 @@ def test_a_rail_optimised_fabric_carries_a_ring_without_its_spine() -> None:
     rails = topology_with(16, kind="rail-optimized", nodes_per_leaf=16)
     tree = topology_with(16, kind="fat-tree", nodes_per_leaf=4)
     for topology, expected in ((rails, 0.0), (tree, 1 / 32)):
-        usage = ring_usage(topology, [range(128)])
+        usage = ring_usage(topology, np.arange(128)[None])
         up = topology.classes["leaf_up"]
         assert usage[up.first : up.first + up.count].max() == pytest.approx(expected)
         own = topology.classes["nic_out"]

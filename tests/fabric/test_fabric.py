@@ -33,7 +33,7 @@ def fabric_of(
     """All GPUs of the nodes; one group of everybody unless told otherwise."""
     spec = load_cluster(cluster) if isinstance(cluster, str) else cluster
     topology = Topology(spec, nodes, spec.gpus_per_node)
-    groups = groups or [Group("world", topology.world_size)]
+    groups = groups or [Group.regular("world", topology.world_size)]
     named = {group.name: group for group in groups}
     return Fabric(simpy.Environment(), topology, named, is_folded=folded)
 
@@ -96,7 +96,7 @@ def test_a_transfer_alone_takes_the_time_it_was_chosen_by(cluster: str, kind: Co
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_of_one_takes_no_time(kind: CollectiveKind) -> None:
-    fabric = fabric_of(groups=[Group("alone", 1)])
+    fabric = fabric_of(groups=[Group.regular("alone", 16, 1)])
     assert fabric.transfer(collective(kind, group="alone"), 0).seconds_alone == 0
     assert run_at_once(fabric, [(collective(kind, group="alone"), 0)]) == [0.0]
 
@@ -133,7 +133,7 @@ def test_a_ring_leaves_each_node_once(kind: CollectiveKind) -> None:
 
 def test_shards_in_a_node_leave_the_network_alone() -> None:
     """HSDP: the shard group's collectives stay on NVLink, the replicas' go over the cards."""
-    groups = [Group("shard", 8), Group("replicate", 2, 8)]
+    groups = [Group.regular("shard", 16, 8), Group.regular("replicate", 16, 2, 8)]
     fabric = fabric_of(nodes=2, groups=groups)
     inside = fabric.traffic([collective("all_gather", group="shard")])
     across = fabric.traffic([collective("all_reduce", group="replicate")])
@@ -155,7 +155,7 @@ def test_traffic_is_all_links_and_the_fullest_and_adds_up_over_calls() -> None:
 
 def test_equal_groups_do_not_disturb_each_other_where_links_are_their_own() -> None:
     """Both nodes gather at once, each on its own NVLink: as fast as one alone."""
-    fabric = fabric_of(nodes=2, groups=[Group("node", 8)], folded=False)
+    fabric = fabric_of(nodes=2, groups=[Group.regular("node", 16, 8)], folded=False)
     work = collective(group="node")
     alone = fabric.transfer(work, 0).seconds_alone
     assert run_at_once(fabric, [(work, 0), (work, 1)]) == pytest.approx([alone, alone], rel=1e-9)
@@ -166,7 +166,7 @@ def test_folded_replicas_load_the_links_of_all_of_them(cluster: str) -> None:
     """A pair of nodes, one group per local rank, all at once: eight cards for eight pairs, for sixteen, or a
     single card. A folded activity and all unfolded ones take the same."""
     local = load_cluster(cluster).gpus_per_node
-    groups = [Group("pairs", 2, local)]
+    groups = [Group.regular("pairs", 2 * local, 2, local)]
     work = collective("all_reduce", group="pairs")
     (folded,) = run_at_once(fabric_of(cluster, groups=groups), [(work, 0)])
     unfolded = fabric_of(cluster, groups=groups, folded=False)
@@ -188,7 +188,12 @@ def test_lumped_links_give_the_rates_of_all_links(cluster: str) -> None:
     """Gathering in nodes, across nodes in two halves, and everywhere, all at once: the pool's few resources
     against the solver on every single link. Rates show in the time until the first of them ends."""
     nodes, per_node = 4, load_cluster(cluster).gpus_per_node
-    groups = [Group("node", per_node), Group("halves", 2 * per_node), Group("rails", nodes, per_node)]
+    world = nodes * per_node
+    groups = [
+        Group.regular("node", world, per_node),
+        Group.regular("halves", world, 2 * per_node),
+        Group.regular("rails", world, nodes, per_node),
+    ]
     fabric = fabric_of(cluster, nodes, groups)
     assert len(fabric.pool.capacity) < fabric.topology.num_links / 4
     works = [collective(size=4 * 10**9, group=group.name) for group in groups]

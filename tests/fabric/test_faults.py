@@ -42,8 +42,8 @@ def rates(where: Topology, group: Group) -> list[float]:
     return [t.size / (t.seconds_alone - t.latency_seconds) for t in transfers(where, group)]
 
 
-WORLD = Group("world", 16)
-RAILS = Group("replicate", 2, 8)
+WORLD = Group.regular("world", 16)
+RAILS = Group.regular("replicate", 16, 2, 8)
 
 
 def test_a_degraded_card_slows_a_ring_to_its_share() -> None:
@@ -58,19 +58,19 @@ def test_only_rings_that_cross_a_degraded_card_are_slower() -> None:
     bad = topology("dgx-h100", 2, links={"node1.nic2": {"bandwidth_fraction": 0.25}})
     whole = topology("dgx-h100", 2)
     np.testing.assert_allclose(rates(bad, RAILS), [CARD, CARD, CARD / 4, *([CARD] * 5)])
-    inside = Group("shard", 8)
+    inside = Group.regular("shard", 16, 8)
     assert rates(bad, inside) == rates(whole, inside)
 
 
 def test_a_dead_card_of_eight_leaves_seven_channels_to_all_nodes() -> None:
     """Each card that is left carries a seventh of the bytes, and the ring reaches seven cards' bandwidth."""
     bad, whole = topology("dgx-h100", 4, dead_nics=["node1.nic2"]), topology("dgx-h100", 4)
-    usage = ring_usage(bad, [range(32)])
+    usage = ring_usage(bad, np.arange(32)[None])
     for name in ("nic_out", "nic_in"):
         cards = usage[bad.classes[name].first :][:32].reshape(4, 8)
         np.testing.assert_allclose(cards[1], [1 / 7, 1 / 7, 0, *([1 / 7] * 5)])
         np.testing.assert_allclose(cards[[0, 2, 3]], [[*([1 / 7] * 7), 0]] * 3)
-    world = Group("world", 32)
+    world = Group.regular("world", 32)
     assert rates(bad, world)[0] == pytest.approx(min(7 * CARD, rates(whole, world)[0]))
 
 
@@ -83,8 +83,8 @@ def test_a_dead_card_puts_a_ring_across_rails() -> None:
         topology("dgx-superpod-h100", 16, dead_nics=["node1.nic2"]),
     )
     up = whole.classes["leaf_up"]
-    assert ring_usage(whole, [range(128)])[up.first : up.first + up.count].sum() == 0.0
-    crossed = ring_usage(bad, [range(128)])[up.first : up.first + up.count]
+    assert ring_usage(whole, np.arange(128)[None])[up.first : up.first + up.count].sum() == 0.0
+    crossed = ring_usage(bad, np.arange(128)[None])[up.first : up.first + up.count]
     assert crossed.sum() == pytest.approx(2 * 5 / 7)
     assert crossed.reshape(8, 32).sum(axis=1) == pytest.approx(np.array([0, 0, 1, 2, 2, 2, 2, 1]) / 7)
 
@@ -113,9 +113,9 @@ def test_a_dead_card_halves_two_communicators_that_share_another() -> None:
 def test_a_node_with_two_cards_loses_half_with_one() -> None:
     """A DGX-2 node: 16 GPUs, 8 cards. Seven dead leave the two GPUs of the last: two channels, one card."""
     whole = topology("dgx-2", 2)
-    group = Group("world", 32)
+    group = Group.regular("world", 32)
     bad = topology("dgx-2", 2, dead_nics=[f"node1.nic{n}" for n in range(1, 8)])
-    usage, cards = ring_usage(bad, [range(32)]), bad.classes["nic_out"].first + 8
+    usage, cards = ring_usage(bad, np.arange(32)[None]), bad.classes["nic_out"].first + 8
     assert usage[cards : cards + 8].tolist() == pytest.approx([1.0, *([0.0] * 7)])
     one = next(c for c in whole.classes.values() if c.name == "nic_out").capacity
     assert rates(bad, group)[0] == pytest.approx(one)
@@ -134,7 +134,7 @@ def test_a_late_card_delays_every_pass_over_it(kind: str, algorithm: str, passes
     """50 us into node 1 and 50 us out of it: once around a ring, twice for an all-reduce; up and down the
     tree in which the node is not a leaf."""
     late = topology("dgx-h100", 4, links={"node1.nic2": {"added_latency": "50 us"}})
-    group = Group("world", 32)
+    group = Group.regular("world", 32)
     slow, fast = (
         transfers(where, group, kind, algorithm)[0].latency_seconds
         for where in (late, topology("dgx-h100", 4))
@@ -145,6 +145,6 @@ def test_a_late_card_delays_every_pass_over_it(kind: str, algorithm: str, passes
 def test_a_late_tier_delays_every_round_between_nodes() -> None:
     """A ring of 4 nodes goes from node to node 4 times, over two cards each time: 8 x 10 us."""
     late = topology("dgx-h100", 4, links={"network": {"added_latency": "10 us"}})
-    group = Group("world", 32)
+    group = Group.regular("world", 32)
     slow, fast = (transfers(where, group)[0].latency_seconds for where in (late, topology("dgx-h100", 4)))
     assert slow - fast == pytest.approx(80e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import simpy
 
@@ -57,7 +58,7 @@ def one_activity(topology: Topology, kind: CollectiveKind, size: int, algorithm:
     ranks = topology.world_size
     work = Collective(kind, size, "bf16", "world")
     fabric = Fabric(
-        simpy.Environment(), topology, {"world": Group("world", ranks)}, is_folded=True, works=[work]
+        simpy.Environment(), topology, {"world": Group.regular("world", ranks)}, is_folded=True, works=[work]
     )
     [found] = [o for o in fabric.options(work) if (o.algorithm, o.protocol) == (algorithm, protocol)]
     return found.seconds_alone
@@ -71,7 +72,7 @@ def test_a_ring_takes_as_long_as_its_rounds(name: str, kind: CollectiveKind) -> 
     topology = Topology(cluster, 32 // cluster.gpus_per_node, cluster.gpus_per_node)
     costs = cluster.collectives.protocols["simple"]
     for size in SIZES:
-        played = Rounds(topology, range(32), costs).ring(kind, size)
+        played = Rounds(topology, np.arange(32), costs).ring(kind, size)
         assert one_activity(topology, kind, size, "ring", "simple") == pytest.approx(played, rel=0.01)
 
 
@@ -81,7 +82,7 @@ def test_a_ring_takes_as_long_as_its_rounds_on_8_to_64_ranks(nodes: int, gpus: i
     topology = Topology(cluster, nodes, gpus)
     for protocol, costs in cluster.collectives.protocols.items():
         for size in SIZES:
-            played = Rounds(topology, range(nodes * gpus), costs).ring("all_gather", size)
+            played = Rounds(topology, np.arange(nodes * gpus), costs).ring("all_gather", size)
             assert one_activity(topology, "all_gather", size, "ring", protocol) == pytest.approx(
                 played, rel=0.01
             )
@@ -95,7 +96,7 @@ def tree_and_its_rounds(name: str, nodes: int, gpus: int, size: int, protocol: s
     topology = Topology(cluster.model_copy(update={"collectives": plain}), nodes, gpus)
     domains = nodes // cluster.node_link.nodes_per_domain
     pieces = tree_pieces(protocol, size, plain.channels, nodes * gpus, domains)
-    played = Rounds(topology, range(nodes * gpus), costs).tree(size, pieces)
+    played = Rounds(topology, np.arange(nodes * gpus), costs).tree(size, pieces)
     return one_activity(topology, "all_reduce", size, "tree", protocol), played
 
 
@@ -130,7 +131,7 @@ def test_an_all_to_all_takes_as_long_as_its_rounds(name: str) -> None:
         per_node = min(cluster.gpus_per_node, ranks)
         topology = Topology(cluster, ranks // per_node, per_node)
         for size in (*SIZES, 64 * KIB):
-            played = Rounds(topology, range(ranks), costs).all_to_all(size)
+            played = Rounds(topology, np.arange(ranks), costs).all_to_all(size)
             model = one_activity(topology, "all_to_all", size, "direct", "simple")
             assert model == pytest.approx(played, rel=0.01)
 
@@ -139,7 +140,7 @@ def test_rounds_one_after_the_other_take_their_latency_each() -> None:
     """Seven other nodes, a byte each: seven rounds where one would do."""
     topology = Topology(cluster_of("one switch"), 8, 8)
     costs = cluster_of("one switch").collectives.protocols["simple"]
-    one, seven = (Rounds(topology, range(64), costs).all_to_all(64, n) for n in (7, 1))
+    one, seven = (Rounds(topology, np.arange(64), costs).all_to_all(64, n) for n in (7, 1))
     assert seven - one == pytest.approx(6 * (one - costs.base), rel=0.01)
 
 
@@ -155,4 +156,4 @@ def test_rounds_without_bytes_take_their_latency() -> None:
         }
     )
     topology = Topology(cluster_of("one switch"), 2, 4)
-    assert Rounds(topology, range(8), costs).ring("all_gather", 0) == pytest.approx(71e-6)
+    assert Rounds(topology, np.arange(8), costs).ring("all_gather", 0) == pytest.approx(71e-6)

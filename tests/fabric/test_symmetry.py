@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zsim
@@ -23,26 +24,27 @@ def test_groups_within_equal_leaves_are_alike_and_those_across_their_border_are_
     """8 nodes, 2 per leaf: groups of 2 nodes each have their own leaf; with 4 per leaf, groups of 4 nodes
     too; groups of 3 nodes' GPUs (24 of 48) on leaves of 2 lie differently, and so
     do groups on a leaf that is half empty."""
-    groups = {"shard": Group("shard", 16), "replicate": Group("replicate", 4, 16)}
+    groups = {"shard": Group.regular("shard", 64, 16), "replicate": Group.regular("replicate", 64, 4, 16)}
     assert are_alike(topology_with(8, kind="fat-tree", nodes_per_leaf=2), groups)
     assert are_alike(topology_with(8, kind="rail-optimized", nodes_per_leaf=4), groups)
     half_full = topology_with(6, kind="fat-tree", nodes_per_leaf=4)
-    assert not are_alike(half_full, {"shard": Group("shard", 16)})
-    odd = {"shard": Group("shard", 24)}
+    assert not are_alike(half_full, {"shard": Group.regular("shard", 48, 16)})
+    odd = {"shard": Group.regular("shard", 48, 24)}
     assert not are_alike(topology_with(6, kind="fat-tree", nodes_per_leaf=2), odd)
     assert are_alike(topology_with(6, kind="single-switch"), odd)
 
 
 def test_hashed_paths_make_groups_unequal() -> None:
     hashed = topology_with(8, kind="fat-tree", nodes_per_leaf=1, routing="hash")
-    assert not are_alike(hashed, {"shard": Group("shard", 16)})
-    assert are_alike(hashed, {"world": Group("world", 64)})
+    assert not are_alike(hashed, {"shard": Group.regular("shard", 64, 16)})
+    assert are_alike(hashed, {"world": Group.regular("world", 64)})
 
 
 def test_groups_are_sorted_by_where_they_change_domains() -> None:
     """20 trays of an NVL72 (80 GPUs): of two groups of 40, the second leaves the first domain after 32."""
     topology = Topology(load_cluster("gb200-nvl72"), 20, 4)
-    assert by_pattern(topology, [range(40), range(40, 80)]) == [[range(40)], [range(40, 80)]]
+    rows = np.arange(80).reshape(2, 40)
+    assert [found.tolist() for found in by_pattern(topology, rows)] == [[row.tolist()] for row in rows]
 
 
 @pytest.mark.parametrize(("cluster", "nodes"), [("roce-h100", 4), ("gb200-nvl72", 20), ("aws-p4d", 4)])

@@ -10,7 +10,7 @@ KERNEL = Kernel("gemm", 1.0, 1.0)
 
 
 def builder() -> PlanBuilder:
-    return PlanBuilder([Group("world", 4)])
+    return PlanBuilder([Group.regular("world", 4)])
 
 
 def test_an_event_of_an_empty_stream_is_none_and_waiting_for_it_is_nothing() -> None:
@@ -136,7 +136,7 @@ def test_a_wait_at_the_very_end_gets_an_op_of_its_own() -> None:
 
 def test_groups_split_the_world_by_size_and_stride() -> None:
     """World 16 in fours: neighbours, or every fourth."""
-    near, far = Group("near", 4), Group("far", 4, 4)
-    assert [list(near.ranks_of(rank)) for rank in (0, 5)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [list(far.ranks_of(rank)) for rank in (0, 5)] == [[0, 4, 8, 12], [1, 5, 9, 13]]
-    assert list(Group("pairs", 2, 2).ranks_of(7)) == [5, 7]
+    near, far = Group.regular("near", 16, 4), Group.regular("far", 16, 4, 4)
+    assert [near.ranks_of(rank) for rank in (0, 5)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [far.ranks_of(rank) for rank in (0, 5)] == [[0, 4, 8, 12], [1, 5, 9, 13]]
+    assert Group.regular("pairs", 8, 2, 2).ranks_of(7) == [5, 7]

@@ -246,7 +246,7 @@ def test_the_first_all_gather_of_backward_is_exposed_when_the_host_reads_the_los
     loss = next(number for number, op in enumerate(ops) if op.name == "loss")
     first = next(number for number, op in enumerate(ops) if op.phase == "backward")
     ops[first] = ops[first]._replace(host_waits=(loss,))
-    trace = run(replace(plan, ops=tuple(ops)))
+    trace = run(plan.with_programs(lambda program: replace(program, ops=tuple(ops))))
     assert exposed(trace, "backward") == ["all_gather_copy_out layers.5"]
 
 

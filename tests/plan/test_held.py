@@ -1,16 +1,14 @@
 """What a plan holds, without a clock: an op's memory is taken before it, and given back before or after."""
 
 from zsim.plan.held import held_before_update, plan_peaks
-from zsim.plan.ops import Memory, MemoryChange, Op, Plan
+from zsim.plan.ops import Memory, MemoryChange, Op, Plan, Program
 
 
 def plan() -> Plan:
     """40 B of parameters always; 8 B of gradients from op 0, a 16 B buffer freed before the update is issued,
     and 4 B that the update itself takes."""
-    return Plan(
-        framework="test",
-        world_size=1,
-        groups={},
+    program = Program(
+        "",
         ops=(Op("backward", "host", phase="backward"), Op("update", "host", phase="optimizer")),
         resident=(Memory("parameters", 40), Memory("optimizer_states", 80, device="cpu")),
         memory=(
@@ -20,6 +18,7 @@ def plan() -> Plan:
             MemoryChange(1, "buffers", 4),
         ),
     )
+    return Plan.uniform("test", 1, program, {})
 
 
 def test_before_the_update_it_holds_what_backward_left() -> None:

@@ -32,7 +32,7 @@ def holding(toys: Any, loss: Loss) -> Workload:
 
 
 def walked(workload: Workload, num_micro_batches: int = 1, ranks: int = 4) -> PlanBuilder:
-    builder = PlanBuilder([Group("world", ranks)])
+    builder = PlanBuilder([Group.regular("world", ranks)])
     walk_step(Hooks(builder), workload, num_micro_batches)
     return builder
 
@@ -85,7 +85,7 @@ class Updating(Hooks):
 def test_the_host_waits_for_the_loss_and_in_every_states_barrier(toys: Any, ranks: int) -> None:
     """After the update: loss, samples and time, then two metrics of two states, each with two launches and a
     turn of Python for every rank. A rank that is alone gathers from nobody."""
-    builder = PlanBuilder([Group("world", ranks)])
+    builder = PlanBuilder([Group.regular("world", ranks)])
     walk_step(Updating(builder), logged(toys), 1)
     names = [op.name for op in builder.ops]
     log = builder.ops[names.index("update") + 1 :]
@@ -114,8 +114,11 @@ def test_a_log_is_of_all_ranks(toys: Any) -> None:
         over = {op.work.group for op in builder.ops if isinstance(op.work, Collective)}
         return over, {op.events for op in builder.ops if op.name == "gather metric"}
 
-    assert gathered(Group("shard", 8), Group("replicate", 4, 8)) == ({"shard", "replicate"}, {32})
-    assert gathered(Group("secondary", 8), Group("world", 32)) == ({"world"}, {32})
+    assert gathered(Group.regular("shard", 32, 8), Group.regular("replicate", 32, 4, 8)) == (
+        {"shard", "replicate"},
+        {32},
+    )
+    assert gathered(Group.regular("secondary", 32, 8), Group.regular("world", 32)) == ({"world"}, {32})
     assert gathered() == (set(), set())
 
 

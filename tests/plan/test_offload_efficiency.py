@@ -58,7 +58,7 @@ def test_parameter_and_gradient_bandwidth() -> None:
     parameter for 8 FLOPs per parameter and token, so ait is the tokens. Four GPUs share an uplink of 15.75 x
     0.8 = 12.6 GB/s: 3.15 GB/s each, both ways."""
     for batch in BATCHES:
-        tokens, builder = batch * SEQUENCE, PlanBuilder([Group("world", GPUS)])
+        tokens, builder = batch * SEQUENCE, PlanBuilder([Group.regular("world", GPUS)])
         size = 2 * 12 * HIDDEN**2
         for times in (1, 1, 2):
             for _ in range(LAYERS):
@@ -75,7 +75,7 @@ def test_optimizer_state_bandwidth() -> None:
     """32 bytes per parameter in all, read and written by all ranks of the node over its drives at 28 GB/s,
     one after the other: ait is a quarter of the tokens."""
     for batch in BATCHES:
-        tokens, builder = batch * SEQUENCE, PlanBuilder([Group("world", GPUS)])
+        tokens, builder = batch * SEQUENCE, PlanBuilder([Group.regular("world", GPUS)])
         for times in (1, 1, 2):
             for _ in range(LAYERS):
                 builder.kernels("layer", [layer(tokens, times)])
@@ -94,7 +94,7 @@ def test_activation_bandwidth() -> None:
     """2 bytes per layer, token and element of the hidden size out and in again, 8 x 12 x hidden^2 FLOPs per
     layer and token: ait = 24 x hidden, whatever the batch."""
     for batch in BATCHES:
-        tokens, builder = batch * SEQUENCE, PlanBuilder([Group("world", GPUS)])
+        tokens, builder = batch * SEQUENCE, PlanBuilder([Group.regular("world", GPUS)])
         size = 2 * tokens * HIDDEN
         for times in (1, 3):
             for _ in range(LAYERS):

@@ -72,7 +72,7 @@ def job_of(
 
 def paper_plan(job: Job) -> Plan:
     assert isinstance(job.strategy, DeepSpeedConfig)
-    builder = PlanBuilder([Group("world", job.world_size)])
+    builder = PlanBuilder([Group.regular("world", job.world_size)])
     workload = make_workload(job.model, job.training)
     schedule = PaperSchedule(builder, workload, job.strategy, job.training, job.world_size)
     walk_step(schedule, workload, 1)

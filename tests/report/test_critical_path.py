@@ -12,7 +12,7 @@ from zsim.api import report_of
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
-from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Kernels, Op, Plan, Work
+from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Kernels, Op, Plan, Program, Work
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import HOST, OTHERS, Link, critical_path
 from zsim.specs.cluster.files import load_gpu
@@ -38,7 +38,7 @@ def step(
     ranks = len(times)
     flat = [moment for rank in times for moment in rank]
     count = len(times[0])
-    plan = Plan("by hand", ranks, tuple(ops), {"world": Group("world", ranks)}, ())
+    plan = Plan.uniform("by hand", ranks, Program("", tuple(ops)), {"world": Group.regular("world", ranks)})
     trace = Trace(
         "simulated",
         tuple(SpanInfo(o.name, "compute", o.stream) for o in ops if o.work is not None),
@@ -126,16 +126,9 @@ def test_an_op_that_began_before_the_step_is_its_beginning() -> None:
 
 GPU = load_gpu("h100-sxm-80gb")
 PRODUCT = Kernels((Kernel("gemm", 1e12, 1e6, shape=(8192, 8192, 8192)),))
-PLAN = Plan(
-    "by hand",
-    8,
-    tuple(
-        Op("", "s", work)
-        for work in (PRODUCT, KERNEL, GATHER, Copy("h2d", 1), HostWork("optimizer", 1), DriveIo("read", 1))
-    ),
-    {"world": Group("world", 8)},
-    (),
-)
+WORLD = {"world": Group.regular("world", 8)}
+WORKS = (PRODUCT, KERNEL, GATHER, Copy("h2d", 1), HostWork("optimizer", 1), DriveIo("read", 1))
+PLAN = Plan.uniform("by hand", 8, Program("", tuple(Op("", "s", work) for work in WORKS)), WORLD)
 CAUSES = OpCauses(
     PLAN, GPU, {GATHER: CallLimit(1.0, 3.0, "network")}, {"h2d": "dram", "nvme_read": "drive_read"}
 )
@@ -163,7 +156,7 @@ def test_a_collective_is_latency_and_the_tier_that_bounds_it() -> None:
 
 def test_what_kernels_can_add_to_a_collective_is_interference_and_the_rest_sharing() -> None:
     """Of 3 s alone, kernels can make 3.5: 0.3 s more are theirs, of 2 s more half a second."""
-    plan = Plan("by hand", 8, (Op("", "s", GATHER),), {"world": Group("world", 8)}, ())
+    plan = Plan.uniform("by hand", 8, Program("", (Op("", "s", GATHER),)), WORLD)
     causes = OpCauses(plan, GPU, {GATHER: CallLimit(1.0, 3.0, "nvlink", 0.5)}, {})
     little = critical_seconds([Link(0, 0, 0.0, 3.3)], causes)
     assert little == pytest.approx({"interference": 0.3, "latency": 1.0, "nvlink": 2.0})
@@ -180,7 +173,7 @@ def test_offloaded_work_is_put_down_to_what_bounds_it() -> None:
 
 
 def test_causes_come_in_one_order_with_spines_after_the_cards() -> None:
-    plan = Plan("by hand", 8, (Op("", "s", GATHER),), {"world": Group("world", 8)}, ())
+    plan = Plan.uniform("by hand", 8, Program("", (Op("", "s", GATHER),)), WORLD)
     spine = OpCauses(plan, GPU, {GATHER: CallLimit(1.0, 3.0, "leaf-spine")}, {})
     links = [Link(0, HOST, 0, 1), Link(0, 0, 1, 4)]
     assert list(critical_seconds(links, spine)) == ["latency", "leaf-spine", "host"]

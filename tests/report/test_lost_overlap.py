@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zsim.cost.kernels.kernel import Kernel
-from zsim.plan.ops import Collective, Group, Kernels, Op, Plan
+from zsim.plan.ops import Collective, Group, Kernels, Op, Plan, Program
 from zsim.report.critical_path import critical_path
 from zsim.report.lost_overlap import held_up_seconds, shared_queues_note
 from zsim.trace.trace import SpanInfo, Trace
@@ -25,7 +25,7 @@ def held_up() -> tuple[Plan, Trace]:
         Op("long", "compute", KERNEL),
     )  # fmt: skip
     times = [(0.0, 0.0, 4.0), (0.0, 4.0, 7.0), (0.0, 4.0, 5.0), (0.0, 5.0, 7.5)]
-    plan = Plan("by hand", 1, ops, {"world": Group("world", 1)}, ())
+    plan = Plan.uniform("by hand", 1, Program("", ops), {"world": Group.regular("world", 1)})
     trace = Trace(
         "simulated",
         tuple(SpanInfo(op.name, "compute", op.stream) for op in ops),

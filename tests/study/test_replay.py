@@ -249,7 +249,7 @@ def test_a_modelled_transfer_is_slowed_by_the_kernels_beside_it_and_a_recorded_o
         (lasted, _) = [end - start for _, info, start, end in replay.replayed.rows() if info.group]
         took.append(lasted)
     (row,) = replay.collectives()
-    alone = Fabric(simpy.Environment(), Topology(cluster_with(1.0), 1, 2), {"pg": Group("pg", 2)})
+    alone = Fabric(simpy.Environment(), Topology(cluster_with(1.0), 1, 2), {"pg": Group.regular("pg", 2)})
     latency = alone.transfer(Collective("all_gather", row["bytes"], "bf16", "pg"), 0).latency_seconds
     assert took[1] - latency == pytest.approx(1.5 * (took[0] - latency), rel=1e-6)
     same = zsim.replay(trace)

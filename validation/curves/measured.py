@@ -112,7 +112,7 @@ def _curve(row: Mapping[str, str], points: Sequence[CurvePoint]) -> Curve:
     kind: CollectiveKind = row["collective"]  # type: ignore[assignment]
     work = Collective(kind, 8, "fp32", "world")
     topology = Topology(cluster, nodes, gpus // nodes)
-    communicator = idle_fabric(topology, Group("world", gpus), [work]).communicator("world")
+    communicator = idle_fabric(topology, Group.regular("world", gpus), [work]).communicator("world")
     options = tuple(
         Option(
             choice.method,

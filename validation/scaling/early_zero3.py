@@ -55,7 +55,7 @@ def early_plan(plan: Plan) -> Plan:
         )
         for change in plan.memory
     )
-    return replace(plan, ops=tuple(ops), memory=memory)
+    return plan.with_programs(lambda program: replace(program, ops=tuple(ops), memory=memory))
 
 
 def _copies(op: Op, ranks: int) -> Iterator[Op]:

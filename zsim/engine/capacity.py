@@ -38,7 +38,7 @@ def peak_bytes(job: Job, plan: Plan) -> int:
 
 def startup_bytes(job: Job, plan: Plan) -> int:
     """GPU memory of rank 0 before the first step; 0 where that is no more than it keeps."""
-    return plan.startup_bytes + framework_memory(job, plan).bytes if plan.startup_bytes else 0
+    return plan.program.startup_bytes + framework_memory(job, plan).bytes if plan.program.startup_bytes else 0
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:

@@ -53,6 +53,9 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
             "gpu": job.cluster.gpu.name,
             "backend": job.cluster.collectives.backend,
             "groups": {name: (group.size, group.stride) for name, group in plan.groups.items()},
+            "group_members": {
+                name: group.members.tolist() for name, group in plan.groups.items() if group.stride is None
+            },
             "gpu_memory_bytes": job.cluster.gpu.memory.capacity,
             "sm_count": job.cluster.gpu.sm_count,
         },

@@ -23,7 +23,7 @@ from zsim.fabric.algorithms.others import SHAPES, sent_by_gpu
 from zsim.fabric.algorithms.rings import domains_of, fault_delays, longer_rounds
 from zsim.fabric.communicators import AlgorithmChoice, Instance, Limits, Transfer, ramp_seconds, ring_latency
 from zsim.fabric.flight import Flight
-from zsim.fabric.folding.alike import by_pattern, groups_of
+from zsim.fabric.folding.alike import by_pattern
 from zsim.fabric.lumped_links import NO_EXTRA, Extra, lump
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
@@ -44,7 +44,7 @@ class LinkLoad(NamedTuple):
 class Fabric:
     """The links of a topology as resources, and the communicators of a plan on them.
 
-    `blocks`: per kind of group, which of its groups (in the order of `groups_of`) share one activity, which
+    `blocks`: per kind of group, which of its groups (rows of `Group.members`) share one activity, which
     then stands for the same collective in all of them and carries the load of all: groups with one number.
     `is_folded` puts all groups of a kind into one block, or each into its own. `works`: the collectives to
     expect (any of the usual kinds in every group when None). Fabrics of several jobs are made with
@@ -78,23 +78,24 @@ class Fabric:
         self._blocks = blocks or {
             name: np.zeros(count, dtype=np.int64) if is_folded else np.arange(count)
             for name, group in groups.items()
-            for count in [self.topology.world_size // group.size]
+            for count in [len(group.members)]
         }
         self._instances: dict[tuple[str, int], Instance] = {}
+        self._row_of = {name: group.row_of(topology.world_size) for name, group in groups.items()}
         self._sent: dict[tuple[str, int, str], tuple[float, float]] = {}
         for name, group in groups.items():
-            parts = groups_of(topology.world_size, group)
+            slots = topology.slots[group.members]
             for number in range(int(self._blocks[name].max()) + 1):
-                own = [parts[index] for index in np.flatnonzero(self._blocks[name] == number).tolist()]
+                own = slots[self._blocks[name] == number]
                 self._instances[name, number] = self._instance(name, own)
         if is_connected:
             connect([self])
 
     # -- communicators ------------------------------------------------------------------------------
 
-    def _instance(self, name: str, ranks: list[range]) -> Instance:
+    def _instance(self, name: str, members: Ints) -> Instance:
         topology, group = self.topology, self.groups[name]
-        patterns = by_pattern(topology, ranks)
+        patterns = by_pattern(topology, members)
         places = [domains_of(topology, alike[0]) for alike in patterns]
         count, most = max(n for n, _ in places), max(local for _, local in places)
         has_switch = topology.cluster.node_link.kind == "switch"
@@ -108,10 +109,10 @@ class Fabric:
             usage[shape] = np.zeros(topology.num_links)
             for alike in patterns if group.size > 1 else []:
                 usage[shape] += SHAPES[shape](topology, alike)
-            if len(ranks) > 1 and group.size > 1:
-                own[shape] = SHAPES[shape](topology, ranks[:1])
+            if len(members) > 1 and group.size > 1:
+                own[shape] = SHAPES[shape](topology, members[:1])
         longer = max(longer_rounds(topology, alike[0]) for alike in patterns)
-        return Instance(kinds, usage, own, count, longer, fault_delays(topology, ranks))
+        return Instance(kinds, usage, own, count, longer, fault_delays(topology, members))
 
     def _add_choices(self, pool: FluidPool, links: Ints) -> None:
         """Every (algorithm, protocol) of every communicator, for each kind of collective it runs. A protocol
@@ -170,10 +171,9 @@ class Fabric:
         return self._instances[group_name, instance]
 
     def instance_of(self, group_name: str, rank: int) -> int:
-        """The number of the block that a rank's group is in."""
-        group = self.groups[group_name]
-        block, offset = divmod(group.ranks_of(rank).start, group.size * group.stride)
-        return int(self._blocks[group_name][block * group.stride + offset])
+        """The number of the block that a rank's group is in; -1 where the rank is in no group of the kind."""
+        row = int(self._row_of[group_name][rank])
+        return int(self._blocks[group_name][row]) if row >= 0 else -1
 
     def transfer(self, work: Collective, instance: int) -> Transfer:
         """The collective with the algorithm and protocol that the backend chooses."""

@@ -26,7 +26,7 @@ from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import ROUNDS_SIDE_BY_SIDE, edge_bytes
 from zsim.errors import InputError
 from zsim.fabric.algorithms.others import tree_parents
-from zsim.fabric.algorithms.rings import add_crossings, local_ranks, longer_rounds, members_of, rotate
+from zsim.fabric.algorithms.rings import Ints, add_crossings, local_ranks, longer_rounds, rotate
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.specs.cluster.collectives import ProtocolCosts
@@ -46,18 +46,18 @@ class _Edge:
 
 
 class Rounds:
-    """Plays a collective of one group on an idle topology."""
+    """Plays a collective of one group, at `slots`, on an idle topology."""
 
-    def __init__(self, topology: Topology, group: range, costs: ProtocolCosts) -> None:
+    def __init__(self, topology: Topology, slots: Ints, costs: ProtocolCosts) -> None:
         self.topology = topology
         self.costs = costs
         self.env = simpy.Environment()
         self.pool = FluidPool(self.env, topology.capacities().tolist())
-        self.members = members_of(topology, [group])
+        self.members = slots[None, :]
         self.size = self.members.shape[1]
         self.local = local_ranks(topology, self.members)
         self.spans = self.local < self.size
-        self.longer = longer_rounds(topology, group)
+        self.longer = longer_rounds(topology, slots)
         self.last = 0.0
         self.num_messages = 0
 

@@ -18,6 +18,7 @@ from zsim.plan.ops import (
     Op,
     Phase,
     Plan,
+    Program,
     Work,
 )
 
@@ -193,6 +194,12 @@ class PlanBuilder:
                 MemoryChange(len(self.ops), category, -count, "gpu", op, owner=owner, part=part)
             )
 
+    def program(self, resident: Sequence[Memory], name: str = "") -> Program:
+        """What was written down, as the program of ranks that keep `resident`."""
+        if self._host_waits:
+            self.host("end of step")
+        return Program(name, tuple(self.ops), tuple(resident), tuple(self.memory))
+
     def finish(
         self,
         framework: str,
@@ -200,15 +207,7 @@ class PlanBuilder:
         resident: Sequence[Memory],
         labels: dict[str, str] | None = None,
     ) -> Plan:
-        if self._host_waits:
-            self.host("end of step")
-        return Plan(
-            framework=framework,
-            world_size=world_size,
-            ops=tuple(self.ops),
-            groups=self.groups,
-            resident=tuple(resident),
-            memory=tuple(self.memory),
-            notes=tuple(self.notes),
-            labels=labels or {},
+        """The plan of a step in which all ranks do this."""
+        return Plan.uniform(
+            framework, world_size, self.program(resident), self.groups, tuple(self.notes), labels
         )

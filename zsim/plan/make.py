@@ -57,7 +57,8 @@ def make_plan(job: Job) -> Plan:
     if job.cluster.gpu.vendor == "cpu":
         copies = job.cluster.collectives.reduce_scatter == "all_reduce"
         plan = in_one_thread(plan, job.strategy, copies_scatters=copies)
-    return replace(plan, startup_bytes=startup_bytes(job))
+    startup = startup_bytes(job)
+    return plan.with_programs(lambda program: replace(program, startup_bytes=startup))
 
 
 def startup_bytes(job: Job) -> int:

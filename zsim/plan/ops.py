@@ -14,11 +14,17 @@ hand it out before op `until` has ended, but when it runs short it waits for tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from zsim.cost.kernels.kernel import Kernel
+
+Ints = npt.NDArray[np.int64]
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = (
@@ -158,38 +164,119 @@ class Op(NamedTuple):
     events: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Group:
-    """How the world splits into groups of `size` ranks that are `stride` apart.
-
-    World 16, size 4: stride 1 gives [0..3], [4..7], ...; stride 4 gives [0, 4, 8, 12], [1, 5, 9, 13], ...
-    """
+    """A kind of process group: `members[number]` are the ranks of one communicator, in their order in it. A
+    rank is in one row at most; rows need not cover the world."""
 
     name: str
-    size: int
-    stride: int = 1
+    members: Ints
 
-    def ranks_of(self, rank: int) -> range:
-        """The group that `rank` belongs to."""
-        span = self.size * self.stride
-        first = rank // span * span + rank % self.stride
-        return range(first, first + span, self.stride)
+    @classmethod
+    def regular(cls, name: str, world_size: int, size: int | None = None, stride: int = 1) -> Group:
+        """The world in groups of `size` ranks (None: all) that are `stride` apart.
+
+        World 16, size 4: stride 1 gives [0..3], [4..7], ...; stride 4 gives [0, 4, 8, 12], [1, 5, 9, 13], ...
+        """
+        size = world_size if size is None else size
+        count = world_size // (size * stride)
+        assert count * size * stride == world_size, f"{name}: {world_size} ranks in {size} x {stride}"
+        ranks = np.arange(world_size, dtype=np.int64).reshape(count, size, stride)
+        return cls(name, ranks.transpose(0, 2, 1).reshape(-1, size))
+
+    @property
+    def size(self) -> int:
+        """Ranks of one communicator."""
+        return int(self.members.shape[1])
+
+    @cached_property
+    def stride(self) -> int | None:
+        """The distance between neighbours in every communicator; None where it is not the same."""
+        steps = np.diff(self.members, axis=1)
+        if not steps.size:
+            return 1
+        return int(steps[0, 0]) if (steps == steps[0, 0]).all() else None
+
+    def ranks_of(self, rank: int) -> list[int]:
+        """The members of the communicator that `rank` belongs to."""
+        found: list[int] = self.members[(self.members == rank).any(axis=1)][0].tolist()
+        return found
+
+    def row_of(self, world_size: int) -> Ints:
+        """Per rank the number of its communicator; -1 where it is in none."""
+        rows = np.full(world_size, -1, dtype=np.int64)
+        rows[self.members] = np.arange(len(self.members))[:, None]
+        return rows
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One steady training step of every rank (all ranks run the same program).
+class Program:
+    """What the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there is one.
 
     `startup_bytes`: what each GPU holds before the first step where that is more than it keeps (a model that
     is moved to the GPU whole and sharded there).
     """
 
-    framework: str
-    world_size: int
+    name: str
     ops: tuple[Op, ...]
-    groups: Mapping[str, Group]
-    resident: tuple[Memory, ...]
+    resident: tuple[Memory, ...] = ()
     memory: tuple[MemoryChange, ...] = ()
+    startup_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One steady training step of every rank: rank r runs `programs[program_of[r]]`."""
+
+    framework: str
+    programs: tuple[Program, ...]
+    program_of: Ints
+    groups: Mapping[str, Group]
     notes: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    startup_bytes: int = 0
+
+    @classmethod
+    def uniform(
+        cls,
+        framework: str,
+        world_size: int,
+        program: Program,
+        groups: Mapping[str, Group],
+        notes: tuple[str, ...] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> Plan:
+        """All ranks run the same program."""
+        return cls(framework, (program,), np.zeros(world_size, dtype=np.int64), groups, notes, labels or {})
+
+    @property
+    def world_size(self) -> int:
+        return len(self.program_of)
+
+    @property
+    def program(self) -> Program:
+        """The program of a plan that has one."""
+        assert len(self.programs) == 1, f"{self.framework}: {len(self.programs)} programs"
+        return self.programs[0]
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The ops of a plan of one program."""
+        return self.program.ops
+
+    @property
+    def resident(self) -> tuple[Memory, ...]:
+        """What the GPUs of a plan of one program keep."""
+        return self.program.resident
+
+    @property
+    def memory(self) -> tuple[MemoryChange, ...]:
+        """The changes of memory of a plan of one program."""
+        return self.program.memory
+
+    def with_programs(self, change: Callable[[Program], Program]) -> Plan:
+        """The plan with every program changed."""
+        return replace(self, programs=tuple(change(program) for program in self.programs))
+
+    def works(self) -> Iterator[Work]:
+        """The work of all ops of all programs."""
+        return (op.work for program in self.programs for op in program.ops if op.work is not None)

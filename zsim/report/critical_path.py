@@ -23,7 +23,7 @@ from zsim.arrays import Floats
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
-from zsim.trace.trace import Trace
+from zsim.trace.trace import Ints, Trace
 
 _SAME_INSTANT = 1e-9  # of the step
 _Block = tuple[float, float, int]
@@ -123,6 +123,7 @@ class _Walk:
         self.before = Predecessors(plan, self.numbers, connections)
         self.times = _Times(trace)
         self.rows: dict[str, dict[int, list[int]]] = {}
+        self.communicators: dict[str, Ints] = {}
         self.found: list[Link] = []
 
     def links(self) -> list[Link]:
@@ -220,7 +221,11 @@ class _Walk:
 
     def _meeting(self, group: str, rank: int) -> int:
         found = self.meetings.get((group, rank))
-        return self.plan.groups[group].ranks_of(rank).start if found is None else found
+        if found is not None:
+            return found
+        if group not in self.communicators:
+            self.communicators[group] = self.plan.groups[group].row_of(self.plan.world_size)
+        return int(self.communicators[group][rank])
 
     def _add(self, rank: int, op: int, start: float, end: float) -> None:
         start = max(start, self.begin)

@@ -141,8 +141,11 @@ def process_groups(infos: Iterable[SpanInfo]) -> dict[str, int]:
 
 
 def group_ranks(name: str, group_size: int, rank: int, metadata: Mapping[str, Any]) -> list[int]:
-    """The ranks of the group that `rank` is in; `metadata["groups"]` maps its name to (size, stride)."""
+    """The ranks of the group that `rank` is in; `metadata["groups"]` maps its name to (size, stride) and,
+    where ranks are at unequal distances (stride None), `metadata["group_members"]` to all of its kind."""
     size, stride = metadata.get("groups", {}).get(name, (group_size, 1))
+    if stride is None:
+        return next(list(ranks) for ranks in metadata["group_members"][name] if rank in ranks)
     first = rank // (size * stride) * (size * stride) + rank % stride
     return list(range(first, first + size * stride, stride))
 

@@ -98,7 +98,7 @@ class Crowd:
         self._of_rank = classes.of_rank[ranks]
         self._members = [np.flatnonzero(self._of_rank == number) for number in range(len(kept))]
         self._groups = {
-            name: _groups_of(group.size, group.stride, ranks)
+            name: _groups_of(group.row_of(self.prepared.job.world_size)[ranks])
             for name, group in self.prepared.plan.groups.items()
         }
 
@@ -147,9 +147,8 @@ def _latest(times: Sequence[Times]) -> Times:
     return latest
 
 
-def _groups_of(size: int, stride: int, ranks: Ints) -> _Groups:
-    block, offset = ranks // (size * stride), ranks % stride
-    names, of_rank = np.unique(block * stride + offset, return_inverse=True)
+def _groups_of(rows: Ints) -> _Groups:
+    names, of_rank = np.unique(rows, return_inverse=True)
     order = np.argsort(of_rank, kind="stable")
     starts = np.searchsorted(of_rank[order], np.arange(len(names)))
     return _Groups(order, starts, of_rank)

@@ -1,5 +1,7 @@
 """Which links the algorithms other than the ring use: bytes per link while every rank sends one bus byte.
 
+Groups are rows of slots.
+
 With n ranks on k domains, g on each, and S the tensor, an all-reduce has 2 S (n-1)/n bus bytes:
 
     tree        a chain inside each domain, two binary trees across, S/2 each way on each of their edges,
@@ -11,7 +13,7 @@ With n ranks on k domains, g on each, and S the tensor, an all-reduce has 2 S (n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -22,7 +24,6 @@ from zsim.fabric.algorithms.rings import (
     by_dead_cards,
     hierarchical_usage,
     local_ranks,
-    members_of,
     ring_orders,
     ring_usage,
     segments,
@@ -30,7 +31,6 @@ from zsim.fabric.algorithms.rings import (
 from zsim.specs.topology.topology import Topology
 
 _MOST_PAIRS = 4096  # ranks of an all-to-all group: n^2 pairs are counted one offset at a time
-Groups = Sequence[range]
 
 
 def tree_parents(count: int) -> tuple[Ints, Ints]:
@@ -51,17 +51,17 @@ def tree_parents(count: int) -> tuple[Ints, Ints]:
     return first, second
 
 
-def tree_usage(topology: Topology, groups: Groups) -> Floats:
+def tree_usage(topology: Topology, members: Ints) -> Floats:
     """Double binary trees across domains, chains inside them; as many pairs of trees as there are cards, or
     as the smallest domain has ranks, see [Note: dead cards] in zsim.fabric.algorithms.rings."""
     usage = np.zeros(topology.num_links)
-    for members in by_dead_cards(topology, members_of(topology, groups)):
-        size = members.shape[1]
-        starts, counts = segments(topology, members)
+    for rows in by_dead_cards(topology, members):
+        size = rows.shape[1]
+        starts, counts = segments(topology, rows)
         is_last = np.zeros(size, dtype=bool)
         is_last[starts + counts - 1] = True
         chained = np.flatnonzero(~is_last)
-        orders = ring_orders(topology, members)
+        orders = ring_orders(topology, rows)
         share = size / (2 * (size - 1)) / len(orders)  # bytes on a chain's edge (both trees), per bus byte
         for order, _crosses in orders:
             above, below = order[:, chained].ravel(), order[:, chained + 1].ravel()
@@ -80,10 +80,9 @@ def _add_trees(topology: Topology, usage: Floats, heads: Ints, amount: float) ->
         add_crossings(topology, usage, above, above, below, amount / 2)
 
 
-def nvls_usage(topology: Topology, groups: Groups) -> Floats:
+def nvls_usage(topology: Topology, members: Ints) -> Floats:
     """In-switch reduction; across domains joined by trees, one pair per rail."""
     usage = np.zeros(topology.num_links)
-    members = members_of(topology, groups)
     size = members.shape[1]
     local = local_ranks(topology, members)
     bus = 2 * (size - 1) / size
@@ -96,11 +95,10 @@ def nvls_usage(topology: Topology, groups: Groups) -> Floats:
     return usage
 
 
-def pat_usage(topology: Topology, groups: Groups) -> Floats:
+def pat_usage(topology: Topology, members: Ints) -> Floats:
     """PAT: in round d of log2 n, rank i exchanges with i + 2^d what both have gathered so far (Bruck's
     pattern; NCCL 2.23 release notes), S/n min(2^d, n - 2^d) bytes."""
     usage = np.zeros(topology.num_links)
-    members = members_of(topology, groups)
     size = members.shape[1]
     distance = 1
     while distance < size:
@@ -110,11 +108,10 @@ def pat_usage(topology: Topology, groups: Groups) -> Floats:
     return usage
 
 
-def all_to_all_usage(topology: Topology, groups: Groups, *, by_rail: bool = False) -> Floats:
+def all_to_all_usage(topology: Topology, members: Ints, *, by_rail: bool = False) -> Floats:
     """S/n from every rank to every other: 1/(n-1) of a bus byte per pair. `by_rail`: what leaves a node goes
     over NVLink to the GPU on the target's rail first (PXN)."""
     usage = np.zeros(topology.num_links)
-    members = members_of(topology, groups)
     size = members.shape[1]
     if size > _MOST_PAIRS:
         raise NotSimulatedError(
@@ -139,11 +136,10 @@ def all_to_all_usage(topology: Topology, groups: Groups, *, by_rail: bool = Fals
     return usage
 
 
-def binomial_usage(topology: Topology, groups: Groups) -> Floats:
+def binomial_usage(topology: Topology, members: Ints) -> Floats:
     """gloo's broadcast: the root sends the whole tensor in every round, everyone who has it sends it on.
     Rounds follow each other, so a link's load counts with all rounds of the root."""
     usage = np.zeros(topology.num_links)
-    members = members_of(topology, groups)
     size = members.shape[1]
     distance = 1
     while distance < size:
@@ -153,10 +149,9 @@ def binomial_usage(topology: Topology, groups: Groups) -> Floats:
     return usage
 
 
-def pair_usage(topology: Topology, groups: Groups) -> Floats:
+def pair_usage(topology: Topology, members: Ints) -> Floats:
     """From the first rank of a group to its last."""
     usage = np.zeros(topology.num_links)
-    members = members_of(topology, groups)
     topology.add_routes(usage, members[:, 0], members[:, -1], 1.0)
     return usage
 
@@ -178,14 +173,14 @@ def sent_by_gpu(topology: Topology, links: Ints, weights: Floats) -> tuple[float
     return inside / topology.world_size, between / topology.world_size
 
 
-SHAPES: Mapping[str, Callable[[Topology, Groups], Floats]] = {
+SHAPES: Mapping[str, Callable[[Topology, Ints], Floats]] = {
     "ring": ring_usage,
-    "hierarchical": lambda topology, groups: hierarchical_usage(topology, groups, "all_gather"),
+    "hierarchical": hierarchical_usage,
     "tree": tree_usage,
     "nvls": nvls_usage,
     "pat": pat_usage,
     "all_to_all": all_to_all_usage,
-    "all_to_all_by_rail": lambda topology, groups: all_to_all_usage(topology, groups, by_rail=True),
+    "all_to_all_by_rail": lambda topology, members: all_to_all_usage(topology, members, by_rail=True),
     "binomial": binomial_usage,
     "pair": pair_usage,
 }

@@ -22,7 +22,6 @@ shares another card of the node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,12 +32,12 @@ from zsim.specs.topology.topology import Topology
 _MOST_SAMPLED = 64
 
 
-def ring_usage(topology: Topology, groups: Sequence[range]) -> Floats:
-    """Per link, bytes carried when each of `groups` (all of the same shape) runs its rings at one byte per
-    edge, all groups at once."""
+def ring_usage(topology: Topology, members: Ints) -> Floats:
+    """Per link, bytes carried when each group (a row of slots, all of the same shape) runs its rings at one
+    byte per edge, all groups at once."""
     usage = np.zeros(topology.num_links)
-    if len(groups[0]) > 1:
-        for rows in by_dead_cards(topology, members_of(topology, groups)):
+    if members.shape[1] > 1:
+        for rows in by_dead_cards(topology, members):
             _add_rings(topology, usage, rows)
     return usage
 
@@ -110,18 +109,19 @@ def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
     return orders
 
 
-def fault_delays(topology: Topology, groups: Sequence[range]) -> list[tuple[Floats, Floats]]:
-    """Per channel of all `groups`, what faults add to a message on each of the ring's edges inside domains
+def fault_delays(topology: Topology, members: Ints) -> list[tuple[Floats, Floats]]:
+    """Per channel of all groups, what faults add to a message on each of the ring's edges inside domains
     and across them, the largest first."""
-    if topology.condition is None or not topology.condition.delays.any() or len(groups[0]) < 2:
+    if topology.condition is None or not topology.condition.delays.any() or members.shape[1] < 2:
         return []
-    return [found for group in groups for found in _ring_delays(topology, group, topology.condition.delays)]
+    delays = topology.condition.delays
+    return [found for row in range(len(members)) for found in _ring_delays(topology, members[[row]], delays)]
 
 
-def _ring_delays(topology: Topology, group: range, delays: Floats) -> list[tuple[Floats, Floats]]:
-    starts, _counts = segments(topology, members_of(topology, [group]))
+def _ring_delays(topology: Topology, members: Ints, delays: Floats) -> list[tuple[Floats, Floats]]:
+    starts, _counts = segments(topology, members)
     found = []
-    for order, crosses in ring_orders(topology, members_of(topology, [group])):
+    for order, crosses in ring_orders(topology, members):
         targets = np.roll(order, -1, axis=1)
         sources = order[0].copy()
         if topology.cluster.node_link.kind == "switch":
@@ -171,12 +171,11 @@ def add_all_pairs(topology: Topology, usage: Floats, rows: Ints, amount: float) 
         topology.add_routes(usage, rows.ravel(), np.roll(rows, -offset, axis=1).ravel(), amount)
 
 
-def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -> Floats:
+def hierarchical_usage(topology: Topology, members: Ints) -> Floats:
     """The same, relative to the flat ring's edge bytes, for a ring across nodes among equal local ranks and
     a ring inside each node, pipelined: with g local ranks on k nodes, an edge across carries
     S/g (k-1)/k and an edge inside S (g-1)/g, against S (n-1)/n on the flat ring (both doubled for an
     all-reduce)."""
-    members = members_of(topology, groups)
     size = members.shape[1]
     local = local_ranks(topology, members)
     nodes = size // local
@@ -190,9 +189,9 @@ def hierarchical_usage(topology: Topology, groups: Sequence[range], kind: str) -
     return usage
 
 
-def domains_of(topology: Topology, group: range) -> tuple[int, int]:
-    """NVLink domains (nodes) that the ranks of a group are on, and the most of them on one."""
-    counts = np.unique(topology.domain_of(members_of(topology, [group])[0]), return_counts=True)[1]
+def domains_of(topology: Topology, slots: Ints) -> tuple[int, int]:
+    """NVLink domains (nodes) that a group's slots are on, and the most of them on one."""
+    counts = np.unique(topology.domain_of(slots), return_counts=True)[1]
     return len(counts), int(counts.max())
 
 
@@ -203,13 +202,13 @@ class Longer(NamedTuple):
     across: float
 
 
-def longer_rounds(topology: Topology, group: range) -> Longer:
+def longer_rounds(topology: Topology, slots: Ints) -> Longer:
     """For links longer than those of the measured rounds, and for switches after the first."""
     inside, across = topology.cluster.longer_links
-    return Longer(inside, across + _hop_seconds(topology, group))
+    return Longer(inside, across + _hop_seconds(topology, slots))
 
 
-def _hop_seconds(topology: Topology, group: range) -> float:
+def _hop_seconds(topology: Topology, slots: Ints) -> float:
     """What the switches after the first add to a round between domains: `hop_latency` for each on the
     longest of the group's (up to 64) crossings from domain to next domain, rail by rail."""
     latency = topology.cluster.network.hop_latency
@@ -218,26 +217,17 @@ def _hop_seconds(topology: Topology, group: range) -> float:
     first = topology.classes["nic_out"].first
     switches = [
         sum(link >= first for link in topology.route(source, target)) - 1
-        for source, target in _crossings(topology, group)[:_MOST_SAMPLED]
+        for source, target in _crossings(topology, slots)[:_MOST_SAMPLED]
     ]
     return latency * (max(switches, default=1) - 1)
 
 
-def _crossings(topology: Topology, group: range) -> list[tuple[int, int]]:
+def _crossings(topology: Topology, slots: Ints) -> list[tuple[int, int]]:
     """Slots between which a group goes from domain to next domain, on one rail where there are rails."""
-    slots = members_of(topology, [group])[0]
     heads = np.concatenate([[0], np.flatnonzero(np.diff(topology.domain_of(slots))) + 1])
     by_rail = topology.cluster.node_link.kind == "switch"
     sources = slots[heads[:-1]] if by_rail else slots[heads[1:] - 1]
     return list(zip(sources.tolist(), slots[heads[1:]].tolist(), strict=True))
-
-
-def members_of(topology: Topology, groups: Sequence[range]) -> Ints:
-    """The slots of the groups' ranks, one row each."""
-    starts = np.array([group.start for group in groups], dtype=np.int64)
-    ranks = starts[:, None] + np.arange(0, len(groups[0]), dtype=np.int64) * groups[0].step
-    slots: Ints = topology.slots[ranks]
-    return slots
 
 
 def local_ranks(topology: Topology, members: Ints) -> int:

@@ -7,12 +7,12 @@ fabrics (hashed paths, tori, dragonflies, lists of links) their links are compar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.fabric.algorithms.rings import members_of, ring_usage
+from zsim.fabric.algorithms.rings import Ints, ring_usage
 from zsim.plan.ops import Group
 from zsim.specs.topology.topology import Topology
 from zsim.specs.topology.trees import SingleSwitch, Tree
@@ -23,33 +23,24 @@ _MOST_COMPARED = 30_000_000  # groups times links
 def are_alike(topology: Topology, groups: Mapping[str, Group]) -> bool:
     """Whether, for every kind of group, all groups of the kind are at equal places."""
     return all(
-        _is_symmetric(topology, groups_of(topology.world_size, group))
-        for group in groups.values()
-        if group.size > 1
+        _is_symmetric(topology, topology.slots[group.members]) for group in groups.values() if group.size > 1
     )
 
 
-def groups_of(world_size: int, group: Group) -> list[range]:
-    """All groups of a kind, in the order of their first ranks."""
-    starts = range(0, world_size, group.size * group.stride)
-    return [group.ranks_of(start + offset) for start in starts for offset in range(group.stride)]
+def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
+    """The groups (rows of slots) that change from domain to domain at the same places, together."""
+    changes = np.diff(topology.domain_of(members), axis=1) != 0
+    if len(members) == 1 or (changes == changes[0]).all():
+        return [members]
+    found: dict[bytes, list[int]] = {}
+    for number, row in enumerate(changes):
+        found.setdefault(row.tobytes(), []).append(number)
+    return [members[numbers] for numbers in found.values()]
 
 
-def by_pattern(topology: Topology, groups: Sequence[range]) -> list[list[range]]:
-    """Groups that change from domain to domain at the same places, together."""
-    changes = np.diff(topology.domain_of(members_of(topology, groups)), axis=1) != 0
-    if len(groups) == 1 or (changes == changes[0]).all():
-        return [list(groups)]
-    found: dict[bytes, list[range]] = {}
-    for group, row in zip(groups, changes, strict=True):
-        found.setdefault(row.tobytes(), []).append(group)
-    return list(found.values())
-
-
-def _is_symmetric(topology: Topology, groups: list[range]) -> bool:
-    if len(groups) == 1:
+def _is_symmetric(topology: Topology, members: Ints) -> bool:
+    if len(members) == 1:
         return True
-    members = members_of(topology, groups)
     if not _is_shifted(topology.domain_of(members)):
         return False
     wiring, network = topology.wiring, topology.cluster.network
@@ -63,7 +54,7 @@ def _is_symmetric(topology: Topology, groups: list[range]) -> bool:
             if not _is_shifted(leaves // wiring.leaves_per_pod):
                 return False
         return (is_full or wiring.num_leaves == wiring.rails) and _is_shifted(leaves)
-    return _same_links(topology, groups)
+    return _same_links(topology, members)
 
 
 def _is_shifted(places: Ints) -> bool:
@@ -72,14 +63,14 @@ def _is_shifted(places: Ints) -> bool:
     return bool((relative == relative[0]).all())
 
 
-def _same_links(topology: Topology, groups: list[range]) -> bool:
+def _same_links(topology: Topology, members: Ints) -> bool:
     """Whether every group's ring finds the same capacities, own bytes and total bytes on its links."""
-    if len(groups) * topology.num_links > _MOST_COMPARED:
+    if len(members) * topology.num_links > _MOST_COMPARED:
         return False
-    capacities, total = topology.capacities(), ring_usage(topology, groups)
+    capacities, total = topology.capacities(), ring_usage(topology, members)
     first: Floats | None = None
-    for group in groups:
-        own = ring_usage(topology, [group])
+    for row in range(len(members)):
+        own = ring_usage(topology, members[[row]])
         used = np.flatnonzero(own)
         rows = np.stack([capacities[used], own[used], total[used]])
         rows = rows[:, np.lexsort(np.round(rows, 9))]

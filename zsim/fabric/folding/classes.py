@@ -20,8 +20,8 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.fabric.algorithms.methods import methods
 from zsim.fabric.algorithms.others import SHAPES
-from zsim.fabric.algorithms.rings import domains_of
-from zsim.fabric.folding.alike import by_pattern, groups_of
+from zsim.fabric.algorithms.rings import Ints, domains_of
+from zsim.fabric.folding.alike import by_pattern
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology
 
@@ -70,14 +70,14 @@ def first_apart(classes: Classes) -> Classes:
 
 def one_class(topology: Topology, groups: Mapping[str, Group]) -> Classes:
     """All ranks alike."""
-    counts = {name: topology.world_size // group.size for name, group in groups.items()}
+    counts = {name: len(group.members) for name, group in groups.items()}
     zeros = {name: np.zeros(count, dtype=np.int64) for name, count in counts.items()}
     return Classes(np.zeros(topology.world_size, dtype=np.int64), zeros)
 
 
 def each_by_itself(topology: Topology, groups: Mapping[str, Group]) -> Classes:
     """No two ranks alike."""
-    counts = {name: topology.world_size // group.size for name, group in groups.items()}
+    counts = {name: len(group.members) for name, group in groups.items()}
     return Classes(np.arange(topology.world_size), {name: np.arange(n) for name, n in counts.items()})
 
 
@@ -123,13 +123,12 @@ class _Kind:
 
     def __init__(self, party: JobPlacement, name: str, group: Group) -> None:
         topology = party.topology
-        self.groups = groups_of(topology.world_size, group)
-        starts = np.array([ranks.start for ranks in self.groups])
-        self.members = starts[:, None] + np.arange(group.size) * group.stride
-        self.colours = np.zeros(len(self.groups), dtype=np.int64)
+        self.members = group.members
+        self.colours = np.zeros(len(self.members), dtype=np.int64)
         self.of_slot = np.zeros(topology.num_slots, dtype=np.int64)
-        self.of_slot[topology.slots[self.members]] = np.arange(len(self.groups))[:, None]
-        self.patterns = by_pattern(topology, self.groups)
+        slots = topology.slots[self.members]
+        self.of_slot[slots] = np.arange(len(self.members))[:, None]
+        self.patterns = by_pattern(topology, slots)
         self.shapes = _shapes(topology, self.patterns, group, party.works)
 
 
@@ -161,7 +160,7 @@ class _Colouring:
             if links is not None:
                 values = generator.uniform(1.0, 2.0, int(links.max()) + 1)[links]
                 for shape in kind.shapes:
-                    gathered = _Gathered(self.party.topology, kind.of_slot, values, len(kind.groups))
+                    gathered = _Gathered(self.party.topology, kind.of_slot, values, len(kind.members))
                     for alike in kind.patterns:
                         SHAPES[shape](gathered, alike)
                     colours = _both(colours, _values(gathered.found))
@@ -224,7 +223,7 @@ class _Gathered(Topology):
 
 
 def _shapes(
-    topology: Topology, patterns: Sequence[Sequence[range]], group: Group, works: Iterable[Collective]
+    topology: Topology, patterns: Sequence[Ints], group: Group, works: Iterable[Collective]
 ) -> list[str]:
     """The shapes of all that groups of a kind may run."""
     costs = topology.cluster.collectives

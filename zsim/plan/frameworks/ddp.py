@@ -250,7 +250,7 @@ def _backward_order(workload: Workload) -> list[ModuleCall]:
 
 def ddp_plan(workload: Workload, strategy: Ddp, training: Training, world_size: int) -> Plan:
     """One steady step of DistributedDataParallel."""
-    builder = PlanBuilder([Group(WORLD, world_size)])
+    builder = PlanBuilder([Group.regular(WORLD, world_size)])
     schedule = DdpSchedule(builder, workload, strategy, training)
     walk_step(schedule, workload, training.gradient_accumulation_steps)
     return builder.finish("ddp", world_size, schedule.resident())

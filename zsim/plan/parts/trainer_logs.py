@@ -89,8 +89,8 @@ class MetricLog:
 def _all_ranks(groups: Iterable[Group]) -> list[Group]:
     """One group of all ranks, or those that cross to all of them; none where a rank is alone."""
     wide = [group for group in groups if group.size > 1]
-    span = max((group.size * group.stride for group in wide), default=1)
-    return next(([group] for group in wide if group.size == span), wide)
+    world = max((group.members.size for group in wide), default=1)
+    return next(([group] for group in wide if group.size == world), wide)
 
 
 def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> MetricLog | None:

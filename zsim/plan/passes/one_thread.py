@@ -15,10 +15,11 @@ call of 11.8 MB among two ranks took it 2.05 + 0.90 ms, a copy of as much 1.78 a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from zsim.plan.builder import moves
-from zsim.plan.ops import Collective, Kernels, Op, Plan
+from zsim.plan.ops import Collective, Group, Kernels, Op, Plan, Program
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Reference
 
@@ -27,10 +28,14 @@ def in_one_thread(plan: Plan, strategy: object, *, copies_scatters: bool) -> Pla
     """`plan` with the thread waiting for each operator, and for each collective that is not asynchronous;
     `copies_scatters`: with gloo's own reduce-scatter."""
     if copies_scatters:
-        plan = _with_copies(plan)
+        plan = plan.with_programs(lambda program: _with_copies(program, plan.groups))
+    return plan.with_programs(lambda program: _blocking(program, strategy))
+
+
+def _blocking(program: Program, strategy: object) -> Program:
     ops: list[Op] = []
     blocking: int | None = None
-    for number, op in enumerate(plan.ops):
+    for number, op in enumerate(program.ops):
         if blocking is not None and blocking not in op.host_waits:
             op = op._replace(host_waits=(*op.host_waits, blocking))
         ops.append(op)
@@ -38,15 +43,15 @@ def in_one_thread(plan: Plan, strategy: object, *, copies_scatters: bool) -> Pla
             isinstance(op.work, Collective) and not _is_asynchronous(op.work, strategy)
         ):
             blocking = number
-    return replace(plan, ops=tuple(ops))
+    return replace(program, ops=tuple(ops))
 
 
-def _with_copies(plan: Plan) -> Plan:
-    """The plan with the copies before and after each reduce-scatter."""
+def _with_copies(program: Program, groups: Mapping[str, Group]) -> Program:
+    """The program with the copies before and after each reduce-scatter."""
     ops: list[Op] = []
     first: list[int] = []  # by op: where it begins now, with its copy, and where it ends
     last: list[int] = []
-    for op in plan.ops:
+    for op in program.ops:
         first.append(len(ops))
         moved = op._replace(
             after=tuple(last[other] for other in op.after),
@@ -54,7 +59,7 @@ def _with_copies(plan: Plan) -> Plan:
         )
         if isinstance(op.work, Collective) and op.work.kind == "reduce_scatter":
             size = op.work.bytes
-            part = size // plan.groups[op.work.group].size
+            part = size // groups[op.work.group].size
             ops.append(_copy(moved, "copy for", size))
             ops += [op._replace(after=(), host_waits=()), _copy(op, "slice of", part)]
         else:
@@ -63,9 +68,9 @@ def _with_copies(plan: Plan) -> Plan:
     first.append(len(ops))
     memory = tuple(
         change._replace(op=first[change.op], until=last[change.until] if change.until >= 0 else -1)
-        for change in plan.memory
+        for change in program.memory
     )
-    return replace(plan, ops=tuple(ops), memory=memory)
+    return replace(program, ops=tuple(ops), memory=memory)
 
 
 def _copy(op: Op, what: str, size: int) -> Op:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import OffloadWork, Op, Plan
+from zsim.plan.ops import OffloadWork, Op, Plan, Program
 
 
 def is_drained(plan: Plan) -> bool:
@@ -23,21 +23,28 @@ def is_drained(plan: Plan) -> bool:
 
 
 def twice(plan: Plan) -> Plan:
-    """The plan and the plan again. On every stream the second begins after the first's last kernel: nothing
+    """The plan and the plan again."""
+    return plan.with_programs(_twice)
+
+
+def _twice(program: Program) -> Program:
+    """On every stream the second begins after the first's last kernel: nothing
     may read a parameter before the optimizer has written it."""
-    count = len(plan.ops)
-    last = max(number for number, op in enumerate(plan.ops) if op.stream == COMPUTE and op.work is not None)
+    count = len(program.ops)
+    last = max(
+        number for number, op in enumerate(program.ops) if op.stream == COMPUTE and op.work is not None
+    )
     seen: set[str] = set()
     again = []
-    for op in plan.ops:
+    for op in program.ops:
         is_first = op.work is not None and op.stream not in seen
         seen.add(op.stream)
         again.append(_later(op, count, last if is_first else -1))
     changes = (
         change._replace(op=change.op + count, until=change.until + count if change.until >= 0 else -1)
-        for change in plan.memory
+        for change in program.memory
     )
-    return replace(plan, ops=(*plan.ops, *again), memory=(*plan.memory, *changes))
+    return replace(program, ops=(*program.ops, *again), memory=(*program.memory, *changes))
 
 
 def _later(op: Op, count: int, after: int) -> Op:

@@ -83,6 +83,10 @@ def _group(step: Trace, name: str, info: SpanInfo, world: int, notes: list[str])
     """See [Note: another number of GPUs]."""
     known = step.metadata.get("groups", {}).get(name)
     size, stride = known or (info.group_size, 1)
+    if stride is None:
+        raise NotSimulatedError(
+            f"replay: group '{name}' has ranks at unequal distances; replay without --cluster"
+        )
     if known is None and 1 < size < step.world_size:
         notes.append(f"which ranks are in group '{name}' is not recorded: taken to be neighbours")
     if world != step.world_size and size * stride == step.world_size:
@@ -98,7 +102,7 @@ def _group(step: Trace, name: str, info: SpanInfo, world: int, notes: list[str])
             f"{world} GPUs do not split into groups '{name}' of {size} ranks {stride} apart; expected a "
             f"multiple of {size * stride}"
         )
-    return Group(name, size, stride)
+    return Group.regular(name, world, size, stride)
 
 
 def _check_sizes(infos: Iterable[SpanInfo]) -> None:

@@ -86,7 +86,7 @@ def bench(
         raise InputError(f"--group: found {size}, expected a divisor of the {topology.world_size} GPUs")
     name = "bench"
     works = [Collective(kind, full, "fp32", name) for full in sizes or _powers(SMALLEST, LARGEST)]
-    fabric = idle_fabric(topology, Group(name, size), works)
+    fabric = idle_fabric(topology, Group.regular(name, topology.world_size, size), works)
     forced = cluster.collectives.force_algorithm
     has = list(dict.fromkeys(method.algorithm for method in fabric.communicator(name).methods.get(kind, [])))
     if forced is not None and forced not in has and size > 1:

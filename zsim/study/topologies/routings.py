@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from zsim.engine.simulate import simulate_job
-from zsim.fabric.algorithms.rings import members_of, ring_usage
-from zsim.fabric.folding.alike import groups_of
+from zsim.fabric.algorithms.rings import Ints, ring_usage
 from zsim.fabric.idle import idle_seconds
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Group, Plan
@@ -152,11 +151,11 @@ def collective_seconds(topology: Topology, plan: Plan) -> float:
 
 def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
     """Of the groups on the most nodes; see [Note: why rings hide oversubscription]."""
-    widest: tuple[int, list[range]] = (1, [])
+    widest: tuple[int, Ints] = (1, np.zeros((0, 0), dtype=np.int64))
     for group in groups.values():
         if group.size > 1:
-            members = groups_of(topology.world_size, group)
-            domains = len(np.unique(topology.domain_of(members_of(topology, members[:1]))))
+            members = topology.slots[group.members]
+            domains = len(np.unique(topology.domain_of(members[0])))
             widest = max(widest, (domains, members), key=lambda found: found[0])
     hops, members = widest
     if hops == 1:
@@ -169,7 +168,7 @@ def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
     between = {links.name: own[links.name] for links in topology.wiring.links()}
     busiest = max(between, key=lambda name: between[name], default="")
     fraction = between.get(busiest, 0.0) / max(own["nic_out"], own["nic_in"])
-    slots = members_of(topology, members[:1])[0]
+    slots = members[0]
     firsts = slots[np.flatnonzero(np.diff(topology.domain_of(slots), prepend=-1))]
     leaving = hops if fraction else 0
     network = topology.cluster.network

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, load_host_costs
 from zsim.plan.builder import COMPUTE
@@ -132,6 +134,7 @@ def _share_from_outside(job: Job, plan: Plan, work: Collective) -> float:
     spans_nodes = job.cluster.node_link.nodes_per_domain > 1
     if work.kind not in ("all_gather", "reduce_scatter", "all_reduce") or spans_nodes:
         return 0.0
-    nodes = len({rank // per_node for rank in group.ranks_of(0)})
-    groups_on_node = len({group.ranks_of(rank)[0] for rank in range(per_node)})
+    rows = group.row_of(plan.world_size)[:per_node]
+    nodes = len(np.unique(group.members[rows[0]] // per_node))
+    groups_on_node = len(np.unique(rows))
     return groups_on_node * (nodes - 1) / nodes

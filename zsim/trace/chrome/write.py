@@ -3,8 +3,9 @@
 It opens in ui.perfetto.dev and chrome://tracing, and tools made for recorded traces read it: Holistic Trace
 Analysis, traceinsight.
 
-`Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "gpu", "gpu_memory_bytes",
-"sm_count" and "gpus_per_node"; text in it is copied into the file.
+`Trace.metadata` may hold "backend" ("nccl"), "groups" (name -> (size, stride)), "group_members" (name ->
+ranks of each communicator), "gpu", "gpu_memory_bytes", "sm_count" and "gpus_per_node"; text in it is copied
+into the file.
 """
 
 from __future__ import annotations

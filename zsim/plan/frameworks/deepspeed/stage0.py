@@ -130,7 +130,7 @@ class Zero0Schedule(Hooks):
 
 def zero0_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
     """One step of DeepSpeed stage 0, or of stage 1 under BF16_Optimizer."""
-    builder = PlanBuilder([Group("world", world_size)])
+    builder = PlanBuilder([Group.regular("world", world_size)])
     schedule = Zero0Schedule(builder, workload, config, training, world_size)
     walk_step(schedule, workload, training.gradient_accumulation_steps)
     return builder.finish("deepspeed", world_size, schedule.resident())

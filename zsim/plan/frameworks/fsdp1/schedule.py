@@ -318,9 +318,9 @@ def fsdp1_shape(strategy: Fsdp1, world_size: int) -> tuple[int, list[Group]]:
             f"strategy.replicate: found {strategy.replicate} on {world_size} GPUs, which leaves one rank to "
             "a shard group, and FSDP1 then shares no gradients; expected fewer replicas, or NO_SHARD"
         )
-    groups = [Group("shard", shard_size)] if shard_size > 1 else []
+    groups = [Group.regular("shard", world_size, shard_size)] if shard_size > 1 else []
     if is_hybrid or shard_size == 1:
-        groups.append(Group("replicate", world_size // shard_size, shard_size))
+        groups.append(Group.regular("replicate", world_size, world_size // shard_size, shard_size))
     return shard_size, groups
 
 

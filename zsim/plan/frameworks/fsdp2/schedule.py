@@ -298,13 +298,13 @@ class Fsdp2Schedule(Hooks):
 def fsdp2_groups(strategy: Fsdp2, world_size: int) -> list[Group]:
     """Ranks that shard together are neighbours; replicas are `shard size` apart."""
     shard = world_size // strategy.replicate
-    groups = [Group("shard", shard)]
+    groups = [Group.regular("shard", world_size, shard)]
     if strategy.replicate > 1:
-        groups.append(Group("replicate", strategy.replicate, shard))
+        groups.append(Group.regular("replicate", world_size, strategy.replicate, shard))
     if isinstance(strategy.reshard_after_forward, int) and not isinstance(
         strategy.reshard_after_forward, bool
     ):
-        groups.append(Group("post_forward", strategy.reshard_after_forward))
+        groups.append(Group.regular("post_forward", world_size, strategy.reshard_after_forward))
     return groups
 
 

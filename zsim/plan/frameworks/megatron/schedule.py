@@ -294,11 +294,11 @@ def _name(call: ModuleCall, parameter: Parameter) -> str:
 def megatron_plan(workload: Workload, strategy: Megatron, training: Training, world_size: int) -> Plan:
     """One steady step of Megatron's data parallelism."""
     ranks = world_size // strategy.optimizer_instances
-    groups = [Group(DATA, ranks)]
+    groups = [Group.regular(DATA, world_size, ranks)]
     if strategy.optimizer_instances > 1:
-        groups.append(Group(WORLD, world_size))
+        groups.append(Group.regular(WORLD, world_size))
         if not strategy.has_owners:
-            groups.append(Group(REPLICATE, strategy.optimizer_instances, stride=ranks))
+            groups.append(Group.regular(REPLICATE, world_size, strategy.optimizer_instances, ranks))
     builder = PlanBuilder(groups)
     schedule = MegatronSchedule(builder, workload, strategy, training)
     walk_step(schedule, workload, training.gradient_accumulation_steps)

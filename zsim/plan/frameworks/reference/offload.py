@@ -204,7 +204,7 @@ def offloaded_reference_plan(
     workload: Workload, strategy: Reference, training: Training, world_size: int
 ) -> Plan:
     """One step of the reference engine with something off the device."""
-    builder = PlanBuilder([Group(WORLD, world_size)])
+    builder = PlanBuilder([Group.regular(WORLD, world_size)])
     schedule = OffloadedReferenceSchedule(builder, workload, strategy, training, world_size)
     walk_step(schedule, workload, training.gradient_accumulation_steps)
     return builder.finish("reference", world_size, schedule.resident())

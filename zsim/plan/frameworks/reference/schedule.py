@@ -346,7 +346,7 @@ def _units(workload: Workload, world_size: int, strategy: Reference) -> list[Eng
 
 def reference_plan(workload: Workload, strategy: Reference, training: Training, world_size: int) -> Plan:
     """One step of the reference engine."""
-    builder = PlanBuilder([Group(WORLD, world_size)])
+    builder = PlanBuilder([Group.regular(WORLD, world_size)])
     schedule = ReferenceSchedule(builder, workload, strategy, training, world_size)
     walk_step(schedule, workload, training.gradient_accumulation_steps)
     return builder.finish("reference", world_size, schedule.resident())

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.plan.ops import Collective, Kernels, OffloadWork, Op, Plan, offload_kind
+from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, Plan, offload_kind
 from zsim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def print_plan(
     console.print(
         f"{plan.framework}: {len(plan.ops)} ops per rank and step, {plan.world_size} ranks", style="bold"
     )
-    groups = ", ".join(f"{name} {group.size} (stride {group.stride})" for name, group in plan.groups.items())
+    groups = ", ".join(_group_text(group) for group in plan.groups.values())
     console.print(f"groups: {groups}\n")
     table = Table(box=None, pad_edge=False, title="Collectives per rank and step", title_justify="left")
     for header, side in (
@@ -112,6 +112,11 @@ def print_plan(
         console.print(f"... and {len(plan.ops) - len(shown)} more (--limit 0 lists all, --json writes them)")
     for what, path in (files or {}).items():
         console.print(f"{what}  {path}", soft_wrap=True)
+
+
+def _group_text(group: Group) -> str:
+    apart = "unequal distances" if group.stride is None else f"stride {group.stride}"
+    return f"{group.name} {group.size} ({apart})"
 
 
 def _work_text(op: Op) -> str:

@@ -183,7 +183,7 @@ def offloaded_zero12_plan(
     workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int
 ) -> Plan:
     """One step of ZeRO stage 1 or 2 with something off the GPU."""
-    builder = PlanBuilder([Group("world", world_size)])
+    builder = PlanBuilder([Group.regular("world", world_size)])
     schedule = OffloadedZero12Schedule(builder, workload, config, training, world_size)
     walk_step(schedule, workload, training.gradient_accumulation_steps)
     schedule.checkpoints.finish()

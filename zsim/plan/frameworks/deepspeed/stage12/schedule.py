@@ -284,7 +284,7 @@ class Zero12Schedule(Hooks):
 
 def zero12_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
     """One step of ZeRO stage 1 or 2."""
-    builder = PlanBuilder([Group("world", world_size)])
+    builder = PlanBuilder([Group.regular("world", world_size)])
     schedule = Zero12Schedule(builder, workload, config, training, world_size)
     walk_step(schedule, workload, training.gradient_accumulation_steps)
     return builder.finish("deepspeed", world_size, schedule.resident())

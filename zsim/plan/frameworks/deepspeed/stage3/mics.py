@@ -86,10 +86,16 @@ def mics_groups(config: DeepSpeedConfig, world_size: int) -> list[Group]:
     """Neighbours shard, equal places of the groups are replicas; for hierarchical gathers the neighbours
     split into as many parts as whole nodes fit into them (create_mics_comm_groups)."""
     size = config.zero.mics_shard_size
-    groups = [Group(SHARD, size), Group(REPLICATE, world_size // size, size)]
+    groups = [
+        Group.regular(SHARD, world_size, size),
+        Group.regular(REPLICATE, world_size, world_size // size, size),
+    ]
     if config.zero.mics_hierarchical_params_gather:
         span = size // config.gpus_per_node
-        groups += [Group(INTRA, size // span), Group(INTER, span, size // span)]
+        groups += [
+            Group.regular(INTRA, world_size, size // span),
+            Group.regular(INTER, world_size, span, size // span),
+        ]
     return groups
 
 

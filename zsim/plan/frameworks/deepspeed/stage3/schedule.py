@@ -295,10 +295,10 @@ class Zero3Schedule(Zero3Gradients):
 
 def zero3_groups(config: DeepSpeedConfig, world_size: int) -> list[Group]:
     """All ranks, and the groups of ZeRO++ that are in use."""
-    groups = [Group("world", world_size)]
+    groups = [Group.regular("world", world_size)]
     hpz = min(config.zero.zero_hpz_partition_size, world_size)
     if hpz > 1:
-        groups.append(Group(HPZ, hpz))
+        groups.append(Group.regular(HPZ, world_size, hpz))
     if config.zero.zero_quantized_gradients and world_size > config.gpus_per_node:
         groups += quantized_groups(config)
     return groups

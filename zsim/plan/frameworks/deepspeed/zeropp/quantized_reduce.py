@@ -32,8 +32,8 @@ LOCAL, GLOBAL = "local", "global"  # DeepSpeed's names: the GPUs of a node; the 
 
 def quantized_groups(config: DeepSpeedConfig) -> list[Group]:
     """_get_local_all_to_all_group."""
-    local = config.gpus_per_node
-    return [Group(LOCAL, local), Group(GLOBAL, config.world_size // local, local)]
+    world, local = config.world_size, config.gpus_per_node
+    return [Group.regular(LOCAL, world, local), Group.regular(GLOBAL, world, world // local, local)]
 
 
 class QuantizedReducer:
