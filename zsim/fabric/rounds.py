@@ -26,7 +26,7 @@ from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import ROUNDS_SIDE_BY_SIDE, edge_bytes
 from zsim.errors import InputError
 from zsim.fabric.algorithms.others import tree_parents
-from zsim.fabric.algorithms.rings import Ints, add_crossings, local_ranks, longer_rounds, rotate
+from zsim.fabric.algorithms.rings import add_crossings, local_ranks, longer_rounds, rotate
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.specs.cluster.collectives import ProtocolCosts

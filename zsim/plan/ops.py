@@ -20,11 +20,9 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
-
-Ints = npt.NDArray[np.int64]
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
 CATEGORIES: tuple[Category, ...] = (

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.arrays import Floats
+from zsim.arrays import Floats, Ints
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
-from zsim.trace.trace import Ints, Trace
+from zsim.trace.trace import Trace
 
 _SAME_INSTANT = 1e-9  # of the step
 _Block = tuple[float, float, int]

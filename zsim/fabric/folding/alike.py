@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.fabric.algorithms.rings import Ints, ring_usage
+from zsim.fabric.algorithms.rings import ring_usage
 from zsim.plan.ops import Group
 from zsim.specs.topology.topology import Topology
 from zsim.specs.topology.trees import SingleSwitch, Tree

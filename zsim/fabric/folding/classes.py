@@ -20,7 +20,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.fabric.algorithms.methods import methods
 from zsim.fabric.algorithms.others import SHAPES
-from zsim.fabric.algorithms.rings import Ints, domains_of
+from zsim.fabric.algorithms.rings import domains_of
 from zsim.fabric.folding.alike import by_pattern
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology

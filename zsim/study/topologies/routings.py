@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from zsim.arrays import Ints
 from zsim.engine.simulate import simulate_job
-from zsim.fabric.algorithms.rings import Ints, ring_usage
+from zsim.fabric.algorithms.rings import ring_usage
 from zsim.fabric.idle import idle_seconds
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Collective, Group, Plan
