@@ -86,14 +86,16 @@ def test_a_triangle_that_does_not_close_names_its_sides(given: dict[str, int], e
 def test_the_experiment_fills_what_the_file_leaves_open() -> None:
     config = load({"train_batch_size": 256}, training=TrainingValues(micro_batch_size=2))
     assert config.batch == BatchSizes(256, 2, 8)
-    assert config.explicit_train_batch_size == 256
-    assert config.explicit_micro_batch_size is None
+    origins = dict(config.origins)
+    assert origins["train_batch_size"] == "file"
+    assert origins["train_micro_batch_size_per_gpu"] != "file"
     config = load(
         {"train_micro_batch_size_per_gpu": 2}, training=TrainingValues(gradient_accumulation_steps=3)
     )
     assert config.batch == BatchSizes(96, 2, 3)
-    assert config.explicit_micro_batch_size == 2
-    assert config.explicit_gradient_accumulation_steps is None
+    origins = dict(config.origins)
+    assert origins["train_micro_batch_size_per_gpu"] == "file"
+    assert origins["gradient_accumulation_steps"] != "file"
 
 
 def test_the_triangle_is_closed_after_the_merge() -> None:
@@ -121,30 +123,28 @@ MICRO = {"train_micro_batch_size_per_gpu": 1}
 
 
 @pytest.mark.parametrize(
-    ("config", "precision", "explicit"),
+    ("config", "precision", "origin"),
     [
-        ({"bf16": {"enabled": True}}, "bf16", "bf16"),
-        ({"bfloat16": {"enabled": True}}, "bf16", "bf16"),
-        ({"fp16": {"enabled": True}}, "fp16", "fp16"),
-        ({"fp16": {"enabled": False}, "bf16": {"enabled": True}}, "bf16", "bf16"),
-        ({"fp16": {"enabled": False}, "bf16": {"enabled": False}}, "fp32", "fp32"),
-        ({"fp16": {"enabled": False}}, "fp32", None),
-        ({}, "fp32", None),
+        ({"bf16": {"enabled": True}}, "bf16", "file"),
+        ({"bfloat16": {"enabled": True}}, "bf16", "file"),
+        ({"fp16": {"enabled": True}}, "fp16", "file"),
+        ({"fp16": {"enabled": False}, "bf16": {"enabled": True}}, "bf16", "file"),
+        ({"fp16": {"enabled": False}, "bf16": {"enabled": False}}, "fp32", "file"),
+        ({"fp16": {"enabled": False}}, "fp32", "default 0.19.8"),
+        ({}, "fp32", "default 0.19.8"),
     ],
 )
-def test_the_precision_is_the_enabled_block(
-    config: dict[str, Any], precision: str, explicit: str | None
-) -> None:
+def test_the_precision_is_the_enabled_block(config: dict[str, Any], precision: str, origin: str) -> None:
     """Neither enabled is fp32, as in DeepSpeed; it is the file's own word only when both are switched off."""
     loaded = load({**MICRO, **config})
-    assert (loaded.precision, loaded.explicit_precision) == (precision, explicit)
+    assert (loaded.precision, dict(loaded.origins)["precision"]) == (precision, origin)
     assert loaded.param_dtype == loaded.communication_dtype == loaded.grad_accum_dtype == precision
 
 
 def test_a_silent_file_takes_the_experiments_precision() -> None:
     config = load(MICRO, training=TrainingValues(precision="fp16"))
-    assert (config.precision, config.explicit_precision) == ("fp16", None)
-    assert config.fp16.enabled
+    assert (config.precision, dict(config.origins)["precision"]) == ("fp16", "experiment")
+    assert config.param_dtype == "fp16"
 
 
 def test_fp8_is_bf16_to_deepspeed() -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from zsim.specs.strategy.deepspeed.config import (
-    ActivationCheckpointingConfig,
     AioConfig,
     DeepSpeedConfig,
     LeafModules,
-    LossScaling,
     OptimizerOffload,
     ParameterOffload,
     ZeroConfig,
 )
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
+from zsim.specs.strategy.deepspeed.schema import ActivationCheckpointingBlock
 
 MOE_BLOCKS = (
     "transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock",
@@ -43,7 +42,6 @@ def test_an_empty_stage_3_block_has_deepspeeds_defaults() -> None:
         reduce_bucket_size=500_000_000,
         use_multi_rank_bucket_allreduce=True,
         allgather_bucket_size=500_000_000,
-        gathers_step_in_buckets=False,
         overlap_comm=True,
         round_robin_gradients=False,
         compute_grad_norm=True,
@@ -60,17 +58,17 @@ def test_an_empty_stage_3_block_has_deepspeeds_defaults() -> None:
         gather_16bit_weights_on_model_save=False,
         memory_efficient_linear=True,
         enable_sanity_checks=False,
-        leaf_module=LeafModules(MOE_BLOCKS, (), ()),
+        leaf_module=LeafModules(classes=MOE_BLOCKS),
         zero_hpz_partition_size=1,
         zero_quantized_weights=False,
         zero_quantized_nontrainable_weights=False,
         zero_quantized_gradients=False,
-        has_loco=False,
+        zeropp_loco_param=None,
         mics_shard_size=-1,
         mics_hierarchical_params_gather=False,
         offload_param=None,
         offload_optimizer=None,
-        zenflow=False,
+        zenflow=None,
     )
     assert config.gradient_clipping == 1.0
     assert config.notes == ()
@@ -80,25 +78,23 @@ def test_an_empty_stage_3_block_has_deepspeeds_defaults() -> None:
 def test_the_blocks_around_zero_have_deepspeeds_defaults() -> None:
     config = load({})
     assert config.stage == 0
-    assert config.fp16 == LossScaling(
-        enabled=False,
-        auto_cast=False,
-        loss_scale=None,
-        initial_scale_power=16,
-        loss_scale_window=1000,
-        hysteresis=2,
-        min_loss_scale=1,
-    )
-    assert config.aio == AioConfig(1_048_576, 8, 1, False, True, False)
-    assert config.activation_checkpointing == ActivationCheckpointingConfig(False, False, False, None)
-    assert (config.prescale_gradients, config.gradient_predivide_factor) == (False, 1.0)
-    assert config.gradient_allreduce_op == "mean"
+    assert config.param_dtype == "fp32"
+    assert config.aio == AioConfig(1_048_576, 8, 1, False)
+    assert config.activation_checkpointing == ActivationCheckpointingBlock()
+    assert not config.activation_checkpointing.cpu_checkpointing
     assert (config.master_weights_dtype, config.optimizer_states_dtype) == ("fp32", "fp32")
 
 
 def test_offload_has_deepspeeds_defaults() -> None:
     zero_config = load(zero(3, offload_param={"device": "cpu"}, offload_optimizer={"device": "cpu"})).zero
-    assert zero_config.offload_param == ParameterOffload("cpu", None, 5, 100_000_000, 1_000_000_000, True)
+    assert zero_config.offload_param == ParameterOffload(
+        device="cpu",
+        nvme_path=None,
+        buffer_count=5,
+        buffer_size=100_000_000,
+        max_in_cpu=1_000_000_000,
+        pin_memory=True,
+    )
     assert zero_config.offload_optimizer == OptimizerOffload(
         device="cpu",
         nvme_path=None,
@@ -108,15 +104,14 @@ def test_offload_has_deepspeeds_defaults() -> None:
         pipeline_write=False,
         ratio=1.0,
         super_offload=False,
-        cpuadam_cores_fraction=0.8,
     )
 
 
 def test_leaf_modules_are_told_by_class_name_or_suffix() -> None:
     """The mixture-of-experts classes are leaves by default, in releases that have the key (0.18.0)."""
     named = load(zero(3, leaf_module={"names": "experts", "name_suffixes": ["mlp", "mlp"]})).zero
-    assert named.leaf_module == LeafModules(MOE_BLOCKS, ("experts",), ("mlp",))
+    assert named.leaf_module == LeafModules(classes=MOE_BLOCKS, names=("experts",), name_suffixes=("mlp",))
     own = load(zero(3, leaf_module={"classes": ["MyBlock"]})).zero
-    assert own.leaf_module == LeafModules(("MyBlock",), (), ())
-    assert load(zero(3), version="0.18.0").zero.leaf_module == LeafModules(MOE_BLOCKS, (), ())
-    assert load(zero(3), version="0.17.6").zero.leaf_module == LeafModules((), (), ())
+    assert own.leaf_module == LeafModules(classes=("MyBlock",))
+    assert load(zero(3), version="0.18.0").zero.leaf_module == LeafModules(classes=MOE_BLOCKS)
+    assert load(zero(3), version="0.17.6").zero.leaf_module == LeafModules()

@@ -9,6 +9,8 @@ import pytest
 from zsim.errors import InputError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.load import describe, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.release import CHANGES, NEWEST, OLDEST, parse_release
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS
 
 
 def load(config: dict[str, Any], version: str = "0.19.8", **options: Any) -> DeepSpeedConfig:
@@ -51,7 +53,7 @@ def test_stage_2_reduces_per_owner_and_gathers_in_buckets_before_0_12_4(
 ) -> None:
     config = load(bf16(2, allgather_bucket_size=2e8), version)
     assert config.zero.use_multi_rank_bucket_allreduce is multi_rank
-    assert config.zero.gathers_step_in_buckets is in_buckets
+    assert config.release.gathers_step_in_buckets is in_buckets
     assert bool(config.notes) is not in_buckets
 
 
@@ -92,14 +94,13 @@ def test_fp16_always_looks_for_overflow_and_fp32_never(stage: int) -> None:
     zero = {"zero_optimization": {"stage": stage}}
     fp16 = load({**zero, "fp16": {"enabled": True}})
     assert fp16.check_grad_overflow
-    assert fp16.fp16.is_dynamic
     assert not load(zero).check_grad_overflow
     assert load(zero).precision == "fp32"
 
 
-def test_a_static_loss_scale_is_kept() -> None:
+def test_a_static_loss_scale_changes_nothing_of_the_step() -> None:
     config = load({"fp16": {"enabled": True, "loss_scale": 128}})
-    assert (config.fp16.loss_scale, config.fp16.is_dynamic) == (128.0, False)
+    assert config == load({"fp16": {"enabled": True}})
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,8 @@ def test_aio_threads_changed_their_name() -> None:
     old, new = {"aio": {"thread_count": 4}}, {"aio": {"intra_op_parallelism": 4}}
     assert load({**bf16(3, **offload), **old}, "0.14.5").aio.intra_op_parallelism == 4
     assert load({**bf16(3, **offload), **new}).aio.intra_op_parallelism == 4
-    assert load({**bf16(3, **offload), **new}, "0.16.1").aio.intra_op_parallelism == 4
+    assert load({**bf16(3, **offload), **new}, "0.16.4").aio.intra_op_parallelism == 4
+    assert load({**bf16(3, **offload), **old}, "0.16.3").aio.intra_op_parallelism == 4
     wrong = load({**bf16(3, **offload), **old})
     assert wrong.aio.intra_op_parallelism == 1
     assert wrong.notes == (
@@ -275,3 +277,45 @@ def test_what_is_no_release_is_refused(version: str) -> None:
 
 def test_a_local_build_counts_as_its_release() -> None:
     assert load({}, "v0.19.2+cu128").version == "0.19.2"
+
+
+def test_every_change_has_a_source_and_falls_between_two_known_releases() -> None:
+    oldest, newest = parse_release(OLDEST, "").number, parse_release(NEWEST, "").number
+    for name, change in CHANGES.items():
+        assert change.source, name
+        moved = [edge for edge in (change.since, change.until) if (0, 0, 0) < edge < (1, 0, 0)]
+        assert moved, name
+        assert all(oldest < edge <= newest for edge in moved), name
+
+
+def test_a_release_has_the_value_of_each_change() -> None:
+    """0.12.4 is the last change of stages 1 and 2 that 0.13.1 has; the next, of 0.13.2, it has not."""
+    release = parse_release("0.13.1", "")
+    assert (release.reduces_slice_by_slice, release.makes_states_in_first_step) == (False, False)
+    assert (release.aio_threads_key, release.default_gradient_clipping) == ("thread_count", 0.0)
+    assert (str(release), load({}, "0.13.1").release) == ("0.13.1", release)
+
+
+def test_the_gathers_bucket_does_something_before_0_12_4() -> None:
+    effects = [
+        {row.key: row.effect for row in describe(load(bf16(2), version))}[
+            "zero_optimization.allgather_bucket_size"
+        ]
+        for version in ("0.12.2", "0.12.4")
+    ]
+    assert effects == [
+        "elements that the step gathers at a time",
+        "no effect: the step gathers in one piece since 0.12.4",
+    ]
+
+
+def test_keys_are_known_by_release_and_have_an_effect_or_none_at_any_stage() -> None:
+    newest = parse_release(NEWEST, "")
+    gone = {bare for bare, key in ZERO_KEYS.items() if not key.is_known(newest)}
+    assert gone == {"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"}
+    silent = {bare for bare, key in ZERO_KEYS.items() if not key.effect}
+    assert silent == {
+        "load_from_fp32_weights", "elastic_checkpoint", "ignore_unused_parameters", "legacy_stage1",
+        "cpu_offload_use_pin_memory", "pipeline_loading_checkpoint", "override_module_apply",
+        "log_trace_cache_warnings", "save_muon_momentum_buffer_in_memory",
+    }  # fmt: skip

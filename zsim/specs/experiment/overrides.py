@@ -17,8 +17,8 @@ from typing import Any
 from zsim.errors import InputError, did_you_mean
 from zsim.reading import parse_toml
 from zsim.specs.model.huggingface import model_from_config, read_model_config
-from zsim.specs.strategy.deepspeed.schema import ZeroBlock
 from zsim.specs.strategy.deepspeed.text import load_object
+from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
 
 _CONFIG = "strategy.config."
 _MODEL = "model."

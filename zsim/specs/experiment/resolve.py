@@ -35,8 +35,8 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.names import check_names
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.delayed_update import with_delayed_update
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
+from zsim.specs.strategy.deepspeed.resolve import with_delayed_update
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference

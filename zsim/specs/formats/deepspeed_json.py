@@ -12,18 +12,13 @@ from typing import Any
 
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import DeepSpeedTable
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.effects import ZERO_EFFECTS
-from zsim.specs.strategy.deepspeed.release import Release, parse_release
-from zsim.specs.strategy.deepspeed.schema import ZeroBlock
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, OptimizerOffload, ParameterOffload
+from zsim.specs.strategy.deepspeed.keys import keys_of
 from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 
-# Written for every stage at which they do something; the other keys only where the user's file has them.
-_WRITTEN = (
-    "overlap_comm", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "round_robin_gradients",
-    "use_multi_rank_bucket_allreduce", "sub_group_size", "prefetch_bucket_size",
-    "param_persistence_threshold", "max_live_parameters", "max_reuse_distance",
-)  # fmt: skip
+_OFFLOAD = ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param", "cpu_offload_params")
+_ALWAYS = ("device", "pin_memory")
 
 
 def deepspeed_json(job: Job) -> str:
@@ -36,7 +31,6 @@ def deepspeed_object(job: Job) -> dict[str, Any]:
     config, table = job.strategy, job.experiment.strategy
     assert isinstance(config, DeepSpeedConfig)
     assert isinstance(table, DeepSpeedTable)
-    release = parse_release(config.version, config.name)
     own: dict[str, Any] = {}
     if table.config is not None:
         _, own = load_object(table.config, table.config_name)
@@ -55,55 +49,40 @@ def deepspeed_object(job: Job) -> dict[str, Any]:
             made[precision] = {**block, "enabled": config.param_dtype == precision}
     zero = own.get("zero_optimization")
     zero = dict(zero) if isinstance(zero, Mapping) else {}
-    return {**own, **made, "zero_optimization": _zero_block(config, zero, release)}
+    return {**own, **made, "zero_optimization": _zero_block(config, zero)}
 
 
-def _zero_block(config: DeepSpeedConfig, own: dict[str, Any], release: Release) -> dict[str, Any]:
+def _zero_block(config: DeepSpeedConfig, own: dict[str, Any]) -> dict[str, Any]:
+    """Every key that is exported, where it does something; the others only where the user's file has them."""
     zero = config.zero
     block: dict[str, Any] = {"stage": zero.stage}
-    for bare in _WRITTEN:
-        if zero.stage not in ZERO_EFFECTS[bare].stages or not release.knows_zero_key(bare):
+    for bare, key in ZERO_KEYS.items():
+        if not key.is_exported or zero.stage not in key.stages or not key.is_known(config.release):
             continue
-        alias = ZeroBlock.model_fields[bare].alias or bare
         own.pop(bare, None)
-        own.pop(alias, None)
-        block[alias] = getattr(zero, bare)
+        own.pop(json_key(bare), None)
+        block[json_key(bare)] = getattr(zero, bare)
     if zero.stage == 3 and zero.allgather_sequential:
         block.pop("stage3_prefetch_bucket_size")  # DeepSpeed itself makes it 1
     rest = {key: value for key, value in own.items() if value != "auto" and key not in ("stage", *_OFFLOAD)}
-    return {**block, **rest, **_offload_blocks(config, own)}
+    offloads = {name: getattr(zero, name) for name in ("offload_optimizer", "offload_param")}
+    return {
+        **block,
+        **rest,
+        **{name: _plain(own.get(name)) | _offload(found) for name, found in offloads.items() if found},
+    }
 
 
-_OFFLOAD = ("offload_param", "offload_optimizer", "cpu_offload", "cpu_offload_param", "cpu_offload_params")
-
-
-def _offload_blocks(config: DeepSpeedConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The offload blocks with every value that the release's default would decide."""
-    found: dict[str, Any] = {}
-    param, optimizer = config.zero.offload_param, config.zero.offload_optimizer
-    if optimizer is not None:
-        entry: dict[str, Any] = {"device": optimizer.device, "pin_memory": optimizer.pin_memory}
-        if optimizer.device == "nvme":
-            entry |= {
-                "nvme_path": optimizer.nvme_path,
-                "buffer_count": optimizer.buffer_count,
-                "pipeline_read": optimizer.pipeline_read,
-                "pipeline_write": optimizer.pipeline_write,
-            }
-        if optimizer.ratio < 1:
-            entry["ratio"] = optimizer.ratio
-        found["offload_optimizer"] = {**_plain(own.get("offload_optimizer")), **entry}
-    if param is not None:
-        entry = {"device": param.device, "pin_memory": param.pin_memory}
-        if param.device == "nvme":
-            entry |= {
-                "nvme_path": param.nvme_path,
-                "buffer_count": param.buffer_count,
-                "buffer_size": param.buffer_size,
-                "max_in_cpu": param.max_in_cpu,
-            }
-        found["offload_param"] = {**_plain(own.get("offload_param")), **entry}
-    return found
+def _offload(found: OptimizerOffload | ParameterOffload) -> dict[str, Any]:
+    """Every value that the release's default would decide, and what NVMe needs."""
+    entry = {
+        bare: getattr(found, bare)
+        for bare, key in keys_of(type(found)).items()
+        if bare in _ALWAYS or (key.is_exported and found.device == "nvme")
+    }
+    if isinstance(found, OptimizerOffload) and found.ratio < 1:
+        entry["ratio"] = found.ratio
+    return entry
 
 
 def _plain(block: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.reader import json_key
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.specs.strategy.megatron import Megatron
 
 Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
@@ -157,13 +157,6 @@ HARDWARE: dict[str, Knob] = {
     )
 }  # fmt: skip
 
-# DeepSpeed's sizes, in elements, by the stages that read them.
-_DEEPSPEED_SIZES = {
-    "reduce_bucket_size": (1, 2, 3), "allgather_bucket_size": (1, 2), "prefetch_bucket_size": (3,),
-    "param_persistence_threshold": (3,), "max_live_parameters": (3,), "max_reuse_distance": (3,),
-    "sub_group_size": (3,),
-}  # fmt: skip
-
 
 def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
     """Sizes of the job's framework: by name, (dotted key, value, whether it is a whole number)."""
@@ -172,9 +165,9 @@ def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
         zero = strategy.zero
         return {
             json_key(name): (f"strategy.config.zero_optimization.{json_key(name)}", float(value), True)
-            for name, stages in _DEEPSPEED_SIZES.items()
+            for name, key in ZERO_KEYS.items()
             for value in [getattr(zero, name)]
-            if zero.stage in stages and value
+            if key.is_size and zero.stage in key.stages and value
         }
     if isinstance(strategy, Megatron) and strategy.bucket_size is not None:
         return {"bucket_size": ("strategy.bucket_size", float(strategy.bucket_size), True)}

@@ -13,7 +13,6 @@ from zsim.plan.workload.workload import Segment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 _STREAM = "checkpoints"
-_FIRST_ASYNCHRONOUS = (0, 19, 6)
 
 
 class CheckpointsInHostMemory:
@@ -22,8 +21,7 @@ class CheckpointsInHostMemory:
     def __init__(self, host: HostSide, config: DeepSpeedConfig) -> None:
         self.host = host
         self.is_on = config.activation_checkpointing.cpu_checkpointing
-        version = tuple(int(part) for part in config.version.split(".")[:3])
-        self.is_asynchronous = version >= _FIRST_ASYNCHRONOUS
+        self.is_asynchronous = config.release.copies_checkpoints_on_a_stream
         self._newest: Segment | None = None
         self._away: set[str] = set()
 

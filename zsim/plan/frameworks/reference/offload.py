@@ -22,7 +22,7 @@ from zsim.specs.strategy.training import Training
 
 _DEVICES: dict[str, Device] = {"device": "gpu", "host": "host", "nvme": "nvme"}
 # validation/zero/files.py: one thread reads, one writes, a whole buffer at a time
-_FILES = AioConfig(2**20, 1, 1, single_submit=True, overlap_events=False, use_gds=False)
+_FILES = AioConfig(2**20, 1, 1, use_gds=False)
 _STATE_BYTES = 12  # master weight and both moments
 
 

@@ -45,7 +45,7 @@ def _check_reduction(reading: Reading, zero: ZeroConfig) -> None:
                 f"{where}: prescale_gradients: found true, expected false at stage {zero.stage} with "
                 "zero_optimization.reduce_scatter"
             )
-    if file.gradient_allreduce_op == "sum" and (zero.stage == 3 or zero.zenflow):
+    if file.gradient_allreduce_op == "sum" and (zero.stage == 3 or zero.zenflow is not None):
         with_what = "stage 3" if zero.stage == 3 else "zenflow"
         raise InputError(f"{where}: gradient_allreduce_op: found 'sum', expected 'mean' with {with_what}")
 
@@ -74,7 +74,7 @@ def check_gradient_norm(
         raise InputError(f"{where} is for stages 1 and 2; the stage is {zero.stage}")
     if gradient_clipping > 0:
         raise InputError(f"{where} needs gradient_clipping 0, which is {gradient_clipping:g}")
-    if zero.offload_optimizer is not None or zero.zenflow:
+    if zero.offload_optimizer is not None or zero.zenflow is not None:
         raise InputError(f"{where} does not go with optimizer offload or zenflow")
     if wrapper == "bf16_optimizer":
         raise InputError(f"{where} does not go with bf16 weights and fp32 accumulation at stage 1")

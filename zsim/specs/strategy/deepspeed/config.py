@@ -8,6 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from zsim.specs.strategy.deepspeed.json_types import Names
+from zsim.specs.strategy.deepspeed.release import Release
+from zsim.specs.strategy.deepspeed.schema import ActivationCheckpointingBlock
+from zsim.specs.strategy.deepspeed.zero_schema import (
+    LeafModuleBlock,
+    OffloadOptimizerBlock,
+    OffloadParamBlock,
+    ZeroBlock,
+)
 from zsim.specs.strategy.training import Precision
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -16,111 +25,44 @@ OptimizerWrapper = Literal["none", "fp16_optimizer", "bf16_optimizer", "zero12",
 OptimizerImplementation = Literal["fused", "torch", "cpu"]
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterOffload:
+class ParameterOffload(OffloadParamBlock):
     """`offload_param` with a device: where stage 3 keeps the shards of the 16-bit parameters.
 
-    `buffer_size` and `max_in_cpu` are elements; a shard larger than `buffer_size` cannot go to NVMe.
+    A shard larger than `buffer_size` cannot go to NVMe.
     """
 
     device: OffloadDevice
-    nvme_path: str | None
-    buffer_count: int
-    buffer_size: int
-    max_in_cpu: int
     pin_memory: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerOffload:
-    """`offload_optimizer` with a device: where fp32 weights and Adam's moments live; the CPU steps.
-
-    `ratio` is the fraction of sub-groups that the CPU steps (stage 3).
-    """
+class OptimizerOffload(OffloadOptimizerBlock):
+    """`offload_optimizer` with a device: where fp32 weights and Adam's moments live; the CPU steps."""
 
     device: OffloadDevice
-    nvme_path: str | None
-    buffer_count: int
     pin_memory: bool
-    pipeline_read: bool
-    pipeline_write: bool
-    ratio: float
-    super_offload: bool
-    cpuadam_cores_fraction: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeafModules:
-    """Modules that stage 3 fetches as one unit: by class, by name, by the end of the name."""
+class LeafModules(LeafModuleBlock):
+    """`leaf_module` with the release's own classes where the file names none."""
 
-    classes: tuple[str, ...]
-    names: tuple[str, ...]
-    name_suffixes: tuple[str, ...]
+    classes: Names = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroConfig:
-    """`zero_optimization`, sizes in elements.
+class ZeroConfig(ZeroBlock):
+    """`zero_optimization` in force: every key as DeepSpeed uses it, after what it overrides itself.
 
-    `overlap_comm`, `contiguous_gradients` and `prefetch_bucket_size` are the effective values, after what
-    DeepSpeed itself overrides; offload that the stage does not know is None.
+    Narrower than the file where it may leave a value open; offload that the stage does not know is None.
     """
 
-    stage: int
-    contiguous_gradients: bool
-    reduce_scatter: bool
-    reduce_bucket_size: int
     use_multi_rank_bucket_allreduce: bool
-    allgather_bucket_size: int
-    gathers_step_in_buckets: bool
     overlap_comm: bool
-    round_robin_gradients: bool
-    compute_grad_norm: bool
-    parameter_alignment: bool
-    sub_group_size: int
-    prefetch_bucket_size: int
-    param_persistence_threshold: int
-    model_persistence_threshold: int
-    max_live_parameters: int
-    max_reuse_distance: int
-    module_granularity_threshold: int
-    use_all_reduce_for_fetch_params: bool
-    allgather_sequential: bool
-    gather_16bit_weights_on_model_save: bool
-    memory_efficient_linear: bool
-    enable_sanity_checks: bool
     leaf_module: LeafModules
-    zero_hpz_partition_size: int
-    zero_quantized_weights: bool
-    zero_quantized_nontrainable_weights: bool
-    zero_quantized_gradients: bool
-    has_loco: bool
-    mics_shard_size: int
-    mics_hierarchical_params_gather: bool
     offload_param: ParameterOffload | None
     offload_optimizer: OptimizerOffload | None
-    zenflow: bool
 
     @property
     def is_mics(self) -> bool:
         return self.stage == 3 and self.mics_shard_size > 0
-
-
-@dataclass(frozen=True, slots=True)
-class LossScaling:
-    """`fp16`: `loss_scale` is None when it is dynamic (the file's 0)."""
-
-    enabled: bool
-    auto_cast: bool
-    loss_scale: float | None
-    initial_scale_power: int
-    loss_scale_window: int
-    hysteresis: int
-    min_loss_scale: int
-
-    @property
-    def is_dynamic(self) -> bool:
-        return self.loss_scale is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +75,12 @@ class OptimizerChoice:
 
 @dataclass(frozen=True, slots=True)
 class AioConfig:
-    """`aio`: how NVMe is read and written."""
+    """`aio`: how NVMe is read and written, as far as it changes the time."""
 
     block_size_bytes: int
     queue_depth: int
     intra_op_parallelism: int
-    single_submit: bool
-    overlap_events: bool
     use_gds: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationCheckpointingConfig:
-    """`activation_checkpointing`: read only by models that call `deepspeed.checkpointing` themselves."""
-
-    partition_activations: bool
-    cpu_checkpointing: bool
-    contiguous_memory_optimization: bool
-    number_checkpoints: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,15 +133,15 @@ class DeepSpeedConfig:
 
     `param_dtype` is what the weights are kept and gathered in, `grad_accum_dtype` what gradients are
     accumulated in, `communication_dtype` what they are reduced in. `check_grad_overflow`: the step looks for
-    infinities first, which costs a reduction and a wait. `world_size` and `gpus_per_node` are the job's own,
-    which qgZ and MiCS build their groups from. The `explicit_` values are what the file itself says, None
-    where it leaves a value open (or "auto"). `zero_init`: the model is built under `deepspeed.zero.Init`; the
-    script's choice, not the file's. `delayed_parameter_update`: the CPU updates one step late.
-    `fetches_one_by_one`: stage 3 as it was before 0.6, for published runs of then.
+    infinities first, which costs a reduction and a wait. `world_size` and `gpus_per_node`: what qgZ and
+    MiCS build their groups from. `origins`: where each setting comes from, as in `Setting`. `zero_init`: the
+    model is built under `deepspeed.zero.Init`; the script's choice, not the file's.
+    `delayed_parameter_update`: the CPU updates one step late. `fetches_one_by_one`: stage 3 as it was before
+    0.6, for published runs of then.
     """
 
     name: str
-    version: str
+    release: Release
     world_size: int
     gpus_per_node: int
     zero: ZeroConfig
@@ -222,27 +152,22 @@ class DeepSpeedConfig:
     master_weights_dtype: Dtype
     optimizer_states_dtype: Dtype
     check_grad_overflow: bool
-    fp16: LossScaling
     optimizer: OptimizerChoice
     optimizer_wrapper: OptimizerWrapper
     gradient_clipping: float
     batch: BatchSizes
-    prescale_gradients: bool
-    gradient_predivide_factor: float
-    gradient_allreduce_op: str
     aio: AioConfig
-    activation_checkpointing: ActivationCheckpointingConfig
+    activation_checkpointing: ActivationCheckpointingBlock
     unsimulated: tuple[Unsimulated, ...]
     notes: tuple[str, ...]
     origins: tuple[tuple[str, str], ...]
-    explicit_train_batch_size: int | None
-    explicit_micro_batch_size: int | None
-    explicit_gradient_accumulation_steps: int | None
-    explicit_precision: Precision | None
-    explicit_gradient_clipping: float | None
     zero_init: bool = True
     delayed_parameter_update: bool = False
     fetches_one_by_one: bool = False
+
+    @property
+    def version(self) -> str:
+        return str(self.release)
 
     @property
     def stage(self) -> int:

@@ -1,80 +1,14 @@
-"""What every key does to time and memory, at which stages, and which keys of a file therefore do nothing."""
+"""Which keys of a file do nothing here, and the resolved settings with what each does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, OptimizerWrapper, Setting, ZeroConfig
-from zsim.specs.strategy.deepspeed.reader import Reading, json_key
+from zsim.specs.strategy.deepspeed.reader import Reading
 from zsim.specs.strategy.deepspeed.release import Release
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.specs.strategy.deepspeed.zeropp import reason_without_effect
-
-_ANY = (0, 1, 2, 3)
-_ZERO12 = (1, 2)
-_ZERO3 = (3,)
-_SHARDED = (1, 2, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """`stages`: where the key does something; `text`: what, in a few words."""
-
-    stages: tuple[int, ...]
-    text: str
-
-
-# Keys of `zero_optimization` by bare name.
-ZERO_EFFECTS: dict[str, Effect] = {
-    "stage": Effect(_ANY, "what is sharded"),
-    "contiguous_gradients": Effect(_SHARDED, "gradients copied into a bucket of their own"),
-    "reduce_scatter": Effect(_SHARDED, "how a bucket is reduced"),
-    "reduce_bucket_size": Effect(_SHARDED, "elements reduced at a time"),
-    "use_multi_rank_bucket_allreduce": Effect(_ZERO12, "one all-reduce per bucket, or one reduce per owner"),
-    "overlap_comm": Effect(_SHARDED, "reductions beside the backward, on a stream of their own"),
-    "round_robin_gradients": Effect(_ZERO12, "which rank owns which gradients"),
-    "compute_grad_norm": Effect(_ZERO12, "the norm of the gradients"),
-    "parameter_alignment": Effect(_ZERO12, "parameters start at 16 bytes in the flat buffer"),
-    "allgather_partitions": Effect((), "read by nothing"),
-    "allgather_bucket_size": Effect((), "the step gathers in one piece since 0.12.4"),
-    "sub_group_size": Effect(_ZERO3, "elements the optimizer steps at a time"),
-    "prefetch_bucket_size": Effect(_ZERO3, "elements gathered ahead of need"),
-    "param_persistence_threshold": Effect(_ZERO3, "parameters up to this size stay gathered"),
-    "model_persistence_threshold": Effect(_ZERO3, "elements that may stay gathered in all"),
-    "max_live_parameters": Effect(_ZERO3, "elements gathered at once, for prefetching"),
-    "max_reuse_distance": Effect(_ZERO3, "a parameter used again within this stays gathered"),
-    "module_granularity_threshold": Effect(_ZERO3, "small modules are fetched as one"),
-    "use_all_reduce_for_fetch_params": Effect(_ZERO3, "fetch by all-reduce: twice the volume"),
-    "allgather_sequential": Effect(_ZERO3, "one all-gather per parameter"),
-    "gather_16bit_weights_on_model_save": Effect(_ZERO3, "gathers all weights when saving"),
-    "memory_efficient_linear": Effect(_ZERO3, "linear layers keep no second reference to weights"),
-    "enable_sanity_checks": Effect(_ZERO3, "a small all-reduce before each reduction"),
-    "leaf_module": Effect(_ZERO3, "modules fetched as one"),
-    "zero_hpz_partition_size": Effect(_ZERO3, "secondary shards inside groups of this size (hpZ)"),
-    "zero_quantized_weights": Effect(_ZERO3, "int8 all-gather (qwZ)"),
-    "zero_quantized_nontrainable_weights": Effect(_ZERO3, "frozen weights in int8"),
-    "zero_quantized_gradients": Effect(_ZERO3, "int4 all-to-all reduction (qgZ)"),
-    "zeropp_loco_param": Effect(_ZERO3, "error feedback for qgZ"),
-    "mics_shard_size": Effect(_ZERO3, "shards inside groups of this size"),
-    "mics_hierarchical_params_gather": Effect(_ZERO3, "gathers in two stages"),
-    "offload_param": Effect(_ZERO3, "where the shards of the parameters live"),
-    "offload_optimizer": Effect(_SHARDED, "where the optimizer states live and step"),
-    "zenflow": Effect(_SHARDED, "asynchronous updates on the CPU"),
-}
-
-# Keys that change neither time nor memory of a training step at any stage: taken without a word.
-WITHOUT_EFFECT_ON_A_STEP = frozenset(
-    {
-        "load_from_fp32_weights",
-        "elastic_checkpoint",
-        "ignore_unused_parameters",
-        "legacy_stage1",
-        "pipeline_loading_checkpoint",
-        "override_module_apply",
-        "log_trace_cache_warnings",
-        "save_muon_momentum_buffer_in_memory",
-    }
-)
 
 
 def _acting_stage(stage: int, wrapper: OptimizerWrapper) -> int:
@@ -86,15 +20,12 @@ def _reason_without_effect(
     bare: str, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
 ) -> str | None:
     """Why the key does nothing here, or None when it does something."""
-    effect = ZERO_EFFECTS[bare]
-    acting = _acting_stage(zero.stage, wrapper)
-    if bare == "allgather_bucket_size" and release.gathers_step_in_buckets:
-        return None if acting in _ZERO12 else f"no effect at stage {zero.stage}"
-    if not effect.stages:
-        return f"no effect: {effect.text}"
-    if zero.stage not in effect.stages:
+    key = ZERO_KEYS[bare]
+    if key.idle and key.is_idle(release):
+        return f"no effect: {key.idle}"
+    if zero.stage not in key.stages:
         return f"no effect at stage {zero.stage}"
-    if acting not in effect.stages:
+    if _acting_stage(zero.stage, wrapper) not in key.stages:
         return "no effect: BF16_Optimizer reduces without ZeRO's buckets"
     if bare == "use_multi_rank_bucket_allreduce" and not zero.reduce_scatter:
         return "no effect: without reduce_scatter a bucket is all-reduced anyway"
@@ -106,8 +37,8 @@ def notes_without_effect(
 ) -> list[str]:
     """One note per reason, naming the file's keys that do nothing for it."""
     by_reason: dict[str, list[str]] = {}
-    for bare in ZERO_EFFECTS:
-        if reading.says(f"zero_optimization.{bare}"):
+    for bare, key in ZERO_KEYS.items():
+        if key.effect and reading.says(f"zero_optimization.{bare}"):
             reason = _reason_without_effect(bare, zero, wrapper, release, num_nodes)
             if reason is not None:
                 by_reason.setdefault(reason, []).append(json_key(bare))
@@ -126,7 +57,7 @@ def _notes_overridden(reading: Reading, zero: ZeroConfig) -> list[str]:
     if zero.prefetch_bucket_size == 1 and reading.zero.prefetch_bucket_size != 1:
         notes.append(f"{where}.stage3_prefetch_bucket_size: stage3_allgather_sequential makes it 1")
     offload = reading.zero.offload_optimizer
-    if offload is not None and offload.device == "nvme" and zero.stage in _ZERO12:
+    if offload is not None and offload.device == "nvme" and zero.stage in (1, 2):
         notes.append(f"{where}.offload_optimizer.device: 'nvme' means the CPU below stage 3")
     return notes
 
@@ -169,9 +100,9 @@ def _notes_of_other_blocks(
     return notes
 
 
-def describe(config: DeepSpeedConfig, release: Release) -> tuple[Setting, ...]:
+def describe(config: DeepSpeedConfig) -> tuple[Setting, ...]:
     """The resolved settings as rows for a report: key, value, where it comes from, what it does here."""
-    origins = dict(config.origins)
+    origins, release = dict(config.origins), config.release
     default = f"default {config.version}"
     num_nodes = config.world_size // config.gpus_per_node
     rows: list[Setting] = []
@@ -192,21 +123,18 @@ def describe(config: DeepSpeedConfig, release: Release) -> tuple[Setting, ...]:
         "optimizer.type", config.optimizer.name or "the script's", f"{config.optimizer.implementation} kernel"
     )
     add("optimizer wrapper", config.optimizer_wrapper, "DeepSpeed's class that runs the step")
-    for bare, effect in ZERO_EFFECTS.items():
-        value = _zero_value(config.zero, bare)
-        if value is None or not release.knows_zero_key(bare):
+    for bare, key in ZERO_KEYS.items():
+        if not key.effect or not key.is_known(release) or bare == "allgather_partitions":
             continue
         reason = _reason_without_effect(bare, config.zero, config.optimizer_wrapper, release, num_nodes)
-        add(f"zero_optimization.{json_key(bare)}", value, reason or effect.text)
+        add(f"zero_optimization.{json_key(bare)}", _zero_value(config.zero, bare), reason or key.effect)
     return tuple(rows)
 
 
 def _zero_value(zero: ZeroConfig, bare: str) -> Any:
-    if bare == "allgather_partitions":
-        return None
-    if bare == "zeropp_loco_param":
-        return zero.has_loco
     value = getattr(zero, bare)
+    if bare in ("zeropp_loco_param", "zenflow"):
+        return value is not None
     if bare == "leaf_module":
         return ", ".join((*value.classes, *value.names, *value.name_suffixes)) or "none"
     if bare in ("offload_param", "offload_optimizer"):

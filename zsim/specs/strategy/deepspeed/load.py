@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zsim.errors import InputError
-from zsim.specs.strategy.deepspeed import checks, effects, resolve, zeropp
+from zsim.specs.strategy.deepspeed import checks, resolve, zeropp
 from zsim.specs.strategy.deepspeed.batch import resolve_batch
 from zsim.specs.strategy.deepspeed.config import (
     BatchSizes,
@@ -21,14 +21,21 @@ from zsim.specs.strategy.deepspeed.config import (
     Setting,
     TrainingValues,
 )
-from zsim.specs.strategy.deepspeed.reader import Reading, json_key, read_deepspeed_file
+from zsim.specs.strategy.deepspeed.effects import describe, notes_without_effect
+from zsim.specs.strategy.deepspeed.reader import Reading, read_deepspeed_file
 from zsim.specs.strategy.deepspeed.release import NEWEST, Release, parse_release
-from zsim.specs.strategy.deepspeed.schema import Bf16Block, DataTypesBlock, Fp16Block
+from zsim.specs.strategy.deepspeed.schema import (
+    ActivationCheckpointingBlock,
+    Bf16Block,
+    DataTypesBlock,
+    Fp16Block,
+)
 from zsim.specs.strategy.deepspeed.unsimulated import (
     find_unsimulated,
     refuse_what_is_not_simulated,
     unmodelled_notes,
 )
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 
 __all__ = [
     "BatchSizes",
@@ -77,11 +84,6 @@ def load_deepspeed_config(
     return _Resolver(reading, release, training, world_size, gpus_per_node or world_size).config()
 
 
-def describe(config: DeepSpeedConfig) -> tuple[Setting, ...]:
-    """The resolved settings as rows for a report: key, value, origin, effect at this stage."""
-    return effects.describe(config, parse_release(config.version, config.name))
-
-
 class _Resolver:
     """Resolves one reading; a class only to carry the inputs and the origins found on the way."""
 
@@ -107,7 +109,7 @@ class _Resolver:
         zero = resolve.resolve_zero(reading.zero, release)
         checks.check_zero(reading, zero, release)
         zeropp.check_zero_plus_plus(reading, zero, self.world_size, self.gpus_per_node)
-        precision, explicit_precision, origin = resolve.resolve_precision(reading, self.training)
+        precision, origin = resolve.resolve_precision(reading, self.training)
         self.origins["precision"] = origin if origin != "default" else f"default {release}"
         param: Dtype = "bf16" if precision == "fp8" else precision
         checks.check_precision_blocks(reading, zero, param)
@@ -138,13 +140,13 @@ class _Resolver:
             *reading.notes,
             *self._auto_notes(),
             *self._taken_notes(precision, batch, clipping),
-            *effects.notes_without_effect(reading, zero, wrapper, release, num_nodes),
+            *notes_without_effect(reading, zero, wrapper, release, num_nodes),
             *zeropp.zero_plus_plus_notes(reading, zero, communication, param, release),
             *unmodelled_notes(reading),
         ]
         return DeepSpeedConfig(
             name=where,
-            version=str(release),
+            release=release,
             world_size=self.world_size,
             gpus_per_node=self.gpus_per_node,
             zero=zero,
@@ -155,24 +157,15 @@ class _Resolver:
             master_weights_dtype=master,
             optimizer_states_dtype=states,
             check_grad_overflow=resolve.resolve_overflow_check(wrapper, param, bf16, release),
-            fp16=resolve.resolve_loss_scaling(fp16, enabled=param == "fp16"),
             optimizer=optimizer,
             optimizer_wrapper=wrapper,
             gradient_clipping=clipping,
             batch=batch,
-            prescale_gradients=file.prescale_gradients,
-            gradient_predivide_factor=file.gradient_predivide_factor,
-            gradient_allreduce_op=file.gradient_allreduce_op,
             aio=resolve.resolve_aio(file.aio, release),
-            activation_checkpointing=resolve.resolve_checkpointing(file.activation_checkpointing),
+            activation_checkpointing=file.activation_checkpointing or ActivationCheckpointingBlock(),
             unsimulated=find_unsimulated(reading, zero, optimizer),
             notes=tuple(notes),
             origins=tuple(self.origins.items()),
-            explicit_train_batch_size=file.train_batch_size,
-            explicit_micro_batch_size=file.train_micro_batch_size_per_gpu,
-            explicit_gradient_accumulation_steps=file.gradient_accumulation_steps,
-            explicit_precision=explicit_precision,
-            explicit_gradient_clipping=file.gradient_clipping,
         )
 
     def _batch(self) -> BatchSizes:
@@ -223,7 +216,7 @@ class _Resolver:
 
     def _trace_origins(self) -> None:
         reading = self.reading
-        for bare in effects.ZERO_EFFECTS:
+        for bare in (bare for bare, key in ZERO_KEYS.items() if key.effect):
             path = f"zero_optimization.{bare}"
             if path in reading.filled:
                 self.origins[f"zero_optimization.{json_key(bare)}"] = "auto"

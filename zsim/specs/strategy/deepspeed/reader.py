@@ -11,19 +11,25 @@ from pydantic import ValidationError
 
 from zsim.errors import InputError, nearest
 from zsim.specs.messages import raise_input_error
-from zsim.specs.strategy.deepspeed.release import (
-    TOP_KEYS_UNTIL,
-    ZERO_KEYS_SINCE,
-    ZERO_KEYS_UNTIL,
-    Release,
-    Version,
-)
-from zsim.specs.strategy.deepspeed.schema import DeepSpeedFile, ZeroBlock
+from zsim.specs.strategy.deepspeed.keys import Key, keys_of
+from zsim.specs.strategy.deepspeed.release import Release
+from zsim.specs.strategy.deepspeed.schema import FILE_KEYS, DeepSpeedFile
 from zsim.specs.strategy.deepspeed.text import drop_comments, load_object
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, OffloadOptimizerBlock, ZeroBlock, json_key
 
 _ZERO = "zero_optimization"
 # Blocks in which DeepSpeed, or Hugging Face for it, takes the word "auto".
 _AUTO_BLOCKS = (_ZERO, "bf16", "fp16", "aio", "activation_checkpointing", "tensor_parallel", "data_types")
+# (first release, table in `zero_optimization` or "", key) of what came later, in the order of the releases.
+_CAME_LATER = sorted(
+    (
+        (key.since, parent, bare)
+        for parent, keys in (("", ZERO_KEYS), ("offload_optimizer", keys_of(OffloadOptimizerBlock)))
+        for bare, key in keys.items()
+        if any(key.since)
+    ),
+    key=lambda entry: entry[0],
+)
 _AUTO_KEYS = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -91,7 +97,7 @@ def require_deepspeed_file(path: str | Path) -> None:
 
 def _refuse_another_file(data: Mapping[str, Any], where: str) -> None:
     """A JSON with keys of which DeepSpeed has none, nor had, nor has any that are spelt nearly so."""
-    known = {*DeepSpeedFile.model_fields, *TOP_KEYS_UNTIL, "bfloat16"}
+    known = {*DeepSpeedFile.model_fields, "bfloat16"}
     is_model = "model_type" in data
     if not data or any(key in known or (nearest(key, known) and not is_model) for key in data):
         return
@@ -107,12 +113,12 @@ def _refuse_removed(
     data: MutableMapping[str, Any], where: str, release: Release, notes: list[str], lenient: bool
 ) -> None:
     zero = data.get(_ZERO)
-    blocks: list[tuple[str, MutableMapping[str, Any], dict[str, Version]]] = [("", data, TOP_KEYS_UNTIL)]
+    blocks: list[tuple[str, MutableMapping[str, Any], Mapping[str, Key]]] = [("", data, FILE_KEYS)]
     if isinstance(zero, dict):
-        blocks.append((f"{_ZERO}.", zero, ZERO_KEYS_UNTIL))
-    for prefix, block, until in blocks:
-        for key in [key for key in block if key in until and release.number >= until[key]]:
-            major, minor, patch = until[key]
+        blocks.append((f"{_ZERO}.", zero, ZERO_KEYS))
+    for prefix, block, keys in blocks:
+        for key in [key for key in block if key in keys and release.number >= keys[key].until]:
+            major, minor, patch = keys[key].until
             message = f"{where}: {prefix}{key}: removed from DeepSpeed in {major}.{minor}.{patch}"
             if not lenient:
                 raise InputError(
@@ -158,12 +164,6 @@ def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: lis
         notes.append(
             f"{where}: {_ZERO}.cpu_offload_use_pin_memory: deprecated and read by nothing; no effect"
         )
-
-
-def json_key(bare: str) -> str:
-    """A key of `zero_optimization` as files usually spell it, `stage3_` in front where DeepSpeed has it."""
-    info = ZeroBlock.model_fields.get(bare)
-    return info.alias if info is not None and info.alias else bare
 
 
 def _spelling(zero: Mapping[str, Any], bare: str) -> str:
@@ -248,17 +248,17 @@ def _refuse_newer(
     zero = data.get(_ZERO)
     if not isinstance(zero, dict):
         return
-    for key, since in ZERO_KEYS_SINCE.items():
-        *parents, last = key.split(".")
-        block = zero.get(parents[0]) if parents else zero
+    for since, parent, bare in _CAME_LATER:
+        block = zero.get(parent) if parent else zero
         if release.number >= since or not isinstance(block, dict):
             continue
-        last = _spelling(block, last)
-        if last not in block:
+        spelt = _spelling(block, bare)
+        if spelt not in block:
             continue
-        path, came = ".".join([*parents, last]), ".".join(str(part) for part in since)
-        message = f"{where}: {_ZERO}.{path}: DeepSpeed {release} does not know it; it came with {came}"
+        path = f"{_ZERO}.{parent}.{spelt}" if parent else f"{_ZERO}.{spelt}"
+        came = ".".join(str(part) for part in since)
+        message = f"{where}: {path}: DeepSpeed {release} does not know it; it came with {came}"
         if not lenient:
             raise InputError(message)
         notes.append(f"{message}; ignored")
-        del block[last]
+        del block[spelt]

@@ -1,13 +1,15 @@
-"""What changed from one DeepSpeed release to the next: keys that came and went, defaults that moved.
+"""What changed from one DeepSpeed release to the next: one table of behaviours, each with its source.
 
 Read in the released sources 0.10.3 to 0.19.8. Where the release between two that were read is not known, the
-later key is accepted from the earlier of the two on, because its default changes nothing.
+later key is accepted from the earlier of the two on, because its default changes nothing. Since when a key of
+the file is known stands with the key, in `schema`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
 
 from zsim.errors import InputError
 
@@ -19,165 +21,105 @@ NEWEST = "0.19.8"
 # Last patch release of every minor release (PyPI); the first of 0.10 that zsim knows is OLDEST.
 _LAST_PATCH = {10: 3, 11: 2, 12: 6, 13: 5, 14: 5, 15: 4, 16: 9, 17: 6, 18: 9, 19: 8}
 
-# `zero_optimization` and its offload blocks: first release with the key.
-ZERO_KEYS_SINCE: dict[str, Version] = {
-    "use_multi_rank_bucket_allreduce": (0, 12, 4),
-    "offload_optimizer.ratio": (0, 12, 4),
-    "use_all_reduce_for_fetch_params": (0, 14, 1),
-    "module_granularity_threshold": (0, 16, 0),
-    "zeropp_loco_param": (0, 16, 1),
-    "log_trace_cache_warnings": (0, 16, 1),
-    "zenflow": (0, 17, 3),
-    "enable_sanity_checks": (0, 17, 6),
-    "leaf_module": (0, 18, 0),
-    "offload_optimizer.super_offload": (0, 18, 0),
-    "offload_optimizer.cpuadam_cores_perc": (0, 18, 0),
-    "allgather_sequential": (0, 18, 5),
-    "save_muon_momentum_buffer_in_memory": (0, 18, 6),
-    "compute_grad_norm": (0, 19, 7),
-    "parameter_alignment": (0, 19, 7),
-}
+_STAGE12, _STAGE3 = "zero/stage_1_and_2.py", "zero/stage3.py"  # below deepspeed/runtime, as all of these
+_INIT, _ENGINE = "zero/partition_parameters.py", "engine.py"
 
-# First release that refuses the key.
-ZERO_KEYS_UNTIL: dict[str, Version] = {
-    "mics_shard_size": (0, 19, 7),
-    "mics_hierarchical_params_gather": (0, 19, 7),
-    "zeropp_loco_param": (0, 19, 8),
-}
-TOP_KEYS_UNTIL: dict[str, Version] = {
-    "nebula": (0, 19, 7),
-    "compression_training": (0, 19, 7),
-    "quantize_training": (0, 19, 7),
-    "sparse_attention": (0, 19, 7),
-    "amp": (0, 19, 8),
-    "sparse_gradients": (0, 19, 8),
-    "eigenvalue": (0, 19, 8),
-    "elasticity": (0, 19, 8),
-    "graph_harvesting": (0, 19, 8),
-    "curriculum_learning": (0, 19, 8),
-    "progressive_layer_drop": (0, 19, 8),
-}
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`value` in the releases from `since` on and before `until`, `otherwise` in the others."""
+
+    source: str
+    since: Version = (0, 0, 0)
+    until: Version = (1, 0, 0)
+    value: Any = True
+    otherwise: Any = False
+
+    def at(self, number: Version) -> Any:
+        return self.value if self.since <= number < self.until else self.otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One DeepSpeed release, asked by its differences."""
+    """One DeepSpeed release by its differences.
+
+    `reduces_slice_by_slice`: stages 1 and 2 reduce every slice of a bucket by itself, asynchronously.
+    `gathers_step_in_buckets`: their step gathers in pieces of `allgather_bucket_size`.
+    `flattens_on_gpu`: they put the flat parameters together on the GPU, where there is room for both; else on
+    the CPU, and with the GPU's cache emptied. `clones_shards_on_gpu`: offloaded masters, too, are cast from a
+    clone that is made on the GPU. `makes_states_in_first_step`: else before it. `sums_fp32_on_gpu`: with
+    offload, fp32 sums of 16-bit gradients stay on the GPU.
+
+    `checks_overflow_of_every_dtype`: ZeRO looks for overflow in bf16 and fp32 gradients too.
+    `shards_bf16_without_zero`: bf16 at stage 0 ends in BF16_Optimizer, which shards like stage 1.
+    `mistakes_bf16_wrapper`: FP16_Optimizer is taken where BF16_Optimizer is meant.
+
+    `refreshes_secondary_shards`: hpZ's secondary shards are dropped after a step and written anew by the next
+    forward; else they keep what initialisation wrote: backward runs on stale weights (`_post_step` has the
+    call commented out), and every forward gathers over all GPUs. `waits_for_secondary_shards`: the host waits
+    for the copy of every one. `scatters_indivisible_gradients`: qgZ reduce-scatters what two hops cannot
+    divide; else it fails. `casts_before_quantizing`: qwZ casts weights to fp16 first; else its kernels take
+    bf16 for fp16 as it is. `misreduces_mics`: MiCS's gradients are scattered over all GPUs, not over the
+    group that holds the shards (`_get_param_partition_group`). `copies_checkpoints_on_a_stream`:
+    `cpu_checkpointing` copies through pinned memory on a stream of its own and keeps the newest input on the
+    GPU; else both copies block and are not pinned.
+    """
 
     number: Version
+    default_gradient_clipping: Annotated[
+        float, Change("#8068, constants.py", since=(0, 19, 3), value=1.0, otherwise=0.0)
+    ]
+    default_pin_memory: Annotated[bool, Change("#8207, zero/offload_config.py", since=(0, 19, 5))]
+    default_bf16_check_grad_overflow: Annotated[bool, Change("#8035, precision_config.py", since=(0, 19, 3))]
+    has_bf16_overflow_key: Annotated[bool, Change("#6976, precision_config.py", since=(0, 17, 1))]
+    requires_positive_reduce_bucket: Annotated[bool, Change("zero/config.py", since=(0, 19, 6))]
+    has_one_bit_optimizers: Annotated[bool, Change("config.py", until=(0, 19, 7))]
+    aio_threads_key: Annotated[
+        str,
+        Change(
+            "#7056, swap_tensor/constants.py",
+            since=(0, 16, 4),
+            value="intra_op_parallelism",
+            otherwise="thread_count",
+        ),
+    ]
+    default_multi_rank_bucket_allreduce: Annotated[bool, Change(f"#4695, {_STAGE12}", since=(0, 12, 4))]
+    reduces_slice_by_slice: Annotated[bool, Change(f"#4695, {_STAGE12}", until=(0, 12, 4))]
+    gathers_step_in_buckets: Annotated[bool, Change(f"#4705, {_STAGE12}", until=(0, 12, 4))]
+    flattens_on_gpu: Annotated[bool, Change(f"#7828, {_STAGE12}", since=(0, 18, 7))]
+    clones_shards_on_gpu: Annotated[bool, Change(f"#7700, {_STAGE12}", since=(0, 18, 3))]
+    makes_states_in_first_step: Annotated[bool, Change(f"#5104, {_STAGE12}", since=(0, 13, 2))]
+    sums_fp32_on_gpu: Annotated[bool, Change(_STAGE12, since=(0, 19, 8))]
+    checks_overflow_of_every_dtype: Annotated[bool, Change(f"#4512, {_STAGE12}", until=(0, 12, 0))]
+    shards_bf16_without_zero: Annotated[bool, Change(f"#7515, {_ENGINE}", until=(0, 17, 6))]
+    mistakes_bf16_wrapper: Annotated[
+        bool, Change("#7515, #7788, base_optimizer.py", since=(0, 17, 6), until=(0, 18, 5))
+    ]
+    refreshes_secondary_shards: Annotated[bool, Change(f"#4906, {_STAGE3}", since=(0, 13, 2))]
+    waits_for_secondary_shards: Annotated[bool, Change(f"#5216, {_INIT}", since=(0, 13, 5))]
+    scatters_indivisible_gradients: Annotated[
+        bool, Change("#5056, comm/coalesced_collectives.py", since=(0, 13, 2))
+    ]
+    casts_before_quantizing: Annotated[bool, Change(f"#8215, {_INIT}", since=(0, 19, 6))]
+    misreduces_mics: Annotated[bool, Change(f"#8060, {_STAGE3}", since=(0, 19, 3), until=(0, 19, 7))]
+    has_leaf_classes: Annotated[bool, Change("#7604, zero/leaf_module_config.py", since=(0, 18, 0))]
+    copies_checkpoints_on_a_stream: Annotated[
+        bool, Change("#8255, activation_checkpointing/offload_activations.py", since=(0, 19, 6))
+    ]
+
+    @classmethod
+    def of(cls, number: Version) -> Release:
+        return cls(number, **{name: change.at(number) for name, change in CHANGES.items()})
 
     def __str__(self) -> str:
         return ".".join(str(part) for part in self.number)
 
-    def knows_zero_key(self, bare: str) -> bool:
-        """Whether `zero_optimization` has this key (bare name) in this release."""
-        until = ZERO_KEYS_UNTIL.get(bare)
-        return self.number >= ZERO_KEYS_SINCE.get(bare, (0, 0, 0)) and (until is None or self.number < until)
 
-    @property
-    def default_gradient_clipping(self) -> float:
-        """1.0 since 0.19.3 (#8068), none before."""
-        return 1.0 if self.number >= (0, 19, 3) else 0.0
-
-    @property
-    def default_pin_memory(self) -> bool:
-        """True since 0.19.5 (#8207)."""
-        return self.number >= (0, 19, 5)
-
-    @property
-    def default_bf16_check_grad_overflow(self) -> bool:
-        """True since 0.19.3 (#8035); the key exists since 0.17.1."""
-        return self.number >= (0, 19, 3)
-
-    @property
-    def default_multi_rank_bucket_allreduce(self) -> bool:
-        """Before the key existed (0.12.4, #4695): one `reduce` per slice of one owner."""
-        return self.number >= (0, 12, 4)
-
-    @property
-    def reduces_slice_by_slice(self) -> bool:
-        """Before 0.12.4 (#4695) stages 1 and 2 reduced every slice of a bucket by itself, asynchronously."""
-        return self.number < (0, 12, 4)
-
-    @property
-    def gathers_step_in_buckets(self) -> bool:
-        """Before 0.12.4 (#4705) stages 1 and 2 gathered in pieces of `allgather_bucket_size`."""
-        return self.number < (0, 12, 4)
-
-    @property
-    def flattens_on_gpu(self) -> bool:
-        """Since 0.18.7 stages 1 and 2 put the flat parameters together on the GPU, where there is room for
-        both; before, on the CPU, and with the GPU's cache emptied."""
-        return self.number >= (0, 18, 7)
-
-    @property
-    def clones_shards_on_gpu(self) -> bool:
-        """Since 0.18.3 also offloaded masters are cast from a clone that is made on the GPU."""
-        return self.number >= (0, 18, 3)
-
-    @property
-    def makes_states_in_first_step(self) -> bool:
-        """Before 0.13.2 stages 1 and 2 made the optimizer's states before the first step."""
-        return self.number >= (0, 13, 2)
-
-    @property
-    def checks_overflow_of_every_dtype(self) -> bool:
-        """Before #4512, ZeRO looked for overflow in bf16 and fp32 gradients too."""
-        return self.number < (0, 12, 0)
-
-    @property
-    def has_bf16_overflow_key(self) -> bool:
-        return self.number >= (0, 17, 1)
-
-    @property
-    def requires_positive_reduce_bucket(self) -> bool:
-        """`reduce_bucket_size` > 0 since 0.19.6, >= 0 before."""
-        return self.number >= (0, 19, 6)
-
-    @property
-    def shards_bf16_without_zero(self) -> bool:
-        """Before 0.17.6 (#7515), bf16 at stage 0 ended in BF16_Optimizer, which shards like stage 1."""
-        return self.number < (0, 17, 6)
-
-    @property
-    def mistakes_bf16_wrapper(self) -> bool:
-        """0.17.6 to 0.18.4 took FP16_Optimizer where BF16_Optimizer was meant (#7788)."""
-        return (0, 17, 6) <= self.number < (0, 18, 5)
-
-    @property
-    def has_one_bit_optimizers(self) -> bool:
-        return self.number < (0, 19, 7)
-
-    @property
-    def refreshes_secondary_shards(self) -> bool:
-        """Since 0.13.2 hpZ's secondary shards are dropped after a step and written anew by the next forward.
-        Before, they kept what initialisation wrote: backward ran on stale weights (`_post_step` has the call
-        commented out), and every forward gathered over all GPUs."""
-        return self.number >= (0, 13, 2)
-
-    @property
-    def waits_for_secondary_shards(self) -> bool:
-        """Since 0.13.5 the host waits for the copy of every secondary shard."""
-        return self.number >= (0, 13, 5)
-
-    @property
-    def scatters_indivisible_gradients(self) -> bool:
-        """Since 0.13.2 (#5056) qgZ reduce-scatters what two hops cannot divide; before, it failed."""
-        return self.number >= (0, 13, 2)
-
-    @property
-    def casts_before_quantizing(self) -> bool:
-        """Since 0.19.6 qwZ casts weights to fp16 first; before, its kernels took bf16 for fp16 as it was."""
-        return self.number >= (0, 19, 6)
-
-    @property
-    def misreduces_mics(self) -> bool:
-        """0.19.3 to 0.19.6 scatter MiCS's gradients over all GPUs, not over the group that holds the shards
-        (`_get_param_partition_group`)."""
-        return (0, 19, 3) <= self.number < (0, 19, 7)
-
-    @property
-    def aio_threads_key(self) -> str:
-        return "intra_op_parallelism" if self.number >= (0, 16, 1) else "thread_count"
+CHANGES: dict[str, Change] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Release, include_extras=True).items()
+    if name != "number"
+}
 
 
 def parse_release(text: str, where: str) -> Release:
@@ -189,4 +131,4 @@ def parse_release(text: str, where: str) -> Release:
     known = major == 0 and patch <= _LAST_PATCH.get(minor, -1) and (minor, patch) >= (10, 3)
     if not known:
         raise InputError(f"{where}: DeepSpeed {text} is not known to zsim; expected {OLDEST} to {NEWEST}")
-    return Release((major, minor, patch))
+    return Release.of((major, minor, patch))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from zsim.errors import InputError
 from zsim.specs.strategy.deepspeed.config import (
-    ActivationCheckpointingConfig,
     AioConfig,
+    DeepSpeedConfig,
     Dtype,
     LeafModules,
-    LossScaling,
     OptimizerChoice,
     OptimizerImplementation,
     OptimizerOffload,
@@ -17,17 +19,22 @@ from zsim.specs.strategy.deepspeed.config import (
     TrainingValues,
     ZeroConfig,
 )
+from zsim.specs.strategy.deepspeed.json_types import JsonBlock
+from zsim.specs.strategy.deepspeed.keys import keys_of
 from zsim.specs.strategy.deepspeed.reader import Reading
 from zsim.specs.strategy.deepspeed.release import Release
 from zsim.specs.strategy.deepspeed.schema import (
-    ActivationCheckpointingBlock,
     AioBlock,
     Bf16Block,
     DataTypesBlock,
     Fp16Block,
+    OptimizerBlock,
+)
+from zsim.specs.strategy.deepspeed.zero_schema import (
+    ZERO_KEYS,
+    LeafModuleBlock,
     OffloadOptimizerBlock,
     OffloadParamBlock,
-    OptimizerBlock,
     ZeroBlock,
 )
 from zsim.specs.strategy.training import Precision
@@ -40,101 +47,78 @@ DEFAULT_LEAF_CLASSES = (
 )
 
 
+_NO_RELEASE_HAS_IT = (
+    "delayed parameter update: the CPU updates with the gradients of the step before, during forward and "
+    "backward (ZeRO-Offload, section 5.2); no DeepSpeed release has it (DeepSpeed issue 1260)"
+)
+
+
 def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
-    """Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded; one all-gather per
-    parameter leaves nothing to prefetch but the next one (bucket size 1). MiCS does not read what
-    `IGNORED_BY_MICS` lists."""
-    offload_param = _resolve_offload_param(zero.offload_param, zero.stage, release)
-    offload_optimizer = _resolve_offload_optimizer(zero.offload_optimizer, zero.stage, release)
-    multi_rank = zero.use_multi_rank_bucket_allreduce
-    is_mics = zero.stage == 3 and zero.mics_shard_size > 0
-    return ZeroConfig(
-        stage=zero.stage,
-        contiguous_gradients=zero.contiguous_gradients
-        or (zero.stage in (1, 2) and offload_optimizer is not None),
-        reduce_scatter=zero.reduce_scatter,
-        reduce_bucket_size=zero.reduce_bucket_size,
-        use_multi_rank_bucket_allreduce=(
-            release.default_multi_rank_bucket_allreduce if multi_rank is None else multi_rank
-        ),
-        allgather_bucket_size=zero.allgather_bucket_size,
-        gathers_step_in_buckets=release.gathers_step_in_buckets,
-        overlap_comm=zero.stage == 3 if zero.overlap_comm is None else zero.overlap_comm,
-        round_robin_gradients=zero.round_robin_gradients,
-        compute_grad_norm=zero.compute_grad_norm,
-        parameter_alignment=zero.parameter_alignment,
-        sub_group_size=zero.sub_group_size,
-        prefetch_bucket_size=1
-        if zero.stage == 3 and zero.allgather_sequential and not is_mics
-        else zero.prefetch_bucket_size,
-        param_persistence_threshold=zero.param_persistence_threshold,
-        model_persistence_threshold=zero.model_persistence_threshold,
-        max_live_parameters=zero.max_live_parameters,
-        max_reuse_distance=zero.max_reuse_distance,
-        module_granularity_threshold=0 if is_mics else zero.module_granularity_threshold,
-        use_all_reduce_for_fetch_params=zero.use_all_reduce_for_fetch_params and not is_mics,
-        allgather_sequential=zero.allgather_sequential and not is_mics,
-        gather_16bit_weights_on_model_save=zero.gather_16bit_weights_on_model_save,
-        memory_efficient_linear=zero.memory_efficient_linear,
-        enable_sanity_checks=zero.enable_sanity_checks and not is_mics,
-        leaf_module=_resolve_leaf_modules(zero, release),
-        zero_hpz_partition_size=zero.zero_hpz_partition_size,
-        zero_quantized_weights=zero.zero_quantized_weights and not is_mics,
-        zero_quantized_nontrainable_weights=zero.zero_quantized_nontrainable_weights,
-        zero_quantized_gradients=zero.zero_quantized_gradients and not is_mics,
-        has_loco=zero.zeropp_loco_param is not None,
-        mics_shard_size=zero.mics_shard_size,
-        mics_hierarchical_params_gather=zero.mics_hierarchical_params_gather,
-        offload_param=offload_param,
-        offload_optimizer=offload_optimizer,
-        zenflow=zero.zenflow is not None,
-    )
+    """Every key as the file gives it, or as its `Key` says where that is not what is in force.
+
+    Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded; one all-gather per
+    parameter leaves nothing to prefetch but the next one (bucket size 1).
+    """
+    stage, values = zero.stage, _with_defaults(zero, zero.stage, release)
+    if stage == 3 and zero.mics_shard_size > 0:
+        fields = ZeroBlock.model_fields
+        values |= {bare: fields[bare].default for bare, key in ZERO_KEYS.items() if key.is_ignored_by_mics}
+    values["offload_param"] = _param_offload(zero.offload_param, stage, release)
+    values["leaf_module"] = _leaf_modules(zero.leaf_module or LeafModuleBlock(), release)
+    values["offload_optimizer"] = _optimizer_offload(zero.offload_optimizer, stage, release)
+    values["contiguous_gradients"] |= stage in (1, 2) and values["offload_optimizer"] is not None
+    if stage == 3 and values["allgather_sequential"]:
+        values["prefetch_bucket_size"] = 1
+    return ZeroConfig.model_construct(**values)
 
 
-def _resolve_offload_param(
-    block: OffloadParamBlock | None, stage: int, release: Release
-) -> ParameterOffload | None:
+def _with_defaults(block: JsonBlock, stage: int, release: Release) -> dict[str, Any]:
+    """The block's values, those that it leaves open as this release has them."""
+    values = dict(block)
+    for bare, key in keys_of(type(block)).items():
+        if values[bare] is None and key.default is not None:
+            values[bare] = key.default(stage, release)
+    return values
+
+
+def _param_offload(block: OffloadParamBlock | None, stage: int, release: Release) -> ParameterOffload | None:
     if block is None or block.device == "none" or stage != 3:
         return None
-    return ParameterOffload(
-        device=block.device,
-        nvme_path=block.nvme_path,
-        buffer_count=block.buffer_count,
-        buffer_size=block.buffer_size,
-        max_in_cpu=block.max_in_cpu,
-        pin_memory=release.default_pin_memory if block.pin_memory is None else block.pin_memory,
-    )
+    return ParameterOffload.model_construct(**_with_defaults(block, stage, release))
 
 
-def _resolve_offload_optimizer(
+def _optimizer_offload(
     block: OffloadOptimizerBlock | None, stage: int, release: Release
 ) -> OptimizerOffload | None:
     if block is None or block.device == "none" or stage == 0:
         return None
-    return OptimizerOffload(
-        device=block.device if stage == 3 else "cpu",
-        nvme_path=block.nvme_path,
-        buffer_count=block.buffer_count,
-        pin_memory=release.default_pin_memory if block.pin_memory is None else block.pin_memory,
-        pipeline_read=block.pipeline_read,
-        pipeline_write=block.pipeline_write,
-        ratio=block.ratio,
-        super_offload=block.super_offload,
-        cpuadam_cores_fraction=block.cpuadam_cores_perc,
-    )
+    values = _with_defaults(block, stage, release)
+    return OptimizerOffload.model_construct(**values | ({} if stage == 3 else {"device": "cpu"}))
 
 
-def _resolve_leaf_modules(zero: ZeroBlock, release: Release) -> LeafModules:
-    default = DEFAULT_LEAF_CLASSES if release.number >= (0, 18, 0) else ()
-    block = zero.leaf_module
-    if block is None:
-        return LeafModules(default, (), ())
-    classes = default if block.classes is None else tuple(dict.fromkeys(block.classes))
-    return LeafModules(classes, tuple(dict.fromkeys(block.names)), tuple(dict.fromkeys(block.name_suffixes)))
+def _leaf_modules(block: LeafModuleBlock, release: Release) -> LeafModules:
+    default = DEFAULT_LEAF_CLASSES if release.has_leaf_classes else ()
+    values = dict(block)
+    return LeafModules.model_construct(**values | ({"classes": default} if block.classes is None else {}))
 
 
-def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Precision, Precision | None, str]:
-    """(the precision, what the file itself says or None, where the answer comes from).
+def with_delayed_update(config: DeepSpeedConfig) -> DeepSpeedConfig:
+    """The same with ZeRO-Offload's one-step delayed parameter update: the CPU's update one step late.
+
+    Raises InputError where there is no update on the CPU, or a stage that the paper does not describe.
+    """
+    offload = config.zero.offload_optimizer
+    if config.stage not in (1, 2) or offload is None:
+        found = f"stage {config.stage}" + ("" if offload else " without offload_optimizer")
+        raise InputError(
+            f"strategy.delayed_parameter_update: found {found}; expected stage 1 or 2 with offload_optimizer "
+            "on the CPU"
+        )
+    return replace(config, delayed_parameter_update=True, notes=(*config.notes, _NO_RELEASE_HAS_IT))
+
+
+def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Precision, str]:
+    """(the precision, where the answer comes from).
 
     The file says bf16 or fp16 by enabling it and fp32 by disabling both. fp8, which the experiment may ask
     for, is bf16 to DeepSpeed. Without any word DeepSpeed trains in fp32; "auto" is `training.auto_precision`
@@ -154,12 +138,12 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
         explicit = "fp32"
     if asked is None:
         if explicit is not None:
-            return explicit, explicit, "file"
+            return explicit, "file"
         choices: tuple[Precision, ...] = (training.auto_precision, "bf16", "fp16")
         for precision in choices:
             if f"{precision}.enabled" in reading.autos:
-                return precision, None, "auto"
-        return "fp32", None, "default"
+                return precision, "auto"
+        return "fp32", "default"
     as_deepspeed = "bf16" if asked == "fp8" else asked
     if explicit is not None and explicit != as_deepspeed:
         raise InputError(
@@ -172,7 +156,7 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
             f"{where}: {as_deepspeed}.enabled: found false, but [training] precision is '{asked}'; "
             "make them equal or leave one out"
         )
-    return asked, explicit, "file" if explicit is not None and asked != "fp8" else "experiment"
+    return asked, "file" if explicit is not None and asked != "fp8" else "experiment"
 
 
 def resolve_wrapper(
@@ -225,18 +209,6 @@ def resolve_overflow_check(
     return release.default_bf16_check_grad_overflow if given is None else given
 
 
-def resolve_loss_scaling(block: Fp16Block, enabled: bool) -> LossScaling:
-    return LossScaling(
-        enabled=enabled,
-        auto_cast=block.auto_cast,
-        loss_scale=block.loss_scale or None,
-        initial_scale_power=block.initial_scale_power,
-        loss_scale_window=block.loss_scale_window,
-        hysteresis=block.hysteresis,
-        min_loss_scale=int(block.min_loss_scale),
-    )
-
-
 def resolve_optimizer(block: OptimizerBlock | None, zero: ZeroConfig) -> OptimizerChoice:
     """Adam and AdamW are DeepSpeed's fused kernel, torch's with `torch_adam`, the CPU's when offloaded."""
     name = None if block is None or block.type is None else block.type.lower()
@@ -259,19 +231,7 @@ def resolve_aio(block: AioBlock | None, release: Release) -> AioConfig:
         block_size_bytes=block.block_size,
         queue_depth=block.queue_depth,
         intra_op_parallelism=threads,
-        single_submit=block.single_submit,
-        overlap_events=block.overlap_events,
         use_gds=block.use_gds,
-    )
-
-
-def resolve_checkpointing(block: ActivationCheckpointingBlock | None) -> ActivationCheckpointingConfig:
-    block = block or ActivationCheckpointingBlock()
-    return ActivationCheckpointingConfig(
-        partition_activations=block.partition_activations,
-        cpu_checkpointing=block.cpu_checkpointing,
-        contiguous_memory_optimization=block.contiguous_memory_optimization,
-        number_checkpoints=block.number_checkpoints,
     )
 
 

@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from zsim.errors import NotSimulatedError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, OptimizerChoice, Unsimulated, ZeroConfig
+from zsim.specs.strategy.deepspeed.keys import NotSimulated, is_enabled
 from zsim.specs.strategy.deepspeed.reader import Reading
-from zsim.specs.strategy.deepspeed.schema import TensorParallelBlock
+from zsim.specs.strategy.deepspeed.schema import FILE_KEYS, DeepSpeedFile, TensorParallelBlock
 
 SIMULATED_OPTIMIZERS = ("adam", "adamw")
 
 
-def _is_enabled(value: Any) -> bool:
-    return value.get("enabled") is True if isinstance(value, dict) else value is True
-
-
-def _is_any_enabled(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(
-            entry is True if key == "enabled" else _is_any_enabled(entry) for key, entry in value.items()
-        )
-    return False
-
-
-def _is_present(value: Any) -> bool:
-    return value is not None and value is not False
-
-
-def _is_deep_compile(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("deepcompile") is True
-
-
-# Key of the file -> (when it is on, what it does).
-_BLOCKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "amp": (_is_enabled, "Apex's mixed precision"),
-    "autotuning": (_is_enabled, "DeepSpeed's own search over configurations"),
-    "compile": (_is_deep_compile, "DeepCompile's schedules"),
-    "compression_training": (_is_any_enabled, "quantising or pruning while training"),
-    "curriculum_learning": (_is_enabled, "sequence lengths that change from step to step"),
-    "data_efficiency": (_is_enabled, "sequence lengths and tokens that change from step to step"),
-    "elasticity": (_is_enabled, "batch sizes that follow the number of GPUs"),
-    "expert_parallel": (_is_enabled, "experts spread over GPUs"),
-    "graph_harvesting": (_is_enabled, "CUDA graphs of the optimizer step"),
-    "hybrid_engine": (_is_enabled, "generation between training steps"),
-    "progressive_layer_drop": (_is_enabled, "layers that are left out at random"),
-    "quantize_training": (_is_any_enabled, "quantising while training"),
-    "sparse_attention": (_is_present, "block-sparse attention"),
-    "sparse_gradients": (_is_enabled, "sparse embedding gradients"),
-    "torch_autocast": (_is_enabled, "torch's autocast over fp32 weights"),
-    "weight_quantization": (_is_present, "quantised weights"),
+# Every key that may ask for what zsim does not simulate, and what that is.
+_BLOCKS = {
+    name: entry
+    for name, info in DeepSpeedFile.model_fields.items()
+    for entry in info.metadata
+    if isinstance(entry, NotSimulated)
 }
-
-_SYNCHRONISING = ("wall_clock_breakdown", "comms_logger", "flops_profiler", "memory_breakdown")
 
 
 def find_unsimulated(
@@ -62,9 +26,9 @@ def find_unsimulated(
     """Everything the file switches on that zsim would have to pretend not to see."""
     found = list(_find_in_zero(reading, zero))
     file = reading.file
-    for key, (is_on, what) in _BLOCKS.items():
-        if is_on(getattr(file, key)):
-            found.append(Unsimulated(key, what))
+    for key, block in _BLOCKS.items():
+        if block.is_on(getattr(file, key)):
+            found.append(Unsimulated(key, block.what))
     if file.sequence_parallel_size is not None and file.sequence_parallel_size > 1:
         found.append(Unsimulated("sequence_parallel_size", "sequences split over GPUs (Ulysses)"))
     if _tensor_parallel_size(file.tensor_parallel) > 1:
@@ -103,7 +67,7 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
         found.append(("offload_optimizer", what))
     if zero.stage == 3 and zero.zero_hpz_partition_size > 1 and zero.offload_param is not None:
         found.append(("zero_hpz_partition_size", "secondary shards in host memory (offload_param)"))
-    if zero.zenflow and zero.stage > 0:
+    if zero.zenflow is not None and zero.stage > 0:
         found.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
     return [Unsimulated(prefix + key, what) for key, what in found]
 
@@ -111,7 +75,11 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
 def unmodelled_notes(reading: Reading) -> list[str]:
     """Keys that cost a little time in reality and none in zsim."""
     notes = []
-    costly = [key for key in _SYNCHRONISING if _is_enabled(getattr(reading.file, key))]
+    costly = [
+        name
+        for name, key in FILE_KEYS.items()
+        if key.is_measuring and is_enabled(getattr(reading.file, name))
+    ]
     if costly:
         notes.append(
             f"{reading.where}: {', '.join(costly)}: DeepSpeed waits for the GPU to measure; left out here"

@@ -12,17 +12,7 @@ from zsim.errors import InputError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, Dtype, ZeroConfig
 from zsim.specs.strategy.deepspeed.reader import Reading
 from zsim.specs.strategy.deepspeed.release import Release
-
-# MiCS_Optimizer and MiCS_Init do not pass these on.
-IGNORED_BY_MICS = (
-    "allgather_sequential",
-    "enable_sanity_checks",
-    "module_granularity_threshold",
-    "use_all_reduce_for_fetch_params",
-    "zero_quantized_weights",
-    "zero_quantized_gradients",
-    "zeropp_loco_param",
-)
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS
 
 
 def check_zero_plus_plus(reading: Reading, zero: ZeroConfig, world_size: int, gpus_per_node: int) -> None:
@@ -90,7 +80,7 @@ def check_even_nodes(config: DeepSpeedConfig, gpus: Sequence[int]) -> None:
 
 def reason_without_effect(bare: str, zero: ZeroConfig, num_nodes: int) -> str | None:
     """Why a key of ZeRO++ or MiCS does nothing at stage 3, or None when it does something."""
-    if zero.is_mics and bare in IGNORED_BY_MICS:
+    if zero.is_mics and ZERO_KEYS[bare].is_ignored_by_mics:
         return "no effect with mics_shard_size"
     if zero.is_mics and bare == "zero_hpz_partition_size" and zero.zero_hpz_partition_size > 1:
         return "with mics_shard_size the secondary shards are written and never read"

@@ -30,8 +30,6 @@ from zsim.plan.workload.workload import Segment, Workload
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import Training
 
-_FIRST_COMPACT = (0, 19, 8)  # fp32 sums of 16-bit gradients stay on the GPU
-
 
 class OffloadedZero12Schedule(Zero12Schedule):
     """DeepSpeedZeroOptimizer with `offload_optimizer` or `cpu_checkpointing`."""
@@ -48,9 +46,10 @@ class OffloadedZero12Schedule(Zero12Schedule):
         self.host = HostSide(builder, config.aio)
         self.checkpoints = CheckpointsInHostMemory(self.host, config)
         self.offload = self.zero.offload_optimizer
-        version = tuple(int(part) for part in config.version.split(".")[:3])
         self.is_compact = (
-            version >= _FIRST_COMPACT and config.grad_accum_dtype == "fp32" and config.param_dtype != "fp32"
+            config.release.sums_fp32_on_gpu
+            and config.grad_accum_dtype == "fp32"
+            and config.param_dtype != "fp32"
         )
         self.delays = config.delayed_parameter_update
         self._updated: int | None = None

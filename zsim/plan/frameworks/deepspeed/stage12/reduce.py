@@ -25,7 +25,6 @@ from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
 from zsim.plan.ops import CollectiveKind
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.release import parse_release
 
 
 class BucketReducer:
@@ -39,8 +38,7 @@ class BucketReducer:
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self._casts = config.communication_dtype != config.param_dtype
-        release = parse_release(config.version, config.name)
-        self._slice_by_slice = release.reduces_slice_by_slice
+        self._slice_by_slice = config.release.reduces_slice_by_slice
 
     def reduce(self, names: Sequence[str], elements: int) -> None:
         """See [Note: slices of a bucket]."""

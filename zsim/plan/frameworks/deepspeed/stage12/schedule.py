@@ -19,7 +19,6 @@ from zsim.plan.step import Hooks, walk_step
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.release import parse_release
 from zsim.specs.strategy.training import Training
 
 _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
@@ -54,7 +53,7 @@ class Zero12Schedule(Hooks):
         self._flat = FlatGroup(
             self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
         )
-        self._release = parse_release(config.version, config.name)
+        self._release = config.release
         self._reducer = BucketReducer(builder, config, self._flat, world_size, self.reduce_stream)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
 
@@ -261,13 +260,15 @@ class Zero12Schedule(Hooks):
         of all ranks' parts, which NCCL's process group fills from a tensor of its own."""
         builder, zero = self.builder, self.zero
         pieces = (
-            max(1, self.padded_numel // zero.allgather_bucket_size) if zero.gathers_step_in_buckets else 1
+            max(1, self.padded_numel // zero.allgather_bucket_size)
+            if self._release.gathers_step_in_buckets
+            else 1
         )
         per_piece = self.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
         sizes = [per_piece] * (pieces - 1) + [self.shard_numel - per_piece * (pieces - 1)]
         for shard in sizes:
             size = shard * self.world_size * self.param_bytes
-            copied = size if zero.gathers_step_in_buckets else 0
+            copied = size if self._release.gathers_step_in_buckets else 0
             if copied:
                 turns = 2 * self.world_size  # narrow, detach
                 builder.host("slice parameters", overhead="deepspeed_part", events=turns)

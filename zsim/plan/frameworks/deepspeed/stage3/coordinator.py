@@ -134,7 +134,7 @@ class Coordinator:
 
     def __init__(self, trace: FetchTrace, zero: ZeroConfig) -> None:
         self.trace = trace
-        self._prefetch_bucket = 1 if zero.allgather_sequential else zero.prefetch_bucket_size
+        self._prefetch_bucket = zero.prefetch_bucket_size
         self._max_live = zero.max_live_parameters
         self._reuse_distance = zero.max_reuse_distance
         self._is_available = [parameter.is_persistent for parameter in trace.parameters]

@@ -24,7 +24,6 @@ from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.plan.ops import Memory
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.release import parse_release
 
 HPZ = "hpz"
 
@@ -39,7 +38,7 @@ class SecondaryShards:
     def __init__(
         self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, size: int, *, is_read: bool
     ) -> None:
-        release = parse_release(config.version, config.name)
+        release = config.release
         self.builder, self.trace, self.size = builder, trace, size
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self._is_read = is_read
@@ -122,7 +121,7 @@ class QuantizedGatherer(SecondaryGatherer):
         secondary: SecondaryShards | None,
     ) -> None:
         super().__init__(builder, trace, config, stream, secondary)
-        self._casts = parse_release(config.version, config.name).casts_before_quantizing
+        self._casts = config.release.casts_before_quantizing
         self._is_cast = self._casts and config.param_dtype != "fp16"
         self._groups: dict[int, int] = {}  # elements of an input -> groups
 

@@ -25,7 +25,6 @@ from zsim.plan.frameworks.deepspeed.stage3.coordinator import FetchTrace, ZeroPa
 from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
 from zsim.plan.ops import Group, Memory
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.release import parse_release
 
 LOCAL, GLOBAL = "local", "global"  # DeepSpeed's names: the GPUs of a node; the same GPU of every node
 
@@ -43,8 +42,8 @@ class QuantizedReducer:
         self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
         self.world_size, self.local = config.world_size, config.gpus_per_node
         self.num_nodes = self.world_size // self.local
-        self._falls_back = parse_release(config.version, config.name).scatters_indivisible_gradients
-        self._has_error = config.zero.has_loco
+        self._falls_back = config.release.scatters_indivisible_gradients
+        self._has_error = config.zero.zeropp_loco_param is not None
         self._live: dict[str, int] = {}  # bytes of the function's variables, which the next tensor overwrites
 
     def resident(self) -> list[Memory]:
