@@ -43,7 +43,7 @@ from zsim.specs.experiment.labels import batch_label, strategy_label, training_l
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.load import describe
+from zsim.specs.strategy.deepspeed.effects import describe
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes
 from zsim.version import __version__

@@ -8,7 +8,8 @@ import pytest
 
 from zsim.errors import NotSimulatedError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
-from zsim.specs.strategy.deepspeed.load import describe, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.effects import describe
+from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 
 HIDDEN = 4096

@@ -8,7 +8,8 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.load import describe, load_deepspeed_config
+from zsim.specs.strategy.deepspeed.effects import describe
+from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.release import CHANGES, NEWEST, OLDEST, parse_release
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS
 

@@ -15,7 +15,7 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.deepspeed.load import describe
+from zsim.specs.strategy.deepspeed.effects import describe
 from zsim.study.sweep.store import Record
 
 

@@ -18,10 +18,9 @@ from zsim.specs.strategy.deepspeed.config import (
     BatchSizes,
     DeepSpeedConfig,
     Dtype,
-    Setting,
     TrainingValues,
 )
-from zsim.specs.strategy.deepspeed.effects import describe, notes_without_effect
+from zsim.specs.strategy.deepspeed.effects import notes_without_effect
 from zsim.specs.strategy.deepspeed.reader import Reading, read_deepspeed_file
 from zsim.specs.strategy.deepspeed.release import NEWEST, Release, parse_release
 from zsim.specs.strategy.deepspeed.schema import (
@@ -32,21 +31,9 @@ from zsim.specs.strategy.deepspeed.schema import (
 )
 from zsim.specs.strategy.deepspeed.unsimulated import (
     find_unsimulated,
-    refuse_what_is_not_simulated,
     unmodelled_notes,
 )
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
-
-__all__ = [
-    "BatchSizes",
-    "DeepSpeedConfig",
-    "Setting",
-    "TrainingValues",
-    "describe",
-    "load_deepspeed_config",
-    "refuse_what_is_not_simulated",
-    "resolve_batch",
-]
 
 # Hugging Face's TrainingArguments, for "auto" that the experiment leaves open too.
 _HF_MAX_GRAD_NORM = 1.0
