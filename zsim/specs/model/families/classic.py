@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.parts import (
-    Head,
-    activation,
     attention,
     embedding,
+    language_model,
     layer_norm,
     linear,
+    plain_mlp,
     register,
     residual,
+    separate_qkv,
+    two_part_block,
+    word_embedding,
 )
 from zsim.specs.model.spec import Block, ModelSpec
+
+_FOUR_H = ("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h")
 
 
 def falcon(config: ConfigReader) -> ModelSpec:
@@ -32,10 +37,7 @@ def falcon(config: ConfigReader) -> ModelSpec:
     is_parallel = is_new or config.boolean("parallel_attn", True)
     num_norms = config.integer("num_ln_in_parallel_attn", 2) if is_new else 1
     has_bias = config.boolean("bias", False)
-    inner = config.integer("ffn_hidden_size", 4 * hidden)
-    dropout = config.fraction("hidden_dropout", 0.0)
     attention_dropout = config.fraction("attention_dropout", 0.0)
-    is_rotary = not config.boolean("alibi", False)
     attend = [
         linear("self_attention.query_key_value", hidden, (heads + 2 * kv_heads) * head_dim, bias=has_bias),
         attention(
@@ -43,7 +45,7 @@ def falcon(config: ConfigReader) -> ModelSpec:
             heads,
             kv_heads,
             head_dim,
-            rotary=is_rotary,
+            rotary=not config.boolean("alibi", False),
             dropout=attention_dropout,
             upcasts_softmax=False,
             splits_fused_qkv=True,
@@ -57,36 +59,20 @@ def falcon(config: ConfigReader) -> ModelSpec:
         attend.append(layer_norm("post_attention_layernorm", hidden))
     elif num_norms == 2:
         norms = [layer_norm("ln_attn", hidden), layer_norm("ln_mlp", hidden, shares_input=True)]
-    reads_the_same_norm = is_parallel and num_norms == 1
-    mlp = [
-        linear("mlp.dense_h_to_4h", hidden, inner, bias=has_bias, shares_input=reads_the_same_norm),
-        activation("mlp.act", inner, config.string("activation", "gelu")),
-        linear("mlp.dense_4h_to_h", inner, hidden, bias=has_bias),
-    ]
-    modules = [*norms, *attend, *mlp]
-    if is_parallel:
-        modules.append(residual("attention_residual", hidden))
-    modules.append(residual("residual", hidden, dropout))
+    inner, act = config.integer("ffn_hidden_size", 4 * hidden), config.string("activation", "gelu")
+    shares_input = is_parallel and num_norms == 1
+    mlp = plain_mlp(_FOUR_H, hidden, inner, act, bias=has_bias, shares_input=shares_input)
+    adds = [residual("attention_residual", hidden)] if is_parallel else []
+    adds.append(residual("residual", hidden, config.fraction("hidden_dropout", 0.0)))
     order = (
         "self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
         "ln_attn", "ln_mlp", "post_attention_layernorm", "input_layernorm",
     )  # fmt: skip
-    vocab = config.integer("vocab_size")
-    is_tied = config.boolean("tie_word_embeddings", True)
-    return ModelSpec(
-        name=config.name,
-        family=config.family,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        max_positions=config.integer("max_position_embeddings", 2048),
-        before=(embedding("transformer.word_embeddings", vocab, hidden),),
-        blocks=(register(Block("FalconDecoderLayer", tuple(modules)), *order),)
-        * config.num_blocks("num_hidden_layers"),
-        after=Head(layer_norm("transformer.ln_f", hidden), hidden, vocab, is_tied).modules(),
-        block_prefix="transformer.h",
-        is_tied=is_tied,
-        source=config.where,
-    )
+    block = register(Block("FalconDecoderLayer", (*norms, *attend, *mlp, *adds)), *order)
+    words = word_embedding(config, hidden, "transformer.word_embeddings")
+    blocks = [block] * config.num_blocks("num_hidden_layers")
+    positions = config.integer("max_position_embeddings", 2048)
+    return language_model(config, hidden, [words], blocks, positions, is_tied=True)
 
 
 def mpt(config: ConfigReader) -> ModelSpec:
@@ -100,35 +86,19 @@ def mpt(config: ConfigReader) -> ModelSpec:
     if not config.boolean("no_bias", True):
         raise config.error("'no_bias' is false; expected true, because transformers' MPT has no biases")
     dropout = details.fraction("attn_pdrop", 0.0)
-    block = Block(
-        "MptBlock",
-        (
-            layer_norm("norm_1", hidden, bias=False),
-            linear("attn.Wqkv", hidden, (heads + 2 * kv_heads) * head_dim),
-            attention("attn.core", heads, kv_heads, head_dim, rotary=False, dropout=dropout),
-            linear("attn.out_proj", hidden, hidden),
-            residual("resid_attn_dropout", hidden, dropout),
-            layer_norm("norm_2", hidden, bias=False),
-            linear("ffn.up_proj", hidden, inner),
-            activation("ffn.act", inner, "gelu"),
-            linear("ffn.down_proj", inner, hidden),
-            residual("ffn.dropout", hidden, dropout),
-        ),
-    )
-    vocab = config.integer("vocab_size")
-    is_tied = config.boolean("tie_word_embeddings", True)
-    return ModelSpec(
-        name=config.name,
-        family=config.family,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        max_positions=config.integer("max_seq_len", 2048),
-        before=(embedding("transformer.wte", vocab, hidden),),
-        blocks=(block,) * config.num_blocks("n_layers"),
-        after=Head(layer_norm("transformer.norm_f", hidden, bias=False), hidden, vocab, is_tied).modules(),
-        block_prefix="transformer.blocks",
-        is_tied=is_tied,
-        source=config.where,
+    attend = [
+        linear("attn.Wqkv", hidden, (heads + 2 * kv_heads) * head_dim),
+        attention("attn.core", heads, kv_heads, head_dim, rotary=False, dropout=dropout),
+        linear("attn.out_proj", hidden, hidden),
+    ]
+    mlp = plain_mlp(("ffn.up_proj", "ffn.act", "ffn.down_proj"), hidden, inner, "gelu", bias=False)
+    norms = layer_norm("norm_1", hidden, bias=False), layer_norm("norm_2", hidden, bias=False)
+    adds = residual("resid_attn_dropout", hidden, dropout), residual("ffn.dropout", hidden, dropout)
+    blocks = [two_part_block("MptBlock", norms, attend, mlp, adds)] * config.num_blocks("n_layers")
+    words, positions = word_embedding(config, hidden), config.integer("max_seq_len", 2048)
+    final = [layer_norm("transformer.norm_f", hidden, bias=False)]
+    return language_model(
+        config, hidden, [words], blocks, positions, root="transformer.blocks", final=final, is_tied=True
     )
 
 
@@ -138,79 +108,56 @@ def bloom(config: ConfigReader) -> ModelSpec:
     head_dim = config.head_dim(hidden, heads)
     dropout = config.fraction("hidden_dropout", 0.0)
     attention_dropout = config.fraction("attention_dropout", 0.0)
-    block = Block(
-        "BloomBlock",
-        (
-            layer_norm("input_layernorm", hidden),
-            linear("self_attention.query_key_value", hidden, 3 * hidden, bias=True),
-            attention("self_attention.core", heads, heads, head_dim, rotary=False, dropout=attention_dropout),
-            linear("self_attention.dense", hidden, hidden, bias=True),
-            residual("self_attention.residual", hidden, dropout),
-            layer_norm("post_attention_layernorm", hidden),
-            linear("mlp.dense_h_to_4h", hidden, 4 * hidden, bias=True),
-            activation("mlp.gelu_impl", 4 * hidden, "gelu_bloom"),
-            linear("mlp.dense_4h_to_h", 4 * hidden, hidden, bias=True),
-            residual("mlp.residual", hidden, dropout),
-        ),
+    attend = [
+        linear("self_attention.query_key_value", hidden, 3 * hidden, bias=True),
+        attention("self_attention.core", heads, heads, head_dim, rotary=False, dropout=attention_dropout),
+        linear("self_attention.dense", hidden, hidden, bias=True),
+    ]
+    mlp_names = ("mlp.dense_h_to_4h", "mlp.gelu_impl", "mlp.dense_4h_to_h")
+    mlp = plain_mlp(mlp_names, hidden, 4 * hidden, "gelu_bloom")
+    norms = layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)
+    adds = (
+        residual("self_attention.residual", hidden, dropout),
+        residual("mlp.residual", hidden, dropout),
     )
-    vocab = config.integer("vocab_size")
-    is_tied = config.boolean("tie_word_embeddings", True)
-    return ModelSpec(
-        name=config.name,
-        family=config.family,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        max_positions=None,
-        before=(
-            embedding("transformer.word_embeddings", vocab, hidden),
-            layer_norm("transformer.word_embeddings_layernorm", hidden),
-        ),
-        blocks=(block,) * config.num_blocks("n_layer"),
-        after=Head(layer_norm("transformer.ln_f", hidden), hidden, vocab, is_tied).modules(),
-        block_prefix="transformer.h",
-        is_tied=is_tied,
-        source=config.where,
-    )
+    blocks = [two_part_block("BloomBlock", norms, attend, mlp, adds)] * config.num_blocks("n_layer")
+    words = word_embedding(config, hidden, "transformer.word_embeddings")
+    embeddings = [words, layer_norm("transformer.word_embeddings_layernorm", hidden)]
+    return language_model(config, hidden, embeddings, blocks, None, is_tied=True)
 
 
 def opt(config: ConfigReader) -> ModelSpec:
     """Learned positions with two spare rows; `word_embed_proj_dim` may be narrower than the model (350M)."""
-    hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
+    hidden = config.integer("hidden_size")
     width = config.integer("word_embed_proj_dim", hidden)
     positions = config.integer("max_position_embeddings", 2048)
     is_before = config.boolean("do_layer_norm_before", True)
-    has_final_norm = is_before and not config.boolean("_remove_final_layer_norm", False)
     is_affine = config.boolean("layer_norm_elementwise_affine", True)
+    block = _opt_block(config, hidden, is_before=is_before, is_affine=is_affine)
     root = "model.decoder"
     before = [
-        embedding(f"{root}.embed_tokens", vocab, width),
+        word_embedding(config, width, f"{root}.embed_tokens"),
         embedding(f"{root}.embed_positions", positions + 2, hidden),
+        residual(f"{root}.add_positions", hidden),
     ]
+    final = []
+    if is_before and not config.boolean("_remove_final_layer_norm", False):
+        final.append(layer_norm(f"{root}.final_layer_norm", hidden, affine=is_affine))
     if width != hidden:
-        before.append(linear(f"{root}.project_in", width, hidden))
-    before.append(residual(f"{root}.add_positions", hidden))
-    is_tied = config.boolean("tie_word_embeddings", True)
-    after = list(Head(None, width, vocab, is_tied).modules())
-    if width != hidden:
-        after.insert(0, linear(f"{root}.project_out", hidden, width))
-    if has_final_norm:
-        after.insert(0, layer_norm(f"{root}.final_layer_norm", hidden, affine=is_affine))
-    present = {module.name for module in (*before, *after) if module.parameters}
+        before.insert(2, linear(f"{root}.project_in", width, hidden))
+        final.append(linear(f"{root}.project_out", hidden, width))
     order = ("embed_tokens", "embed_positions", "project_out", "project_in", "final_layer_norm")
-    return ModelSpec(
-        name=config.name,
-        family=config.family,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        max_positions=positions,
-        before=tuple(before),
-        blocks=(_opt_block(config, hidden, is_before=is_before, is_affine=is_affine),)
-        * config.num_blocks("num_hidden_layers"),
-        after=tuple(after),
-        block_prefix=f"{root}.layers",
-        is_tied=is_tied,
-        source=config.where,
-        registered_before_blocks=tuple(f"{root}.{name}" for name in order if f"{root}.{name}" in present),
+    return language_model(
+        config,
+        hidden,
+        before,
+        [block] * config.num_blocks("num_hidden_layers"),
+        positions,
+        root=f"{root}.layers",
+        final=final,
+        is_tied=True,
+        head_width=width,
+        registration=[f"{root}.{name}" for name in order],
     )
 
 
@@ -218,39 +165,24 @@ def _opt_block(config: ConfigReader, hidden: int, *, is_before: bool, is_affine:
     """Norms before attention and MLP, or after them (350M)."""
     heads = config.integer("num_attention_heads")
     head_dim = config.head_dim(hidden, heads)
-    inner = config.integer("ffn_dim")
     has_bias = config.boolean("enable_bias", True)
-    dropout = config.fraction("dropout", 0.1)
+    dropout, of_scores = config.fraction("dropout", 0.1), config.fraction("attention_dropout", 0.0)
     attend = [
-        linear("self_attn.q_proj", hidden, hidden, bias=has_bias),
-        linear("self_attn.k_proj", hidden, hidden, bias=has_bias, shares_input=True),
-        linear("self_attn.v_proj", hidden, hidden, bias=has_bias, shares_input=True),
-        attention(
-            "self_attn.core",
-            heads,
-            heads,
-            head_dim,
-            rotary=False,
-            dropout=config.fraction("attention_dropout", 0.0),
-        ),
+        *separate_qkv("self_attn", hidden, bias=has_bias),
+        attention("self_attn.core", heads, heads, head_dim, rotary=False, dropout=of_scores),
         linear("self_attn.out_proj", hidden, hidden, bias=has_bias),
         residual("self_attn.residual", hidden, dropout),
     ]
+    act = config.string("activation_function", "relu")
     mlp = [
-        linear("fc1", hidden, inner, bias=has_bias),
-        activation("activation_fn", inner, config.string("activation_function", "relu")),
-        linear("fc2", inner, hidden, bias=has_bias),
+        *plain_mlp(("fc1", "activation_fn", "fc2"), hidden, config.integer("ffn_dim"), act, bias=has_bias),
         residual("residual", hidden, dropout),
     ]
     first = layer_norm("self_attn_layer_norm", hidden, affine=is_affine)
     second = layer_norm("final_layer_norm", hidden, affine=is_affine)
     modules = (first, *attend, second, *mlp) if is_before else (*attend, first, *mlp, second)
-    names = ("k_proj", "v_proj", "q_proj", "out_proj")
     order = (
-        *(f"self_attn.{name}" for name in names),
-        "self_attn_layer_norm",
-        "fc1",
-        "fc2",
-        "final_layer_norm",
-    )
+        "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.out_proj",
+        "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
+    )  # fmt: skip
     return register(Block("OPTDecoderLayer", modules), *order)

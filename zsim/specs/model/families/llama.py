@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.families.parts import (
-    Head,
     activation,
     attention,
     embedding,
+    language_model,
     linear,
     register,
     residual,
     rms_norm,
+    two_part_block,
 )
 from zsim.specs.model.spec import Block, ModelSpec, Module
 
@@ -119,15 +120,12 @@ def pre_norm_block(
     registration: Sequence[str] = REGISTRATION,
 ) -> Block:
     """norm, attention, add; norm, MLP, add."""
-    modules = (
-        rms_norm("input_layernorm", shape.hidden),
-        *core,
+    norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
+    adds = (
         residual("self_attn.residual", shape.hidden, dropout),
-        rms_norm("post_attention_layernorm", shape.hidden),
-        *mlp,
         residual("mlp.residual", shape.hidden, dropout),
     )
-    return register(Block(kind, modules), *registration)
+    return register(two_part_block(kind, norms, core, mlp, adds), *registration)
 
 
 def layer_windows(
@@ -154,27 +152,23 @@ def decoder(
     shape: Shape,
     blocks: Sequence[Block],
     *,
-    is_tied: bool,
     max_positions: int,
+    is_tied: bool = False,
     softcaps_logits: bool = False,
     norm: str = "rms",
     not_simulated: str | None = None,
 ) -> ModelSpec:
     """Token embedding, blocks, final norm, head."""
-    final = rms_norm("model.norm", shape.hidden, kind=norm)
-    head = Head(final, shape.hidden, shape.vocab, is_tied, softcaps=softcaps_logits)
-    return ModelSpec(
-        name=config.name,
-        family=config.family,
-        hidden_size=shape.hidden,
-        vocab_size=shape.vocab,
-        max_positions=config.integer("max_position_embeddings", max_positions),
-        before=(embedding("model.embed_tokens", shape.vocab, shape.hidden),),
-        blocks=tuple(blocks),
-        after=head.modules(),
-        block_prefix="model.layers",
+    return language_model(
+        config,
+        shape.hidden,
+        [embedding("model.embed_tokens", shape.vocab, shape.hidden)],
+        blocks,
+        config.integer("max_position_embeddings", max_positions),
+        root="model.layers",
+        final=[rms_norm("model.norm", shape.hidden, kind=norm)],
         is_tied=is_tied,
-        source=config.where,
+        softcaps=softcaps_logits,
         not_simulated=not_simulated,
     )
 
@@ -186,8 +180,7 @@ def llama(config: ConfigReader) -> ModelSpec:
     core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias)
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act, bias=config.boolean("mlp_bias", False))
     block = pre_norm_block("LlamaDecoderLayer", shape, core, mlp)
-    tied = config.boolean("tie_word_embeddings", False)
-    return decoder(config, shape, [block] * shape.layers, is_tied=tied, max_positions=2048)
+    return decoder(config, shape, [block] * shape.layers, max_positions=2048)
 
 
 def mistral(config: ConfigReader) -> ModelSpec:
@@ -198,5 +191,4 @@ def mistral(config: ConfigReader) -> ModelSpec:
     core = attention_modules(shape, window=window)
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
     block = pre_norm_block("MistralDecoderLayer", shape, core, mlp)
-    tied = config.boolean("tie_word_embeddings", False)
-    return decoder(config, shape, [block] * shape.layers, is_tied=tied, max_positions=4096 * 32)
+    return decoder(config, shape, [block] * shape.layers, max_positions=4096 * 32)

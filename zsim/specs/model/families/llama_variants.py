@@ -30,9 +30,8 @@ def qwen2(config: ConfigReader) -> ModelSpec:
         mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
         return pre_norm_block("Qwen2DecoderLayer", shape, core, mlp)
 
-    tied = config.boolean("tie_word_embeddings", False)
     blocks = one_block_per_window(qwen_windows(config, shape.layers), block)
-    return decoder(config, shape, blocks, is_tied=tied, max_positions=32768)
+    return decoder(config, shape, blocks, max_positions=32768)
 
 
 def qwen3(config: ConfigReader) -> ModelSpec:
@@ -45,9 +44,8 @@ def qwen3(config: ConfigReader) -> ModelSpec:
         mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
         return pre_norm_block("Qwen3DecoderLayer", shape, core, mlp)
 
-    tied = config.boolean("tie_word_embeddings", False)
     blocks = one_block_per_window(qwen_windows(config, shape.layers), block)
-    return decoder(config, shape, blocks, is_tied=tied, max_positions=32768)
+    return decoder(config, shape, blocks, max_positions=32768)
 
 
 def qwen_windows(config: ConfigReader, layers: int) -> list[int | None]:
@@ -90,8 +88,7 @@ def phi3(config: ConfigReader) -> ModelSpec:
         dropout=config.fraction("resid_pdrop", 0.0),
         registration=("self_attn.o_proj", "self_attn.qkv_proj", "mlp.gate_up_proj", *REGISTRATION),
     )
-    tied = config.boolean("tie_word_embeddings", False)
-    return decoder(config, shape, [block] * shape.layers, is_tied=tied, max_positions=4096)
+    return decoder(config, shape, [block] * shape.layers, max_positions=4096)
 
 
 def gemma2(config: ConfigReader) -> ModelSpec:
@@ -123,7 +120,7 @@ def gemma2(config: ConfigReader) -> ModelSpec:
         config,
         shape,
         one_block_per_window(windows, block),
-        is_tied=config.boolean("tie_word_embeddings", True),
+        is_tied=True,
         max_positions=8192,
         softcaps_logits=has_cap,
         norm="gemma_rms",

@@ -184,7 +184,4 @@ def _order(mlp: Sequence[str], attention: Sequence[str] = ()) -> tuple[str, ...]
 
 
 def _finish(config: ConfigReader, shape: Shape, blocks: Sequence[Block], max_positions: int) -> ModelSpec:
-    tied = config.boolean("tie_word_embeddings", False)
-    return decoder(
-        config, shape, blocks, is_tied=tied, max_positions=max_positions, not_simulated=NOT_SIMULATED
-    )
+    return decoder(config, shape, blocks, max_positions=max_positions, not_simulated=NOT_SIMULATED)

@@ -5,8 +5,9 @@ Weights are in torch's layout: `[out, in]` for `nn.Linear`, `[in, out]` for GPT-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from zsim.specs.model.config_reader import ConfigReader
 from zsim.specs.model.spec import (
     Activation,
     Attention,
@@ -14,6 +15,7 @@ from zsim.specs.model.spec import (
     Embedding,
     Linear,
     Loss,
+    ModelSpec,
     Module,
     Norm,
     Parameter,
@@ -94,29 +96,90 @@ def attention(
     return Module(name, work)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What every causal language model ends with: final norm, output projection, loss.
+def language_model(
+    config: ConfigReader,
+    hidden: int,
+    before: Sequence[Module],
+    blocks: Sequence[Block],
+    max_positions: int | None,
+    *,
+    root: str = "transformer.h",
+    final: Sequence[Module] | None = None,
+    is_tied: bool = False,
+    head_width: int | None = None,
+    head_bias: bool = False,
+    softcaps: bool = False,
+    not_simulated: str | None = None,
+    registration: Sequence[str] = (),
+) -> ModelSpec:
+    """Embeddings, blocks, what is `final` after them (GPT-2's norm), LM head, loss.
 
-    `softcaps` squeezes the logits through tanh (Gemma 2).
+    `is_tied`: the family's default of `tie_word_embeddings`; a tied head computes with the embedding's weight
+    and owns at most a bias. `softcaps`: the logits are squeezed through tanh (Gemma 2). `registration`: the
+    order of the modules around the blocks in `named_parameters()`, where it is not that in which they run.
     """
+    final = [layer_norm("transformer.ln_f", hidden)] if final is None else final
+    vocab, is_tied = config.integer("vocab_size"), config.boolean("tie_word_embeddings", is_tied)
+    head = linear("lm_head", head_width or hidden, vocab, bias=head_bias)
+    if is_tied:
+        head = Module(head.name, head.work, head.parameters[1:])
+    cap = [activation("logit_softcap", vocab, "softcap")] if softcaps else []
+    owners = {module.name for module in (*before, *final) if module.parameters}
+    return ModelSpec(
+        name=config.name,
+        family=config.family,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        max_positions=max_positions,
+        before=tuple(before),
+        blocks=tuple(blocks),
+        after=(*final, head, *cap, Module("loss", Loss(vocab))),
+        block_prefix=root,
+        is_tied=is_tied,
+        source=config.where,
+        not_simulated=not_simulated,
+        registered_before_blocks=tuple(name for name in registration if name in owners) or None,
+    )
 
-    norm: Module | None
-    hidden_size: int
-    vocab_size: int
-    is_tied: bool
-    bias: bool = False
-    softcaps: bool = False
 
-    def modules(self) -> tuple[Module, ...]:
-        """A tied head computes with the embedding's weight and owns at most a bias."""
-        head = linear("lm_head", self.hidden_size, self.vocab_size, bias=self.bias)
-        if self.is_tied:
-            own = tuple(parameter for parameter in head.parameters if parameter.name != "weight")
-            head = Module(head.name, head.work, own)
-        before = () if self.norm is None else (self.norm,)
-        cap = (activation("logit_softcap", self.vocab_size, "softcap"),) if self.softcaps else ()
-        return (*before, head, *cap, Module("loss", Loss(self.vocab_size)))
+def word_embedding(config: ConfigReader, width: int, name: str = "transformer.wte") -> Module:
+    """A row of `width` for every word of the vocabulary."""
+    return embedding(name, config.integer("vocab_size"), width)
+
+
+def separate_qkv(prefix: str, hidden: int, *, bias: bool = False) -> list[Module]:
+    """Queries, keys and values by a product each, from one input."""
+    return [
+        linear(f"{prefix}.{name}_proj", hidden, hidden, bias=bias, shares_input=name != "q") for name in "qkv"
+    ]
+
+
+def plain_mlp(
+    names: tuple[str, str, str],
+    hidden: int,
+    inner: int,
+    act: str,
+    *,
+    bias: bool = True,
+    shares_input: bool = False,
+) -> list[Module]:
+    """`down(act(up(x)))`; `names` of up, act and down."""
+    return [
+        linear(names[0], hidden, inner, bias=bias, shares_input=shares_input),
+        activation(names[1], inner, act),
+        linear(names[2], inner, hidden, bias=bias),
+    ]
+
+
+def two_part_block(
+    kind: str,
+    norms: tuple[Module, Module],
+    attend: Sequence[Module],
+    mlp: Sequence[Module],
+    adds: tuple[Module, Module],
+) -> Block:
+    """Norm, attention, add; norm, MLP, add."""
+    return Block(kind, (norms[0], *attend, adds[0], norms[1], *mlp, adds[1]))
 
 
 def register(block: Block, *order: str) -> Block:
