@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from zsim.report.report import Report, SimulationStats, StepWork, make_report
+from zsim.report.report import JobFacts, MachineUse, Report, StepWork, make_report, traced_step
 from zsim.report.traffic import SentRow, TrafficRow
+from zsim.trace.stats import SimulationStats
+from zsim.trace.trace import Trace
 
 EXPERIMENT = {
     "model": "llama-3-70b",
@@ -25,6 +28,20 @@ EXPERIMENT = {
 }
 
 
+def reported(trace: Trace, simulation: SimulationStats, **values: Any) -> Report:
+    """The report of `trace`; `values` are those of the job, of the machine, or of `make_report`."""
+    facts, use = (
+        made(**{name: values.pop(name) for name in made.__slots__ if name in values})
+        for made in (JobFacts, MachineUse)
+    )
+    return make_report(traced_step(trace), facts, simulation, use, **values)
+
+
+@pytest.fixture
+def build_report() -> Callable[..., Report]:
+    return reported
+
+
 @pytest.fixture
 def make_step_report(make_sharded_step) -> Callable[..., Report]:
     """4 blocks over 16 ranks; the trace's peak: 2 of framework, 0.25 + 1.5 of shards, 12 of activations and
@@ -37,12 +54,12 @@ def make_step_report(make_sharded_step) -> Callable[..., Report]:
             "work": StepWork(8192, 6e12, 8e12, 989e12, "6N per token"),
             "capacity_bytes": {"gpu": 80 * 10**9, "host": None, "nvme": None},
             "evidence": {"compute": "calibrated", "network": "data sheet"},
-            "simulation": SimulationStats(0.05, 1000, 1, 16),
             "labels": {"model": "llama-3-70b", "cluster": "2 x dgx-h100", "strategy": "FSDP2"},
             "traffic": [TrafficRow("InfiniBand", 4.1e9, 0.82), TrafficRow("NVLink", 3e10, None)],
             "sent": [SentRow("backward", "all_gather", "world", 16, 3e9, 4e8)],
             **changes,
         }
-        return make_report(make_sharded_step() if trace is None else trace, **values)
+        stats = SimulationStats(0.05, 1000, 1, 16)
+        return reported(make_sharded_step() if trace is None else trace, stats, **values)
 
     return build

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zsim.api import report_of
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.kernels.kernel import Kernel
 from zsim.engine.simulate import simulate_job
+from zsim.explain.report_of import report_of
 from zsim.plan.ops import Collective, Copy, DriveIo, Group, HostWork, Kernels, Op, Plan, Program, Work
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import HOST, OTHERS, Link, critical_path

@@ -67,7 +67,8 @@ def test_a_name_cannot_end_the_script_that_holds_a_figure(make_step_report, make
 
 
 def test_a_job_that_does_not_fit_says_so_on_top(make_step_report, make_sharded_step):
-    report = make_step_report(capacity_bytes={"gpu": 12 * 10**9}, least_gpus=64)
+    report = make_step_report(capacity_bytes={"gpu": 12 * 10**9})
+    report = replace(report, out_of_memory=replace(report.out_of_memory, least_gpus=64))
     text = text_of(Page(html_report(report, make_sharded_step())))
     assert "Does not fit GPU memory: 'blocks.2 forward', issued at 7.10 ms, is the first that" in text
     assert "64 GPUs would hold all tensors. The times below assume it did." in text

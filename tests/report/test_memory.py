@@ -86,10 +86,10 @@ def test_a_job_that_fits_has_no_finding(make_memory):
 
 def test_the_first_op_over_capacity_is_named_with_what_is_missing(make_memory):
     """Capacity 65: at `forward` 70 are held, 5 too many; at the peak of 85 it is 20."""
-    finding = first_over_capacity(make_memory(STEP), {"gpu": 65}, least_gpus=16)
+    finding = first_over_capacity(make_memory(STEP), {"gpu": 65})
     assert (finding.op, finding.pool, finding.seconds) == ("forward", "gpu", 1.0)
     assert (finding.missing_bytes, finding.peak_missing_bytes) == (5, 20)
-    assert (finding.capacity_bytes, finding.least_gpus) == (65, 16)
+    assert (finding.capacity_bytes, finding.least_gpus) == (65, None)
 
 
 def test_the_earliest_pool_to_overflow_is_the_finding(make_memory):

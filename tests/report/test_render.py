@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from zsim.report.memory import OutOfMemory
-from zsim.report.report import SimulationStats, StepWork, make_report
+from zsim.report.report import StepWork
 from zsim.report.traffic import SentRow, TrafficRow
 from zsim.report.views.html.report import tiles
 from zsim.report.views.text.report import print_report
 from zsim.report.views.text.sentences import missing_memory, trust_words
+from zsim.trace.stats import SimulationStats
 from zsim.validated.features import Features
 from zsim.validated.validation import Validation
 
@@ -21,6 +22,10 @@ from zsim.validated.validation import Validation
 @pytest.fixture
 def report(make_step_report):
     return make_step_report
+
+
+def with_least_gpus(report, count):
+    return replace(report, out_of_memory=replace(report.out_of_memory, least_gpus=count))
 
 
 def printed(report, width=80, encoding="utf-8", files=None, **console):
@@ -41,7 +46,7 @@ def test_it_names_the_op_that_does_not_fit_and_what_would_do(report):
     """Capacity 12 GB: context, shards and two gathered blocks are 5.75 GB. A block adds 3 of activations,
     then frees 1 of parameters, then one more is gathered: 8.75 after block 0, 11.75 after block 1, 14.75
     with block 2's activations. At the peak it is 17.75."""
-    text = " ".join(printed(report(capacity_bytes={"gpu": 12 * 10**9}, least_gpus=64)).split())
+    text = " ".join(printed(with_least_gpus(report(capacity_bytes={"gpu": 12 * 10**9}), 64)).split())
     assert "DOES NOT FIT GPU memory: 'blocks.2 forward'" in text
     assert (
         "is the first that exceeds 12.00 GB, by 2.75 GB; by 5.75 GB at the peak. 64 GPUs would hold all"
@@ -104,7 +109,7 @@ def test_what_is_sent_is_split_by_phase_where_it_leaves_nodes(report):
     assert "Sent per GPU" not in printed(report(sent=inside))
 
 
-def test_a_long_list_of_collectives_is_cut_to_the_busiest(make_trace, report):
+def test_a_long_list_of_collectives_is_cut_to_the_busiest(make_trace, build_report):
     spans = [
         {
             "kind": "all_gather",
@@ -117,14 +122,14 @@ def test_a_long_list_of_collectives_is_cut_to_the_busiest(make_trace, report):
         for i in range(20)
     ]
     text = printed(
-        make_report(
+        build_report(
             make_trace(spans),
+            SimulationStats(0.0, 1, 1, 1),
             zsim_version="0",
             experiment={},
             work=StepWork(1, 1.0, 1.0, None, ""),
             capacity_bytes={},
             evidence={},
-            simulation=SimulationStats(0.0, 1, 1, 1),
         )
     )
     assert "8 more kinds and sizes" in text

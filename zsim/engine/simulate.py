@@ -31,17 +31,8 @@ from zsim.specs.experiment.faults import kernel_slowdowns
 from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, job_topology, slowdowns_of, slowest_of, topology_beside
 from zsim.specs.topology.topology import Topology
+from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationStats:
-    """What the simulation itself took: seconds of this process, events of the clock, ranks simulated."""
-
-    wall_seconds: float
-    events: int
-    rank_classes: int
-
 
 _MOST_DRAWN = 16  # ranks that are all simulated when they vary
 
@@ -178,7 +169,8 @@ def _by_itself(
     if jitter is None:
         return outcome
     jittered = run_jittered(prepared, run, jitter)
-    stats = replace(outcome.stats, events=outcome.stats.events + jittered.events)
+    events = outcome.stats.events + jittered.events
+    stats = replace(outcome.stats, events=events, steps=len(jittered.steps))
     return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
 
 
@@ -256,7 +248,12 @@ def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[
         classes=prepared.classes,
         slowdowns=prepared.slowdowns,
         trace=trace,
-        stats=SimulationStats(0.0, executor.num_events + fabric.num_transfers, len(ranks)),
+        stats=SimulationStats(
+            wall_seconds=0.0,
+            events=executor.num_events + fabric.num_transfers,
+            rank_classes=len(ranks),
+            world_size=prepared.job.world_size,
+        ),
         traffic=fabric.traffic(prepared.works),
         devices=offload.traffic(trace.step_seconds),
         limits=offload.limits(),

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from zsim.plan.make import is_offloaded
-from zsim.report.report import Report
+from zsim.report.report import TracedStep
+from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import strategy_label
@@ -47,10 +48,10 @@ def job_features(
     )
 
 
-def report_validation(job: Job, report: Report) -> Validation:
-    """How far to trust a report's step, by all validated runs."""
-    retries = 0 if report.allocator is None else report.allocator.retries
-    return validation_of(job_features(job, report.breakdown.seconds, report.step_seconds, retries))
+def step_validation(job: Job, step: TracedStep, allocator: AllocatorRow | None) -> Validation:
+    """How far to trust a step's time, by all validated runs."""
+    retries = 0 if allocator is None else allocator.retries
+    return validation_of(job_features(job, step.breakdown.seconds, step.seconds, retries))
 
 
 def _framework(job: Job) -> str:

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Plan
 from zsim.plan.passes.queues import behind
 from zsim.report.critical_path import Predecessors
-from zsim.report.limiting_sentence import without_overlap_sentence
-from zsim.report.report import Report
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
@@ -38,23 +34,14 @@ def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
     return total
 
 
-def told_of_doubts(
-    report: Report,
-    plan: Plan,
-    trace: Trace,
-    connections: int,
-    without_overlap: float | None,
-    with_own_queues: float | None,
-) -> Report:
-    """The report of `plan` with the seconds of its step without overlap, where that is in doubt, and what it
-    costs that its streams share hardware queues, where they do."""
-    limit = report.limit + without_overlap_sentence(report.step_seconds, without_overlap)
-    report = replace(report, step_seconds_without_overlap=without_overlap, limit=limit)
+def shared_queues_notes(
+    plan: Plan, trace: Trace, connections: int, step_seconds_apart: float | None
+) -> list[str]:
+    """What it costs that the streams of `plan` share hardware queues; nothing where they do not."""
     if behind(plan.ops, connections) is None:
-        return report
+        return []
     held_up = held_up_seconds(plan, trace, connections)
-    note = shared_queues_note(connections, held_up, report.step_seconds, with_own_queues)
-    return replace(report, notes=(*report.notes, note))
+    return [shared_queues_note(connections, held_up, trace.step_seconds, step_seconds_apart)]
 
 
 def shared_queues_note(connections: int, held_up: float, seconds: float, seconds_apart: float | None) -> str:

@@ -176,12 +176,8 @@ def first_over_capacity(
     capacity: Mapping[str, int | None],
     gpus_per_node: int = 1,
     nodes: Sequence[Pool] | None = None,
-    least_gpus: int | None = None,
 ) -> OutOfMemory | None:
-    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited).
-
-    `least_gpus`, how many GPUs would do, is the caller's to know; it is passed on.
-    """
+    """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited)."""
     ledger = Ledger.of(events)
     found: list[OutOfMemory] = []
     for device in DEVICES:
@@ -203,7 +199,6 @@ def first_over_capacity(
                     missing_bytes=int(totals[first]) - limit,
                     peak_missing_bytes=int(totals.max()) - limit,
                     capacity_bytes=limit,
-                    least_gpus=least_gpus,
                 )
             )
     return min(found, key=lambda finding: finding.seconds, default=None)

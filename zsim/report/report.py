@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
 from zsim.report.irregular import JobRow, RankRow, StepSpread
-from zsim.report.limiting_sentence import limiting_sentence
+from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
 from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
 from zsim.report.views.text.allocator import AllocatorRow
+from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 from zsim.validated.validation import Validation
 
@@ -34,21 +35,61 @@ class StepWork:
     peak_dtype: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationStats:
-    """What the simulation itself took; `rank_classes` is how many ranks were simulated."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What a report says of a job before its step is looked at.
 
-    wall_seconds: float
-    events: int
-    rank_classes: int
-    world_size: int
-    steps: int = 1
+    `experiment` is the resolved experiment as plain values. `capacity_bytes` is per GPU for "gpu", per node
+    for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
+    each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may say "model",
+    "cluster", "strategy"; what it leaves out is taken from the trace's metadata. `startup_bytes`: what each
+    GPU held before the first step, where that is more. `over_limits`: limits that were exceeded and that
+    memory over time does not show.
+    """
+
+    zsim_version: str
+    experiment: Mapping[str, Any]
+    work: StepWork
+    capacity_bytes: Mapping[str, int | None]
+    evidence: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    gpus_per_node: int = 1
+    nodes: Sequence[Pool] | None = None
+    startup_bytes: int = 0
+    over_limits: Sequence[OutOfMemory] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineUse:
+    """What a step put on links and on what offloading uses: bytes that no span shows. `limits`: what bounds
+    an offloading op, by its name. `pinned_bytes`: maximum page-locked memory of a node."""
+
+    traffic: Sequence[TrafficRow] = ()
+    sent: Sequence[SentRow] = ()
+    tiers: Sequence[TierRow] = ()
+    limits: Mapping[str, str] = field(default_factory=dict)
+    pinned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One step from the side of `rank`: where its time went, and which fraction of communication is hidden
+    (None without any)."""
+
+    trace: Trace
+    rank: int
+    breakdown: Breakdown
+    overlap_fraction: float | None
+
+    @property
+    def seconds(self) -> float:
+        return self.trace.step_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """One step of `rank`, explained. `labels` are the words of the headline: model, cluster, strategy;
-    `gpus_per_node` and `nodes` say what shares a node's memory, as in `make_report`.
+    `gpus_per_node` and `nodes` say what shares a node's memory, as in `JobFacts`.
     `step_seconds_without_overlap`: with kernels and collectives one after the other, where the overlap is in
     doubt."""
 
@@ -180,72 +221,80 @@ class Report:
         }
 
 
-def make_report(
-    trace: Trace,
-    *,
-    zsim_version: str,
-    experiment: Mapping[str, Any],
-    work: StepWork,
-    capacity_bytes: Mapping[str, int | None],
-    evidence: Mapping[str, str],
-    simulation: SimulationStats,
-    labels: Mapping[str, str] | None = None,
-    gpus_per_node: int = 1,
-    nodes: Sequence[Pool] | None = None,
-    least_gpus: int | None = None,
-    traffic: Sequence[TrafficRow] = (),
-    sent: Sequence[SentRow] = (),
-    notes: Sequence[str] = (),
-    rank: int | None = None,
-    limits: Mapping[str, str] | None = None,
-    tiers: Sequence[TierRow] = (),
-    startup_bytes: int = 0,
-    beyond: Sequence[OutOfMemory] = (),
-    pinned_bytes: int = 0,
-) -> Report:
-    """Explain `trace` from the side of `rank` (else its first rank).
+_UNUSED = MachineUse()
 
-    `experiment` is the resolved experiment as plain values. `capacity_bytes` is per GPU for "gpu", per node
-    for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
-    each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may say "model",
-    "cluster", "strategy"; what it leaves out is taken from `trace.metadata`. `startup_bytes`: what each GPU
-    held before the first step, where that is more. `beyond`: limits that were exceeded and that the trace
-    does not know of. `pinned_bytes`: most page-locked memory of a node.
-    """
+
+def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
+    """The step of `rank`, without it of the first that is traced."""
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
     if rank is None:
         rank = int(trace.ranks[0]) if len(trace) else 0
-    breakdown = step_breakdown(trace, rank)
-    out_of_memory = first_over_capacity(trace.memory, capacity_bytes, gpus_per_node, nodes, least_gpus)
-    if beyond:
-        out_of_memory = replace(beyond[0], rank=rank, least_gpus=least_gpus)
-    overlap = overlap_fraction(trace, rank)
+    return TracedStep(trace, rank, step_breakdown(trace, rank), overlap_fraction(trace, rank))
+
+
+def make_report(
+    step: TracedStep,
+    job: JobFacts,
+    simulation: SimulationStats,
+    use: MachineUse = _UNUSED,
+    *,
+    notes: Sequence[str] = (),
+    allocator: AllocatorRow | None = None,
+    energy: Energy | None = None,
+    cost: RunCost | None = None,
+    critical_path_seconds: Mapping[str, float] | None = None,
+    validation: Validation | None = None,
+    ranks: Sequence[RankRow] = (),
+    jitter: StepSpread | None = None,
+    jobs: Sequence[JobRow] = (),
+    step_seconds_without_overlap: float | None = None,
+    offload_seconds_range: tuple[float, float] | None = None,
+) -> Report:
+    """The step explained. `step_seconds_without_overlap` and `offload_seconds_range` are of other simulations
+    of the step, where it was simulated again."""
+    trace, work, breakdown = step.trace, job.work, step.breakdown
+    out_of_memory = first_over_capacity(trace.memory, job.capacity_bytes, job.gpus_per_node, job.nodes)
+    if job.over_limits:
+        out_of_memory = replace(job.over_limits[0], rank=step.rank)
     kernels = _ratio(_ratio(work.hardware_flops, breakdown.seconds["compute"]), work.peak_flops_per_second)
+    limit = limiting_sentence(trace, breakdown, step.overlap_fraction, kernels, work.peak_dtype)
     words = {key: str(value) for key, value in trace.metadata.items() if isinstance(value, str | int)}
+    offload = offload_section(trace, breakdown, step.rank, use.limits, use.tiers, use.pinned_bytes)
+    if offload is not None and offload_seconds_range is not None:
+        offload = replace(offload, range_seconds=offload_seconds_range)
     return Report(
-        zsim_version=zsim_version,
-        rank=rank,
-        gpus_per_node=gpus_per_node,
-        nodes=nodes,
-        labels=words | dict(labels or {}),
-        experiment=experiment,
-        step_seconds=trace.step_seconds,
+        zsim_version=job.zsim_version,
+        rank=step.rank,
+        gpus_per_node=job.gpus_per_node,
+        nodes=job.nodes,
+        labels=words | dict(job.labels),
+        experiment=job.experiment,
+        step_seconds=step.seconds,
         work=work,
-        capacity_bytes=dict(capacity_bytes),
+        capacity_bytes=dict(job.capacity_bytes),
         out_of_memory=out_of_memory,
-        peaks=memory_peaks(trace.memory, gpus_per_node, nodes),
+        peaks=memory_peaks(trace.memory, job.gpus_per_node, job.nodes),
         breakdown=breakdown,
-        limit=limiting_sentence(trace, breakdown, overlap, kernels, work.peak_dtype),
-        collectives=collective_rows(trace, rank, breakdown.waits),
-        overlap_fraction=overlap,
-        traffic=tuple(traffic),
-        sent=tuple(sent),
-        evidence=dict(evidence),
+        limit=limit + without_overlap_sentence(step.seconds, step_seconds_without_overlap),
+        collectives=collective_rows(trace, step.rank, breakdown.waits),
+        overlap_fraction=step.overlap_fraction,
+        traffic=tuple(use.traffic),
+        sent=tuple(use.sent),
+        evidence=dict(job.evidence),
         simulation=simulation,
         notes=tuple(notes),
-        offload=offload_section(trace, breakdown, rank, limits or {}, tiers, pinned_bytes),
-        startup_bytes=startup_bytes,
+        offload=offload,
+        energy=energy,
+        cost=cost,
+        critical_path_seconds=critical_path_seconds,
+        startup_bytes=job.startup_bytes,
+        ranks=tuple(ranks),
+        jitter=jitter,
+        jobs=tuple(jobs),
+        allocator=allocator,
+        step_seconds_without_overlap=step_seconds_without_overlap,
+        validation=validation,
     )
 
 

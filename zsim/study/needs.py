@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from zsim.api import report_of
 from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.plan.make import make_plan
 from zsim.plan.ops import DriveIo, OffloadWork
+from zsim.report.offload import offload_section
+from zsim.report.report import traced_step
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -140,7 +141,8 @@ def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.
 
 def _stalls(outcome: Outcome) -> dict[str, float]:
     """Seconds that the step waits for offloading, by cause; causes that cost nothing are left out."""
-    section = report_of(outcome, 0.0).offload
+    step = traced_step(outcome.trace)
+    section = offload_section(step.trace, step.breakdown, step.rank, outcome.limits, ())
     if section is None:
         return {}
     return {cause: seconds for cause, seconds in section.stall_seconds.items() if seconds > 0}

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zsim.api import report_of, with_doubts
 from zsim.engine.simulate import simulate_job
+from zsim.explain.report_of import report_of
+from zsim.explain.variants import step_variants
 from zsim.report.fit import Fit, fit_of, reserved_words
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
@@ -76,7 +77,8 @@ def answer(experiment: Experiment) -> Answer:
     began = time.perf_counter()
     job = resolve(experiment)
     outcome = simulate_job(job)
-    report = with_doubts(report_of(outcome, time.perf_counter() - began), outcome)
+    wall_seconds = time.perf_counter() - began
+    report = report_of(outcome, wall_seconds, step_variants(outcome, has_range=False))
     report = advised(report, experiment)
     return Answer(
         title=headline(report),

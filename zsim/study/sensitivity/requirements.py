@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from zsim.api import step_work
 from zsim.engine.capacity import peak_bytes, usable_bytes
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
+from zsim.explain.work import step_work
 from zsim.plan.make import make_plan
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job

@@ -7,9 +7,9 @@ import time
 import traceback
 from typing import Any
 
-from zsim.api import report_of
 from zsim.engine.simulate import simulate_job
 from zsim.errors import ZsimError
+from zsim.explain.report_of import report_of
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

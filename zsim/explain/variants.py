@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.engine.simulate import Outcome, simulate_job
-from zsim.plan.ops import Collective
+from zsim.explain.offload_range import no_range_note, offload_range
+from zsim.plan.ops import Collective, OffloadWork
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -39,3 +40,27 @@ def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
 
 def _is_drawn(outcome: Outcome) -> bool:
     return bool(outcome.together) or outcome.jittered is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """Seconds of the same step under other assumptions, None where they would say nothing; `notes` say why
+    one is missing."""
+
+    without_overlap: float | None = None
+    own_queues: float | None = None
+    offload_range: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
+    """Simulates the step again: with nothing overlapped, with a hardware queue per stream, and, where it has
+    a range, with its offloading as fast and as slow as that may be."""
+    without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
+    is_offloading = any(isinstance(op.work, OffloadWork) for op in outcome.plan.ops)
+    if not has_range or not is_offloading:
+        return Variants(without, apart)
+    note = no_range_note(outcome)
+    if note is not None:
+        return Variants(without, apart, notes=(note,))
+    return Variants(without, apart, offload_range(outcome))

@@ -1,0 +1,62 @@
+"""What a step put on links and on what offloading uses."""
+
+from __future__ import annotations
+
+from zsim.engine.capacity import pinned_bytes
+from zsim.engine.simulate import Outcome
+from zsim.report.offload import TierRow
+from zsim.report.report import MachineUse
+from zsim.report.traffic import SentRow, TrafficRow
+
+
+def machine_use(outcome: Outcome) -> MachineUse:
+    """Bytes by class of links, by phase and collective, and by tier of memory."""
+    return MachineUse(
+        traffic=_traffic(outcome),
+        sent=_sent(outcome),
+        tiers=_tiers(outcome),
+        limits=outcome.limits,
+        pinned_bytes=pinned_bytes(outcome.job, outcome.plan),
+    )
+
+
+def _traffic(outcome: Outcome) -> list[TrafficRow]:
+    """Per class of links: one GPU's share of the bytes, and how busy the fullest link is."""
+    seconds = outcome.trace.step_seconds
+    rows = []
+    copied = {row.name: row for row in outcome.devices}
+    for name, load in outcome.traffic.items():
+        link_class = outcome.topology.classes[name]
+        per_gpu = load.total_bytes / outcome.job.world_size
+        busy = load.fullest_bytes / (link_class.capacity * seconds)
+        if name in copied:  # by offloading too
+            per_gpu += copied[name].per_rank
+            busy += copied[name].utilisation_fraction
+        if per_gpu > 0:
+            rows.append(TrafficRow(name, per_gpu, busy))
+    return rows
+
+
+def _sent(outcome: Outcome) -> list[SentRow]:
+    groups = outcome.plan.groups
+    return [
+        SentRow(phase, kind, group, groups[group].size, *sent)
+        for (phase, kind, group), sent in outcome.sent.items()
+    ]
+
+
+_TIERS = {
+    "pcie_down": "PCIe to the GPU", "pcie_up": "PCIe from the GPU", "uplink_down": "PCIe uplink, down",
+    "uplink_up": "PCIe uplink, up", "dram": "host memory", "socket_out": "between sockets",
+    "cpu": "CPU cores", "drive_read": "NVMe read", "drive_write": "NVMe write",
+    "drive_time": "NVMe, read and write",
+}  # fmt: skip
+
+
+def _tiers(outcome: Outcome) -> list[TierRow]:
+    """What offloading put on each kind of resource; pools of one rank (queues) are left out."""
+    return [
+        TierRow(_TIERS[row.name], None if row.is_time else row.per_rank, row.utilisation_fraction)
+        for row in outcome.devices
+        if row.name in _TIERS
+    ]

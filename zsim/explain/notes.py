@@ -1,0 +1,56 @@
+"""The notes of a report, from the job, its plan and what the simulation says of itself."""
+
+from __future__ import annotations
+
+from zsim.engine.capacity import pinned_bytes, startup_bytes, usable_bytes
+from zsim.engine.simulate import Outcome
+from zsim.report.extrapolation import extrapolation_sentence, extrapolations
+from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
+from zsim.specs.experiment.job import slowest_of
+from zsim.units import format_bytes
+
+
+def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
+    """What a reader should know of the job, its plan and the inputs, one sentence each."""
+    job = outcome.job
+    notes = [*job.notes, *outcome.plan.notes, *outcome.notes]
+    for rows in extrapolations(outcome.plan, job.cluster).values():
+        notes += [extrapolation_sentence(row) for row in rows]
+    is_expandable = job.training.expandable_segments
+    notes += allocator_notes(allocator, is_expandable=is_expandable)
+    if outcome.plan.program.startup_bytes:
+        whole = format_bytes(startup_bytes(job, outcome.plan))
+        notes.append(
+            f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"
+        )
+    pinned, memory = pinned_bytes(job, outcome.plan), job.cluster.host.memory
+    if pinned > memory / 2:
+        notes.append(
+            f"{format_bytes(pinned)} of each node's host memory are page-locked, {pinned / memory:.0%} of "
+            "it: the kernel cannot swap or move them"
+        )
+    margin = job.cluster.framework_memory.allocator_margin
+    if margin > 0:
+        total, usable = format_bytes(job.cluster.gpu.memory.capacity), format_bytes(usable_bytes(job.cluster))
+        notes.append(
+            f"capacity is {usable}, the GPU's {total} / {1 + margin:g}: the allocator is taken to reserve "
+            f"{margin * 100:g}% more than tensors have"
+        )
+    slowest = slowest_of(job)
+    if slowest > 1:
+        notes.append(
+            f"kernels run {slowest:.3f} times slower on the slowest of {job.world_size:,} GPUs than on that "
+            "of a node (assumed)"
+        )
+    beside = job.cluster.gpu.interference
+    if beside.compute_slowdown > 1:
+        notes.append(
+            f"kernels run {beside.compute_slowdown:g} times slower while a collective is under way "
+            f"({beside.evidence})"
+        )
+    if beside.communication_slowdown > 1:
+        notes.append(
+            f"collectives take {beside.communication_slowdown:g} times as long inside a node while kernels "
+            f"run ({beside.evidence})"
+        )
+    return notes

@@ -1,0 +1,174 @@
+"""An outcome of the engine as a report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.engine.capacity import (
+    exceeds_pinned_limit,
+    node_capacity_bytes,
+    pinned_bytes,
+    startup_bytes,
+    step_peak_bytes,
+    usable_bytes,
+)
+from zsim.engine.simulate import Outcome
+from zsim.explain.evidence import evidence
+from zsim.explain.machine_use import machine_use
+from zsim.explain.notes import notes_of
+from zsim.explain.resolved import resolved_experiment
+from zsim.explain.variants import Variants
+from zsim.explain.work import kernel_activity_of, step_work
+from zsim.plan.ops import Plan
+from zsim.report.critical_causes import OpCauses, critical_seconds
+from zsim.report.critical_path import critical_path
+from zsim.report.energy import Energy, RunCost, run_cost, step_energy
+from zsim.report.irregular import JobRow, RankRow, rank_rows, spread_of
+from zsim.report.job_features import step_validation
+from zsim.report.lost_overlap import shared_queues_notes
+from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
+from zsim.report.report import JobFacts, Report, make_report, traced_step
+from zsim.report.views.text.allocator import AllocatorRow
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.labels import batch_label, strategy_label, training_label
+from zsim.version import __version__
+
+
+def report_of(outcome: Outcome, wall_seconds: float, variants: Variants | None = None) -> Report:
+    """What one simulated step means; with `variants`, also what it becomes under other assumptions."""
+    job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
+    variants = variants or Variants()
+    step, allocator = traced_step(outcome.trace), _allocator(outcome)
+    energy = step_energy(step.breakdown, kernel_activity_of(job, plan), job.cluster.gpu.power)
+    spread = None
+    if jittered is not None:
+        spread = spread_of(jittered.jitter, jittered.steps, jittered.plain_seconds)
+    return make_report(
+        step,
+        _facts(outcome),
+        replace(outcome.stats, wall_seconds=wall_seconds),
+        machine_use(outcome),
+        notes=_notes(outcome, allocator, energy, variants),
+        allocator=allocator,
+        energy=energy,
+        cost=_cost(job, energy, step.seconds),
+        critical_path_seconds=_critical_seconds(outcome),
+        validation=step_validation(job, step, allocator),
+        ranks=_ranks(outcome),
+        jitter=spread,
+        jobs=_jobs(outcome),
+        step_seconds_without_overlap=variants.without_overlap,
+        offload_seconds_range=variants.offload_range,
+    )
+
+
+def _facts(outcome: Outcome) -> JobFacts:
+    job, plan, cluster = outcome.job, outcome.plan, outcome.job.cluster
+    grades = dict[str, str](evidence(job, plan))
+    capacity: dict[str, int | None] = {"gpu": usable_bytes(cluster)}
+    for device, size in node_capacity_bytes(cluster).items():
+        capacity[device] = size
+    if outcome.jittered is not None:
+        grades["jitter"] = outcome.jittered.jitter.evidence
+    return JobFacts(
+        zsim_version=__version__,
+        experiment=resolved_experiment(job),
+        work=step_work(job),
+        capacity_bytes=capacity,
+        evidence=grades,
+        labels={
+            "model": job.model.name,
+            "cluster": cluster.name,
+            "strategy": strategy_label(job),
+            "batch": batch_label(job.training),
+            "training": training_label(job),
+        },
+        gpus_per_node=job.gpus_per_node,
+        startup_bytes=startup_bytes(job, plan),
+        over_limits=_over_limits(job, plan),
+    )
+
+
+def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
+    """What exceeds a limit that memory over time does not show: the start, page-locked memory."""
+    found = []
+    whole, usable = startup_bytes(job, plan), usable_bytes(job.cluster)
+    if whole > usable:
+        found.append(over_limit(START_UP, "gpu", whole, usable))
+    limit = job.cluster.host.pinned_limit
+    if limit is not None and exceeds_pinned_limit(job, plan):
+        found.append(over_limit("start", PINNED, pinned_bytes(job, plan), limit))
+    return found
+
+
+def _allocator(outcome: Outcome) -> AllocatorRow | None:
+    """None on a CPU, beside other jobs, and where the tensors alone are too large."""
+    found, job = outcome.allocation, outcome.job
+    if found is None or step_peak_bytes(job, outcome.plan) > usable_bytes(job.cluster):
+        return None
+    counts = found.counts
+    return AllocatorRow(
+        found.reserved_bytes, found.limit_bytes, counts.retries, found.extra_seconds, counts.released,
+        counts.failures,
+    )  # fmt: skip
+
+
+def _notes(
+    outcome: Outcome, allocator: AllocatorRow | None, energy: Energy | None, variants: Variants
+) -> list[str]:
+    job = outcome.job
+    notes = notes_of(outcome, allocator)
+    if energy is None and job.experiment.cost is not None:
+        notes.append(f"no energy: how much power GPU '{job.cluster.gpu.name}' draws is not known")
+    connections = job.training.device_max_connections
+    notes += shared_queues_notes(outcome.plan, outcome.trace, connections, variants.own_queues)
+    return [*notes, *variants.notes]
+
+
+def _cost(job: Job, energy: Energy | None, step_seconds: float) -> RunCost | None:
+    """What a run costs, where the experiment has `[cost]`."""
+    table = job.experiment.cost
+    if table is None:
+        return None
+    return run_cost(
+        table,
+        energy,
+        step_seconds=step_seconds,
+        step_tokens=step_work(job).tokens * job.world_size,
+        gpus=job.world_size,
+        nodes=job.num_nodes,
+        parameters=job.model.numel,
+    )
+
+
+def _critical_seconds(outcome: Outcome) -> dict[str, float]:
+    """Seconds of the critical path by cause."""
+    plan, job = outcome.plan, outcome.job
+    causes = OpCauses(plan, job.cluster.gpu, outcome.calls, outcome.limits)
+    queues = job.training.device_max_connections
+    return critical_seconds(critical_path(plan, outcome.trace, outcome.meetings, queues), causes)
+
+
+def _ranks(outcome: Outcome) -> tuple[RankRow, ...]:
+    """The classes of ranks that differ; none where steps are drawn."""
+    if outcome.jittered is not None:
+        return ()
+    slowdowns = [float(outcome.slowdowns[rank]) for rank in outcome.classes.representatives]
+    return rank_rows(outcome.trace, outcome.classes.sizes.tolist(), slowdowns)
+
+
+def _jobs(outcome: Outcome) -> list[JobRow]:
+    """The jobs that share the fabric, this one first."""
+    return [
+        JobRow(
+            name=times.name,
+            model=times.job.model.name,
+            strategy=strategy_label(times.job),
+            nodes=times.job.num_nodes,
+            gpus=times.job.world_size,
+            steps=times.steps,
+            step_seconds_alone=times.alone_seconds,
+            step_seconds_together=times.together_seconds,
+        )
+        for times in outcome.together
+    ]

@@ -1,0 +1,64 @@
+"""A resolved job as plain data: every value that its simulation used."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.job import Job
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+from zsim.specs.strategy.deepspeed.effects import describe
+
+
+def resolved_experiment(job: Job) -> dict[str, Any]:
+    """Every value that the simulation used, as plain data with sources."""
+    training = job.training
+    model = job.model
+    strategy: dict[str, Any] = {"kind": job.kind}
+    if isinstance(job.strategy, DeepSpeedConfig):
+        strategy |= {"stage": job.strategy.stage, "version": job.strategy.version, "file": job.strategy.name}
+        strategy["settings"] = {
+            row.key: f"{row.value} ({row.origin})" + (f": {row.effect}" if row.effect else "")
+            for row in describe(job.strategy)
+        }
+    else:
+        strategy |= {name: getattr(job.strategy, name) for name in job.strategy.__slots__}
+    return {
+        "model": {
+            "name": model.name,
+            "family": model.family,
+            "parameters": model.numel,
+            "layers": len(model.blocks),
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "source": _model_source(job),
+        },
+        "nodes": job.num_nodes,
+        "gpus": job.world_size,
+        "training": {name: getattr(training, name) for name in training.__slots__},
+        "strategy": strategy,
+        **_irregularities(job),
+        "cluster": job.cluster.model_dump(by_alias=True),
+    }
+
+
+def _irregularities(job: Job) -> dict[str, Any]:
+    """Where the job sits and what is wrong there, as far as either is said."""
+    found: dict[str, Any] = {}
+    if not job.placement.is_plain:
+        found["placement"] = asdict(job.placement)
+    faults = job.experiment.faults
+    if faults != FaultsTable():
+        found["faults"] = faults.model_dump()
+    if job.others:
+        found["jobs"] = {name: resolved_experiment(other) for name, other in job.others.items()}
+    return found
+
+
+def _model_source(job: Job) -> str:
+    """Where the architecture came from, as the user named it."""
+    asked = job.experiment.model
+    if not isinstance(asked, str):
+        return "the experiment itself"
+    return asked if asked.endswith(".json") or "/" in asked else f"preset {asked}"

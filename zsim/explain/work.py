@@ -1,0 +1,40 @@
+"""Tokens, FLOPs and kernels of a step."""
+
+from __future__ import annotations
+
+from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
+from zsim.cost.rates.power import GpuActivity, kernel_activity
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Kernels, Plan
+from zsim.report.report import StepWork
+from zsim.specs.experiment.job import Job
+
+FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
+
+
+def step_work(job: Job) -> StepWork:
+    """Tokens and FLOPs of one GPU's step."""
+    training = job.training
+    tokens = training.micro_batch_tokens * training.gradient_accumulation_steps
+    length = training.sequence_length
+    policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
+    hardware = hardware_flops_per_token(job.model, length, policies)
+    peak: float | None = getattr(job.cluster.gpu.peak, training.precision)
+    model = model_flops_per_token(job.model, length)
+    return StepWork(
+        tokens, tokens * model, tokens * hardware, peak, FLOPS_CONVENTION, peak_dtype=training.precision
+    )
+
+
+def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
+    """What the kernels of a step's compute stream are bound by, each distinct work looked at once."""
+    known: dict[int, GpuActivity] = {}
+    totals = [0.0] * len(GpuActivity._fields)
+    for op in plan.ops:
+        if op.stream == COMPUTE and isinstance(op.work, Kernels):
+            activity = known.get(id(op.work))
+            if activity is None:
+                activity = known[id(op.work)] = kernel_activity(op.work.kernels, job.cluster.gpu)
+            for index, part in enumerate(activity):
+                totals[index] += part
+    return GpuActivity(*totals)
