@@ -16,7 +16,7 @@ import zsim
 from validation.calls import Call, unfold
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
-from zsim.plan.held import plan_peaks
+from zsim.plan.memory.peaks import plan_peaks
 from zsim.plan.ops import Collective, Plan
 
 TRACES = Path(__file__).parents[1] / "traces"

@@ -18,10 +18,10 @@ from zsim.comparison.clock_check import check_clock
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import Tolerances
 from zsim.engine.allocation import make_allocator, settle
-from zsim.engine.capacity import step_peak_bytes
 from zsim.engine.simulate import simulate_job
-from zsim.plan.held import plan_peaks
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import step_peak_bytes
+from zsim.plan.memory.peaks import plan_peaks
 from zsim.report.fit import fit_of
 from zsim.report.views.html.report import html_report
 from zsim.report.views.text.report import print_report

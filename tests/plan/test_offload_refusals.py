@@ -11,9 +11,9 @@ import pytest
 
 from zsim import Experiment
 from zsim.api import simulate
-from zsim.engine.capacity import exceeds_pinned_limit, fits, pinned_bytes
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import exceeds_pinned_limit, fits, pinned_bytes
 from zsim.plan.ops import Copy, DriveIo, HostWork, Plan
 from zsim.report.views.text.sentences import missing_memory
 from zsim.specs.experiment.resolve import resolve

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from zsim import Experiment
-from zsim.engine.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.deepspeed.stage3.offload import OffloadedZero3Schedule
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
 from zsim.plan.ops import Group, Plan
 from zsim.plan.step import walk_step
 from zsim.plan.workload.workload import make_workload

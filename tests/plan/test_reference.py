@@ -9,7 +9,7 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.plan.frameworks.reference.schedule import reference_plan
-from zsim.plan.held import held_before_update, plan_peaks
+from zsim.plan.memory.peaks import held_before_update, plan_peaks
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve

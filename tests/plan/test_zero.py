@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import zsim
-from zsim.engine.capacity import peak_bytes
 from zsim.errors import NotSimulatedError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

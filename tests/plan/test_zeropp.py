@@ -25,10 +25,10 @@ from tests.plan.zeropp_jobs import (
     sent,
 )
 from zsim.cost.kernels.quantization import weight_groups
-from zsim.engine.capacity import peak_bytes
 from zsim.errors import InputError
 from zsim.plan.frameworks.deepspeed.stage3.schedule import zero3_plan
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.placement import PlacementTable

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.browser import check_page, in_browser
-from zsim.engine.capacity import fits
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.fitting import most_that_fits

@@ -20,7 +20,7 @@ from validation.llama import Llama, LlamaShape  # noqa: E402
 from validation.oracle.run import fake_world  # noqa: E402
 from validation.record.cases import MODELS  # noqa: E402
 from validation.tracing import SILENT  # noqa: E402
-from zsim.plan.held import held_before_update  # noqa: E402
+from zsim.plan.memory.peaks import held_before_update  # noqa: E402
 from zsim.plan.ops import Plan  # noqa: E402
 
 pytestmark = pytest.mark.torch

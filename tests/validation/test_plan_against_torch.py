@@ -20,7 +20,7 @@ from validation import plan_check, plan_check_page
 from validation.calls import Call, unfold
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
-from zsim.plan.held import held_before_update, plan_peaks
+from zsim.plan.memory.peaks import held_before_update, plan_peaks
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch: pip install zsim[validate]"

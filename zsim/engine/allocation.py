@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from zsim.cost.rates.host_calls import load_host_costs, retry_seconds
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
-from zsim.engine.record import framework_memory
 from zsim.plan.builder import COMPUTE
+from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, tensor_changes
 from zsim.plan.ops import Memory, OffloadWork, Plan
 from zsim.plan.parts.optimizer import UPDATE

@@ -6,7 +6,8 @@ import numpy as np
 
 from zsim.arrays import Floats
 from zsim.engine.executor import Executor, Lane
-from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Memory, Op, Plan
+from zsim.plan.memory.capacity import framework_memory
+from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Op, Plan
 from zsim.specs.experiment.job import Job
 from zsim.trace.trace import MemoryEvents, SpanInfo, Trace
 
@@ -171,13 +172,6 @@ def _memory(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> MemoryEv
         ),
         names=(*("start" for _ in resident), *(plan.ops[min(c.op, num_ops - 1)].name for c in changes)),
     )
-
-
-def framework_memory(job: Job, plan: Plan) -> Memory:
-    """The CUDA context, and the buffers of one communicator per process group."""
-    memory = job.cluster.framework_memory
-    communicators = sum(group.size > 1 for group in plan.groups.values())
-    return Memory("framework", memory.context + communicators * memory.communicator)
 
 
 def _reached(plan: Plan, start: Floats, step_seconds: float) -> Floats:

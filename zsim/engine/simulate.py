@@ -13,7 +13,6 @@ import simpy
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.engine.allocation import Allocation, make_allocator, settle
-from zsim.engine.capacity import step_peak_bytes, usable_bytes
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes, node_ranks
 from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
@@ -25,6 +24,7 @@ from zsim.errors import NotSimulatedError
 from zsim.fabric.fabric import LinkLoad
 from zsim.fabric.folding.classes import Classes, first_apart
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import step_peak_bytes, usable_bytes
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.passes.twice import is_drained, twice
 from zsim.specs.experiment.faults import kernel_slowdowns

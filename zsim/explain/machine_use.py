@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zsim.engine.capacity import pinned_bytes
 from zsim.engine.simulate import Outcome
+from zsim.plan.memory.capacity import pinned_bytes
 from zsim.report.offload import TierRow
 from zsim.report.report import MachineUse
 from zsim.report.traffic import SentRow, TrafficRow

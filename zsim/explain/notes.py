@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zsim.engine.capacity import pinned_bytes, startup_bytes, usable_bytes
 from zsim.engine.simulate import Outcome
+from zsim.plan.memory.capacity import pinned_bytes, startup_bytes, usable_bytes
 from zsim.report.extrapolation import extrapolation_sentence, extrapolations
 from zsim.report.views.text.allocator import AllocatorRow, allocator_notes
 from zsim.specs.experiment.job import slowest_of

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zsim.engine.capacity import (
-    exceeds_pinned_limit,
-    node_capacity_bytes,
-    pinned_bytes,
-    startup_bytes,
-    step_peak_bytes,
-    usable_bytes,
-)
 from zsim.engine.simulate import Outcome
 from zsim.explain.evidence import evidence
 from zsim.explain.machine_use import machine_use
@@ -19,6 +11,14 @@ from zsim.explain.notes import notes_of
 from zsim.explain.resolved import resolved_experiment
 from zsim.explain.variants import Variants
 from zsim.explain.work import kernel_activity_of, step_work
+from zsim.plan.memory.capacity import (
+    exceeds_pinned_limit,
+    node_capacity_bytes,
+    pinned_bytes,
+    startup_bytes,
+    step_peak_bytes,
+    usable_bytes,
+)
 from zsim.plan.ops import Plan
 from zsim.report.critical_causes import OpCauses, critical_seconds
 from zsim.report.critical_path import critical_path
@@ -65,16 +65,14 @@ def report_of(outcome: Outcome, wall_seconds: float, variants: Variants | None =
 def _facts(outcome: Outcome) -> JobFacts:
     job, plan, cluster = outcome.job, outcome.plan, outcome.job.cluster
     grades = dict[str, str](evidence(job, plan))
-    capacity: dict[str, int | None] = {"gpu": usable_bytes(cluster)}
-    for device, size in node_capacity_bytes(cluster).items():
-        capacity[device] = size
+    node = node_capacity_bytes(cluster)
     if outcome.jittered is not None:
         grades["jitter"] = outcome.jittered.jitter.evidence
     return JobFacts(
         zsim_version=__version__,
         experiment=resolved_experiment(job),
         work=step_work(job),
-        capacity_bytes=capacity,
+        capacity_bytes={"gpu": usable_bytes(cluster), "host": node["host"], "nvme": node["nvme"]},
         evidence=grades,
         labels={
             "model": job.model.name,

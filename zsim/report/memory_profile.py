@@ -9,14 +9,14 @@ and stands under its category or a name of its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.plan.ops import CATEGORIES, Category, Memory, Plan
+from zsim.plan.memory.peaks import Owned, category_of, held, maxima, on_device, owner_of
+from zsim.plan.ops import CATEGORIES, Memory, MemoryChange, Plan, Program
 
 _NUMBER = re.compile(r"(?<=\.)\d+(-\d+)?(?=\.| |$)")
-Owned = tuple[Category, str]  # a category, and who holds it ("" for what is pooled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +69,50 @@ class MemoryProfile:
 
 def memory_profile(plan: Plan, more: Iterable[Memory] = ()) -> MemoryProfile:
     """Add up the plan's changes; `more` is what is held beside it (the CUDA context)."""
-    changes = [change for change in plan.memory if change.device == "gpu"]
-    resident = [memory for memory in (*plan.resident, *more) if memory.device == "gpu"]
-    levels: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-    held: dict[Owned, int] = {}
-    for memory in resident:
-        levels[memory.category] += memory.bytes
-        held[memory.category, ""] = held.get((memory.category, ""), 0) + memory.bytes
-    start, highest, total = dict(held), dict(held), sum(levels.values())
-    tops: dict[str, tuple[int, int, dict[str, int]]] = {}  # phase: total, place, levels
-    first_backward = next((i for i, op in enumerate(plan.ops) if op.phase != "forward"), len(plan.ops))
-    kept: dict[Owned, int] | None = None
+    program = plan.program
+    start = on_device("gpu", program.resident, more)
+    changes = [change for change in program.memory if change.device == "gpu"]
+    last = len(program.ops) - 1
+    total = sum(memory.bytes for memory in start)
+    tops: dict[str, tuple[int, int]] = {}  # phase: maximum, of which so many changes are made
     for place, change in enumerate(changes):
-        if kept is None and change.op >= first_backward and change.bytes > 0:
-            kept = _above_nothing(held)
-        phase = plan.ops[min(change.op, len(plan.ops) - 1)].phase
+        phase = program.ops[min(change.op, last)].phase
         if phase not in tops:  # what it begins with
-            tops[phase] = (total, place - 1, dict(levels))
-        key = (change.category, change.owner)
-        levels[change.category] += change.bytes
-        held[key] = held.get(key, 0) + change.bytes
-        highest[key] = max(highest.get(key, 0), held[key])
+            tops[phase] = (total, place)
         total += change.bytes
         if total > tops[phase][0]:
-            tops[phase] = (total, place, dict(levels))
-    if not tops:
-        tops = {"forward": (total, -1, levels)}
-    moments = {phase: _at(plan, changes[max(place, 0)].op if changes else 0, phase, found)
-               for phase, (_, place, found) in tops.items()}  # fmt: skip
-    _, place, _ = max(tops.values(), key=lambda top: top[0])
-    for change in changes[: place + 1]:
-        key = (change.category, change.owner)
-        start[key] = start.get(key, 0) + change.bytes
+            tops[phase] = (total, place + 1)
+    tops = tops or {"forward": (total, 0)}
+    moments = {phase: _moment_of(program, start, changes, phase, count) for phase, (_, count) in tops.items()}
+    _, at_peak = max(tops.values(), key=lambda top: top[0])
+    first_backward = next((i for i, op in enumerate(program.ops) if op.phase != "forward"), last + 1)
+    after = (
+        place for place, change in enumerate(changes) if change.op >= first_backward and change.bytes > 0
+    )
+    forward_ends = next(after, None)
+    kept = {} if forward_ends is None else held([*start, *changes[:forward_ends]], owner_of)
     return MemoryProfile(
-        num_ops=len(plan.ops),
+        num_ops=len(program.ops),
         peak=max(moments.values(), key=lambda moment: moment.total),
         phases=tuple(moments.values()),
-        at_peak=_above_nothing(start),
-        kept=kept or {},
-        highest=_above_nothing(highest),
+        at_peak=_above_nothing(held([*start, *changes[:at_peak]], owner_of)),
+        kept=_above_nothing(kept),
+        highest=maxima([*start, *changes], owner_of),
     )
+
+
+def _moment_of(
+    program: Program,
+    start: Sequence[Memory | MemoryChange],
+    changes: Sequence[MemoryChange],
+    phase: str,
+    count: int,
+) -> Moment:
+    """The levels once `count` changes are made, and the op before which the last of them is."""
+    levels: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    levels |= {str(name): size for name, size in held([*start, *changes[:count]], category_of).items()}
+    op = min(changes[max(count - 1, 0)].op if changes else 0, len(program.ops) - 1)
+    return Moment(op, program.ops[op].name, phase, levels)
 
 
 def holders(owned: Mapping[Owned, int], *categories: str) -> list[Holder]:
@@ -122,11 +126,6 @@ def holders(owned: Mapping[Owned, int], *categories: str) -> list[Holder]:
         for (category, owner), sizes in found.items()
     ]
     return sorted(rows, key=lambda row: -row.total_bytes)
-
-
-def _at(plan: Plan, op: int, phase: str, levels: Mapping[str, int]) -> Moment:
-    op = min(op, len(plan.ops) - 1)
-    return Moment(op, plan.ops[op].name, phase, levels)
 
 
 def _above_nothing(held: Mapping[Owned, int]) -> dict[Owned, int]:

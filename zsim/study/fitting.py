@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zsim.engine.capacity import fits
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 

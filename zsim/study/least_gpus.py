@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from zsim.engine.capacity import fits
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.faults import FaultsTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.resolve import resolve

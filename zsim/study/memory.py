@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zsim.api import simulate
-from zsim.engine.capacity import usable_bytes
-from zsim.engine.record import framework_memory
 from zsim.errors import InputError, ZsimError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.report.memory_profile import MemoryProfile, memory_profile
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job

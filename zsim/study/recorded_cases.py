@@ -18,7 +18,7 @@ from zsim.comparison.compare import compare
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import MOST_FOREIGN_FRACTION, judge
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.held import held_before_update, plan_peaks
+from zsim.plan.memory.peaks import held_before_update, plan_peaks
 from zsim.plan.ops import Plan
 from zsim.report.report import Report
 from zsim.report.views.meanings import MEMORY

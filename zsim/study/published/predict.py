@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from zsim.engine.allocation import Allocation
-from zsim.engine.capacity import peak_bytes, usable_bytes
-from zsim.engine.record import framework_memory
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import framework_memory, peak_bytes, usable_bytes
 from zsim.report.breakdown import step_breakdown
 from zsim.report.job_features import job_features
 from zsim.resources import CHECKOUT

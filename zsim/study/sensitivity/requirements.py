@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from zsim.engine.capacity import peak_bytes, usable_bytes
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError, did_you_mean
 from zsim.explain.work import step_work
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import peak_bytes, usable_bytes
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve

@@ -10,7 +10,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from zsim.engine.capacity import (
+from zsim.errors import ZsimError
+from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import (
     exceeds_pinned_limit,
     node_capacity_bytes,
     node_peak_bytes,
@@ -18,8 +20,6 @@ from zsim.engine.capacity import (
     resident_bytes,
     usable_bytes,
 )
-from zsim.errors import ZsimError
-from zsim.plan.make import make_plan
 from zsim.plan.ops import Device
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
@@ -118,10 +118,7 @@ def memory_of(experiment: Experiment) -> MemoryBounds | str:
             peaks[device], limits[device] = node_peak_bytes(job, plan, device), limit or 0
     except ZsimError as error:
         return str(error)
-    resident: dict[Device, int] = {"gpu": resident_bytes(job, plan)}
-    for device in capacity:
-        held = sum(memory.bytes for memory in plan.resident if memory.device == device)
-        resident[device] = held * job.gpus_per_node
+    resident = {device: resident_bytes(job, plan, device) for device in peaks}
     return MemoryBounds(peaks, limits, resident, max(seconds.values()))
 
 

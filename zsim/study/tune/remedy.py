@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 from typing import Any
 
-from zsim.engine.capacity import fits, peak_bytes
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import fits, peak_bytes
 from zsim.report.memory import Remedy
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from zsim.report.memory_profile import Holder, MemoryProfile, Moment, Owned, holders
+from zsim.plan.memory.peaks import Owned
+from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.report import Verdict
 from zsim.report.views.meanings import MEMORY
 from zsim.units import GIGABYTES, format_bytes, format_seconds

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
-from zsim.engine.record import framework_memory
-from zsim.plan.ops import Device, Plan
+from zsim.plan.memory.peaks import device_peaks, pinned_peak
+from zsim.plan.ops import Device, Memory, Plan
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job
 
@@ -19,40 +17,47 @@ def usable_bytes(cluster: Cluster) -> int:
     return int(cluster.gpu.memory.capacity / (1 + cluster.framework_memory.allocator_margin))
 
 
-def resident_bytes(job: Job, plan: Plan) -> int:
-    """GPU memory of rank 0 before a step."""
-    return sum(m.bytes for m in (*plan.resident, framework_memory(job, plan)) if m.device == "gpu")
+def framework_memory(job: Job, plan: Plan) -> Memory:
+    """The CUDA context, and the buffers of one communicator per process group."""
+    memory = job.cluster.framework_memory
+    communicators = sum(group.size > 1 for group in plan.groups.values())
+    return Memory("framework", memory.context + communicators * memory.communicator)
+
+
+def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
+    """Memory before a step: that of a GPU, or of all ranks of a node on its host or drives."""
+    held = max(
+        sum(memory.bytes for memory in program.resident if memory.device == device)
+        for program in plan.programs
+    )
+    return held + framework_memory(job, plan).bytes if device == "gpu" else held * job.gpus_per_node
 
 
 def step_peak_bytes(job: Job, plan: Plan) -> int:
-    """Highest GPU memory of rank 0 over a step."""
-    start = resident_bytes(job, plan)
-    changes = (change.bytes for change in plan.memory if change.device == "gpu")
-    return max(accumulate(changes, initial=start))
+    """Maximum GPU memory of a rank over a step."""
+    framework = framework_memory(job, plan)
+    return max(device_peaks(program, [framework]).get("gpu", 0) for program in plan.programs)
 
 
 def peak_bytes(job: Job, plan: Plan) -> int:
-    """Highest GPU memory of rank 0 over a step, or before the first."""
+    """Maximum GPU memory of a rank over a step, or before the first."""
     return max(step_peak_bytes(job, plan), startup_bytes(job, plan))
 
 
 def startup_bytes(job: Job, plan: Plan) -> int:
-    """GPU memory of rank 0 before the first step; 0 where that is no more than it keeps."""
-    return plan.program.startup_bytes + framework_memory(job, plan).bytes if plan.program.startup_bytes else 0
+    """GPU memory of a rank before the first step; 0 where that is no more than it keeps."""
+    most = max(program.startup_bytes for program in plan.programs)
+    return most + framework_memory(job, plan).bytes if most else 0
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
-    """Highest host or NVMe memory of a node over a step: that of all its ranks."""
-    start = sum(memory.bytes for memory in plan.resident if memory.device == device)
-    changes = (change.bytes for change in plan.memory if change.device == device)
-    return max(accumulate(changes, initial=start)) * job.gpus_per_node
+    """Maximum host or NVMe memory of a node over a step: that of all its ranks."""
+    return max(device_peaks(program).get(device, 0) for program in plan.programs) * job.gpus_per_node
 
 
 def pinned_bytes(job: Job, plan: Plan) -> int:
-    """Most page-locked host memory of a node over a step."""
-    start = sum(memory.bytes for memory in plan.resident if memory.is_pinned)
-    changes = (change.bytes for change in plan.memory if change.is_pinned)
-    return max(accumulate(changes, initial=start)) * job.gpus_per_node
+    """Maximum page-locked host memory of a node over a step."""
+    return max(pinned_peak(program) for program in plan.programs) * job.gpus_per_node
 
 
 def exceeds_pinned_limit(job: Job, plan: Plan) -> bool:
