@@ -160,7 +160,7 @@ def test_whose_memory_gradients_are(toys: Any, before_torch_2: bool, stream: str
     """A block of 3,072 in bf16: the views' gradients are the compute stream's, and protected if another
     stream copies them; the flat one is of the stream that makes it."""
     plan = toy_plan(toys, before_torch_2=before_torch_2)
-    changes = tensor_changes(plan)
+    changes = tensor_changes(plan.program)
     made = {change.tensor: change for change in changes if change.bytes}
     number = next(n for n, op in enumerate(plan.ops) if op.name == "flatten gradients model.layers.3")
     *_, flat = (change for change in changes if change.op == number and change.bytes)

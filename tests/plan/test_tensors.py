@@ -14,7 +14,7 @@ from zsim.specs.experiment.resolve import resolve
 
 
 def changes(builder: PlanBuilder) -> list[TensorChange]:
-    return tensor_changes(builder.finish("test", 1, ()))
+    return tensor_changes(builder.program(()))
 
 
 def sizes(builder: PlanBuilder) -> list[tuple[int, int]]:
@@ -99,7 +99,7 @@ def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
     )
     plan = make_plan(job)
     live: dict[int, int] = {}
-    for change in tensor_changes(plan):
+    for change in tensor_changes(plan.program):
         if change.bytes:
             live[change.tensor] = change.bytes
         else:
@@ -107,7 +107,7 @@ def test_every_tensor_of_a_step_is_given_back_and_no_byte_is_lost(
     assert not live
     assert sum(change.bytes for change in plan.memory if change.device == "gpu") == 0
     taken = sum(change.bytes for change in plan.memory if change.device == "gpu" and change.bytes > 0)
-    assert sum(change.bytes for change in tensor_changes(plan)) == taken
+    assert sum(change.bytes for change in tensor_changes(plan.program)) == taken
 
 
 def test_parts_of_one_owner_are_freed_apart() -> None:

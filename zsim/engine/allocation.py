@@ -19,7 +19,7 @@ from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.plan.builder import COMPUTE
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, tensor_changes
-from zsim.plan.ops import Memory, OffloadWork, Plan
+from zsim.plan.ops import Memory, OffloadWork, Plan, Program
 from zsim.plan.parts.optimizer import UPDATE
 from zsim.specs.experiment.job import Job
 
@@ -43,31 +43,34 @@ class Allocation:
         return self.counts.retries > 0
 
 
-def make_allocator(job: Job, plan: Plan, repeated: Plan) -> Allocator:
-    """The allocator of a GPU with the plan's resident tensors in it, for `repeated` (the plan, once or
-    several times in a row); its counts are those of the last time.
+def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> Allocator:
+    """The allocator of a GPU that runs program `number`, with its resident tensors in it, for `repeated` (the
+    plan, once or several times in a row); its counts are those of the last time.
 
     The ranks of a node run short together, and their driver takes one call at a time: with n ranks on a
     node a call takes n times as long. ("There is, in general, a linear relation between the number of GPUs
     and the cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
     """
     costs, host = load_host_costs(), job.cluster.host
-    capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan).bytes
+    program, again = plan.programs[number], repeated.programs[number]
+    capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan, number).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
-    for resident in plan.resident:
+    for resident in program.resident:
         if resident.device == "gpu" and not resident.lazy_tensors:
             _make(memory, resident)
-    changes = tensor_changes(repeated)
-    made = [size for resident in plan.resident if resident.device == "gpu" for size in resident.lazy_tensors]
+    changes = tensor_changes(again)
+    made = [
+        size for resident in program.resident if resident.device == "gpu" for size in resident.lazy_tensors
+    ]
     return Allocator(
         memory,
         Changes(changes),
-        _Outstanding(repeated),
+        _Outstanding(again),
         malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor * job.gpus_per_node,
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
         retry_seconds=retry_seconds(job.world_size, costs),
-        counts_from=len(repeated.ops) - len(plan.ops),
-        first_changes=Changes(_with_first_update(changes, repeated, made)) if made else None,
+        counts_from=len(again.ops) - len(program.ops),
+        first_changes=Changes(_with_first_update(changes, again, made)) if made else None,
     )
 
 
@@ -91,10 +94,10 @@ def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
 
 
 def _with_first_update(
-    changes: Sequence[TensorChange], plan: Plan, sizes: Sequence[int]
+    changes: Sequence[TensorChange], program: Program, sizes: Sequence[int]
 ) -> list[TensorChange]:
     """Also what the first update makes (`Memory.lazy_tensors`), in what is free when the host comes to it."""
-    update = next((number for number, op in enumerate(plan.ops) if op.name == UPDATE), len(plan.ops))
+    update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), len(program.ops))
     made = [TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)]
     before = [
         change for change in changes if change.op < update or (change.op == update and not change.bytes)
@@ -106,9 +109,9 @@ def _with_first_update(
 class _Outstanding:
     """The last op issued to each of the GPU's streams before one."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, program: Program) -> None:
         self._of_stream: dict[str, list[int]] = {}
-        for number, op in enumerate(plan.ops):
+        for number, op in enumerate(program.ops):
             if op.work is not None and not isinstance(op.work, OffloadWork):
                 self._of_stream.setdefault(op.stream, []).append(number)
 

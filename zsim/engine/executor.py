@@ -1,4 +1,4 @@
-"""Running a program on simulated ranks.
+"""Running programs on simulated ranks.
 
 A lane is one simulated rank (or the representative of a class of equal ranks). Its host walks the ops in
 order, ahead of the GPU, until it must block; an op starts when it is issued and everything it waits for
@@ -18,10 +18,11 @@ from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
 from zsim.engine.beside import Flights, landed, num_busy, took_off
 from zsim.engine.offload import Offload
-from zsim.engine.priced_program import Program
+from zsim.engine.priced_program import PricedProgram
 from zsim.errors import StuckError
+from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
-from zsim.plan.ops import Collective, OffloadWork
+from zsim.plan.ops import Collective, OffloadWork, PointToPoint, Work
 
 _HOST = -1  # on the agenda, in place of an op: the host goes on
 
@@ -31,19 +32,23 @@ class Lane:
 
     __slots__ = (
         "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
-        "host_time", "instances", "is_in_allocator", "issue", "kernel_seconds", "next_op", "pending", "rank",
-        "start",
+        "host_time", "instances", "is_in_allocator", "issue", "kernel_seconds", "messages_left", "next_op",
+        "peers", "pending", "program", "rank", "start", "successors", "works",
     )  # fmt: skip
 
     def __init__(
         self,
         rank: int,
-        program: Program,
+        program: PricedProgram,
+        works: Sequence[Work | None],
         instances: dict[str, int],
         kernel_seconds: Sequence[float | None],
         began: float,
     ) -> None:
         self.rank = rank
+        self.program = program
+        self.works = works
+        self.successors = program.successors
         self.began = began
         self.kernel_seconds = kernel_seconds
         self.instances = instances  # which instance of each group it belongs to
@@ -58,52 +63,50 @@ class Lane:
         self.host_blocks: list[tuple[float, float, int]] = []
         self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
         self.flights = Flights()
+        self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
+        self.peers: dict[int, list[tuple[Lane, int]]] = {}  # by op: the calls that its messages met
         self.gpu: GpuKernels
 
 
 class Executor:
-    """Runs one step of `program` on `ranks` (all of them, or one per class).
+    """Runs one step: on each of `ranks` (all of them, or one per class) its program.
 
-    `kernel_seconds` are the program's on each of these ranks. `allocator` is every rank's before the step
-    where memory is short, so that it holds the host up. `on_finish` is called once, when the last op of all
-    lanes has ended.
+    `kernel_seconds` are the programs' on these ranks. `allocators` are the ranks' before the step, where
+    memory is short, so that they hold the host up. `on_finish` is called once, when the last op of all lanes
+    has ended.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
-        program: Program,
+        programs: Sequence[PricedProgram],
         fabric: Fabric,
         ranks: Sequence[int],
         kernel_seconds: Sequence[Sequence[float | None]],
         slowdown: float,
         offload: Offload,
-        allocator: Allocator | None = None,
+        allocators: Sequence[Allocator] = (),
     ) -> None:
         self.env = env
-        self.program = program
         self.fabric = fabric
         self.offload = offload
         self.num_events = 0
         self.on_finish: Callable[[], None] | None = None
-        self._left = program.num_ops * len(ranks)
-        self._ops = program.plan.ops
-        self._works = [op.work for op in self._ops]
-        self._successors = program.successors
-        self._waits = program.host_waits
-        self._behind = program.behind
+        self._left = sum(program.num_ops for program in programs)
         self._agenda: dict[float, list[tuple[Lane | GpuKernels, int]]] = {}
-        self._arrived: dict[tuple[int, int], list[Lane]] = {}
+        self._arrived: dict[tuple[int, int], list[tuple[Lane, int]]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
+        self._sides: dict[tuple[str, int, int], tuple[Lane, int]] = {}  # come, and waiting for the other side
         self._slows_collectives = fabric.slowdown > 1
-        for rank, seconds in zip(ranks, kernel_seconds, strict=True):
+        works = {id(program): [op.work for op in program.program.ops] for program in programs}
+        for number, (rank, program, seconds) in enumerate(zip(ranks, programs, kernel_seconds, strict=True)):
             instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
-            lane = Lane(rank, program, instances, seconds, env.now)
+            lane = Lane(rank, program, works[id(program)], instances, seconds, env.now)
             turn = lane.flights.turn if self._slows_collectives else None
             lane.gpu = GpuKernels(slowdown, self._call_at, partial(self._end, lane), turn)
-            if allocator is not None:
-                lane.allocator = allocator.copy()
+            if allocators:
+                lane.allocator = allocators[number].copy()
             self.lanes.append(lane)
             for key in instances.items():
                 self._members[key] = self._members.get(key, 0) + 1
@@ -126,7 +129,7 @@ class Executor:
         """When the last op of the lanes ended, once the clock has stopped; see `run`."""
         last = 0.0
         for lane in self.lanes:
-            if lane.next_op < self.program.num_ops or any(map(math.isnan, lane.ended)):
+            if lane.next_op < lane.program.num_ops or any(map(math.isnan, lane.ended)):
                 raise StuckError(self._who_waits(lane))
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
         return last
@@ -135,11 +138,12 @@ class Executor:
 
     def _advance_host(self, lane: Lane) -> None:
         """Issue ops until the host must block on one that has not ended."""
-        host_seconds, waits, pending = self.program.host_seconds, self._waits, lane.pending
-        works, successors = self._works, self._successors
+        program = lane.program
+        host_seconds, waits, pending = program.host_seconds, program.host_waits, lane.pending
+        works, successors = lane.works, lane.successors
         ended, issue = lane.ended, lane.issue
         time = lane.host_time
-        op, num_ops = lane.next_op, self.program.num_ops
+        op, num_ops = lane.next_op, program.num_ops
         allocator = lane.allocator
         while op < num_ops:
             if allocator is not None and op in allocator.changes.by_op:
@@ -220,15 +224,17 @@ class Executor:
     def _start(self, lane: Lane, op: int) -> None:
         now = self.env.now
         lane.start[op] = now
-        if self._behind is not None:
+        if lane.program.behind is not None:
             self._leave_queue(lane, op, now)
         seconds = lane.kernel_seconds[op]
         if seconds is not None:
             lane.gpu.start(now, op, seconds)
             return
-        work = self._works[op]
+        work = lane.works[op]
         if isinstance(work, Collective):
             self._arrive(lane, op, work)
+        elif isinstance(work, PointToPoint):
+            self._exchange(lane, op, now)
         elif isinstance(work, OffloadWork):
             transfer = self.offload.transfer(work, lane.rank, self.fabric)
             self.fabric.run(transfer, lambda: self._end(lane, op, self.env.now))
@@ -237,51 +243,85 @@ class Executor:
 
     def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
         """Let the launch behind this one go; `zsim.plan.passes.queues` [Note: one queue, several streams]."""
-        assert self._behind is not None
-        held = self._behind[op]
+        assert lane.program.behind is not None
+        held = lane.program.behind[op]
         if held >= 0:
             lane.pending[held] -= 1
             if lane.pending[held] == 0 and held < lane.next_op:  # issued already
                 self._call_at(max(lane.issue[held] - now, 0.0), lane, held)
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
-        """A collective starts when every simulated member of its group has reached it."""
+        """A collective starts when every simulated member of its communicator has come to the same call."""
         instance = lane.instances[work.group]
-        arrived = self._arrived.get((op, instance))
+        call = lane.program.meetings[op], instance
+        arrived = self._arrived.get(call)
         if arrived is None:
-            arrived = self._arrived[op, instance] = []
-        arrived.append(lane)
+            arrived = self._arrived[call] = []
+        arrived.append((lane, op))
         if len(arrived) < self._members[work.group, instance]:
             return
-        del self._arrived[op, instance]
+        del self._arrived[call]
         transfer = self.fabric.transfer(work, instance)
         now = self.env.now
-        for member in arrived:
+        for member, _ in arrived:
             member.gpu.collective_started(now)
+        self._fly(transfer, arrived, lambda: self._end_collective(arrived))
+
+    def _fly(self, transfer: Transfer, members: list[tuple[Lane, int]], on_end: Callable[[], None]) -> None:
+        """Run a transfer between `members`, whose kernels slow it where kernels do."""
         if not self._slows_collectives:
-            self.fabric.run(transfer, lambda: self._end_collective(arrived, op))
+            self.fabric.run(transfer, on_end)
             return
-        flights = [member.flights for member in arrived]
+        flights = [member.flights for member, _ in members]
 
         def end() -> None:
             landed(flight, flights)
-            self._end_collective(arrived, op)
+            on_end()
 
-        flight = self.fabric.run(transfer, end, num_busy(member.gpu for member in arrived))
+        flight = self.fabric.run(transfer, end, num_busy(member.gpu for member, _ in members))
         took_off(flight, flights)
 
-    def _end_collective(self, members: list[Lane], op: int) -> None:
+    def _end_collective(self, members: list[tuple[Lane, int]]) -> None:
         self.num_events += len(members)
         now = self.env.now
-        for lane in members:
+        for lane, op in members:
             lane.gpu.collective_ended(now)
             self._end(lane, op, now)
+
+    def _exchange(self, lane: Lane, op: int, now: float) -> None:
+        """Each message of a call moves once the other side has come to it too; see
+        `zsim.plan.ops` [Note: who a message meets]."""
+        sides = lane.program.sides[op]
+        lane.messages_left[op] = len(sides)
+        for side in sides:
+            instance = self.fabric.pair_of(side.work.group, lane.rank, is_sender=side.is_sent)
+            message = side.work.group, instance, side.number
+            other = self._sides.pop(message, None)
+            if other is None:
+                self._sides[message] = lane, op
+                continue
+            both = [other, (lane, op)]
+            for (member, number), peer in zip(both, reversed(both), strict=True):
+                member.peers.setdefault(number, []).append(peer)
+                member.gpu.collective_started(now)
+            transfer = self.fabric.transfer(side.work, instance)
+            self._fly(transfer, both, partial(self._end_message, both))
+
+    def _end_message(self, both: list[tuple[Lane, int]]) -> None:
+        self.num_events += len(both)
+        now = self.env.now
+        for lane, op in both:
+            lane.gpu.collective_ended(now)
+            lane.messages_left[op] -= 1
+            if not lane.messages_left[op]:
+                del lane.messages_left[op]
+                self._end(lane, op, now)
 
     def _end(self, lane: Lane, op: int, now: float) -> None:
         lane.ended[op] = now
         self._left -= 1
-        pending, is_queued = lane.pending, self._behind is not None
-        for successor in self._successors[op]:
+        pending, is_queued = lane.pending, lane.program.behind is not None
+        for successor in lane.successors[op]:
             left = pending[successor] - 1
             pending[successor] = left
             if left == 0 and successor < lane.next_op:  # issued already
@@ -316,7 +356,7 @@ class Executor:
     # -- what went wrong ----------------------------------------------------------------------------
 
     def _who_waits(self, lane: Lane) -> str:
-        ops = self._ops
+        ops = lane.program.program.ops
         if lane.blocked_on >= 0:
             return (
                 f"rank {lane.rank}: the host waits for '{ops[lane.blocked_on].name}' before it can issue "

@@ -9,7 +9,8 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.fabric.folding.alike import are_alike
 from zsim.fabric.folding.classes import Classes, JobPlacement, each_by_itself, one_class, stable_classes
-from zsim.plan.ops import Collective, OffloadWork, Plan
+from zsim.fabric.messages import communicators_of, fabric_works
+from zsim.plan.ops import OffloadWork, Plan, PointToPoint
 from zsim.specs.topology.topology import Topology
 
 _MOST_CLASSES = 512
@@ -35,10 +36,10 @@ def find_classes(
     classes their links would make.
     """
     if unfold:
-        return each_by_itself(topology, plan.groups), ()
+        return each_by_itself(topology, communicators_of(plan)), ()
     is_even = bool((slowdowns == slowdowns[0]).all())
     is_whole = is_plain and topology.condition is None
-    if is_even and is_whole and are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan):
+    if is_even and is_whole and _ranks_are_alike(topology, plan):
         return one_class(topology, plan.groups), ()
     party = make_party(topology, plan, slowdowns)
     if by_links:
@@ -48,10 +49,17 @@ def find_classes(
     return stable_classes([party], by_links=False)[0], (_ROUGHLY,)
 
 
+def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
+    """Whether all ranks do the same at equal places of an even fabric; messages between them ask for more."""
+    if len(plan.programs) > 1 or any(isinstance(work, PointToPoint) for work in plan.works()):
+        return False
+    return are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan)
+
+
 def _sockets_are_alike(topology: Topology, plan: Plan) -> bool:
     """Whether it makes no difference on which socket a rank is: nothing is offloaded, or as many ranks are on
     each socket in use and no memory is far from some of them only."""
-    if not any(isinstance(op.work, OffloadWork) for op in plan.ops):
+    if not any(isinstance(work, OffloadWork) for work in plan.works()):
         return True
     beside, distance = _socket_traits(topology)
     return bool((beside == beside[0]).all() and (distance == distance[0]).all())
@@ -70,7 +78,7 @@ def find_classes_together(
 ) -> tuple[list[Classes], tuple[str, ...]]:
     """The classes of several jobs on one fabric, each given by its place, plan and slowdowns."""
     if unfold:
-        return [each_by_itself(topology, plan.groups) for topology, plan, _ in everyone], ()
+        return [each_by_itself(topology, communicators_of(plan)) for topology, plan, _ in everyone], ()
     parties = [make_party(*one) for one in everyone]
     found = stable_classes(parties)
     if sum(len(classes.sizes) for classes in found) <= _MOST_CLASSES:
@@ -80,13 +88,13 @@ def find_classes_together(
 
 def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
     """A job as the search for classes sees it."""
-    works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
-    shares_nodes = any(isinstance(op.work, OffloadWork) for op in plan.ops)
-    traits: list[Floats | Ints] = [slowdowns]
+    works = [work for program in plan.programs for work in fabric_works(program, plan.groups)]
+    shares_nodes = any(isinstance(work, OffloadWork) for work in plan.works())
+    traits: list[Floats | Ints] = [slowdowns, plan.program_of]
     if shares_nodes:
         traits += _node_traits(topology)
     kinds = np.unique(np.stack(traits), axis=1, return_inverse=True)[1]
-    return JobPlacement(topology, plan.groups, works, kinds.ravel(), shares_nodes)
+    return JobPlacement(topology, communicators_of(plan), works, kinds.ravel(), shares_nodes)
 
 
 def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:

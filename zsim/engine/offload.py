@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import chain
 
 from zsim.devices.host import add_host, copy_usage, host_work_usage
 from zsim.devices.node_resources import NodePool, ResourceUsage
@@ -32,7 +33,11 @@ class Offload:
     """The resources that offloaded work needs besides links, and the profile of every kind of work."""
 
     def __init__(self, topology: Topology, plan: Plan, classes: Classes) -> None:
-        self.works = [op.work for op in plan.ops if isinstance(op.work, OffloadWork)]
+        self._by_program = [
+            [op.work for op in program.ops if isinstance(op.work, OffloadWork)] for program in plan.programs
+        ]
+        self._program_of = plan.program_of
+        self.works = list(chain.from_iterable(self._by_program))
         self.pool = NodePool(topology, classes.of_rank)
         self._ranks = classes.representatives
         self._nvme = topology.cluster.nvme
@@ -49,7 +54,10 @@ class Offload:
                     f"cluster '{topology.cluster.name}' has no NVMe drives, and the strategy offloads to "
                     "nvme; expected a [nvme] table with drives, or device 'cpu'"
                 )
-            written = sum(work.bytes for work in drives if work.direction == "write")
+            written = max(
+                sum(work.bytes for work in works if isinstance(work, DriveIo) and work.direction == "write")
+                for works in self._by_program
+            )
             add_drives(self.pool, nvme, float(written * topology.gpus_per_node))
         for work in self.works:
             self._samples.setdefault(_kind(work), work)
@@ -108,11 +116,15 @@ class Offload:
     def traffic(self, step_seconds: float) -> tuple[DeviceTraffic, ...]:
         """What each class of resources carried, in the order of the classes."""
         carried = [0.0] * (self.pool.topology.num_links + len(self.pool.capacities))
-        per_kind: dict[Hashable, float] = {}
-        for work in self.works:
-            per_kind[_kind(work)] = per_kind.get(_kind(work), 0.0) + work.bytes
-        for kind, total in per_kind.items():
+        per_kind: dict[tuple[int, Hashable], float] = {}
+        for program, works in enumerate(self._by_program):
+            for work in works:
+                key = program, _kind(work)
+                per_kind[key] = per_kind.get(key, 0.0) + work.bytes
+        for (program, kind), total in per_kind.items():
             for rank in self._ranks:
+                if self._program_of[rank] != program:
+                    continue
                 usage = self._usage(self._samples[kind], rank)
                 for index, weight in zip(usage.indices.tolist(), usage.weights.tolist(), strict=True):
                     carried[index] += weight * total

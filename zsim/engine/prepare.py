@@ -1,22 +1,25 @@
-"""Everything that a job's step needs on the clock: its program priced, its classes, its links."""
+"""Everything that a job's step needs on the clock: its programs priced, its classes, its links."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import simpy
 
 from zsim.arrays import Floats
+from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, load_host_costs
 from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
-from zsim.engine.priced_program import Program, make_program, slowed
+from zsim.engine.priced_program import PricedProgram, price_program, slowed
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.classes import Classes
-from zsim.plan.ops import Collective, Plan
+from zsim.fabric.messages import communicators_of, fabric_works
+from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.specs.experiment.job import Job
 from zsim.specs.topology.topology import Topology
 
@@ -25,39 +28,67 @@ Seconds = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job ready to run: `plan` is one step, `program` that step as often as it runs in a row, `allocator`
-    is a GPU's before the step, where it runs short."""
+    """A job ready to run: `plan` is one step, `programs` that step as often as it runs in a row, priced;
+    `works`: what each program puts on links in a step; `allocators`: a GPU's of each program before the step,
+    where one runs short."""
 
     job: Job
     plan: Plan
     topology: Topology
     classes: Classes
     slowdowns: Floats
-    program: Program
+    programs: tuple[PricedProgram, ...]
     fabric: Fabric
     offload: Offload
-    works: list[Collective]
-    allocator: Allocator | None = None
+    works: tuple[list[Collective], ...]
+    allocators: tuple[Allocator, ...] = ()
+
+    @property
+    def program_of(self) -> list[int]:
+        """Per class, the number of its program."""
+        found: list[int] = self.plan.program_of[self.classes.representatives].tolist()
+        return found
 
     @property
     def kernel_seconds(self) -> list[Seconds]:
-        """Per class, the program's kernels on its GPUs."""
+        """Per class, its program's kernels on its GPUs."""
         slowdowns = [float(self.slowdowns[rank]) for rank in self.classes.representatives]
-        kernels = {each: slowed(self.program.kernel_seconds, each) for each in set(slowdowns)}
-        return [kernels[each] for each in slowdowns]
+        keys = list(zip(self.program_of, slowdowns, strict=True))
+        kernels = {key: slowed(self.programs[key[0]].kernel_seconds, key[1]) for key in set(keys)}
+        return [kernels[key] for key in keys]
+
+    @property
+    def link_bytes(self) -> Floats:
+        """What all ranks put on every link in a step."""
+        usages = [self.fabric.usage(works, program) for program, works in enumerate(self.works)]
+        total: Floats = sum(usages[1:], usages[0])
+        return total
+
+    def call_limits(self) -> dict[Collective | PointToPoint, CallLimit]:
+        """What bounds each collective, and of a call with messages the slowest of them."""
+        limit = self.fabric.limit
+        found: dict[Collective | PointToPoint, CallLimit] = {
+            work: limit(work) for work in dict.fromkeys(chain.from_iterable(self.works))
+        }
+        for priced in self.programs:
+            for number, sides in priced.sides.items():
+                work = priced.program.ops[number].work
+                assert isinstance(work, PointToPoint)
+                found[work] = max((limit(side.work) for side in sides), key=lambda one: one.seconds)
+        return found
 
     def executor(self, kernel_seconds: Sequence[Seconds] | None = None) -> Executor:
-        """One run of the program from now on, with each class's kernels as long as it usually has them or
+        """One run of the programs from now on, with each class's kernels as long as it usually has them or
         as given."""
         return Executor(
             self.fabric.env,
-            self.program,
+            [self.programs[program] for program in self.program_of],
             self.fabric,
             self.classes.representatives,
             kernel_seconds or self.kernel_seconds,
             self.job.cluster.gpu.interference.compute_slowdown,
             self.offload,
-            self.allocator,
+            [self.allocators[program] for program in self.program_of] if self.allocators else (),
         )
 
 
@@ -79,23 +110,28 @@ def prepare(
     collectives one after the other.
     """
     offload = Offload(topology, plan, classes)
-    works = [op.work for op in plan.ops if isinstance(op.work, Collective)]
+    works = tuple(fabric_works(program, plan.groups) for program in plan.programs)
     fabric = Fabric(
         env,
         topology,
-        plan.groups,
+        communicators_of(plan),
         blocks=classes.blocks,
         extra=offload.extra(),
-        works=works,
+        works=chain.from_iterable(works),
+        program_of=plan.program_of,
         is_connected=is_connected,
     )
     pricer, costs, host = KernelPricer(job.cluster.gpu), load_host_costs(), job.cluster.host
-    program = make_program(
-        repeated,
-        pricer.seconds,
-        lambda op: host_seconds(op.overhead, op.events, op.launches, host, costs),
-        launch_queue=host.launch_queue,
-        connections=job.training.device_max_connections,
-        is_serial=is_serial,
+    programs = tuple(
+        price_program(
+            program,
+            plan.groups,
+            pricer.seconds,
+            lambda op: host_seconds(op.overhead, op.events, op.launches, host, costs),
+            launch_queue=host.launch_queue,
+            connections=job.training.device_max_connections,
+            is_serial=is_serial,
+        )
+        for program in repeated.programs
     )
-    return Prepared(job, plan, topology, classes, slowdowns, program, fabric, offload, works)
+    return Prepared(job, plan, topology, classes, slowdowns, programs, fabric, offload, works)

@@ -1,36 +1,41 @@
-"""A plan priced for a cluster: what the executor needs, as flat lists indexed by op."""
+"""A program priced for a cluster: what the executor needs, as flat lists indexed by op."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zsim.cost.kernels.kernel import Kernel
+from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Collective, Kernels, OffloadWork, Op, Plan
+from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
-_TIMED_ELSEWHERE = Collective | OffloadWork  # by the fabric and the host's devices
+_ON_GPU = Kernels | Collective | PointToPoint
+_TIMED_ELSEWHERE = Collective | PointToPoint | OffloadWork  # by the fabric and the host's devices
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PricedProgram:
     """`pending[i]`: how many ops must end before op i may start (the one before it on its stream, and those
     in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host;
     `concentration[i]`: the sum of the squares of its launches' seconds over the square of their sum (1 for
     one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that; `behind[i]`: the
     op that may start once op i has started, because it stands behind it in a hardware queue (-1: none),
-    which counts in `pending` too; None where no streams share a queue."""
+    which counts in `pending` too; None where no streams share a queue. `meetings[i]`: of a collective, which
+    group's and the how many-th call on it, as one number (-1: not a collective); `sides[i]`: of messages."""
 
-    plan: Plan
+    program: Program
     pending: list[int]
     successors: list[tuple[int, ...]]
     host_seconds: list[float]
     kernel_seconds: list[float | None]
     concentration: list[float]
     host_waits: list[tuple[int, ...]]
+    meetings: list[int]
+    sides: dict[int, tuple[Side, ...]]
     behind: list[int] | None = None
 
     @property
@@ -38,20 +43,21 @@ class Program:
         return len(self.pending)
 
 
-def make_program(
-    plan: Plan,
+def price_program(
+    program: Program,
+    groups: Mapping[str, Group],
     kernel_seconds: Callable[[Kernel], float],
     host_seconds: Callable[[Op], float],
     launch_queue: int,
     connections: int = DEFAULT_CONNECTIONS,
     is_serial: bool = False,
-) -> Program:
+) -> PricedProgram:
     """Price every op. Prices are looked up once per distinct work.
 
     A stream takes `launch_queue` launches that have not run yet; then the host waits. Streams share
     `connections` hardware queues. `is_serial`: as if kernels and collectives were all on one stream.
     """
-    num_ops = len(plan.ops)
+    num_ops = len(program.ops)
     pending = [0] * num_ops
     successors: list[list[int]] = [[] for _ in range(num_ops)]
     last_on_stream: dict[str, int] = {}
@@ -60,10 +66,12 @@ def make_program(
     durations: list[float | None] = []
     concentration: list[float] = []
     host: list[float] = []
-    for index, op in enumerate(plan.ops):
+    for index, op in enumerate(program.ops):
         work, before = op.work, op.after
         if work is not None:
-            stream = COMPUTE if is_serial and isinstance(work, Kernels | Collective) else op.stream
+            stream = (
+                COMPUTE if is_serial and isinstance(work, Kernels | Collective | PointToPoint) else op.stream
+            )
             previous = last_on_stream.get(stream)
             if previous is not None:
                 before = (*before, previous)
@@ -88,14 +96,36 @@ def make_program(
         if host_key not in host_of:
             host_of[host_key] = host_seconds(op)
         host.append(host_of[host_key])
-    waits = _with_launch_queue(plan, launch_queue)
-    after = behind(plan.ops, connections)
+    waits = _with_launch_queue(program, launch_queue)
+    after = behind(program.ops, connections)
     for held in after or ():
         if held >= 0:
             pending[held] += 1
-    return Program(
-        plan, pending, [tuple(s) for s in successors], host, durations, concentration, waits, after
+    return PricedProgram(
+        program,
+        pending,
+        [tuple(s) for s in successors],
+        host,
+        durations,
+        concentration,
+        waits,
+        _meetings(program, groups),
+        sides_of(program, groups),
+        after,
     )
+
+
+def _meetings(program: Program, groups: Mapping[str, Group]) -> list[int]:
+    """Members of a communicator meet at its n-th call, whatever else each of them does (NCCL's own rule)."""
+    place_of = {name: place for place, name in enumerate(groups)}
+    calls = [0] * len(groups)
+    found = [-1] * len(program.ops)
+    for number, op in enumerate(program.ops):
+        if isinstance(op.work, Collective):
+            place = place_of[op.work.group]
+            found[number] = calls[place] * len(groups) + place
+            calls[place] += 1
+    return found
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:
@@ -112,15 +142,15 @@ def slowed(kernel_seconds: Sequence[float | None], factor: float) -> Sequence[fl
     return [None if seconds is None else seconds * factor for seconds in kernel_seconds]
 
 
-def _with_launch_queue(plan: Plan, limit: int) -> list[tuple[int, ...]]:
-    """The plan's host waits, and those for room in the compute stream's launch queue.
+def _with_launch_queue(program: Program, limit: int) -> list[tuple[int, ...]]:
+    """The program's host waits, and those for room in the compute stream's launch queue.
 
     Room is looked for once per eighth of the queue, not at every launch: the same run-ahead to an eighth.
     """
-    waits = [op.host_waits for op in plan.ops]
+    waits = [op.host_waits for op in program.ops]
     quantum = max(limit // 8, 1)
     launched, marks = 0, deque[tuple[int, int]]()  # (launches up to and with an op, the op)
-    for number, op in enumerate(plan.ops):
+    for number, op in enumerate(program.ops):
         if op.stream != COMPUTE or op.work is None:
             continue
         before, launched = launched, launched + op.launches

@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from zsim.arrays import Floats
+from zsim.arrays import Floats, Ints
 from zsim.engine.executor import Executor, Lane
 from zsim.plan.memory.capacity import framework_memory
-from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Op, Plan
+from zsim.plan.ops import (
+    Collective,
+    Copy,
+    DriveIo,
+    HostWork,
+    Kernels,
+    Op,
+    Plan,
+    PointToPoint,
+    Program,
+)
 from zsim.specs.experiment.job import Job
-from zsim.trace.trace import MemoryEvents, SpanInfo, Trace
+from zsim.trace.trace import MemoryEvents, SpanInfo, Trace, joined
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
-    """Spans of every simulated rank; memory of the first, which holds the largest shards.
+    """Spans of every simulated rank; memory of the first of each program, which holds the largest shards.
 
     Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
     rank had ended the first run (see zsim.plan.passes.twice). Ranks that are not held up by a slower one
     begin earlier than that one: `Trace.begins` says when. A step lasts from the last rank's end to its next.
     """
-    numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
-    tracks = _copy_tracks(plan)
-    infos = tuple(_info(plan.ops[number], plan, tracks) for number in numbers)
-    lanes = [_Times(lane, len(plan.ops)) for lane in executor.lanes]
+    infos: list[SpanInfo] = []
+    shown = [_Shown.of(program, plan, infos) for program in plan.programs]
+    lanes = [_Times(lane, plan, shown) for lane in executor.lanes]
     step_seconds = end_seconds - max(lane.begin for lane in lanes)
     origin = lanes[0].begin
     begins = {lane.rank: lane.begin - origin for lane in lanes if lane.begin != origin}
     for lane in lanes:
         lane.start_at(origin)
-    index = np.array(numbers, dtype=np.int64)
     return Trace(
         source="simulated",
-        infos=infos,
-        ranks=np.repeat(np.array([lane.rank for lane in lanes], dtype=np.int64), len(numbers)),
-        info_indices=np.tile(np.arange(len(numbers), dtype=np.int64), len(lanes)),
-        issue_seconds=np.concatenate([lane.issue[index] for lane in lanes]),
-        start_seconds=np.concatenate([lane.start[index] for lane in lanes]),
-        end_seconds=np.concatenate([lane.ended[index] for lane in lanes]),
+        infos=tuple(infos),
+        ranks=np.repeat(np.array([lane.rank for lane in lanes]), [len(lane.shown.ops) for lane in lanes]),
+        info_indices=np.concatenate([lane.shown.infos for lane in lanes]),
+        issue_seconds=np.concatenate([lane.issue[lane.shown.ops] for lane in lanes]),
+        start_seconds=np.concatenate([lane.start[lane.shown.ops] for lane in lanes]),
+        end_seconds=np.concatenate([lane.ended[lane.shown.ops] for lane in lanes]),
         world_size=job.world_size,
         step_seconds=step_seconds,
-        memory=_memory(job, plan, lanes[0], step_seconds),
+        memory=_memory(job, plan, lanes, step_seconds),
         begins=begins,
-        host_blocks=_host_blocks(numbers, lanes),
+        host_blocks=_host_blocks(lanes),
         allocator_blocks=tuple(
             (lane.rank, start, end) for lane in lanes for start, end in lane.allocator_blocks if end > start
         ),
@@ -63,11 +74,28 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     )
 
 
-def _copy_tracks(plan: Plan) -> dict[tuple[str, str], str]:
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """The ops of a program that a trace shows, and their infos."""
+
+    program: Program
+    ops: Ints
+    infos: Ints
+
+    @staticmethod
+    def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _Shown:
+        """Appends the program's infos."""
+        numbers = [number for number, op in enumerate(program.ops) if op.work is not None]
+        first, tracks = len(infos), _copy_tracks(program)
+        infos += [_info(program.ops[number], plan, tracks) for number in numbers]
+        return _Shown(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
+
+
+def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
     """Where copies are shown: "h2d" and "d2h", with the stream's name when several streams copy that way,
     because their copies may overlap."""
     seen: dict[str, list[str]] = {}
-    for op in plan.ops:
+    for op in program.ops:
         if isinstance(op.work, Copy) and op.stream not in seen.setdefault(op.work.direction, []):
             seen[op.work.direction].append(op.stream)
     return {
@@ -79,7 +107,7 @@ def _copy_tracks(plan: Plan) -> dict[tuple[str, str], str]:
 
 def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str]) -> SpanInfo:
     work = op.work
-    if isinstance(work, Collective):
+    if isinstance(work, Collective | PointToPoint):
         return SpanInfo(
             op.name, work.kind, op.stream, work.bytes, work.dtype, work.group, plan.groups[work.group].size,
             op.phase, op.module,
@@ -111,9 +139,11 @@ def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str]) -> SpanInfo:
 class _Times:
     """A lane's times of the plan's last run, as arrays."""
 
-    def __init__(self, lane: Lane, num_ops: int) -> None:
+    def __init__(self, lane: Lane, plan: Plan, shown: Sequence[_Shown]) -> None:
         self.rank = lane.rank
-        self.first = len(lane.issue) - num_ops
+        self.number = int(plan.program_of[lane.rank])
+        self.shown = shown[self.number]
+        self.first = len(lane.issue) - len(self.shown.program.ops)
         self.issue: Floats = np.asarray(lane.issue)[self.first :]
         self.start: Floats = np.asarray(lane.start)[self.first :]
         self.ended: Floats = np.asarray(lane.ended)[self.first :]
@@ -140,21 +170,32 @@ class _Times:
             ]
 
 
-def _host_blocks(numbers: list[int], lanes: list[_Times]) -> tuple[tuple[int, float, float, int], ...]:
-    position = {number: place for place, number in enumerate(numbers)}
+def _host_blocks(lanes: list[_Times]) -> tuple[tuple[int, float, float, int], ...]:
+    position = {
+        id(shown): dict(zip(shown.ops.tolist(), shown.infos.tolist(), strict=True))
+        for shown in (lane.shown for lane in lanes)
+    }
     return tuple(
-        (lane.rank, start, end, position[op])
+        (lane.rank, start, end, position[id(lane.shown)][op])
         for lane in lanes
         for start, end, op in lane.host_blocks
-        if end > start and op in position
+        if end > start and op in position[id(lane.shown)]
     )
 
 
-def _memory(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> MemoryEvents:
-    """Memory changes of the first lane, in the order they happen; see [Note: memory follows the host]."""
-    issue, num_ops = lane.issue, len(plan.ops)
-    reached = _reached(plan, lane.start, step_seconds)
-    resident, changes = [*plan.resident, framework_memory(job, plan)], plan.memory
+def _memory(job: Job, plan: Plan, lanes: Sequence[_Times], step_seconds: float) -> MemoryEvents:
+    """Memory changes of the first lane of each program, in the order they happen."""
+    first = {lane.number: lane for lane in reversed(lanes)}
+    parts = [_memory_of(job, plan, first[number], step_seconds) for number in sorted(first)]
+    return parts[0] if len(parts) == 1 else joined(parts)
+
+
+def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> MemoryEvents:
+    """Memory changes of a lane; see [Note: memory follows the host]."""
+    program = lane.shown.program
+    issue, num_ops = lane.issue, len(program.ops)
+    reached = _reached(program, lane.start, step_seconds)
+    resident, changes = [*program.resident, framework_memory(job, plan, lane.number)], program.memory
     ops = np.array([change.op for change in changes], dtype=np.int64)
     # The host makes a change once the op before is issued; op 0's come first of all.
     host = np.where(ops > 0, issue[np.clip(ops, 1, num_ops) - 1], 0.0)
@@ -170,13 +211,13 @@ def _memory(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> MemoryEv
         deltas=np.array(
             [*(m.bytes for m in resident), *(change.bytes for change in changes)], dtype=np.int64
         ),
-        names=(*("start" for _ in resident), *(plan.ops[min(c.op, num_ops - 1)].name for c in changes)),
+        names=(*("start" for _ in resident), *(program.ops[min(c.op, num_ops - 1)].name for c in changes)),
     )
 
 
-def _reached(plan: Plan, start: Floats, step_seconds: float) -> Floats:
+def _reached(program: Program, start: Floats, step_seconds: float) -> Floats:
     """Per op, when the compute stream begins the next kernel that the host issues from there on."""
-    is_compute = np.array([op.stream == "compute" and op.work is not None for op in plan.ops])
+    is_compute = np.array([op.stream == "compute" and op.work is not None for op in program.ops])
     times = np.where(is_compute, start, np.inf)
     reached = np.minimum.accumulate(times[::-1])[::-1]
     return np.where(np.isinf(reached), step_seconds, reached)

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections import Counter
 
 from zsim.fabric.fabric import Fabric
-from zsim.plan.ops import Collective, Plan
+from zsim.fabric.messages import sends
+from zsim.plan.ops import Collective, Plan, PointToPoint
 
 
 def sent_by_phase(plan: Plan, fabric: Fabric) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Bytes per GPU and step inside its node and between nodes, by phase, kind of collective and group."""
-    calls = Counter((op.phase, op.work) for op in plan.ops if isinstance(op.work, Collective))
+    calls: Counter[tuple[int, str, str, Collective]] = Counter()
+    for number, program in enumerate(plan.programs):
+        for op in program.ops:
+            if isinstance(op.work, Collective):
+                calls[number, op.phase, op.work.group, op.work] += 1
+            elif isinstance(op.work, PointToPoint):
+                for work in sends(op.work, plan.groups):
+                    calls[number, op.phase, op.work.group, work] += 1
     totals: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for (phase, work), count in calls.items():
+    for (number, phase, group, work), count in calls.items():
         if fabric.groups[work.group].size > 1:
-            inside, between = fabric.sent(work)
-            key = phase, work.kind, work.group
+            inside, between = fabric.sent(work, number)
+            key = phase, work.kind, group
             before = totals.get(key, (0.0, 0.0))
             totals[key] = before[0] + count * inside, before[1] + count * between
     return totals

@@ -25,7 +25,7 @@ from zsim.fabric.fabric import LinkLoad
 from zsim.fabric.folding.classes import Classes, first_apart
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes, usable_bytes
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.passes.twice import is_drained, twice
 from zsim.specs.experiment.faults import kernel_slowdowns
 from zsim.specs.experiment.jitter import resolve_jitter
@@ -66,10 +66,11 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. `allocation`: what torch's allocator of rank 0 made of it (None where it has none);
+    """One simulated step. `allocation`: what torch's allocator of the fullest rank made of it, if it has one;
     `calls`: what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each
-    other; `jittered`: the steps that were drawn; `sent`: bytes per GPU inside its node and between nodes, by
-    phase, kind of collective and group; `together`: all jobs on the fabric, this one first."""
+    other; `peers`: by (simulated rank, op) of a call with messages, which calls it met; `jittered`: the steps
+    that were drawn; `sent`: bytes per GPU inside its node and between nodes, by phase, kind of collective and
+    group; `together`: all jobs on the fabric, this one first."""
 
     job: Job
     plan: Plan
@@ -83,8 +84,9 @@ class Outcome:
     limits: Mapping[str, str] = field(default_factory=dict)
     allocation: Allocation | None = None
     notes: tuple[str, ...] = ()
-    calls: Mapping[Collective, CallLimit] = field(default_factory=dict)
+    calls: Mapping[Collective | PointToPoint, CallLimit] = field(default_factory=dict)
     meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    peers: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = field(default_factory=dict)
     jittered: Jittered | None = None
     sent: Mapping[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
     together: tuple[JobTimes, ...] = ()
@@ -161,7 +163,11 @@ def _by_itself(
         job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
     )
     allocation: Allocation | None = None
-    if allocator_bytes is not None and plan.memory and job.cluster.gpu.vendor != "cpu":
+    if (
+        allocator_bytes is not None
+        and any(program.memory for program in plan.programs)
+        and job.cluster.gpu.vendor != "cpu"
+    ):
         prepared, run, allocation = _with_allocator(prepared, repeated, allocator_bytes)
     else:
         run = run_once(prepared)
@@ -175,18 +181,25 @@ def _by_itself(
 
 
 def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prepared, ProgramRun, Allocation]:
-    """A run, and what the first rank's allocator made of it; where it ran short, a run that it held up, and
-    what that takes. A job whose tensors alone are more than `most` bytes is run as if it did fit."""
+    """A run, and what the allocator of the fullest rank made of it; where one ran short, a run that they held
+    up, and what that takes. A job whose tensors are more than `most` bytes is run as if it did fit."""
     job, plan = prepared.job, prepared.plan
     run = run_once(prepared)
-    lane = run.executor.lanes[0]
-    settled = make_allocator(job, plan, repeated)
-    allocation = settle(settled, lane.issue, lane.ended)
+    first = [prepared.program_of.index(number) for number in range(len(plan.programs))]
+    settled = tuple(make_allocator(job, plan, repeated, number) for number in range(len(plan.programs)))
+    lanes = [run.executor.lanes[place] for place in first]
+    allocations = [
+        settle(allocator, lane.issue, lane.ended) for allocator, lane in zip(settled, lanes, strict=True)
+    ]
+    fullest = max(
+        range(len(allocations)), key=lambda n: (allocations[n].counts.retries, allocations[n].reserved_bytes)
+    )
+    allocation = allocations[fullest]
     if not allocation.is_short or step_peak_bytes(job, plan) > most:
         return prepared, run, allocation
-    short = replace(prepared, allocator=settled)
+    short = replace(prepared, allocators=settled)
     held = run_once(short)
-    allocator = held.executor.lanes[0].allocator
+    allocator = held.executor.lanes[first[fullest]].allocator
     assert allocator is not None
     memory, limit = allocator.memory, allocation.limit_bytes
     allocation = replace(
@@ -225,12 +238,9 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
     tight = [name for name, party in parties.items() if name != OWN_NAME and not _fits(party)]
     notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in tight))
     seconds = outcome.trace.step_seconds
-    beside = sum(
-        loop.prepared.fabric.usage(loop.prepared.works) * seconds / loop.typical.step_seconds
-        for loop in loops[1:]
-    )
+    beside = sum(loop.prepared.link_bytes * seconds / loop.typical.step_seconds for loop in loops[1:])
     stats = replace(outcome.stats, events=sum(loop.events for loop in loops))
-    traffic = own.prepared.fabric.traffic(own.prepared.works, beside)
+    traffic = own.prepared.fabric.loads(own.prepared.link_bytes, beside)
     return replace(outcome, stats=stats, traffic=traffic, notes=notes, together=tuple(times))
 
 
@@ -254,11 +264,29 @@ def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[
             rank_classes=len(ranks),
             world_size=prepared.job.world_size,
         ),
-        traffic=fabric.traffic(prepared.works),
+        traffic=fabric.loads(prepared.link_bytes),
         devices=offload.traffic(trace.step_seconds),
         limits=offload.limits(),
         notes=notes,
-        calls={work: fabric.limit(work) for work in dict.fromkeys(prepared.works)},
-        meetings={(name, rank): fabric.instance_of(name, rank) for name in fabric.groups for rank in ranks},
+        calls=prepared.call_limits(),
+        peers=_peers(prepared, executor),
+        meetings={
+            (name, rank): fabric.instance_of(name, rank) for name in prepared.plan.groups for rank in ranks
+        },
         sent=sent_by_phase(prepared.plan, fabric),
     )
+
+
+def _peers(prepared: Prepared, executor: Executor) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+    """By (rank, op) of a step, the (rank, op) whose messages met its own in the last run."""
+    programs = prepared.plan.programs
+    first = {
+        lane.rank: lane.program.num_ops - len(programs[program].ops)
+        for lane, program in zip(executor.lanes, prepared.program_of, strict=True)
+    }
+    return {
+        (lane.rank, op - first[lane.rank]): tuple((other.rank, n - first[other.rank]) for other, n in others)
+        for lane in executor.lanes
+        for op, others in lane.peers.items()
+        if op >= first[lane.rank]
+    }

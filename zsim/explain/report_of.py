@@ -144,7 +144,8 @@ def _critical_seconds(outcome: Outcome) -> dict[str, float]:
     plan, job = outcome.plan, outcome.job
     causes = OpCauses(plan, job.cluster.gpu, outcome.calls, outcome.limits)
     queues = job.training.device_max_connections
-    return critical_seconds(critical_path(plan, outcome.trace, outcome.meetings, queues), causes)
+    path = critical_path(plan, outcome.trace, outcome.meetings, queues, outcome.peers)
+    return critical_seconds(path, causes)
 
 
 def _ranks(outcome: Outcome) -> tuple[RankRow, ...]:

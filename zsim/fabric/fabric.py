@@ -25,6 +25,7 @@ from zsim.fabric.communicators import AlgorithmChoice, Instance, Limits, Transfe
 from zsim.fabric.flight import Flight
 from zsim.fabric.folding.alike import by_pattern
 from zsim.fabric.lumped_links import NO_EXTRA, Extra, lump
+from zsim.fabric.messages import Pairs
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.plan.ops import Collective, Group
 from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
@@ -47,7 +48,8 @@ class Fabric:
     `blocks`: per kind of group, which of its groups (rows of `Group.members`) share one activity, which
     then stands for the same collective in all of them and carries the load of all: groups with one number.
     `is_folded` puts all groups of a kind into one block, or each into its own. `works`: the collectives to
-    expect (any of the usual kinds in every group when None). Fabrics of several jobs are made with
+    expect (any of the usual kinds in every group when None). `program_of`: per rank the program that it runs,
+    where there are several. Fabrics of several jobs are made with
     `is_connected` false, and then joined with `connect`.
     """
 
@@ -61,6 +63,7 @@ class Fabric:
         blocks: Mapping[str, Ints] | None = None,
         extra: Extra = NO_EXTRA,
         works: Iterable[Collective] | None = None,
+        program_of: Ints | None = None,
         is_connected: bool = True,
     ) -> None:
         self.env = env
@@ -83,11 +86,17 @@ class Fabric:
         self._instances: dict[tuple[str, int], Instance] = {}
         self._row_of = {name: group.row_of(topology.world_size) for name, group in groups.items()}
         self._sent: dict[tuple[str, int, str], tuple[float, float]] = {}
+        self._receives = {
+            name: group.receiving_row_of(topology.world_size)
+            for name, group in groups.items()
+            if isinstance(group, Pairs)
+        }
+        self._programs: dict[tuple[str, int], int] = {}  # of a communicator's first rank
         for name, group in groups.items():
-            slots = topology.slots[group.members]
-            for number in range(int(self._blocks[name].max()) + 1):
-                own = slots[self._blocks[name] == number]
-                self._instances[name, number] = self._instance(name, own)
+            for number in range(int(self._blocks[name].max(initial=-1)) + 1):
+                own = group.members[self._blocks[name] == number]
+                self._instances[name, number] = self._instance(name, topology.slots[own])
+                self._programs[name, number] = 0 if program_of is None else int(program_of[own[0, 0]])
         if is_connected:
             connect([self])
 
@@ -175,6 +184,12 @@ class Fabric:
         row = int(self._row_of[group_name][rank])
         return int(self._blocks[group_name][row]) if row >= 0 else -1
 
+    def pair_of(self, name: str, rank: int, *, is_sender: bool) -> int:
+        """The number of the block of pairs in which a rank sends, or receives."""
+        row = int((self._row_of if is_sender else self._receives)[name][rank])
+        assert row >= 0, f"rank {rank} has no peer in '{name}'"
+        return int(self._blocks[name][row])
+
     def transfer(self, work: Collective, instance: int) -> Transfer:
         """The collective with the algorithm and protocol that the backend chooses."""
         known = self._transfers.get((work, instance))
@@ -235,7 +250,7 @@ class Fabric:
         """What the backend minimises: the time on idle links, or NCCL's own estimate of it."""
         kind, group = self._kind(work), self.groups[work.group]
         domains = self._instances[work.group, instance].num_domains
-        if self.costs.choice == "fastest" or group.size == 1:
+        if self.costs.choice == "fastest" or group.size == 1 or kind == "send":
             return lambda transfer: transfer.choice_seconds
 
         def planned(transfer: Transfer) -> float:
@@ -269,10 +284,13 @@ class Fabric:
 
     # -- accounting ---------------------------------------------------------------------------------
 
-    def traffic(self, works: Iterable[Collective], beside: Floats | float = 0.0) -> dict[str, LinkLoad]:
-        """Per class of links, what the collectives that every rank calls put on it; `beside`: bytes of
-        others on every link, which only make it fuller."""
-        total = self.usage(works)
+    def traffic(self, works: Iterable[Collective]) -> dict[str, LinkLoad]:
+        """Per class of links, what the collectives that every rank calls put on it."""
+        return self.loads(self.usage(works))
+
+    def loads(self, total: Floats, beside: Floats | float = 0.0) -> dict[str, LinkLoad]:
+        """`total` bytes on every link by class of links; `beside`: bytes of others, which only make links
+        fuller."""
         needed = total + beside
         if self.topology.condition is not None:
             needed = needed / self.topology.condition.fractions
@@ -284,13 +302,15 @@ class Fabric:
             for name, c in self.topology.classes.items()
         }
 
-    def usage(self, works: Iterable[Collective]) -> Floats:
-        """Bytes over every link, when every rank calls `works` in all groups."""
+    def usage(self, works: Iterable[Collective], program: int = 0) -> Floats:
+        """Bytes over every link, when every rank of a program calls `works` in all of its groups."""
         counts: dict[Collective, int] = {}
         for work in works:
             counts[work] = counts.get(work, 0) + 1
         total = np.zeros(self.topology.num_links)
         for (name, number), instance in self._instances.items():
+            if self._programs[name, number] != program:
+                continue
             carried: dict[str, float] = {}
             for work, count in counts.items():
                 if work.group == name and self.groups[name].size > 1:
@@ -302,13 +322,13 @@ class Fabric:
                 total[links] += weights * size
         return total
 
-    def sent(self, work: Collective) -> tuple[float, float]:
-        """Bytes that one GPU sends for a call, the mean over all GPUs: inside its NVLink domain (over PCIe
-        where there is no NVLink), and through the network cards."""
+    def sent(self, work: Collective, program: int = 0) -> tuple[float, float]:
+        """Bytes that one GPU sends for a call by the ranks of a program, the mean over all GPUs: inside its
+        NVLink domain (over PCIe where there is no NVLink), and through the network cards."""
         size = edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
         inside = between = 0.0
         for (name, number), instance in self._instances.items():
-            if name != work.group:
+            if name != work.group or self._programs[name, number] != program:
                 continue
             shape = instance.shapes[self.transfer(work, number).algorithm]
             key = name, number, shape
@@ -336,7 +356,7 @@ def _kinds_by_group(
 ) -> dict[str, tuple[str, ...]]:
     """The kinds of collectives that every group runs, an all-reduce in place of gloo's reduce-scatter too."""
     if works is None:
-        return dict.fromkeys(groups, _KINDS)
+        return {name: ("send",) if isinstance(group, Pairs) else _KINDS for name, group in groups.items()}
     found: dict[str, dict[str, None]] = {name: {} for name in groups}
     for work in works:
         found[work.group][work.kind] = None

@@ -15,9 +15,11 @@ from zsim.plan.ops import (
     Kernels,
     Memory,
     MemoryChange,
+    Message,
     Op,
     Phase,
     Plan,
+    PointToPoint,
     Program,
     Work,
 )
@@ -133,13 +135,30 @@ class PlanBuilder:
         streams they are on (torch 2.13 `_fully_shard.py`, set_separate_reduce_scatter_group). Only
         different groups overlap, as HSDP's all-reduce does.
         """
-        previous = self._last_of_group.get(group)
+        return self._on_communicator(name or kind, stream, Collective(kind, full_bytes, dtype, group), module)
+
+    def _on_communicator(self, name: str, stream: str, work: Collective | PointToPoint, module: str) -> int:
+        previous = self._last_of_group.get(work.group)
         if previous is not None and self.ops[previous].stream != stream:
             self.stream_wait(stream, previous)
-        work = Collective(kind, full_bytes, dtype, group)
-        number = self.add(name or kind, stream, work, overhead="collective_call", module=module)
-        self._last_of_group[group] = number
+        number = self.add(name, stream, work, overhead="collective_call", module=module)
+        self._last_of_group[work.group] = number
         return number
+
+    def point_to_point(
+        self,
+        messages: Sequence[Message],
+        dtype: str,
+        group: str,
+        *,
+        stream: str,
+        name: str = "",
+        module: str = "",
+    ) -> int:
+        """Sends and receives of one call (`batch_isend_irecv`; one of them: a lone `isend` or `irecv`, whose
+        `group` is the two ranks); see [Note: who a message meets]."""
+        work = PointToPoint(tuple(messages), dtype, group)
+        return self._on_communicator(name or work.kind, stream, work, module)
 
     def copy(self, name: str, copy: Copy, *, stream: str, module: str = "") -> int:
         return self.add(name, stream, copy, module=module)

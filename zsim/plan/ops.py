@@ -37,6 +37,7 @@ Device = Literal["gpu", "host", "nvme"]
 CollectiveKind = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send", "recv"
 ]
+MessageKind = Literal["send", "recv", "send_recv"]
 Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate"]
 
 
@@ -56,6 +57,43 @@ class Collective:
     bytes: int
     dtype: str
     group: str
+
+
+class Message(NamedTuple):
+    """One tensor of `bytes` to or from the rank that is `shift` places further on in the communicator (-1:
+    one place back; after the last comes the first)."""
+
+    direction: Literal["send", "recv"]
+    bytes: int
+    shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class PointToPoint:
+    """One call that sends, receives or both: `isend`, `irecv`, or all that a `batch_isend_irecv` holds.
+
+    # [Note: who a message meets]
+    The n-th send of a rank to another over a communicator meets the other's n-th receive from it: NCCL has no
+    tags. A batch of torch's goes over its group's communicator and stream, a lone `isend` or `irecv` over a
+    communicator of two ranks, whose one stream both directions share. Each message moves once both sides have
+    come to it, and the call is over when all of its messages are.
+    """
+
+    messages: tuple[Message, ...]
+    dtype: str
+    group: str
+
+    @property
+    def bytes(self) -> int:
+        """Sent and received."""
+        return sum(message.bytes for message in self.messages)
+
+    @property
+    def kind(self) -> MessageKind:
+        directions = {message.direction for message in self.messages}
+        if len(directions) == 2:
+            return "send_recv"
+        return "send" if "send" in directions else "recv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +181,7 @@ def offload_kind(work: OffloadWork) -> str:
     return "cpu" if isinstance(work, HostWork) else f"nvme_{work.direction}"
 
 
-Work = Kernels | Collective | Copy | HostWork | DriveIo
+Work = Kernels | Collective | PointToPoint | Copy | HostWork | DriveIo
 
 
 class Op(NamedTuple):
@@ -270,6 +308,14 @@ class Plan:
     def memory(self) -> tuple[MemoryChange, ...]:
         """The changes of memory of a plan of one program."""
         return self.program.memory
+
+    def program_on(self, rank: int) -> Program:
+        """What a rank runs."""
+        return self.programs[int(self.program_of[rank])]
+
+    @property
+    def changes_memory(self) -> bool:
+        return any(program.memory for program in self.programs)
 
     def with_programs(self, change: Callable[[Program], Program]) -> Plan:
         """The plan with every program changed."""

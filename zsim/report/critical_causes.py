@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.power import GpuActivity, kernel_activity
-from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Op, Plan, Work, offload_kind
+from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Plan, PointToPoint, Work, offload_kind
 from zsim.report.critical_path import ALLOCATOR, HOST, OTHERS, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu
@@ -65,30 +65,37 @@ class OpCauses:
     """
 
     def __init__(
-        self, plan: Plan, gpu: Gpu, calls: Mapping[Collective, CallLimit], limits: Mapping[str, str]
+        self,
+        plan: Plan,
+        gpu: Gpu,
+        calls: Mapping[Collective | PointToPoint, CallLimit],
+        limits: Mapping[str, str],
     ) -> None:
-        self._ops: tuple[Op, ...] = plan.ops
+        self._plan = plan
         self._gpu, self._calls, self._limits = gpu, calls, limits
         self._known: dict[int, dict[str, float]] = {}
 
-    def of(self, number: int) -> dict[str, float]:
-        """Seconds by cause of op `number`, on an idle machine."""
-        work = self._ops[number].work
+    def of(self, number: int, rank: int = 0) -> dict[str, float]:
+        """Seconds by cause of a rank's op `number`, on an idle machine."""
+        work = self._work(number, rank)
         known = self._known.get(id(work))
         if known is None:
             known = self._known[id(work)] = self._causes(work)
         return known
 
-    def slowed(self, number: int) -> float:
-        """Seconds that kernels can add to op `number`, a collective; 0 for another."""
-        work = self._ops[number].work if number >= 0 else None
-        return self._calls[work].slowed_seconds if isinstance(work, Collective) else 0.0
+    def slowed(self, number: int, rank: int = 0) -> float:
+        """Seconds that kernels can add to a rank's op `number`, a collective; 0 for another."""
+        work = self._work(number, rank) if number >= 0 else None
+        return self._calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
+
+    def _work(self, number: int, rank: int) -> Work | None:
+        return self._plan.program_on(rank).ops[number].work
 
     def _causes(self, work: Work | None) -> dict[str, float]:
         if isinstance(work, Kernels):
             activity = kernel_activity(work.kernels, self._gpu)
             return _of_kernels(activity)
-        if isinstance(work, Collective):
+        if isinstance(work, Collective | PointToPoint):
             limit = self._calls[work]
             return {
                 limit.tier or "latency": max(limit.seconds - limit.latency_seconds, 0.0),
@@ -114,7 +121,7 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
     """
     totals: dict[str, float] = {}
     for link in links:
-        parts = dict(_NO_OP[link.op] if link.op in _NO_OP else causes.of(link.op))
+        parts = dict(_NO_OP[link.op] if link.op in _NO_OP else causes.of(link.op, link.rank))
         alone = sum(parts.values())
         if alone > link.seconds:
             parts = {cause: seconds * link.seconds / alone for cause, seconds in parts.items()}
@@ -122,7 +129,7 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
             parts["interference"] = link.seconds - alone
         else:
             shared = next((cause for cause in parts if cause != "latency"), "latency")
-            slowed = min(link.seconds - alone, causes.slowed(link.op))
+            slowed = min(link.seconds - alone, causes.slowed(link.op, link.rank))
             parts[shared] += link.seconds - alone - slowed
             parts["interference"] = slowed
         for cause, seconds in parts.items():

@@ -6,27 +6,30 @@ comes after ended, the host issued it. Whichever ended at that instant is the li
 that shares a hardware queue may stand behind a launch that waits; it begins with that, so its link is the
 other's (`zsim.plan.passes.queues`). The
 host's part goes back to the last time that it was blocked, and from there to the op that it waited for. A
-collective begins for all when its last rank has come, so the chain goes on there. What the chain covers is
+collective begins for all when its last rank has come, so the chain goes on there; a message begins when both
+sides have come, and a call with several of them ends with the one that began last. What the chain covers is
 the whole step, without gaps: its parts add up to the step's time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Op, Plan, PointToPoint, Program
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 from zsim.trace.trace import Trace
 
 _SAME_INSTANT = 1e-9  # of the step
 _Block = tuple[float, float, int]
+Peers = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
 # In place of an op: the host issuing; something that this trace does not show; the host asking the driver for
 # memory and giving it back, because torch's allocator has run short.
 HOST, OTHERS, ALLOCATOR = -1, -2, -3
@@ -66,19 +69,22 @@ class _Lane:
 
 
 class _Times:
-    """The trace as one row per rank and one column per op that has work. The chain visits few ranks: a lane
-    is made when it does."""
+    """The trace as one row per rank and one column per op that has work (-inf behind the last, where others
+    have more). The chain visits few ranks: a lane is made when it does. `first_info`: by program, its first
+    info in the trace."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.ranks: list[int] = np.unique(trace.ranks).tolist()
+    def __init__(self, trace: Trace, plan: Plan, first_info: Sequence[int]) -> None:
+        ranks, self._counts = np.unique(trace.ranks, return_counts=True)
+        self.ranks: list[int] = ranks.tolist()
         order = np.lexsort((trace.info_indices, trace.ranks))
         self._issue, self.start, self._end = (
-            seconds[order].reshape(len(self.ranks), -1)
+            _in_rows(seconds[order], self._counts)
             for seconds in (trace.issue_seconds, trace.start_seconds, trace.end_seconds)
         )
         self.row_of = {rank: row for row, rank in enumerate(self.ranks)}
         self._blocks: dict[int, list[_Block]] = {}
-        for rank, start, end, place in trace.host_blocks:
+        for rank, start, end, info in trace.host_blocks:
+            place = info - first_info[plan.program_of[rank]]
             self._blocks.setdefault(rank, []).append((end, start, place))
         self._allocator: dict[int, list[tuple[float, float]]] = {}
         for rank, start, end in trace.allocator_blocks:
@@ -88,7 +94,8 @@ class _Times:
     def of(self, rank: int) -> _Lane:
         if rank not in self._lanes:
             row = self.row_of[rank]
-            times = self._issue[row], self.start[row], self._end[row]
+            count = self._counts[row]
+            times = self._issue[row, :count], self.start[row, :count], self._end[row, :count]
             self._lanes[rank] = _Lane(*times, self._blocks.get(rank, []), self._allocator.get(rank, []))
         return self._lanes[rank]
 
@@ -99,29 +106,47 @@ class _Times:
         return self.ranks[row], int(np.flatnonzero(ends == ends.max())[-1])
 
 
+def _in_rows(seconds: Floats, counts: Ints) -> Floats:
+    if (counts == counts[0]).all():
+        return seconds.reshape(len(counts), -1)
+    rows = np.full((len(counts), counts.max()), -np.inf)
+    rows[np.arange(counts.max()) < counts[:, None]] = seconds
+    return rows
+
+
 def critical_path(
     plan: Plan,
     trace: Trace,
     meetings: Mapping[tuple[str, int], int] | None = None,
     connections: int = DEFAULT_CONNECTIONS,
+    peers: Peers | None = None,
 ) -> list[Link]:
     """The chain from the step's beginning to its end, in that order; see [Note: reading the chain
     backwards]. `trace` must be the simulated one of `plan`, with one span per op that has work. `meetings`:
     by (group, rank), a number that is equal for ranks that wait for each other; without it the ranks of a
-    group do. `connections`: the hardware queues that its streams shared."""
-    return _Walk(plan, trace, meetings or {}, connections).links()
+    group do. `connections`: the hardware queues that its streams shared. `peers`: by (rank, op) of a call
+    with messages, the (rank, op) that it met."""
+    return _Walk(plan, trace, meetings or {}, connections, peers or {}).links()
 
 
 class _Walk:
     def __init__(
-        self, plan: Plan, trace: Trace, meetings: Mapping[tuple[str, int], int], connections: int
+        self,
+        plan: Plan,
+        trace: Trace,
+        meetings: Mapping[tuple[str, int], int],
+        connections: int,
+        peers: Peers,
     ) -> None:
-        self.plan, self.trace, self.meetings = plan, trace, meetings
+        self.plan, self.trace, self.meetings, self.peers = plan, trace, meetings, peers
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
-        self.numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
-        self.before = Predecessors(plan, self.numbers, connections)
-        self.times = _Times(trace)
+        self.parts = [Predecessors(program.ops, connections) for program in plan.programs]
+        first_info = list(accumulate((len(part.numbers) for part in self.parts), initial=0))
+        self.times = _Times(trace, plan, first_info)
+        self.calls = [
+            _places_of_calls(program, part) for program, part in zip(plan.programs, self.parts, strict=True)
+        ]
         self.rows: dict[str, dict[int, list[int]]] = {}
         self.communicators: dict[str, Ints] = {}
         self.found: list[Link] = []
@@ -132,7 +157,7 @@ class _Walk:
         at: tuple[int, int] | None = (rank, place)
         last = self.times.of(rank).end[place]
         if end - last > self.tolerance:
-            at = self._host(rank, end, len(self.numbers))
+            at = self._host(rank, end, len(self._part(rank).numbers))
         while at is not None:
             at = self._op(*at)
         self.found.reverse()
@@ -141,13 +166,13 @@ class _Walk:
     def _op(self, rank: int, place: int) -> tuple[int, int] | None:
         """Add the op at `place`, and return what it waited for; None at the beginning."""
         end = self.times.of(rank).end[place]
-        rank = self._last_to_come(rank, place)
-        lane = self.times.of(rank)
+        rank, place = self._last_to_come(rank, place)
+        lane, part = self.times.of(rank), self._part(rank)
         start = lane.start[place]
-        self._add(rank, self.numbers[place], start, end)
+        self._add(rank, part.numbers[place], start, end)
         if start <= self.begin + self.tolerance:
             return None
-        place, previous = self._behind_which(lane, place)
+        place, previous = self._behind_which(lane, part, place)
         waited = lane.end[previous] if previous >= 0 else 0.0
         issued = min(lane.issue[place], start)
         if waited >= issued and previous >= 0:
@@ -158,14 +183,14 @@ class _Walk:
             self._add(rank, OTHERS, issued, start)
         return self._host(rank, issued, place)
 
-    def _behind_which(self, lane: _Lane, place: int) -> tuple[int, int]:
+    def _behind_which(self, lane: _Lane, part: Predecessors, place: int) -> tuple[int, int]:
         """The launch that held this one up in their queue, and the last op that it came after; this one's own
         where none did."""
         start = lane.start[place]
         while True:
-            previous = max(self.before.of(place), key=lambda p: (lane.end[p], p), default=-1)
+            previous = max(part.of(place), key=lambda p: (lane.end[p], p), default=-1)
             ready = max(lane.issue[place], lane.end[previous] if previous >= 0 else 0.0)
-            ahead = self.before.ahead.get(place, -1)
+            ahead = part.ahead.get(place, -1)
             if start - ready <= self.tolerance or ahead < 0 or start - lane.start[ahead] > self.tolerance:
                 return place, previous
             place = ahead
@@ -197,18 +222,39 @@ class _Walk:
             end = max(asked, start)
         self._add(rank, HOST, start, end)
 
-    def _last_to_come(self, rank: int, place: int) -> int:
-        """Of the simulated ranks in the same collective, the one that came last; `rank` otherwise."""
-        work = self.plan.ops[self.numbers[place]].work
+    def _part(self, rank: int) -> Predecessors:
+        return self.parts[int(self.plan.program_of[rank])]
+
+    def _last_to_come(self, rank: int, place: int) -> tuple[int, int]:
+        """Of the simulated ranks in the same collective or message, the one that came last, and the place of
+        its call; `rank` and `place` otherwise."""
+        number = self._part(rank).numbers[place]
+        work = self.plan.program_on(rank).ops[number].work
         times = self.times
+        if isinstance(work, PointToPoint):
+            return self._last_side(rank, number, place)
         if not isinstance(work, Collective) or len(times.ranks) == 1:
-            return rank
+            return rank, place
         rows = self._rows_at(work.group, self._meeting(work.group, rank))
-        starts = times.start[rows, place]
+        places: int | list[int] = place
+        if len(self.parts) > 1:
+            call = self.calls[self.plan.program_of[rank]][work.group].index(place)
+            programs = self.plan.program_of[[times.ranks[row] for row in rows]].tolist()
+            places = [self.calls[program][work.group][call] for program in programs]
+        starts = times.start[rows, places]
         latest = int(np.argmax(starts))
         if times.start[times.row_of[rank], place] == starts[latest]:
-            return rank
-        return times.ranks[rows[latest]]
+            return rank, place
+        return times.ranks[rows[latest]], places if isinstance(places, int) else places[latest]
+
+    def _last_side(self, rank: int, number: int, place: int) -> tuple[int, int]:
+        found = (self.times.of(rank).start[place], rank, place)
+        for peer, op in self.peers.get((rank, number), ()):
+            at = bisect_left(self._part(peer).numbers, op)
+            start = self.times.of(peer).start[at]
+            if start > found[0]:
+                found = (start, peer, at)
+        return found[1:]
 
     def _rows_at(self, group: str, meeting: int) -> list[int]:
         """Of the simulated ranks, those that wait for each other there."""
@@ -233,29 +279,40 @@ class _Walk:
             self.found.append(Link(rank, op, start, end))
 
 
-class Predecessors:
-    """The ops with work that must end before one may start, as places among the ops with work. Ops without
-    work (waits, hooks) hand on what they wait for. `ahead[place]`: the launch right before it in a hardware
-    queue that streams share."""
+def _places_of_calls(program: Program, part: Predecessors) -> dict[str, list[int]]:
+    """By group, the places of its calls."""
+    found: dict[str, list[int]] = {}
+    for place, number in enumerate(part.numbers):
+        work = program.ops[number].work
+        if isinstance(work, Collective):
+            found.setdefault(work.group, []).append(place)
+    return found
 
-    def __init__(self, plan: Plan, numbers: list[int], connections: int = DEFAULT_CONNECTIONS) -> None:
-        self._ops, self._numbers = plan.ops, numbers
-        self._place_of = {number: place for place, number in enumerate(numbers)}
+
+class Predecessors:
+    """The ops with work that must end before one may start, as places among the ops with work (`numbers`).
+    Ops without work (waits, hooks) hand on what they wait for. `ahead[place]`: the launch right before it in
+    a hardware queue that streams share."""
+
+    def __init__(self, ops: Sequence[Op], connections: int = DEFAULT_CONNECTIONS) -> None:
+        self._ops = ops
+        self.numbers = [number for number, op in enumerate(ops) if op.work is not None]
+        self._place_of = {number: place for place, number in enumerate(self.numbers)}
         last_on_stream: dict[str, int] = {}
         self._on_stream: list[int] = []
-        for place, number in enumerate(numbers):
-            stream = plan.ops[number].stream
+        for place, number in enumerate(self.numbers):
+            stream = ops[number].stream
             self._on_stream.append(last_on_stream.get(stream, -1))
             last_on_stream[stream] = place
         self.ahead: dict[int, int] = {}
-        for number, held in enumerate(behind(plan.ops, connections) or ()):
+        for number, held in enumerate(behind(ops, connections) or ()):
             if held >= 0:
                 self.ahead[self._place_of[held]] = self._place_of[number]
 
     def of(self, place: int) -> list[int]:
         on_stream = self._on_stream[place]
         found = [on_stream] if on_stream >= 0 else []
-        waiting = list(self._ops[self._numbers[place]].after)
+        waiting = list(self._ops[self.numbers[place]].after)
         seen: set[int] = set()
         while waiting:
             number = waiting.pop()

@@ -19,16 +19,16 @@ _SAME = 0.001  # of the step
 def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
     """How long launches of the first rank's compute stream, issued and with nothing else to wait for, stood
     behind others in their queue. `trace` is the simulated one of `plan`."""
-    numbers = [number for number, op in enumerate(plan.ops) if op.work is not None]
-    before = Predecessors(plan, numbers, connections)
     own = trace.of_rank(int(trace.ranks[0]))
+    ops = plan.program_on(int(trace.ranks[0])).ops
+    before = Predecessors(ops, connections)
     order = np.argsort(own.info_indices, kind="stable")
     issue, start, end = (
         seconds[order].tolist() for seconds in (own.issue_seconds, own.start_seconds, own.end_seconds)
     )
     total = 0.0
-    for place, number in enumerate(numbers):
-        if plan.ops[number].stream == COMPUTE and place in before.ahead:
+    for place, number in enumerate(before.numbers):
+        if ops[number].stream == COMPUTE and place in before.ahead:
             ready = max(issue[place], *(end[other] for other in before.of(place)), 0.0)
             total += max(start[place] - ready, 0.0)
     return total
@@ -38,7 +38,7 @@ def shared_queues_notes(
     plan: Plan, trace: Trace, connections: int, step_seconds_apart: float | None
 ) -> list[str]:
     """What it costs that the streams of `plan` share hardware queues; nothing where they do not."""
-    if behind(plan.ops, connections) is None:
+    if all(behind(program.ops, connections) is None for program in plan.programs):
         return []
     held_up = held_up_seconds(plan, trace, connections)
     return [shared_queues_note(connections, held_up, trace.step_seconds, step_seconds_apart)]

@@ -6,7 +6,7 @@ in `infos`, so a trace of a thousand ranks stays small.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 SpanKind = Literal[
     "compute", "optimizer", "copy", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast",
-    "reduce", "gather", "scatter", "send", "recv", "h2d", "d2h", "cpu", "nvme_read", "nvme_write", "host",
+    "reduce", "gather", "scatter", "send", "recv", "send_recv", "h2d", "d2h", "cpu", "nvme_read",
+    "nvme_write", "host",
 ]  # fmt: skip
 COLLECTIVES = frozenset(
     {
         "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "gather",
-        "scatter", "send", "recv",
+        "scatter", "send", "recv", "send_recv",
     }
 )  # fmt: skip
 
@@ -78,6 +79,19 @@ class MemoryEvents:
             deltas=self.deltas[rows],
             names=tuple(self.names[i] for i in rows) if self.names else (),
         )
+
+
+def joined(parts: Sequence[MemoryEvents]) -> MemoryEvents:
+    """The changes of several ranks, those of one after those of the other."""
+    return MemoryEvents(
+        ranks=np.concatenate([part.ranks for part in parts]),
+        host_seconds=np.concatenate([part.host_seconds for part in parts]),
+        stream_seconds=np.concatenate([part.stream_seconds for part in parts]),
+        devices=tuple(device for part in parts for device in part.devices),
+        categories=tuple(category for part in parts for category in part.categories),
+        deltas=np.concatenate([part.deltas for part in parts]),
+        names=tuple(name for part in parts for name in part.names),
+    )
 
 
 @dataclass(frozen=True, slots=True)

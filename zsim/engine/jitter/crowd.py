@@ -5,7 +5,8 @@ A lane that draws jitter for itself is a typical rank. What a step waits for is 
 that is another one at every meeting. Taking the largest factor for every kernel would be far too slow (no
 rank is the slowest at everything), taking one rank's sum over the step too fast (they meet on the way). So
 all ranks of the class are drawn and sent through the program at once, without a clock: kernels take their
-own time, a collective begins when the last of its group arrives and lasts as long as it did without jitter.
+own time, a collective begins when the last of its group arrives and lasts as long as it did without jitter,
+and a message begins when both sides are there.
 Between meetings that gives E = max of the ends - max of the starts over the class, the work of an envelope
 that the slowest always touch; and one lane with that work does on the clock what the whole class would.
 
@@ -16,16 +17,18 @@ are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.engine.executor import Executor
-from zsim.engine.jitter.draw import lognormal, spread
+from zsim.engine.jitter.draw import lognormal
+from zsim.engine.jitter.stretches import Stretch, stretches_of, typical_sigma
 from zsim.engine.prepare import Prepared, Seconds
-from zsim.plan.ops import Collective
+from zsim.fabric.messages import Pairs
 
 _FAR = 5.0  # standard deviations
 _FEWEST = 256
@@ -34,29 +37,21 @@ Times = Floats | float
 
 
 @dataclass(slots=True)
-class _Node:
-    """Ops that pass at one stretch: kernels in a row, or a collective, or something else of fixed length.
-
-    `seconds`: per class; `sigma`: of the kernels' sum; `group`: of a collective.
-    """
-
-    ops: list[int]
-    before: list[int]
-    seconds: Floats
-    sigma: float = 0.0
-    group: str | None = None
-    is_kernels: bool = False
-    last_use: int = 0
-
-
-@dataclass(slots=True)
 class _Groups:
-    """The groups of one kind, among the ranks that are drawn: `order` sorts them by group, `starts` is where
-    each begins in it, `of_rank` is which group every rank is in."""
+    """The groups of one kind, among the ranks of a program that are drawn: `order` sorts them by group,
+    `starts` is where each begins in it, `of_rank` is which group every rank is in, `rows` which of the kind."""
 
     order: Ints
     starts: Ints
     of_rank: Ints
+    rows: Ints
+
+    @staticmethod
+    def of(rows: Ints) -> _Groups:
+        names, of_rank = np.unique(rows, return_inverse=True)
+        order = np.argsort(of_rank, kind="stable")
+        starts = np.searchsorted(of_rank[order], np.arange(len(names)))
+        return _Groups(order, starts, of_rank, rows)
 
     def last(self, times: Times) -> Times:
         """Per rank, when the last of its group arrives."""
@@ -69,24 +64,48 @@ class _Groups:
 
 
 @dataclass
-class Crowd:
-    """All ranks of a job on their way through its program.
+class _Drawn:
+    """The ranks of a program that are drawn, in order: `of_rank` is which of the program's classes each is
+    in, `members` are the places of each class's; `classes` are their numbers among all."""
 
-    `base` is a run of it without jitter; `rank_factors` are the ranks' own.
+    ranks: Ints
+    of_rank: Ints
+    members: list[Ints]
+    classes: list[int]
+    factors: Floats
+    groups: dict[str, _Groups]
+
+    def each(self, seconds: Floats) -> Times:
+        """Per rank, the seconds of its class."""
+        return float(seconds[0]) if (seconds == seconds[0]).all() else seconds[self.of_rank]
+
+
+@dataclass
+class Crowd:
+    """All ranks of a job on their way through its programs.
+
+    `base` is a run of them without jitter; `rank_factors` are the ranks' own.
     """
 
     prepared: Prepared
     base: Executor
     rank_factors: Floats
     kernel_sigma: float
-    _nodes: list[_Node] = field(init=False)
+    _stretches: list[Stretch] = field(init=False)
+    _drawn: list[_Drawn] = field(init=False)
+    _peers: dict[tuple[int, str, bool], tuple[int, Ints]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._nodes = _nodes(self.prepared, self.base, self.kernel_sigma)
-        classes = self.prepared.classes
-        typical = _typical_sigma(self._nodes)
+        self._stretches = stretches_of(self.prepared, self.base, self.kernel_sigma)
+        self._drawn = [self._draw(number) for number in range(len(self.prepared.programs))]
+
+    def _draw(self, program: int) -> _Drawn:
+        """The ranks of a program that may be the slowest somewhere."""
+        classes, plan = self.prepared.classes, self.prepared.plan
+        typical = typical_sigma(self._stretches, program)
+        numbers = [number for number, own in enumerate(self.prepared.program_of) if own == program]
         kept = []
-        for number in range(len(classes.sizes)):
+        for number in numbers:
             members = np.flatnonzero(classes.of_rank == number)
             own = self.rank_factors[members]
             least = float(own.max()) * np.exp(-_FAR * typical)
@@ -94,50 +113,134 @@ class Crowd:
             count = max(int((own >= least).sum()), min(_FEWEST, len(members)))
             kept.append(members[order[:count]])
         ranks = np.sort(np.concatenate(kept))
-        self._ranks = ranks
-        self._of_rank = classes.of_rank[ranks]
-        self._members = [np.flatnonzero(self._of_rank == number) for number in range(len(kept))]
-        self._groups = {
-            name: _groups_of(group.row_of(self.prepared.job.world_size)[ranks])
-            for name, group in self.prepared.plan.groups.items()
-        }
+        of_rank = np.searchsorted(numbers, classes.of_rank[ranks])
+        return _Drawn(
+            ranks,
+            of_rank,
+            [np.flatnonzero(of_rank == place) for place in range(len(numbers))],
+            numbers,
+            self.rank_factors[ranks],
+            {name: _Groups.of(group.row_of(plan.world_size)[ranks]) for name, group in plan.groups.items()},
+        )
 
     def step(self, generator: np.random.Generator) -> list[Seconds]:
         """One step: per class, the kernels of its envelope; see [Note: the slowest of many]."""
-        found: list[list[float | None]] = [list(own) for own in self.prepared.kernel_seconds]
-        factors = self.rank_factors[self._ranks]
-        ends: dict[int, Times] = {}
-        for number, node in enumerate(self._nodes):
-            start = _latest([ends[before] for before in node.before])
-            if node.is_kernels:
-                normal = generator.standard_normal(len(factors))
-                factor: Floats = factors * lognormal(normal, node.sigma)
-                ends[number] = start + factor * node.seconds[self._of_rank]
-                self._keep_envelope(node, start, ends[number], found)
-            elif node.group is not None:
-                ends[number] = self._groups[node.group].last(start) + self._each(node.seconds)
-            else:
-                ends[number] = start + self._each(node.seconds)
-            for before in node.before:
-                if self._nodes[before].last_use == number:
-                    ends.pop(before, None)
-        return list(found)
+        return _Step(self, generator).found
 
-    def _each(self, seconds: Floats) -> Times:
-        return float(seconds[0]) if (seconds == seconds[0]).all() else seconds[self._of_rank]
 
-    def _keep_envelope(
-        self, node: _Node, start: Times, end: Times, found: Sequence[list[float | None]]
-    ) -> None:
+class _Step:
+    """The crowd on its way through one step. Of the stretches that can begin the first is taken, so that
+    those of one program pass in order."""
+
+    def __init__(self, crowd: Crowd, generator: np.random.Generator) -> None:
+        self.crowd, self.generator = crowd, generator
+        self.stretches = crowd._stretches
+        self.found: list[Seconds] = [list(own) for own in crowd.prepared.kernel_seconds]
+        self.ends: dict[int, Times] = {}
+        self.begins: dict[int, Times] = {}  # of those that begin with others
+        self.missing = [len(one.before) for one in self.stretches]
+        self.absent = [len(one.partners) for one in self.stretches]
+        self.after: list[list[int]] = [[] for _ in self.stretches]
+        for number, one in enumerate(self.stretches):
+            for before in one.before:
+                self.after[before].append(number)
+        self.uses = [len(after) for after in self.after]
+        self.ready = [number for number, count in enumerate(self.missing) if not count]
+        heapify(self.ready)
+        num_passed = 0
+        while self.ready:
+            self._reach(heappop(self.ready))
+            num_passed += 1
+        assert num_passed == len(self.stretches), "a stretch never begins"
+
+    def _reach(self, number: int) -> None:
+        one = self.stretches[number]
+        begin = _latest([self.ends[before] for before in one.before])
+        if not one.partners and not one.partner_of:
+            self._pass(number, begin)
+            return
+        self.begins[number] = begin
+        for other in one.partner_of:
+            self.absent[other] -= 1
+            if not self.absent[other] and other in self.begins and other != number:
+                self._pass(other, self._with_partners(other))
+        if not self.absent[number]:
+            self._pass(number, self._with_partners(number))
+
+    def _pass(self, number: int, begin: Times) -> None:
+        one = self.stretches[number]
+        drawn = self.crowd._drawn[one.program]
+        if one.is_kernels:
+            normal = self.generator.standard_normal(len(drawn.factors))
+            factor: Floats = drawn.factors * lognormal(normal, one.sigma)
+            end: Times = begin + factor * one.seconds[drawn.of_rank]
+            self._keep_envelope(one, drawn, begin, end)
+        elif one.group is not None and not one.partners:
+            end = drawn.groups[one.group].last(begin) + drawn.each(one.seconds)
+        else:
+            end = begin + drawn.each(one.seconds)
+        self.ends[number] = end
+        for before in one.before:
+            self.uses[before] -= 1
+            if not self.uses[before]:
+                self.ends.pop(before)
+        for after in self.after[number]:
+            self.missing[after] -= 1
+            if not self.missing[after]:
+                heappush(self.ready, after)
+
+    def _with_partners(self, number: int) -> Times:
+        """When each rank's collective or messages can begin, all partners being there."""
+        one = self.stretches[number]
+        return self._last_of_groups(number) if one.group is not None else self._last_of_sides(number)
+
+    def _last_of_groups(self, number: int) -> Times:
+        one = self.stretches[number]
+        assert one.group is not None
+        last = np.full(len(self.crowd.prepared.plan.groups[one.group].members), -np.inf)
+        for member in (number, *(partner.stretch for partner in one.partners)):
+            rows = self.crowd._drawn[self.stretches[member].program].groups[one.group].rows
+            np.maximum.at(last, rows, self.begins[member])
+        found: Floats = last[self.crowd._drawn[one.program].groups[one.group].rows]
+        return found
+
+    def _last_of_sides(self, number: int) -> Times:
+        one = self.stretches[number]
+        begin = np.full(len(self.crowd._drawn[one.program].ranks), self.begins[number])
+        for partner in one.partners:
+            places = self._peer_places(number, partner.stretch, partner.pair, partner.is_sent)
+            theirs = np.broadcast_to(
+                self.begins[partner.stretch],
+                len(self.crowd._drawn[self.stretches[partner.stretch].program].ranks),
+            )
+            begin = np.maximum(begin, np.where(places >= 0, theirs[places], -np.inf))
+        return begin
+
+    def _peer_places(self, number: int, partner: int, pair: str, is_sent: bool) -> Ints:
+        """Per rank, the place of its peer among those of its program; -1 where that is not drawn."""
+        program, theirs = self.stretches[number].program, self.stretches[partner].program
+        key = program, pair, is_sent
+        if key not in self.crowd._peers:
+            pairs = self.crowd.prepared.fabric.groups[pair]
+            assert isinstance(pairs, Pairs)
+            world = self.crowd.prepared.job.world_size
+            own, other = self.crowd._drawn[program].ranks, self.crowd._drawn[theirs].ranks
+            place_of = np.full(world, -1, dtype=np.int64)
+            place_of[other] = np.arange(len(other))
+            rows = (pairs.row_of(world) if is_sent else pairs.receiving_row_of(world))[own]
+            self.crowd._peers[key] = theirs, place_of[pairs.members[rows, 1 if is_sent else 0]]
+        return self.crowd._peers[key][1]
+
+    def _keep_envelope(self, one: Stretch, drawn: _Drawn, begin: Times, end: Times) -> None:
         assert not isinstance(end, float)
-        for number, members in enumerate(self._members):
-            began = start if isinstance(start, float) else float(start[members].max())
+        for place, members in enumerate(drawn.members):
+            began = begin if isinstance(begin, float) else float(begin[members].max())
             work = float(end[members].max()) - began
-            scale = work / float(node.seconds[number]) if node.seconds[number] > 0 else 1.0
-            for op in node.ops:
-                seconds = found[number][op]
-                assert seconds is not None
-                found[number][op] = seconds * scale
+            scale = work / float(one.seconds[place]) if one.seconds[place] > 0 else 1.0
+            own = self.found[drawn.classes[place]]
+            assert isinstance(own, list)
+            for op in one.ops:
+                own[op] = own[op] * scale
 
 
 def _latest(times: Sequence[Times]) -> Times:
@@ -145,85 +248,3 @@ def _latest(times: Sequence[Times]) -> Times:
     for other in times:
         latest = np.maximum(latest, other)
     return latest
-
-
-def _groups_of(rows: Ints) -> _Groups:
-    names, of_rank = np.unique(rows, return_inverse=True)
-    order = np.argsort(of_rank, kind="stable")
-    starts = np.searchsorted(of_rank[order], np.arange(len(names)))
-    return _Groups(order, starts, of_rank)
-
-
-def _typical_sigma(nodes: Sequence[_Node]) -> float:
-    """The spread of a stretch of kernels, by their time."""
-    weights = np.array([float(node.seconds.mean()) for node in nodes if node.is_kernels])
-    squares = np.array([node.sigma**2 for node in nodes if node.is_kernels])
-    return float(np.sqrt((weights * squares).sum() / weights.sum())) if weights.sum() > 0 else 0.0
-
-
-def _nodes(prepared: Prepared, base: Executor, sigma: float) -> list[_Node]:
-    """The program as stretches, in an order in which each comes after what it waits for."""
-    program = prepared.program
-    before = _predecessors(program.successors)
-    waited = {op for waits in program.host_waits for op in waits}
-    nodes: list[_Node] = []
-    of_op: list[int] = []
-    host = -1  # the stretch after which the host is free
-    for op, waits in enumerate(program.host_waits):
-        if waits:
-            of_host = {of_op[other] for other in waits} | ({host} if host >= 0 else set())
-            host = _event(nodes, sorted(of_host))
-        needs = sorted({of_op[other] for other in before[op]} | ({host} if host >= 0 else set()))
-        work = program.plan.ops[op].work
-        if work is None:
-            of_op.append(needs[0] if len(needs) == 1 else _event(nodes, needs))
-        elif program.kernel_seconds[op] is not None:
-            previous = before[op][0] if len(before[op]) == 1 else -1
-            joins = previous >= 0 and previous not in waited and len(program.successors[previous]) == 1
-            joins = joins and nodes[of_op[previous]].is_kernels and nodes[of_op[previous]].ops[-1] == previous
-            if joins and set(needs) <= {of_op[previous], *nodes[of_op[previous]].before}:
-                nodes[of_op[previous]].ops.append(op)
-                of_op.append(of_op[previous])
-            else:
-                nodes.append(_Node([op], needs, np.zeros(0), is_kernels=True))
-                of_op.append(len(nodes) - 1)
-        else:
-            group = work.group if isinstance(work, Collective) else None
-            nodes.append(_Node([op], needs, _lasted(base, op, group), group=group))
-            of_op.append(len(nodes) - 1)
-    for number, node in enumerate(nodes):
-        if node.is_kernels:
-            each = np.array([[lane.ended[op] - lane.start[op] for op in node.ops] for lane in base.lanes])
-            node.seconds = each.sum(axis=1)
-            parts = np.array([program.concentration[op] for op in node.ops]) * each[0] ** 2
-            total = float(node.seconds[0])
-            concentration = float(parts.sum()) / total**2 if total > 0 else 0.0
-            node.sigma = float(spread(sigma, np.array([concentration]))[0])
-        for other in node.before:
-            nodes[other].last_use = number
-    return nodes
-
-
-def _event(nodes: list[_Node], needs: list[int]) -> int:
-    nodes.append(_Node([], needs, np.zeros(1)))
-    return len(nodes) - 1
-
-
-def _predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
-    before: list[list[int]] = [[] for _ in successors]
-    for op, others in enumerate(successors):
-        for other in others:
-            before[other].append(op)
-    return before
-
-
-def _lasted(base: Executor, op: int, group: str | None) -> Floats:
-    """Per lane, how long an op took once it could begin; a collective begins with the last of its group."""
-    starts = [lane.start[op] for lane in base.lanes]
-    if group is not None:
-        latest: Mapping[int, float] = {}
-        for lane, start in zip(base.lanes, starts, strict=True):
-            instance = lane.instances[group]
-            latest = {**latest, instance: max(latest.get(instance, 0.0), start)}
-        starts = [latest[lane.instances[group]] for lane in base.lanes]
-    return np.array([lane.ended[op] - start for lane, start in zip(base.lanes, starts, strict=True)])

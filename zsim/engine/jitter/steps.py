@@ -55,7 +55,8 @@ def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jitte
         slowed(kernels, float(own[rank]))
         for kernels, rank in zip(prepared.kernel_seconds, ranks, strict=True)
     ]
-    concentration = np.array(prepared.program.concentration)
+    concentration = [np.array(priced.concentration) for priced in prepared.programs]
+    program_of = prepared.program_of
     is_alone = all(size == 1 for size in sizes)
     crowd = None if is_alone else Crowd(prepared, plain.executor, own, jitter.kernel_sigma)
     traces: list[Trace] = []
@@ -63,7 +64,9 @@ def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jitte
     for step in range(jitter.steps):
         many = crowd.step(crowd_generator(jitter, step)) if crowd is not None else seconds
         drawn = [
-            op_seconds(jitter, step, rank, seconds[number], concentration) if size == 1 else many[number]
+            op_seconds(jitter, step, rank, seconds[number], concentration[program_of[number]])
+            if size == 1
+            else many[number]
             for number, (rank, size) in enumerate(zip(ranks, sizes, strict=True))
         ]
         run = run_once(prepared, drawn)

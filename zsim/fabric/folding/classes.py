@@ -22,6 +22,7 @@ from zsim.fabric.algorithms.methods import methods
 from zsim.fabric.algorithms.others import SHAPES
 from zsim.fabric.algorithms.rings import domains_of
 from zsim.fabric.folding.alike import by_pattern
+from zsim.fabric.messages import Pairs
 from zsim.plan.ops import Collective, Group
 from zsim.specs.topology.topology import Topology
 
@@ -124,10 +125,12 @@ class _Kind:
     def __init__(self, party: JobPlacement, name: str, group: Group) -> None:
         topology = party.topology
         self.members = group.members
+        self.is_pairs = isinstance(group, Pairs)
         self.colours = np.zeros(len(self.members), dtype=np.int64)
         self.of_slot = np.zeros(topology.num_slots, dtype=np.int64)
         slots = topology.slots[self.members]
-        self.of_slot[slots] = np.arange(len(self.members))[:, None]
+        of_member = np.arange(len(self.members))[:, None]
+        self.of_slot[slots[:, :1] if self.is_pairs else slots] = of_member  # a pair's bytes are its sender's
         self.patterns = by_pattern(topology, slots)
         self.shapes = _shapes(topology, self.patterns, group, party.works)
 
@@ -156,7 +159,10 @@ class _Colouring:
         generator = np.random.default_rng(20013)
         hashes = generator.integers(-(2**62), 2**62, int(self.ranks.max()) + 1)
         for kind in self.kinds.values():
-            colours = _both(kind.colours, _numbered(hashes[self.ranks[kind.members]].sum(axis=1)))
+            mixed = hashes[self.ranks[kind.members]]
+            if kind.is_pairs:  # who sends is not who receives
+                mixed[:, 1] *= 3
+            colours = _both(kind.colours, _numbered(mixed.sum(axis=1)))
             if links is not None:
                 values = generator.uniform(1.0, 2.0, int(links.max()) + 1)[links]
                 for shape in kind.shapes:
@@ -171,9 +177,10 @@ class _Colouring:
         share more than links."""
         colours = self.ranks
         for kind in self.kinds.values():
-            own = np.empty(len(colours), dtype=np.int64)
-            own[kind.members] = kind.colours[:, None]
-            colours = _both(colours, own)
+            for column in (kind.members[:, :1], kind.members[:, 1:]) if kind.is_pairs else (kind.members,):
+                own = np.zeros(len(colours), dtype=np.int64)  # in no group of the kind
+                own[column] = kind.colours[:, None] + 1
+                colours = _both(colours, own)
         for places in self.neighbourhoods:
             hashes = np.random.default_rng(20014).integers(-(2**62), 2**62, int(colours.max()) + 1)
             sums = np.zeros(int(places.max()) + 1, dtype=np.int64)
@@ -182,10 +189,10 @@ class _Colouring:
         self.ranks = colours
 
     def classes(self) -> Classes:
-        single = {name: np.arange(self.party.topology.world_size) for name in self.party.groups}
         blocks = {name: kind.colours for name, kind in self.kinds.items()}
         # A group of one rank is as its rank is.
-        alone = {name: self.ranks for name in single if name not in blocks}
+        groups = self.party.groups.items()
+        alone = {name: self.ranks[group.members[:, 0]] for name, group in groups if group.size == 1}
         return Classes(
             _in_order(self.ranks), {name: _in_order(own) for name, own in (blocks | alone).items()}
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from zsim.plan.memory.peaks import device_peaks, pinned_peak
 from zsim.plan.ops import Device, Memory, Plan
 from zsim.specs.cluster.cluster import Cluster
@@ -17,47 +19,62 @@ def usable_bytes(cluster: Cluster) -> int:
     return int(cluster.gpu.memory.capacity / (1 + cluster.framework_memory.allocator_margin))
 
 
-def framework_memory(job: Job, plan: Plan) -> Memory:
-    """The CUDA context, and the buffers of one communicator per process group."""
+def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
+    """The CUDA context, and the buffers of one communicator per process group that a program's ranks are in."""
     memory = job.cluster.framework_memory
-    communicators = sum(group.size > 1 for group in plan.groups.values())
+    rank = int(np.argmax(plan.program_of == program))
+    communicators = sum(group.size > 1 and rank in group.members for group in plan.groups.values())
     return Memory("framework", memory.context + communicators * memory.communicator)
 
 
 def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
-    """Memory before a step: that of a GPU, or of all ranks of a node on its host or drives."""
-    held = max(
+    """Memory before a step: that of the fullest GPU, or of all ranks of a node on its host or drives."""
+    held = [
         sum(memory.bytes for memory in program.resident if memory.device == device)
         for program in plan.programs
-    )
-    return held + framework_memory(job, plan).bytes if device == "gpu" else held * job.gpus_per_node
+    ]
+    if device != "gpu":
+        return _of_fullest_node(job, plan, held)
+    return max(bytes + framework_memory(job, plan, number).bytes for number, bytes in enumerate(held))
 
 
 def step_peak_bytes(job: Job, plan: Plan) -> int:
-    """Maximum GPU memory of a rank over a step."""
-    framework = framework_memory(job, plan)
-    return max(device_peaks(program, [framework]).get("gpu", 0) for program in plan.programs)
+    """Maximum GPU memory of the fullest rank over a step."""
+    return max(
+        device_peaks(program, [framework_memory(job, plan, number)]).get("gpu", 0)
+        for number, program in enumerate(plan.programs)
+    )
 
 
 def peak_bytes(job: Job, plan: Plan) -> int:
-    """Maximum GPU memory of a rank over a step, or before the first."""
+    """Maximum GPU memory of the fullest rank over a step, or before the first."""
     return max(step_peak_bytes(job, plan), startup_bytes(job, plan))
 
 
 def startup_bytes(job: Job, plan: Plan) -> int:
-    """GPU memory of a rank before the first step; 0 where that is no more than it keeps."""
-    most = max(program.startup_bytes for program in plan.programs)
-    return most + framework_memory(job, plan).bytes if most else 0
+    """GPU memory of the fullest rank before the first step; 0 where that is no more than it keeps."""
+    return max(
+        program.startup_bytes + framework_memory(job, plan, number).bytes if program.startup_bytes else 0
+        for number, program in enumerate(plan.programs)
+    )
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
     """Maximum host or NVMe memory of a node over a step: that of all its ranks."""
-    return max(device_peaks(program).get(device, 0) for program in plan.programs) * job.gpus_per_node
+    return _of_fullest_node(job, plan, [device_peaks(program).get(device, 0) for program in plan.programs])
 
 
 def pinned_bytes(job: Job, plan: Plan) -> int:
     """Maximum page-locked host memory of a node over a step."""
-    return max(pinned_peak(program) for program in plan.programs) * job.gpus_per_node
+    return _of_fullest_node(job, plan, [pinned_peak(program) for program in plan.programs])
+
+
+def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:
+    """The sum over the ranks of a node of what each has by its program, whenever that is."""
+    if len(of_program) == 1:
+        return of_program[0] * job.gpus_per_node
+    of_rank = np.array(of_program)[plan.program_of]
+    return int(np.add.reduceat(of_rank, np.arange(0, len(of_rank), job.gpus_per_node)).max())
 
 
 def exceeds_pinned_limit(job: Job, plan: Plan) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Plan
+from zsim.plan.ops import Program
 
 
 class TensorChange(NamedTuple):
@@ -34,13 +34,13 @@ class _Tensor:
     number: int = -1
 
 
-def tensor_changes(plan: Plan) -> list[TensorChange]:
-    """The plan's changes of GPU memory, tensor by tensor, in the host's order.
+def tensor_changes(program: Program) -> list[TensorChange]:
+    """The program's changes of GPU memory, tensor by tensor, in the host's order.
 
     A block belongs to the stream that the next work is issued to: frameworks allocate for what they are about
     to run, inside `with torch.cuda.stream(...)`; activations are made on the compute stream.
     """
-    changes = [change for change in plan.memory if change.device == "gpu"]
+    changes = [change for change in program.memory if change.device == "gpu"]
     live: dict[tuple[str, str, str], list[_Tensor]] = {}  # oldest first
     moved: list[list[_Tensor]] = []  # by change: what it allocates or frees
     for place, change in enumerate(changes):
@@ -51,7 +51,7 @@ def tensor_changes(plan: Plan) -> list[TensorChange]:
             tensors += moved[place]
         else:
             moved.append(_take(-change.bytes, tensors, moved))
-    streams = _next_streams(plan)
+    streams = _next_streams(program)
     result, count = [], 0
     for change, tensors in zip(changes, moved, strict=True):
         own = COMPUTE if change.category == "activations" else change.stream
@@ -84,10 +84,10 @@ def _take(count: int, tensors: list[_Tensor], moved: list[list[_Tensor]]) -> lis
     return taken
 
 
-def _next_streams(plan: Plan) -> list[str]:
+def _next_streams(program: Program) -> list[str]:
     """Per op, the stream of the next work that the host issues."""
-    streams = [COMPUTE] * (len(plan.ops) + 1)
-    for number in range(len(plan.ops) - 1, -1, -1):
-        op = plan.ops[number]
+    streams = [COMPUTE] * (len(program.ops) + 1)
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
         streams[number] = op.stream if op.work is not None else streams[number + 1]
     return streams

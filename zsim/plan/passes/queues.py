@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.plan.ops import Collective, Copy, Kernels, Op
+from zsim.plan.ops import Collective, Copy, Kernels, Op, PointToPoint
 
 
 def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
@@ -46,6 +46,6 @@ def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
 
 def _engine(op: Op) -> str | None:
     """Whose queues an op's launches pass through."""
-    if isinstance(op.work, Kernels | Collective):
+    if isinstance(op.work, Kernels | Collective | PointToPoint):
         return "compute"
     return op.work.direction if isinstance(op.work, Copy) else None

@@ -17,8 +17,12 @@ from zsim.plan.ops import OffloadWork, Op, Plan, Program
 def is_drained(plan: Plan) -> bool:
     """Whether the host waits for the GPU between backward and the end of the step, as it does where the
     update runs on the CPU."""
+    return all(_is_drained(program) for program in plan.programs)
+
+
+def _is_drained(program: Program) -> bool:
     return any(
-        (op.phase == "optimizer" and op.host_waits) or isinstance(op.work, OffloadWork) for op in plan.ops
+        (op.phase == "optimizer" and op.host_waits) or isinstance(op.work, OffloadWork) for op in program.ops
     )
 
 
@@ -28,8 +32,8 @@ def twice(plan: Plan) -> Plan:
 
 
 def _twice(program: Program) -> Program:
-    """On every stream the second begins after the first's last kernel: nothing
-    may read a parameter before the optimizer has written it."""
+    """On every stream the second begins after the first's last kernel: nothing may read a parameter before
+    the optimizer has written it."""
     count = len(program.ops)
     last = max(
         number for number, op in enumerate(program.ops) if op.stream == COMPUTE and op.work is not None

@@ -1,0 +1,202 @@
+"""A job's programs as stretches: what passes at once when ranks are sent through them without a clock.
+
+A run without jitter says how long everything takes once it can begin; programs say what waits for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from zsim.arrays import Floats
+from zsim.engine.executor import Executor, Lane
+from zsim.engine.jitter.draw import spread
+from zsim.engine.prepare import Prepared
+from zsim.engine.priced_program import PricedProgram
+from zsim.fabric.messages import Pairs
+from zsim.plan.ops import Collective
+
+
+class Partner(NamedTuple):
+    """A stretch of another program, or of neighbours in the same one, that one begins with: a collective's,
+    or the other side of a message of `pair`, which this side has sent or is to receive."""
+
+    stretch: int
+    pair: str = ""
+    is_sent: bool = False
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Ops of a program that pass at once: kernels in a row, or a collective, or a call with messages, or
+    something else of fixed length.
+
+    `before`: stretches that it waits for; `seconds`: per class of the program's ranks; `sigma`: of the
+    kernels' sum; `group`: of a collective; `partner_of`: the stretches that begin with this one.
+    """
+
+    program: int
+    ops: list[int]
+    before: list[int]
+    seconds: Floats
+    sigma: float = 0.0
+    group: str | None = None
+    is_kernels: bool = False
+    partners: list[Partner] = field(default_factory=list)
+    partner_of: list[int] = field(default_factory=list)
+
+
+def stretches_of(prepared: Prepared, base: Executor, sigma: float) -> list[Stretch]:
+    """The programs as stretches, those of one after those of the other, each after what it waits for in its
+    program."""
+    return _Reader(prepared, base, sigma).found
+
+
+def typical_sigma(stretches: Sequence[Stretch], program: int) -> float:
+    """The spread of a program's stretch of kernels, by their time."""
+    kernels = [one for one in stretches if one.is_kernels and one.program == program]
+    weights = np.array([float(one.seconds.mean()) for one in kernels])
+    squares = np.array([one.sigma**2 for one in kernels])
+    return float(np.sqrt((weights * squares).sum() / weights.sum())) if weights.sum() > 0 else 0.0
+
+
+class _Reader:
+    def __init__(self, prepared: Prepared, base: Executor, sigma: float) -> None:
+        self.prepared, self.base, self.sigma = prepared, base, sigma
+        self.found: list[Stretch] = []
+        numbers = list(enumerate(prepared.programs))
+        program_of = prepared.program_of
+        self.lanes = [
+            [lane for lane, own in zip(base.lanes, program_of, strict=True) if own == number]
+            for number, _ in numbers
+        ]
+        self.calls: list[dict[int, int]] = [{} for _ in numbers]  # by meeting: the op
+        for number, program in numbers:
+            self.calls[number] = {call: op for op, call in enumerate(program.meetings) if call >= 0}
+        self.of_op: list[list[int]] = []
+        for number, program in numbers:
+            self._read(number, program)
+        for number, program in numbers:
+            self._join(number, program)
+
+    def _read(self, number: int, program: PricedProgram) -> None:
+        """The stretches of one program."""
+        before = _predecessors(program.successors)
+        waited = {op for waits in program.host_waits for op in waits}
+        nodes, first, lanes = self.found, len(self.found), self.lanes[number]
+        of_op: list[int] = []
+        host = -1  # the stretch after which the host is free
+        for op, waits in enumerate(program.host_waits):
+            if waits:
+                of_host = {of_op[other] for other in waits} | ({host} if host >= 0 else set())
+                host = self._event(number, sorted(of_host))
+            needs = sorted({of_op[other] for other in before[op]} | ({host} if host >= 0 else set()))
+            work = program.program.ops[op].work
+            if work is None:
+                of_op.append(needs[0] if len(needs) == 1 else self._event(number, needs))
+            elif program.kernel_seconds[op] is not None:
+                previous = before[op][0] if len(before[op]) == 1 else -1
+                joins = previous >= 0 and previous not in waited and len(program.successors[previous]) == 1
+                joins = (
+                    joins and nodes[of_op[previous]].is_kernels and nodes[of_op[previous]].ops[-1] == previous
+                )
+                if joins and set(needs) <= {of_op[previous], *nodes[of_op[previous]].before}:
+                    nodes[of_op[previous]].ops.append(op)
+                    of_op.append(of_op[previous])
+                else:
+                    nodes.append(Stretch(number, [op], needs, np.zeros(0), is_kernels=True))
+                    of_op.append(len(nodes) - 1)
+            else:
+                group = work.group if isinstance(work, Collective) else None
+                seconds = np.array([lane.ended[op] - self._began(number, lane, op) for lane in lanes])
+                nodes.append(Stretch(number, [op], needs, seconds, group=group))
+                of_op.append(len(nodes) - 1)
+        self.of_op.append(of_op)
+        for node in nodes[first:]:
+            if node.is_kernels:
+                self._add_times(node, program)
+
+    def _event(self, program: int, needs: list[int]) -> int:
+        self.found.append(Stretch(program, [], needs, np.zeros(len(self.lanes[program]))))
+        return len(self.found) - 1
+
+    def _add_times(self, node: Stretch, program: PricedProgram) -> None:
+        lanes = self.lanes[node.program]
+        each = np.array([[lane.ended[op] - lane.start[op] for op in node.ops] for lane in lanes])
+        node.seconds = each.sum(axis=1)
+        parts = np.array([program.concentration[op] for op in node.ops]) * each[0] ** 2
+        total = float(node.seconds[0])
+        concentration = float(parts.sum()) / total**2 if total > 0 else 0.0
+        node.sigma = float(spread(self.sigma, np.array([concentration]))[0])
+
+    def _began(self, number: int, lane: Lane, op: int) -> float:
+        """When an op that was reached could begin: a collective with the last of its communicator, messages
+        with the other sides."""
+        work = lane.works[op]
+        if not isinstance(work, Collective):
+            return max([lane.start[op], *(peer.start[other] for peer, other in lane.peers.get(op, ()))])
+        call, instance = lane.program.meetings[op], lane.instances[work.group]
+        return max(
+            other.start[self.calls[program][call]]
+            for program, lanes in enumerate(self.lanes)
+            if program == number or len(self.lanes) > 1
+            for other in lanes
+            if other.instances[work.group] == instance
+        )
+
+    def _join(self, number: int, program: PricedProgram) -> None:
+        """Tell stretches which others they begin with."""
+        plan = self.prepared.plan
+        if len(plan.programs) > 1:
+            for call, op in self.calls[number].items():
+                work = program.program.ops[op].work
+                assert isinstance(work, Collective)
+                for other in self._programs_with(work.group, number):
+                    self._add_partner(number, op, other, self.calls[other][call])
+        for op, sides in program.sides.items():
+            for side in sides:
+                pair = side.work.group
+                other = self._peer_program(pair, number, is_sender=side.is_sent)
+                peer_op = self._op_of_side(other, pair, not side.is_sent, side.number)
+                self._add_partner(number, op, other, peer_op, pair, side.is_sent)
+
+    def _add_partner(
+        self, number: int, op: int, other: int, other_op: int, pair: str = "", is_sent: bool = False
+    ) -> None:
+        own, partner = self.of_op[number][op], self.of_op[other][other_op]
+        self.found[own].partners.append(Partner(partner, pair, is_sent))
+        self.found[partner].partner_of.append(own)
+
+    def _programs_with(self, group: str, number: int) -> list[int]:
+        """The other programs whose ranks are in communicators of a kind with ranks of this one."""
+        plan = self.prepared.plan
+        programs = plan.program_of[plan.groups[group].members]
+        together = programs[(programs == number).any(axis=1)]
+        return [other for other in np.unique(together).tolist() if other != number]
+
+    def _peer_program(self, pair: str, number: int, *, is_sender: bool) -> int:
+        pairs = self.prepared.fabric.groups[pair]
+        assert isinstance(pairs, Pairs)
+        programs = self.prepared.plan.program_of[pairs.members]
+        own, other = (0, 1) if is_sender else (1, 0)
+        found = np.unique(programs[programs[:, own] == number, other])
+        assert len(found) == 1, f"'{pair}': ranks of program {number} have peers in programs {found.tolist()}"
+        return int(found[0])
+
+    def _op_of_side(self, program: int, pair: str, is_sent: bool, number: int) -> int:
+        return next(
+            op
+            for op, sides in self.prepared.programs[program].sides.items()
+            if any(s.work.group == pair and s.is_sent == is_sent and s.number == number for s in sides)
+        )
+
+
+def _predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    before: list[list[int]] = [[] for _ in successors]
+    for op, others in enumerate(successors):
+        for other in others:
+            before[other].append(op)
+    return before

@@ -1,0 +1,117 @@
+"""Messages between two ranks, as collectives of pairs.
+
+All that the ranks of a kind of group send to the rank so many places further on is one kind of group itself:
+its communicators are the pairs of a sender and its receiver. So a message is a "send" of a pair, and routes,
+latency, sharing and folding of pairs are those of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from zsim.arrays import Ints
+from zsim.plan.ops import Collective, Group, Plan, PointToPoint, Program
+
+
+class Pairs(Group):
+    """Rows are (sender, receiver). A rank sends in one row at most, and receives in one."""
+
+    def row_of(self, world_size: int) -> Ints:
+        """Per rank the row in which it sends; -1 where it sends in none."""
+        rows = np.full(world_size, -1, dtype=np.int64)
+        rows[self.members[:, 0]] = np.arange(len(self.members))
+        return rows
+
+    def receiving_row_of(self, world_size: int) -> Ints:
+        """Per rank the row in which it receives; -1 where it receives in none."""
+        rows = np.full(world_size, -1, dtype=np.int64)
+        rows[self.members[:, 1]] = np.arange(len(self.members))
+        return rows
+
+
+class Side(NamedTuple):
+    """One side of a message: of its pair's messages the `number`-th, sent by this rank or to it."""
+
+    work: Collective
+    is_sent: bool
+    number: int
+
+
+def pairs_of(plan: Plan) -> dict[str, Pairs]:
+    """The kinds of pairs between which the plan's programs send."""
+    senders: dict[tuple[str, int], list[int]] = {}
+    for number, program in enumerate(plan.programs):
+        for group, shift in dict.fromkeys(_sends(program, plan.groups)):
+            senders.setdefault((group, shift), []).append(number)
+    found = {}
+    for (name, shift), programs in senders.items():
+        members = plan.groups[name].members
+        sends = np.isin(plan.program_of[members], programs)
+        pairs = np.stack([members, np.roll(members, -shift, axis=1)], axis=2)[sends]
+        found[_pair_name(name, shift)] = Pairs(_pair_name(name, shift), pairs)
+    return found
+
+
+def communicators_of(plan: Plan) -> dict[str, Group]:
+    """The plan's groups, and the pairs between which it sends."""
+    return {**plan.groups, **pairs_of(plan)}
+
+
+def sides_of(program: Program, groups: Mapping[str, Group]) -> dict[int, tuple[Side, ...]]:
+    """By op, the sides of its messages."""
+    counts: dict[tuple[str, str, int], int] = {}
+    found = {}
+    for number, op in enumerate(program.ops):
+        if isinstance(op.work, PointToPoint):
+            sides = []
+            for message in op.work.messages:
+                size = groups[op.work.group].size
+                is_send = message.direction == "send"
+                shift = message.shift % size if is_send else -message.shift % size
+                key = op.work.group, message.direction, shift
+                counts[key] = count = counts.get(key, -1) + 1
+                work = Collective("send", message.bytes, op.work.dtype, _pair_name(op.work.group, shift))
+                sides.append(Side(work, is_send, count))
+            found[number] = tuple(sides)
+    return found
+
+
+def sends(work: PointToPoint, groups: Mapping[str, Group]) -> list[Collective]:
+    """What a call sends, as the work of pairs."""
+    size = groups[work.group].size
+    return [
+        Collective("send", message.bytes, work.dtype, _pair_name(work.group, message.shift % size))
+        for message in work.messages
+        if message.direction == "send"
+    ]
+
+
+def fabric_works(program: Program, groups: Mapping[str, Group]) -> list[Collective]:
+    """Everything that a rank of a program puts on links: its collectives and what it sends, in order."""
+    found: list[Collective] = []
+    for op in program.ops:
+        if isinstance(op.work, Collective):
+            found.append(op.work)
+        elif isinstance(op.work, PointToPoint):
+            found += sends(op.work, groups)
+    return found
+
+
+def _sends(program: Program, groups: Mapping[str, Group]) -> Iterator[tuple[str, int]]:
+    for op in program.ops:
+        if isinstance(op.work, PointToPoint):
+            for message in op.work.messages:
+                if message.direction == "send":
+                    size = groups[op.work.group].size
+                    shift = message.shift % size
+                    assert shift, (
+                        f"'{op.name}': a message {message.shift} places on among {size} ranks is its own"
+                    )
+                    yield op.work.group, shift
+
+
+def _pair_name(group: str, shift: int) -> str:
+    return f"{group} +{shift}"
