@@ -54,8 +54,8 @@ class Stage:
         self.builder.free("activations", self.micro_bytes, owner=f"micro-batch {micro_batch}")
 
     def batch(self, *messages: tuple[str, int]) -> None:
-        """`batch_isend_irecv` and its wait: ("send" or "recv", `ON` or `BACK`); those that leave the pipeline are
-        left out."""
+        """`batch_isend_irecv` and its wait: ("send" or "recv", `ON` or `BACK`); those that leave the pipeline
+        are left out."""
         kept = [
             Message("send" if direction == "send" else "recv", self.sent_bytes, where)
             for direction, where in messages
@@ -83,7 +83,7 @@ def pair_name(lower: int) -> str:
 
 
 def groups_of(stages: int, replicas: int = 1) -> list[Group]:
-    """Ranks stand stage by stage: the pipelines, each pair of neighbours in them, and the replicas of a stage."""
+    """Ranks stand stage by stage: pipelines, the replicas of a stage, and each pair of neighbours."""
     world = stages * replicas
     rank = np.arange(world).reshape(stages, replicas)
     pairs = [Group(pair_name(low), rank[low : low + 2].T) for low in range(stages - 1)]
@@ -141,7 +141,7 @@ def pipeline_plan(
     micro_bytes: int = 0,
     gradient_bytes: int = 0,
 ) -> Plan:
-    """A plan of one program per stage; `kernels`: forward's and backward's, one for all stages or one for each;
+    """A plan of one program per stage; `kernels`: forward's and backward's, for all stages or for each;
     `gradient_bytes`: all-reduced among replicas at the end."""
     groups = groups_of(stages, replicas)
     programs = []

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.fabric.folding.alike import are_alike
-from zsim.fabric.folding.classes import Classes, JobPlacement, each_by_itself, one_class, stable_classes
+from zsim.fabric.folding.classes import (
+    Classes,
+    JobPlacement,
+    each_by_itself,
+    first_apart,
+    one_class,
+    stable_classes,
+)
 from zsim.fabric.messages import communicators_of, fabric_works
 from zsim.plan.ops import OffloadWork, Plan, PointToPoint
 from zsim.specs.topology.topology import Topology
@@ -47,6 +55,16 @@ def find_classes(
         if len(classes.sizes) <= _MOST_CLASSES:
             return classes, ()
     return stable_classes([party], by_links=False)[0], (_ROUGHLY,)
+
+
+def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes: Classes) -> Classes:
+    """The classes with the first rank of each by itself, and, where messages tie ranks to each other, those
+    that it sends to and takes from too."""
+    apart = first_apart(classes)
+    if not any(isinstance(work, PointToPoint) for work in plan.works()):
+        return apart
+    party = make_party(topology, plan, slowdowns)
+    return stable_classes([replace(party, kinds=apart.of_rank)])[0]
 
 
 def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:

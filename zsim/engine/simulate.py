@@ -14,7 +14,7 @@ from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.engine.allocation import Allocation, make_allocator, settle
 from zsim.engine.executor import Executor
-from zsim.engine.folding import find_classes, node_ranks
+from zsim.engine.folding import find_classes, node_ranks, with_firsts_apart
 from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.prepare import Prepared, prepare
@@ -22,7 +22,7 @@ from zsim.engine.sent import sent_by_phase
 from zsim.engine.together import ConcurrentJob, run_together
 from zsim.errors import NotSimulatedError
 from zsim.fabric.fabric import LinkLoad
-from zsim.fabric.folding.classes import Classes, first_apart
+from zsim.fabric.folding.classes import Classes
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes, usable_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
@@ -157,17 +157,13 @@ def _by_itself(
         topology, plan, slowdowns, is_plain=is_plain, unfold=unfold, by_links=by_links
     )
     if jitter is not None and not unfold:
-        classes = first_apart(classes)
+        classes = with_firsts_apart(topology, plan, slowdowns, classes)
     repeated = twice(plan) if is_steady and not is_drained(plan) else plan
     prepared = prepare(
         job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
     )
     allocation: Allocation | None = None
-    if (
-        allocator_bytes is not None
-        and any(program.memory for program in plan.programs)
-        and job.cluster.gpu.vendor != "cpu"
-    ):
+    if allocator_bytes is not None and plan.changes_memory and job.cluster.gpu.vendor != "cpu":
         prepared, run, allocation = _with_allocator(prepared, repeated, allocator_bytes)
     else:
         run = run_once(prepared)

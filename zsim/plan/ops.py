@@ -227,11 +227,13 @@ class Group:
 
     @cached_property
     def stride(self) -> int | None:
-        """The distance between neighbours in every communicator; None where it is not the same."""
-        steps = np.diff(self.members, axis=1)
-        if not steps.size:
-            return 1
-        return int(steps[0, 0]) if (steps == steps[0, 0]).all() else None
+        """How far neighbours are apart where the members are those of `regular`; None for other groups."""
+        count, size = self.members.shape
+        stride = int(self.members[0, 1] - self.members[0, 0]) if size > 1 else 1
+        if stride < 1 or count * size % (size * stride):
+            return None
+        regular = Group.regular(self.name, count * size, size, stride)
+        return stride if np.array_equal(self.members, regular.members) else None
 
     def ranks_of(self, rank: int) -> list[int]:
         """The members of the communicator that `rank` belongs to."""

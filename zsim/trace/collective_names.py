@@ -36,6 +36,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "reduce": ("reduce", "Reduce_Sum"),
     "send": ("send", "SendRecv"),
     "recv": ("recv", "SendRecv"),
+    "send_recv": ("send_recv", "SendRecv"),  # zsim's own: a batch that does both
 }
 _MOST_RANKS_WRITTEN = 30  # longer lists are cut in the metadata, not in `pg_config`
 _NUMBERS = re.compile(r"\d+")
@@ -46,6 +47,8 @@ def collective_kind(name: str) -> str:
 
     NCCL's all-to-all kernels are called SendRecv; so are its send and recv, and the name does not tell.
     """
+    if name == "send_recv":
+        return name
     plain = name.lower().replace("_", "")
     if "sendrecv" in plain:
         return "all_to_all"

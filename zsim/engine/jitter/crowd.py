@@ -39,7 +39,7 @@ Times = Floats | float
 @dataclass(slots=True)
 class _Groups:
     """The groups of one kind, among the ranks of a program that are drawn: `order` sorts them by group,
-    `starts` is where each begins in it, `of_rank` is which group every rank is in, `rows` which of the kind."""
+    `starts` is where each begins in it, `of_rank` is which every rank is in, `rows` which of the kind."""
 
     order: Ints
     starts: Ints

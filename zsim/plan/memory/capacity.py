@@ -20,7 +20,7 @@ def usable_bytes(cluster: Cluster) -> int:
 
 
 def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
-    """The CUDA context, and the buffers of one communicator per process group that a program's ranks are in."""
+    """The CUDA context, and the buffers of one communicator per process group of a program's ranks."""
     memory = job.cluster.framework_memory
     rank = int(np.argmax(plan.program_of == program))
     communicators = sum(group.size > 1 and rank in group.members for group in plan.groups.values())

@@ -42,7 +42,7 @@ _TOLERANCE = 2e-6  # seconds: launches and clocks are no better
 _NEAR = 8  # ops: what belongs to one collective is issued together
 _REDUCTIONS = frozenset({"reduce_scatter", "all_reduce", "reduce"})
 _ON_HOST = frozenset({"compute", "optimizer", "copy"})  # what a CPU run computes in line
-POINT_TO_POINT = frozenset({"send", "recv"})  # they meet nobody here: they take what they took
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # they meet nobody here: they take what they took
 
 
 def replay_plans(step: Trace) -> dict[int, ReplayPlan]:

@@ -51,6 +51,7 @@ SPANS: dict[str, Meaning] = {
     "reduce": Meaning("reduce", "#C98B3C", "yellow"),
     "send": Meaning("send", "#E07B39", "red"),
     "recv": Meaning("receive", "#B86A2D", "red"),
+    "send_recv": Meaning("send and receive", "#C05A50", "red"),
     "h2d": Meaning("host to GPU", "#B8568F", "magenta"),
     "d2h": Meaning("GPU to host", "#D58BB8", "magenta"),
     "cpu": Meaning("CPU work", "#7B3F73", "magenta"),

@@ -17,7 +17,7 @@ from zsim.errors import InputError
 from zsim.trace.readers.recording import Recording
 from zsim.trace.trace import COLLECTIVES, SpanInfo
 
-_POINT_TO_POINT = frozenset({"send", "recv"})
+_POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 _MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})  # in size, from rank to rank
 _LEAST_OFFSET = 10_000  # nanoseconds; ends of one collective differ by as much on equal clocks
 Match = dict[int, int]  # place of the recording -> its span
