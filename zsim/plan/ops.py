@@ -208,6 +208,15 @@ class Group:
     name: str
     members: Ints
 
+    def __eq__(self, other: object) -> bool:
+        """Groups of one name and the same members are one group."""
+        if not isinstance(other, Group):
+            return NotImplemented
+        return self.name == other.name and np.array_equal(self.members, other.members)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.members.shape))
+
     @classmethod
     def regular(cls, name: str, world_size: int, size: int | None = None, stride: int = 1) -> Group:
         """The world in groups of `size` ranks (None: all) that are `stride` apart.
