@@ -15,7 +15,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.formats.export import export_files
 from zsim.specs.formats.exported import Exported
-from zsim.specs.formats.toml import toml_lines
+from zsim.specs.formats.toml import toml_text
 
 NVME = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 12, "pipeline_read": True}
 # Strategy, training: every file that can say a case must give its plan back.
@@ -316,5 +316,23 @@ def test_the_python_compiles(name: str) -> None:
 
 def test_tables_by_number_are_written_by_their_digits() -> None:
     """A GPU's kernels for narrow heads, `attention.by_head_dim`."""
-    lines = list(toml_lines({"by_head_dim": {64: {"forward_ratio": 1.5}}}))
-    assert tomllib.loads("\n".join(lines)) == {"by_head_dim": {"64": {"forward_ratio": 1.5}}}
+    text = toml_text({"by_head_dim": {64: {"forward_ratio": 1.5}}})
+    assert tomllib.loads(text) == {"by_head_dim": {"64": {"forward_ratio": 1.5}}}
+
+
+def test_whatever_is_written_as_toml_reads_as_it_was() -> None:
+    """Quotes, backslashes, keys that are no words, what a terminal acts on, tables in lists of tables."""
+    data = {
+        "schema": 1, "is_on": True, "share": 1e-9, "many": 1e22, "empty": [], "ratios": [[1, 2.5], []],
+        "text": 'a "b" \\ c\n\t\x1b[31m \u202e \x7f ü 中', "a key": 1, "": 2, "dotted.key": {"ü": {"x": 1}},
+        "network": {"kind": "links", "link": [{"from": "n0", "rate": {"value": 2}}, {"from": "n1"}]},
+        "gpu": {"gemm": {"range": {"m": [1, 2]}}, "nothing": {}},
+        "mixed": [{"a": 1}, 2],
+    }  # fmt: skip
+    text = toml_text(data, "two\nlines")
+    assert tomllib.loads(text) == data
+    assert text.startswith("# two\n# lines\nschema = 1\n")
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert "[[network.link]]" in text
+    assert "[gpu]" not in text
+    assert tomllib.loads(toml_text({"a": None, "b": [{"c": None}]})) == {"b": [{}]}

@@ -12,6 +12,7 @@ from zsim.calibrate.measurements import Measurements
 from zsim.calibrate.robust_fit import CurveFit
 from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.formats.toml import toml_text
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,16 @@ class Calibration:
     def toml(self) -> str:
         """The file: only what was fitted, each table with its source and the range of its points."""
         described = f"{self.base}, calibrated from {', '.join(sources(self.fits))}"
-        lines = ["schema = 1", f"extends = {_value(self.base)}", f"name = {_value(self.name)}"]
-        lines.append(f"description = {_value(described)}")
-        for table, content in self.tables.items():
-            lines += _table(table, content)
-        return "\n".join(lines) + "\n"
+        data: dict[str, Any] = {
+            "schema": 1, "extends": self.base, "name": self.name, "description": described,
+        }  # fmt: skip
+        for path, content in self.tables.items():
+            *parents, last = path.split(".")
+            table = data
+            for parent in parents:
+                table = table.setdefault(parent, {})
+            table[last] = {key: value for key, value in content.items() if value != {}}
+        return toml_text(data)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -144,28 +150,6 @@ def _quantity(value: float, unit: str) -> Any:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-def _table(name: str, content: Mapping[str, Any]) -> list[str]:
-    lines = ["", f"[{name}]"]
-    plain = {
-        key: value for key, value in content.items() if not isinstance(value, Mapping) and value is not None
-    }
-    lines += [f"{key} = {_value(value)}" for key, value in plain.items()]
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            lines += _table(f"{name}.{key}", value)
-    return lines
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _fit_dict(fit: CurveFit) -> dict[str, Any]:

@@ -1,48 +1,75 @@
-"""An experiment as the TOML that `load_experiment` reads."""
+"""TOML as zsim writes it: experiments, and the tables of clusters that were imported or calibrated.
+
+Of our own because tomli-w puts every element of a list on a line by itself: rows of links and ranges of
+points would fill pages.
+"""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zsim.specs.experiment.tables import Experiment
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 
 def experiment_toml(experiment: Experiment, comment: str = "") -> str:
     """What the experiment says and is not a default; every line of `comment` stands above it."""
     data = experiment.model_dump(exclude_defaults=True)
     data["strategy"] = {"kind": experiment.strategy.kind, **data.get("strategy", {})}
+    return toml_text(data, comment)
+
+
+def toml_text(data: Mapping[str, Any], comment: str = "") -> str:
+    """A whole file. None is left out, as TOML has nothing for it."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
-    return "\n".join([*lines, *toml_lines(data)]) + "\n"
+    return "\n".join([*lines, *_lines(data)]).lstrip("\n") + "\n"
 
 
-def toml_lines(data: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Scalars first, then tables; None is left out, as TOML has nothing for it."""
-    for key, value in data.items():
-        if value is not None and not isinstance(value, Mapping):
-            yield f"{_key(key)} = {toml_value(value)}"
-    for key, value in data.items():
+def _lines(data: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Values first, then tables and lists of tables; a table of tables alone needs no header."""
+    named = [(_key(key), value) for key, value in data.items() if value is not None]
+    for key, value in named:
+        if not isinstance(value, Mapping) and not _is_tables(value):
+            yield f"{key} = {_value(value)}"
+    for key, value in named:
+        name = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):
-            name = f"{path}.{_key(key)}" if path else _key(key)
-            yield ""
-            yield f"[{name}]"
-            yield from toml_lines(value, name)
+            has_header = not value or not all(isinstance(entry, Mapping) for entry in value.values())
+            yield from (["", f"[{name}]"] if has_header else [])
+            yield from _lines(value, name)
+        elif _is_tables(value):
+            for row in value:
+                yield from ("", f"[[{name}]]", *_lines(row, name))
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
 def _key(key: str | int) -> str:
-    name = str(key)
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+    return str(key) if _BARE.fullmatch(str(key)) else _value(str(key))
 
 
-def toml_value(value: Any) -> str:
+def _value(value: Any) -> str:
     """A scalar, a list or an inline table."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return f'"{"".join(_ESCAPES.get(c) or _printable(c) for c in value)}"'
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
+        return f"[{', '.join(_value(entry) for entry in value)}]"
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {toml_value(entry)}" for key, entry in value.items()) + " }"
+        entries = ", ".join(
+            f"{_key(key)} = {_value(entry)}" for key, entry in value.items() if entry is not None
+        )
+        return f"{{ {entries} }}"
     return repr(value)
+
+
+def _printable(character: str) -> str:
+    """The character, or its escape where a terminal would act on it."""
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -6,15 +6,17 @@ what it cannot say. Files come from anywhere, so they are untrusted: size and de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.reading import read_bytes
 from zsim.specs.cluster.files import read_toml
+from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
-from zsim.specs.formats.topology.found import FoundTopology, Tables
+from zsim.specs.formats.topology.found import FoundTopology
 from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
 from zsim.specs.formats.topology.nvidia_smi import read_nvidia_smi
 from zsim.specs.formats.topology.slurm import read_slurm_topology
@@ -55,7 +57,7 @@ def import_topology(
         expected = ", ".join(readers)
         raise InputError(f"--format: found '{kind}', expected one of {expected}{did_you_mean(kind, readers)}")
     found = readers[kind](text, path.name, base)
-    tables = {key: dict(table) for key, table in found.tables.items()}
+    tables = dict(found.tables)
     notes = list(found.notes)
     if network is not None:
         own = read_toml(network).get("network")
@@ -64,7 +66,8 @@ def import_topology(
         tables["network"] = own
     elif "network" not in tables:
         notes.append(f"nothing in {path.name} says what joins the nodes: taken from {found.base}")
-    return Imported(_toml(name or path.stem, found, tables), tuple(notes))
+    head = {"schema": 1, "extends": found.base, "name": name or path.stem, "description": found.description}
+    return Imported(toml_text(_cleaned(head | dict(found.top) | tables)), tuple(notes))
 
 
 def _guess(path: Path, text: str) -> str:
@@ -98,30 +101,10 @@ def _read(path: Path) -> str:
         raise InputError(f"{path.name}: not UTF-8 text") from None
 
 
-def _toml(name: str, found: FoundTopology, tables: Tables) -> str:
-    lines = ["schema = 1", f"extends = {_value(found.base)}", f"name = {_value(name)}"]
-    lines.append(f"description = {_value(found.description)}")
-    lines += [f"{key} = {_value(value)}" for key, value in found.top.items()]
-    for table, content in tables.items():
-        lines += ["", f"[{table}]"]
-        nested = {key: value for key, value in content.items() if _is_tables(value)}
-        lines += [f"{key} = {_value(value)}" for key, value in content.items() if key not in nested]
-        for key, rows in nested.items():
-            for row in rows:
-                lines += ["", f"[[{table}.{key}]]", *(f"{k} = {_value(v)}" for k, v in row.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    text = "".join(c if c.isprintable() else " " for c in str(value))
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _cleaned(value: Any) -> Any:
+    """Strangers' names end on terminals: what does not print is a space."""
+    if isinstance(value, str):
+        return "".join(character if character.isprintable() else " " for character in value)
+    if isinstance(value, Mapping):
+        return {_cleaned(key): _cleaned(entry) for key, entry in value.items()}
+    return [_cleaned(entry) for entry in value] if isinstance(value, list | tuple) else value

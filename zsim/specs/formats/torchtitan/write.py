@@ -6,7 +6,7 @@ from typing import Any
 
 from zsim.dtypes import ELEMENT_TYPES
 from zsim.specs.experiment.job import Job
-from zsim.specs.formats.toml import toml_lines
+from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.torchtitan.keys import PRESETS
 from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.training import Training
@@ -58,11 +58,11 @@ def torchtitan_toml(job: Job) -> str:
         for key, value in sections[section].items()
     )
     mode = sections["activation_checkpoint"]["mode"]
-    comment = (
-        "# torchtitan 0.2 reads this file; 0.3 takes the same as\n"
-        f"#   --module MODEL --config CONFIG {words} activation-checkpoint:{mode}\n"
+    return toml_text(
+        sections,
+        "torchtitan 0.2 reads this file; 0.3 takes the same as\n"
+        f"  --module MODEL --config CONFIG {words} activation-checkpoint:{mode}",
     )
-    return comment + "\n".join(toml_lines(sections)).lstrip("\n") + "\n"
 
 
 def _sections(job: Job) -> dict[str, dict[str, Any]]:
