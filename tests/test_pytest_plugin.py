@@ -185,5 +185,5 @@ def test_a_missing_file_is_one_paragraph_and_no_traceback(project: pytest.Pytest
     assert str(project.path) in first
     assert "Traceback" not in shown
     assert "another exception" not in shown
-    assert "sides.py" not in shown
+    assert "targets.py" not in shown
     assert "raise InputError" not in shown

@@ -195,7 +195,7 @@ def _fail(message: str) -> NoReturn:
 def _trace(source: Any, folder: Path) -> Trace:
     """The trace of a path, an experiment, a result or a trace."""
     if isinstance(source, str | Path):
-        from zsim.study.check.sides import load_side
+        from zsim.study.check.targets import load_side
 
         return load_side(folder / source)
     if hasattr(source, "trace"):

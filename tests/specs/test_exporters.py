@@ -13,8 +13,7 @@ import zsim
 from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.export import export_files
-from zsim.specs.formats.exported import Exported
+from zsim.specs.formats.export import Exported, export_files
 from zsim.specs.formats.toml import toml_text
 
 NVME = {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 12, "pipeline_read": True}

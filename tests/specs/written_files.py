@@ -8,8 +8,7 @@ from typing import Any
 import zsim
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.formats.export import export_files
-from zsim.specs.formats.exported import Exported
+from zsim.specs.formats.export import Exported, export_files
 
 TINY = {
     "model_type": "llama",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zsim
-from zsim.study.least_gpus import least_gpus
+from zsim.study.search import least_gpus
 
 
 def test_numbers_of_gpus_that_a_plan_refuses_are_passed_over() -> None:

@@ -15,7 +15,7 @@ from zsim.cli import app
 from zsim.comparison import planted
 from zsim.comparison.compare import compare
 from zsim.errors import InputError
-from zsim.study.check.sides import load_side
+from zsim.study.check.targets import load_side
 from zsim.trace.chrome.write import write_chrome_trace
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -36,7 +36,7 @@ def compare(
     """
     from zsim.comparison.compare import compare as compare_traces
     from zsim.comparison.verdict import Tolerances
-    from zsim.study.check.sides import load_side
+    from zsim.study.check.targets import load_side
 
     tolerances = Tolerances.parse(tolerance) if tolerance else None
     comparison = compare_traces(

@@ -70,7 +70,7 @@ def tune(
     answer(tuned_lines(tuned), lambda: tuned_to_dict(tuned), json_)
     if out is not None:
         from zsim.study.tune.page import tuned_page
-        from zsim.study.tune.write import tuned_files
+        from zsim.study.tune.text import tuned_files
 
         write_files({**tuned_files(tuned), "tune.html": tuned_page(tuned)}, out)
         if not is_output(json_):

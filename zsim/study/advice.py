@@ -7,7 +7,7 @@ from dataclasses import replace
 from zsim import api
 from zsim.report.report import Report
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.least_gpus import least_gpus
+from zsim.study.search import least_gpus
 from zsim.study.tune.remedy import remedy_of
 
 

@@ -1,8 +1,42 @@
-"""The least of something that is enough, found by asking."""
+"""Searches for the least or the most of something: doubling until it is enough, then halving."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from zsim.errors import ZsimError
+from zsim.plan.make import make_plan
+from zsim.plan.memory.capacity import fits
+from zsim.specs.experiment.faults import FaultsTable
+from zsim.specs.experiment.placement import PlacementTable
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+
+_MAX_GPUS = 65_536
+_MAX_NUMBER = 2**16
+_MAX_REFUSED = 100  # numbers in a row that an experiment does not allow
+
+
+def least_number(
+    is_enough: Callable[[int], bool],
+    first: int,
+    end: int,
+    allowed: Callable[[int, int], int | None] = lambda start, end: start if start < end else None,
+) -> int | None:
+    """The least number in [first, end) that is enough; None where none is found. What is enough stays so for
+    larger numbers. `allowed`: the first number in [start, end) that can be asked for."""
+    low, high = first - 1, allowed(first, end)
+    while high is not None and not is_enough(high):
+        last = end - 1 if high < end - 1 else end
+        low, high = high, allowed(min(max(2 * high, high + 1), last), end)
+    while high is not None:
+        middle = allowed((low + high + 1) // 2, high)
+        if middle is None:
+            middle = allowed(low + 1, high)
+        if middle is None:
+            return high
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return None
 
 
 def least_factor(is_enough: Callable[[float], bool], whole: float | None = None) -> float:
@@ -20,3 +54,52 @@ def least_factor(is_enough: Callable[[float], bool], whole: float | None = None)
         else:
             low = middle
     return high
+
+
+def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MAX_NUMBER) -> int:
+    """The largest number from 1 to `most` with which an experiment fits, by plans alone; 0 where 1 does not.
+    A number that is no experiment counts as one that does not fit."""
+
+    def is_too_much(number: int) -> bool:
+        try:
+            return not _fits(experiment_with(number))
+        except ZsimError:
+            return True
+
+    least = least_number(is_too_much, 1, most + 1)
+    return most if least is None else least - 1
+
+
+def least_gpus(experiment: Experiment) -> int | None:
+    """The fewest GPUs of the same cluster on which the job fits, by plans alone; None when none up to 65,536
+    do. Only counts that the experiment allows are tried (replicas and batch sizes must divide them)."""
+    per_node: int = resolve(experiment).cluster.gpus_per_node
+    inside = [count for count in range(1, per_node) if per_node % count == 0]
+    counts: list[int] = [*inside, *range(per_node, _MAX_GPUS + 1, per_node)]
+
+    def allowed(start: int, end: int) -> int | None:
+        for place in range(start, min(start + _MAX_REFUSED, end)):
+            try:
+                resolve(_on(experiment, counts[place]))
+            except ZsimError:
+                continue
+            return place
+        return None
+
+    least = least_number(lambda place: _fits(_on(experiment, counts[place])), 0, len(counts), allowed)
+    return None if least is None else counts[least]
+
+
+def _fits(experiment: Experiment) -> bool:
+    """Whether the job fits on every tier of its GPUs and their nodes; one that has no plan does not."""
+    job = resolve(experiment)
+    try:
+        plan = make_plan(job)
+    except ZsimError:
+        return False
+    return fits(job, plan)
+
+
+def _on(experiment: Experiment, gpus: int) -> Experiment:
+    whole = {"placement": PlacementTable(), "faults": FaultsTable()}
+    return experiment.model_copy(update={"gpus": gpus, "nodes": None, **whole})

@@ -20,8 +20,7 @@ from zsim.report.views.text.sentences import headline, trust_words
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.formats.export import export_files
-from zsim.specs.formats.exported import Exported
+from zsim.specs.formats.export import Exported, export_files
 from zsim.study.advice import advised
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved

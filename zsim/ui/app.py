@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import ZsimError
+from zsim.resources import TEMPLATES
 from zsim.specs.experiment.tables import Experiment
 from zsim.ui.answer import answer
 from zsim.ui.curve import Curves
 from zsim.ui.fields import STAGE
 from zsim.ui.form import KIND, Form, form_of
 from zsim.ui.layout import CURVE, MAIN, field_id, layout, row_id
-from zsim.ui.page import index_page
 from zsim.ui.words import REPORT_FILE, answer_words, files_and_notes, view_buttons
 
 _TOO_LARGE = (MemoryError, OverflowError, RecursionError)
@@ -36,7 +36,7 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
         update_title="",
         serve_locally=True,
         assets_folder=str(Path(__file__).parent / "assets"),
-        index_string=index_page(),
+        index_string=_index_page(),
     )
     app.layout = lambda: layout(form)
     _answer(app, form)
@@ -44,6 +44,17 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
     _curve(app, form, Curves(folder))
     _files(app, form)
     return app
+
+
+def _index_page() -> str:
+    """Dash's index with its places for what Dash brings."""
+    import jinja2
+
+    own = Path(__file__).parent / "templates"
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([own, TEMPLATES]), undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("index.html.j2").render()
 
 
 def _shown(form: Form, values: list[Any]) -> dict[str, Any]:

@@ -14,8 +14,12 @@ from urllib.parse import urlsplit
 
 from zsim.errors import InputError
 from zsim.specs.experiment.tables import Experiment
-from zsim.ui.page import POLICY
 
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'"
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -97,7 +101,7 @@ def guard(server: Any, host: str) -> None:
 
     @server.after_request  # type: ignore[untyped-decorator]
     def stays_here(response: Response) -> Response:
-        response.headers["Content-Security-Policy"] = POLICY
+        response.headers["Content-Security-Policy"] = _POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 

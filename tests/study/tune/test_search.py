@@ -10,10 +10,11 @@ import pytest
 
 import zsim
 from zsim.errors import InputError, ZsimError
+from zsim.study.micro_batches import FEW
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE
 from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import Candidate, candidates
-from zsim.study.tune.evaluate import FEW, Evaluator, few_micro_batches, memory_of
+from zsim.study.tune.evaluate import Evaluator, few_micro_batches, memory_of
 from zsim.study.tune.search import cheapest, fastest, search
 
 Tiny = Callable[..., zsim.Experiment]

@@ -14,9 +14,8 @@ from zsim.study.tune.base import Base, base_of, of_kind, value_of
 from zsim.study.tune.candidates import candidates
 from zsim.study.tune.page import tuned_page
 from zsim.study.tune.tellings import script_changes
-from zsim.study.tune.text import tuned_lines, tuned_to_dict
+from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
 from zsim.study.tune.tune import tune
-from zsim.study.tune.write import tuned_files
 
 Tiny = Callable[..., zsim.Experiment]
 JSON = {

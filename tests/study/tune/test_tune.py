@@ -11,12 +11,12 @@ import zsim
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
+from zsim.study.micro_batches import FEW
 from zsim.study.sweep.pool import Task
-from zsim.study.tune.evaluate import FEW, Evaluator, memory_of
+from zsim.study.tune.evaluate import Evaluator, memory_of
 from zsim.study.tune.page import pareto_front, tuned_page
-from zsim.study.tune.text import tuned_lines, tuned_to_dict
+from zsim.study.tune.text import tuned_files, tuned_lines, tuned_to_dict
 from zsim.study.tune.tune import Tuned, tune
-from zsim.study.tune.write import tuned_files
 
 Tiny = Callable[..., zsim.Experiment]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
 from zsim.specs.formats.accelerate.write import DEEPSPEED_FILE, accelerate_yaml, why_not_accelerate
 from zsim.specs.formats.deepspeed_json import deepspeed_json
-from zsim.specs.formats.exported import Exported
 from zsim.specs.formats.fsdp_python import python_file, why_not_python
 from zsim.specs.formats.toml import experiment_toml
 from zsim.specs.formats.torchtitan.write import (
@@ -21,6 +21,16 @@ from zsim.specs.formats.torchtitan.write import (
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
+
+
+@dataclass(frozen=True)
+class Exported:
+    """`files` is {name: text}; `missing` is {name: why that file cannot say this configuration}; `notes` are
+    what the training script must do because no file can."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def export_files(job: Job) -> Exported:

@@ -15,8 +15,7 @@ from zsim.errors import InputError
 from zsim.study.check.baseline import Baseline
 from zsim.study.check.pinned import pinned_content, pinned_rows
 from zsim.study.check.rows import CheckRow, from_metric, step_times
-from zsim.study.check.sides import load_side
-from zsim.study.check.targets import CheckTarget, find_targets
+from zsim.study.check.targets import CheckTarget, find_targets, load_side
 from zsim.study.published.bars import MARGIN, bar_of_all, bars, moved_rows, published_rows, row_pins
 from zsim.study.published.predict import CheckResult, predict_rows
 from zsim.study.published.table import PublishedRun, read_runs

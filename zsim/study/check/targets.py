@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from zsim.api import simulate
+from zsim.comparison.comparison import STEP_RANGE
 from zsim.errors import InputError
 from zsim.reading import MOST_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
+from zsim.specs.experiment.load import load_experiment
 from zsim.study.recorded_cases import kind_of
 from zsim.trace.readers.content import CHUNK_BYTES, Content
 from zsim.trace.readers.read import read_trace
+from zsim.trace.trace import Trace
 
 TargetKind = Literal["published", "curves", "case", "trace", "experiment"]
 _EXPECTED = (
@@ -213,3 +217,22 @@ def experiment_beside(path: Path) -> Path | None:
         if (path.parent / name).is_file():
             return path.parent / name
     return None
+
+
+def load_side(path: Path, overrides: Mapping[str, Any] | None = None) -> Trace:
+    """The trace of a file: `.toml` is simulated, with `overrides` of its keys; anything else is read, and
+    of a recording of several steps the typical one is taken. What is simulated carries the interval of its
+    step.
+
+    Raises InputError for what is neither.
+    """
+    if path.suffix == ".toml":
+        result = simulate(load_experiment(path, dict(overrides or {})))
+        found = result.report.step_seconds_range
+        known = {} if found is None else {STEP_RANGE: found}
+        return replace(result.trace, metadata={**result.trace.metadata, **known})
+    if overrides:
+        raise InputError(
+            f"--set {next(iter(overrides))}: {path} is a trace; only an experiment can be changed"
+        )
+    return read_trace(path).typical_step()

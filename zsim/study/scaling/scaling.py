@@ -29,7 +29,7 @@ from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import DeepSpeedTable, Experiment
 from zsim.study.differences import range_of_row
-from zsim.study.fitting import most_that_fits
+from zsim.study.search import most_that_fits
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.store import Record
 from zsim.study.sweep.sweep import run_points

@@ -25,6 +25,7 @@ from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.study.micro_batches import FEW, longer
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
@@ -32,9 +33,6 @@ from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOS
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 
-# Micro-batches in the middle of a step are alike: longer steps are taken to be one of three and so many
-# times what the third added.
-FEW = 3
 _KEY = "training.gradient_accumulation_steps"
 _OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, LOSS)
 _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
@@ -108,7 +106,7 @@ def memory_of(experiment: Experiment) -> MemoryBounds | str:
         if steps > FEW:
             less = resolve(few_micro_batches(experiment, FEW - 1))
             shorter = plan_seconds(less, make_plan(less))
-            seconds = {name: busy + (steps - FEW) * (busy - shorter[name]) for name, busy in seconds.items()}
+            seconds = {name: longer(busy, shorter[name], steps - FEW) for name, busy in seconds.items()}
         if exceeds_pinned_limit(job, plan):
             return "more host memory would be page-locked than the host allows"
         capacity = node_capacity_bytes(job.cluster)
@@ -311,7 +309,7 @@ def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: int) -> dict[
     found: dict[str, Any] = {}
     for key in (*_SECONDS, "step_tokens", "gpu_joules_per_step"):
         if row.get(key) is not None and less.get(key) is not None:
-            found[key] = row[key] + more * (row[key] - less[key])
+            found[key] = longer(row[key], less[key], more)
     slower = found["step_seconds"] / row["step_seconds"]
     for key in ("step_seconds_low", "step_seconds_high"):
         if row.get(key) is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from zsim.report.views.meanings import BREAKDOWN
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.formats.export import export_files
 from zsim.study.differences import is_told_apart, range_of_row, row_words
 from zsim.study.tune.evaluate import Measured
 from zsim.study.tune.explain import Change, TuningStep
-from zsim.study.tune.tellings import script_changes
+from zsim.study.tune.tellings import script_changes, told_in_file
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE
@@ -218,3 +221,26 @@ def _measured_to_dict(measured: Measured) -> dict[str, Any]:
         "may_run_out": measured.may_run_out,
         "script_changes": list(script_changes(measured.candidate)),
     }
+
+
+def tuned_files(tuned: Tuned) -> dict[str, str]:
+    """{path below the output folder: text}: `best/`, then `2/`, `3/` ...; each with its NOTES.txt."""
+    found: dict[str, str] = {}
+    for place, measured in enumerate(tuned.best, 1):
+        folder = Path("best" if place == 1 else str(place))
+        experiment = measured.candidate.experiment()
+        exported = export_files(resolve(experiment))
+        for name, text in exported.files.items():
+            found[str(folder / name)] = text
+        lines = [
+            label_of(measured),
+            f"{format_seconds(measured.seconds)} per step on {measured.gpus} GPUs, "
+            f"{format_bytes(measured.gpu_bytes)} on the fullest; {measured.row['limit']}",
+            "",
+            *(f"- {NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)),
+            *(f"- {told}" for told in told_in_file(measured.candidate)),
+            *(f"- {note}" for note in exported.notes),
+            *(f"- no {name}: {reason}" for name, reason in exported.missing.items()),
+        ]
+        found[str(folder / "NOTES.txt")] = "\n".join(lines) + "\n"
+    return found
