@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,7 @@ from zsim.comparison.views.figures import memory_bars, op_scatter, twin_timeline
 from zsim.comparison.views.text import show, show_error
 from zsim.files import write_whole
 from zsim.report.views.html.figures import time_scale
-from zsim.resources import TEMPLATES
-from zsim.version import __version__
+from zsim.report.views.html.page import Plot, plot, render
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -28,15 +26,6 @@ _TITLES: dict[Verdict, str] = {
 MOST_ROWS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _Plot:
-    """One figure on the page; `json` is what plotly.js draws."""
-
-    id: str
-    caption: str
-    json: str
-
-
 def write_compare_page(comparison: ComparedRuns, path: str | Path) -> Path:
     """Write the page to `path`; the same comparison gives the same bytes."""
     return write_whole(Path(path), compare_page(comparison))
@@ -44,24 +33,13 @@ def write_compare_page(comparison: ComparedRuns, path: str | Path) -> Path:
 
 def compare_page(comparison: ComparedRuns) -> str:
     """The whole page, plotly.js included."""
-    import jinja2
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     differences = comparison.differences
     largest = {
         check: max((row.share for row in differences if row.check == check), default=0.0)
         for check in ("plan", "clock", "memory")
     }
-    return environment.get_template("compare.html.j2").render(
-        version=__version__,
+    return render(
+        "compare.html.j2",
         names=comparison.names,
         comparison=comparison,
         verdict=_TITLES[comparison.verdict],
@@ -75,7 +53,6 @@ def compare_page(comparison: ComparedRuns) -> str:
         ops=_plot("ops", "A point per op and its counterpart.", op_scatter(comparison)),
         memory=_plot("memory", "Each category at its own maximum.", memory_bars(comparison)),
         tables=list(_tables(comparison)),
-        plotly_js=Markup(get_plotlyjs()),
     )
 
 
@@ -126,5 +103,5 @@ def _row(metric: Metric) -> tuple[str, str, str, str, Verdict]:
     return metric.name, mine, theirs, show_error(metric), metric.verdict
 
 
-def _plot(name: str, caption: str, figure: Figure | None) -> _Plot | None:
-    return None if figure is None else _Plot(name, caption, figure.to_json())
+def _plot(name: str, caption: str, figure: Figure | None) -> Plot | None:
+    return None if figure is None else plot(name, caption, figure)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zsim.resources import TEMPLATES
 from zsim.version import __version__
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from plotly.graph_objects import Figure
+
+_URL = re.compile(r"https?://[^\s,;)\"'<>]+")
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,21 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
 
 
-def page(title: str, kicker: str, sections: Sequence[Section], summary: str = "") -> str:
-    """The page as text; `kicker` is the word beside the version above the title."""
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One figure on a page; `json` is what plotly.js draws."""
+
+    id: str
+    caption: str
+    json: str
+
+
+def plot(name: str, caption: str, figure: Figure) -> Plot:
+    return Plot(name, caption, figure.to_json())  # in which "<" and "/" of strings are escaped
+
+
+def render(template: str, **values: Any) -> str:
+    """A page of zsim.report.templates that fetches nothing, plotly.js included."""
     import jinja2
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -36,22 +53,37 @@ def page(title: str, kicker: str, sections: Sequence[Section], summary: str = ""
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template("page.html.j2").render(
-        title=title,
-        kicker=kicker,
-        sections=[
-            {
-                "title": section.title,
-                "figures": [
-                    {"id": name, "caption": caption, "json": figure.to_json().replace("</", "<\\/")}
-                    for name, caption, figure in section.figures
-                ],
-                "head": section.head,
-                "rows": section.rows,
-            }
-            for section in sections
-        ],
-        summary=summary,
-        version=__version__,
-        plotly_js=Markup(get_plotlyjs()),
+    environment.filters["linked"] = _linked
+    return environment.get_template(template).render(
+        version=__version__, plotly_js=Markup(get_plotlyjs()), **values
     )
+
+
+def page(title: str, kicker: str, sections: Sequence[Section], summary: str = "") -> str:
+    """The page as text; `kicker` is the word beside the version above the title."""
+    cards = [
+        {
+            "title": section.title,
+            "figures": [plot(*figure) for figure in section.figures],
+            "head": section.head,
+            "rows": section.rows,
+        }
+        for section in sections
+    ]
+    return render("page.html.j2", title=title, kicker=kicker, sections=cards, summary=summary)
+
+
+def _linked(text: str) -> Markup:
+    """`text` with its addresses as links."""
+    from markupsafe import Markup, escape
+
+    parts: list[str] = []
+    at = 0
+    for match in _URL.finditer(text):
+        url = match[0].rstrip(".")
+        parts += [
+            escape(text[at : match.start()]),
+            Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(url),
+        ]
+        at = match.start() + len(url)
+    return Markup("").join([*parts, escape(text[at:])])

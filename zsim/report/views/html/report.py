@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,31 +14,20 @@ from zsim.report.settings import sections
 from zsim.report.traffic import CollectiveRow, SentRow
 from zsim.report.views.html import figures
 from zsim.report.views.html import offload as offload_page
+from zsim.report.views.html.page import Plot, plot, render
 from zsim.report.views.html.timeline import stream_timeline, views
 from zsim.report.views.meanings import BREAKDOWN, EVIDENCE, MEMORY, span_meaning
 from zsim.report.views.text.irregular import irregular_tables
 from zsim.report.views.text.run_cost import HEADINGS, cost_rows
 from zsim.report.views.text.sentences import headline, trust_words
-from zsim.resources import TEMPLATES
 from zsim.trace.drives import drive_rates
 from zsim.trace.trace import Trace
 from zsim.units import GIGABYTES, format_bytes, format_flops, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
-    from plotly.graph_objects import Figure
+    pass
 
-_URL = re.compile(r"https?://[^\s,;)\"'<>]+")
 DEVICES = {"gpu": "GPU memory", "host": "Host memory of a node", "nvme": "NVMe of a node"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Plot:
-    """One figure on the page; `json` is what plotly.js draws."""
-
-    id: str
-    caption: str
-    json: str
 
 
 def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
@@ -50,27 +37,16 @@ def write_html_report(report: Report, trace: Trace, path: str | Path) -> Path:
 
 def html_report(report: Report, trace: Trace) -> str:
     """The whole page, plotly.js included."""
-    import jinja2
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["linked"] = _linked
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
         title=headline(report),
         report=report,
         fit=fit_of(report),
         gigabytes=GIGABYTES,
         trust=trust_words(report),
         tiles=list(tiles(report)),
-        step=_plot("step", STEP_CAPTION, figures.step_breakdown(report)),
-        timeline=_plot("timeline", TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
+        step=plot("step", STEP_CAPTION, figures.step_breakdown(report)),
+        timeline=plot("timeline", TIMELINE_CAPTION, stream_timeline(trace, report.breakdown, report.rank)),
         views=views(trace, report.rank),
         memory=list(_memory(report, trace)),
         communication=list(_communication(report)),
@@ -87,7 +63,6 @@ def html_report(report: Report, trace: Trace) -> str:
         experiment=sections(report.experiment),
         grades={grade: meaning.color for grade, meaning in EVIDENCE.items()},
         wall=format_seconds(report.simulation.wall_seconds),
-        plotly_js=Markup(get_plotlyjs()),
     )
 
 
@@ -135,12 +110,12 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
         held = ledger.fullest(device, report.gpus_per_node, report.nodes)
         yield {
             "title": DEVICES[device],
-            "waterfall": _plot(
+            "waterfall": plot(
                 f"waterfall-{device}",
                 waterfall_caption(peak),
                 figures.memory_waterfall(report, device),
             ),
-            "timeline": _plot(
+            "timeline": plot(
                 f"memory-{device}",
                 MEMORY_CAPTION,
                 figures.memory_timeline(held, report, device),
@@ -155,13 +130,13 @@ def _memory(report: Report, trace: Trace) -> Iterator[dict[str, Any]]:
         }
 
 
-def _communication(report: Report) -> Iterator[_Plot]:
+def _communication(report: Report) -> Iterator[Plot]:
     if report.collectives:
         caption = "Full colour: the compute stream waited. Pale: hidden under computing."
-        yield _plot("collectives", caption, figures.collectives(report))
+        yield plot("collectives", caption, figures.collectives(report))
     if report.traffic:
         caption = "What one GPU sends over each class of links in a step."
-        yield _plot("links", caption, figures.link_traffic(report))
+        yield plot("links", caption, figures.link_traffic(report))
 
 
 def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
@@ -172,7 +147,7 @@ def _offload(report: Report, trace: Trace) -> dict[str, Any] | None:
     drives = None
     if rates is not None:
         caption = "All ranks of the node together; over each request its mean rate."
-        drives = _plot("drives", caption, offload_page.drive_timeline(rates, report))
+        drives = plot("drives", caption, offload_page.drive_timeline(rates, report))
     return {
         "stall": list(offload_page.stall_rows(report, section)),
         "tiers": list(offload_page.tier_rows(section)),
@@ -203,25 +178,5 @@ def _sent_row(row: SentRow) -> tuple[str, ...]:
     return (row.phase, span_meaning(row.kind).label, group, *(format_bytes(size) for size in sizes))
 
 
-def _plot(name: str, caption: str, figure: Figure) -> _Plot:
-    return _Plot(name, caption, figure.to_json())  # in which "<" and "/" of strings are escaped
-
-
 def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{fraction * 100:.1f} %"
-
-
-def _linked(text: str) -> Markup:
-    """`text` with its addresses as links."""
-    from markupsafe import Markup, escape
-
-    parts: list[str] = []
-    at = 0
-    for match in _URL.finditer(text):
-        url = match[0].rstrip(".")
-        parts += [
-            escape(text[at : match.start()]),
-            Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(url),
-        ]
-        at = match.start() + len(url)
-    return Markup("").join([*parts, escape(text[at:])])
