@@ -261,8 +261,8 @@ def test_a_group_may_hold_the_first_and_the_last_stage_only() -> None:
 
 
 def test_a_stage_holds_what_is_in_flight_and_the_fullest_is_reported() -> None:
-    """1F1B keeps p - r micro-batches on stage r, here of 2 GB each, beside r + 1 GB of parameters: 9, 8, 7 and
-    6 GB."""
+    """1F1B keeps p - r micro-batches on stage r, here of 2 GB each, beside r + 1 GB of parameters: 9, 8, 7
+    and 6 GB."""
     job = job_of(4, placement={"gpus_per_node": [4]})
     plan = pipeline_plan(one_f_one_b, 4, 8, (SHORT, LONG), micro_bytes=2 * 10**9)
     outcome = simulate_job(job, plan=plan)
