@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from zsim.engine.simulate import simulate_job
-from zsim.explain.report_of import report_of
+from zsim.engine.micro_batches import simulate_step
+from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
 from zsim.plan import make
 from zsim.plan.ops import Plan
@@ -41,7 +41,7 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     """
     began = time.perf_counter()
     job = resolve(experiment)
-    outcome = simulate_job(job, unfold=unfold)
+    step = simulate_step(job, unfold=unfold)
     wall_seconds = time.perf_counter() - began
-    report = report_of(outcome, wall_seconds, step_variants(outcome))
-    return Result(job, outcome.plan, outcome.trace, report)
+    report = report_of_step(step, wall_seconds, step_variants(step.outcome))
+    return Result(job, step.outcome.plan, step.outcome.trace, report)

@@ -8,8 +8,8 @@ import pytest
 
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.megatron import Megatron
-from zsim.study.published.cluster import busy_p5_efficiency
 from zsim.study.published.job import RowJob, row_job
+from zsim.study.published.sources import ByNodes, source_rules
 from zsim.study.published.table import PublishedRun
 
 CELLS = {
@@ -125,8 +125,10 @@ def test_nanotrons_network_is_its_busy_clusters() -> None:
     """2 nodes got 361.7 of 400 GB/s, 4 nodes 160.1; 3 lie between by their logarithm: log(1.5) / log 2 =
     0.585 of the way down, 243.8. Beyond 64 it stays."""
     assert row(**NANOTRON).job.cluster.nic.efficiency == pytest.approx(361.7 / 400)
-    assert busy_p5_efficiency(3) * 400 == pytest.approx(243.8, abs=0.1)
-    assert busy_p5_efficiency(100) == busy_p5_efficiency(64) == pytest.approx(32.9 / 400)
+    efficiencies = (rule.changes.get("cluster.nic.efficiency") for rule in source_rules())
+    (efficiency,) = (found for found in efficiencies if isinstance(found, ByNodes))
+    assert efficiency.at(3) * 400 == pytest.approx(243.8, abs=0.1)
+    assert efficiency.at(100) == efficiency.at(64) == pytest.approx(32.9 / 400)
     assert row(**NANOTRON).job.cluster.name == "aws-p5"
 
 

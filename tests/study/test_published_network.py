@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from zsim.study.published.network import network_of
+from zsim.study.published.cluster import network_of
 from zsim.study.published.table import PublishedRun
 
 

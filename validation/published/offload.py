@@ -11,8 +11,8 @@ from statistics import fmean
 
 from validation.published.cpu_adam import lines as cpu_adam_lines
 from validation.published.cpu_adam import predictions
-from zsim.study.published.offload import is_offloaded
 from zsim.study.published.predict import RowResult, predict_row, shipped_tables
+from zsim.study.published.strategy import is_offloaded
 from zsim.study.published.table import read_runs
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "offload.md"

@@ -97,7 +97,6 @@ def simulate_job(
     *,
     unfold: bool = False,
     plan: Plan | None = None,
-    takes_margin: bool = False,
     is_for_network: bool = False,
     is_serial: bool = False,
 ) -> Outcome:
@@ -107,14 +106,15 @@ def simulate_job(
     places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine,
     and without other jobs. `is_for_network`: for comparing fabrics, without what torch's allocator costs one
     that runs short, and with groups that do the same as slow as the slowest of them. A job that does not fit
-    runs as if torch's allocator had room for it; one that `takes_margin`, because it is known to have run,
-    only where its tensors are more than the GPU has. `is_serial` runs kernels and collectives one after the
+    runs as if torch's allocator had room for it; one that is `known_to_fit` only where its tensors are more
+    than the GPU has. `is_serial` runs kernels and collectives one after the
     other.
     """
     began = time.perf_counter()
     topology = job_topology(job)
     slowdowns = slowdowns_of(job, topology)
-    most = job.cluster.gpu.memory.capacity if takes_margin else usable_bytes(job.cluster)
+    is_known = job.simulation.known_to_fit
+    most = job.cluster.gpu.memory.capacity if is_known else usable_bytes(job.cluster)
     with _no_garbage_collection():
         if job.others and plan is None:
             outcome = _beside_others(job, topology, slowdowns, unfold)

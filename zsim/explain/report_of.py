@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zsim.engine.micro_batches import SimulatedStep
 from zsim.engine.simulate import Outcome
 from zsim.explain.evidence import evidence
+from zsim.explain.few_micro_batches import few_note, lengthened, whole_step, with_peak
 from zsim.explain.machine_use import machine_use
 from zsim.explain.notes import notes_of
 from zsim.explain.resolved import resolved_experiment
@@ -27,18 +29,36 @@ from zsim.report.irregular import JobRow, RankRow, rank_rows, spread_of
 from zsim.report.job_features import step_validation
 from zsim.report.lost_overlap import shared_queues_notes
 from zsim.report.memory import PINNED, START_UP, OutOfMemory, over_limit
-from zsim.report.report import JobFacts, Report, make_report, traced_step
+from zsim.report.report import JobFacts, Report, TracedStep, make_report, traced_step
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.labels import batch_label, strategy_label, training_label
 from zsim.version import __version__
 
 
-def report_of(outcome: Outcome, wall_seconds: float, variants: Variants | None = None) -> Report:
-    """What one simulated step means; with `variants`, also what it becomes under other assumptions."""
+def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants | None = None) -> Report:
+    """What a simulated step means; `variants` are of what was simulated of it."""
+    if step.is_whole:
+        return report_of(step.outcome, wall_seconds, variants)
+    outcome = replace(step.outcome, job=step.job, notes=(*step.outcome.notes, few_note(step)))
+    whole = whole_step(step)
+    report = report_of(outcome, wall_seconds, lengthened(variants or Variants(), step), whole)
+    chain = report.critical_path_seconds or {}
+    chain = {name: seconds * step.times_longer for name, seconds in chain.items()}
+    return replace(with_peak(report, step), critical_path_seconds=chain)
+
+
+def report_of(
+    outcome: Outcome,
+    wall_seconds: float,
+    variants: Variants | None = None,
+    step: TracedStep | None = None,
+) -> Report:
+    """What one simulated step means; with `variants`, also what it becomes under other assumptions. `step`:
+    where the time goes, where that is not as traced."""
     job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
     variants = variants or Variants()
-    step, allocator = traced_step(outcome.trace), _allocator(outcome)
+    step, allocator = step or traced_step(outcome.trace), _allocator(outcome)
     energy = step_energy(step.breakdown, kernel_activity_of(job, plan), job.cluster.gpu.power)
     spread = None
     if jittered is not None:

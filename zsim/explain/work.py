@@ -16,6 +16,8 @@ def step_work(job: Job) -> StepWork:
     """Tokens and FLOPs of one GPU's step."""
     training = job.training
     tokens = training.micro_batch_tokens * training.gradient_accumulation_steps
+    if job.sequences is not None:
+        tokens = round(job.sequences * training.sequence_length)
     length = training.sequence_length
     policies = [training.checkpointing_of(number) for number in range(len(job.model.blocks))]
     hardware = hardware_flops_per_token(job.model, length, policies)

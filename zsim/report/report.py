@@ -74,16 +74,17 @@ class MachineUse:
 @dataclass(frozen=True, slots=True)
 class TracedStep:
     """One step from the side of `rank`: where its time went, and which fraction of communication is hidden
-    (None without any)."""
+    (None without any). `whole_seconds`: of the step, where the trace is of some of its micro-batches."""
 
     trace: Trace
     rank: int
     breakdown: Breakdown
     overlap_fraction: float | None
+    whole_seconds: float | None = None
 
     @property
     def seconds(self) -> float:
-        return self.trace.step_seconds
+        return self.trace.step_seconds if self.whole_seconds is None else self.whole_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zsim.engine.simulate import simulate_job
-from zsim.explain.report_of import report_of
+from zsim.engine.micro_batches import simulate_step
+from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
 from zsim.report.fit import Fit, fit_of, reserved_words
 from zsim.report.memory import Ledger
@@ -75,9 +75,10 @@ def answer(experiment: Experiment) -> Answer:
     """Simulate and explain. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
     began = time.perf_counter()
     job = resolve(experiment)
-    outcome = simulate_job(job)
+    step = simulate_step(job)
+    outcome = step.outcome
     wall_seconds = time.perf_counter() - began
-    report = report_of(outcome, wall_seconds, step_variants(outcome, has_range=False))
+    report = report_of_step(step, wall_seconds, step_variants(outcome, has_range=False))
     report = advised(report, experiment)
     return Answer(
         title=headline(report),

@@ -68,6 +68,16 @@ def plan_peaks(plan: Plan) -> dict[str, int]:
     return {**dict.fromkeys((*CATEGORIES, "total"), 0), **maxima(changes, category_of), **total}
 
 
+def held_at_peak(plan: Plan) -> dict[Category, int]:
+    """Bytes of each category on the GPU when their sum is highest."""
+    levels, highest, most = dict.fromkeys(CATEGORIES, 0), dict.fromkeys(CATEGORIES, 0), 0
+    for change in on_device("gpu", plan.program.resident, plan.program.memory):
+        levels[change.category] += change.bytes
+        if sum(levels.values()) > most:
+            highest, most = dict(levels), sum(levels.values())
+    return highest
+
+
 def held_before_update(plan: Plan, device: Device = "gpu") -> dict[str, int]:
     """Bytes of one device by category when the last backward has ended and nothing is under way."""
     program = plan.program

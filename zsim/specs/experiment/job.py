@@ -10,6 +10,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.faults import kernel_slowdowns, with_faults
 from zsim.specs.experiment.jitter import slowest_gpu
 from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.tables import (
     Experiment,
 )
@@ -26,7 +27,8 @@ Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
 @dataclass(frozen=True)
 class Job:
     """What will be simulated. `gpus_per_node` is how many of a node's GPUs the job uses, at most; `others`
-    are the jobs beside it on its fabric."""
+    are the jobs beside it on its fabric. `sequences` are what one rank trains on in a step, where they are no
+    whole micro-batches: the last is smaller."""
 
     experiment: Experiment
     model: ModelSpec
@@ -36,6 +38,8 @@ class Job:
     strategy: Strategy
     notes: tuple[str, ...]
     others: Mapping[str, Job] = field(default_factory=dict)
+    sequences: float | None = None
+    simulation: SimulationTable = field(default_factory=SimulationTable)
 
     @property
     def num_nodes(self) -> int:

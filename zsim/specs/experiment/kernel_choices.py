@@ -8,7 +8,7 @@ from zsim.errors import InputError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.gpu import with_attention_variant
 from zsim.specs.experiment.tables import TrainingTable
-from zsim.specs.strategy.megatron import CLIP_GRAD
+from zsim.specs.strategy.megatron import CLIP_GRAD, Engine
 from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision, Training
 
 _FP8_TOKENS = 16
@@ -43,12 +43,19 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
     return "flash"
 
 
-def as_megatron_runs(table: TrainingTable) -> TrainingTable:
+def as_megatron_runs(table: TrainingTable, engine: Engine) -> TrainingTable:
     """Megatron's own kernels of bias and GELU, of bias, dropout and residual, and of the softmax cost what
-    torch.compile's do; its loss works in place, its gradients are clipped at 1 where nothing else is said."""
+    torch.compile's do; its loss works in place, its gradients are clipped at 1 where nothing else is said.
+    Another engine has kernels of its own."""
     clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
     loss = table.cross_entropy or ("fused_linear" if table.liger else "megatron")
-    return table.model_copy(update={"compile": True, "gradient_clipping": clipping, "cross_entropy": loss})
+    return table.model_copy(
+        update={
+            "compile": table.compile or engine == "megatron",
+            "gradient_clipping": clipping,
+            "cross_entropy": loss,
+        }
+    )
 
 
 def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
@@ -56,6 +63,25 @@ def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
     if table.cross_entropy is not None:
         return table.cross_entropy
     return "fused_linear" if table.liger else "fused" if table.compile else "eager"
+
+
+def check_stored_types(training: Training, kind: str) -> None:
+    """Raises InputError for types of `[training]` that its strategy does not have."""
+    low = "bf16" if training.precision == "fp8" else training.precision
+    if training.autocast and (kind != "fsdp1" or low == "fp32"):
+        raise InputError(
+            f"training.autocast: found true with strategy '{kind}' in {low}; expected 'fsdp1' in bf16 or "
+            "fp16 (DDP is under autocast anyway)"
+        )
+    if training.stored_dtype == "fp32":
+        return
+    if kind not in ("ddp", "fsdp1"):
+        raise InputError(f"training.stored_dtype: strategy '{kind}' has its own; expected 'ddp' or 'fsdp1'")
+    if training.stored_dtype != low:
+        raise InputError(
+            f"training.stored_dtype: found '{training.stored_dtype}' with precision {training.precision}; "
+            f"expected 'fp32' or '{low}'"
+        )
 
 
 def check_fp8_tokens(training: Training) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_cluster
+from zsim.specs.experiment.batch import micro_batches_of, sequences_of
 from zsim.specs.experiment.checkpointing import block_policies
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
@@ -16,6 +17,7 @@ from zsim.specs.experiment.kernel_choices import (
     as_megatron_runs,
     attention_kind,
     check_fp8_tokens,
+    check_stored_types,
     cross_entropy_of,
     with_attention,
 )
@@ -28,7 +30,9 @@ from zsim.specs.experiment.tables import (
     Fsdp1Table,
     Fsdp2Table,
     ReferenceTable,
+    TrainingTable,
 )
+from zsim.specs.experiment.trainer import with_trainer
 from zsim.specs.model.config_reader import MOST_BLOCKS
 from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import ModelSpec
@@ -92,7 +96,8 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
     if isinstance(table, DeepSpeedTable):
         deepspeed = _deepspeed(table, experiment, model, cluster, placement)
         notes += deepspeed.notes
-    training = _training(experiment, model, cluster, deepspeed, notes)
+    training = _training(_training_table(experiment, world_size), model, cluster, deepspeed, notes)
+    check_stored_types(training, table.kind)
     _check_size(model, training)
     check_fp8_tokens(training)
     strategy: Strategy
@@ -114,7 +119,18 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
     else:
         assert isinstance(table, Fsdp1Table)
         strategy = _fsdp1(table, training, world_size, len(placement.nodes))
-    return Job(experiment, model, cluster, placement, training, strategy, tuple(notes))
+    sequences = sequences_of(experiment.training.global_batch_size, training, world_size)
+    return Job(
+        experiment,
+        with_trainer(model, experiment.trainer),
+        cluster,
+        placement,
+        training,
+        strategy,
+        tuple(notes),
+        sequences=sequences,
+        simulation=experiment.simulation,
+    )
 
 
 def _model(model: str | dict[str, Any]) -> ModelSpec:
@@ -123,16 +139,23 @@ def _model(model: str | dict[str, Any]) -> ModelSpec:
     return load_model(model)
 
 
+def _training_table(experiment: Experiment, world_size: int) -> TrainingTable:
+    """`[training]` with the micro-batches that its global batch is made of, and as the framework runs it."""
+    table, strategy = experiment.training, experiment.strategy
+    if table.global_batch_size is not None and table.gradient_accumulation_steps is None:
+        steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, world_size)
+        table = table.model_copy(update={"gradient_accumulation_steps": steps})
+    return as_megatron_runs(table, strategy.engine) if isinstance(strategy, MegatronTable) else table
+
+
 def _training(
-    experiment: Experiment,
+    table: TrainingTable,
     model: ModelSpec,
     cluster: Cluster,
     deepspeed: DeepSpeedConfig | None,
     notes: list[str],
 ) -> Training:
-    table, gpu = experiment.training, cluster.gpu
-    if isinstance(experiment.strategy, MegatronTable):
-        table = as_megatron_runs(table)
+    gpu = cluster.gpu
     precision = deepspeed.precision if deepspeed else table.precision or _default_precision(cluster)
     if getattr(gpu.peak, precision) is None:
         offered = [name for name in ("fp8", "bf16", "fp16", "fp32") if getattr(gpu.peak, name) is not None]
@@ -177,6 +200,8 @@ def _training(
         expandable_segments=table.expandable_segments,
         optimizer_implementation=table.optimizer_implementation,
         device_max_connections=connections,
+        autocast=table.autocast,
+        stored_dtype=table.stored_dtype,
     )
 
 
@@ -219,7 +244,7 @@ def _deepspeed(
         config = {"zero_optimization": {"stage": table.stage}}
     else:
         config = table.config
-    training = experiment.training
+    training = _training_table(experiment, placement.world_size)
     precision, micro_batch_size = training.precision, training.micro_batch_size
     if table.config is None:
         precision, micro_batch_size = precision or _default_precision(cluster), micro_batch_size or 1
@@ -248,7 +273,12 @@ def _deepspeed(
     refuse_what_is_not_simulated(resolved)
     if table.delayed_parameter_update:
         resolved = with_delayed_update(resolved)
-    return replace(resolved, zero_init=table.zero_init)
+    if table.fetches_one_by_one and resolved.stage != 3:
+        raise InputError(
+            f"strategy.fetches_one_by_one: found true with stage {resolved.stage}, which fetches no "
+            "parameters; expected stage 3"
+        )
+    return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=table.fetches_one_by_one)
 
 
 def _fsdp_dtypes(table: Fsdp1Table | Fsdp2Table, training: Training) -> tuple[str, str]:
@@ -335,4 +365,5 @@ def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: in
         reduce,
         table.no_sync,
         table.cpu_offload,
+        table.before_torch_2,
     )

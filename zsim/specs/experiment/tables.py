@@ -17,6 +17,8 @@ from zsim.specs.experiment.jitter import JitterTable
 from zsim.specs.experiment.placement import PlacementTable
 from zsim.specs.experiment.programs import Program
 from zsim.specs.experiment.run_cost import CostTable
+from zsim.specs.experiment.simulation import SimulationTable
+from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.megatron import MegatronTable
@@ -49,6 +51,10 @@ class TrainingTable(_Table):
     sequence_length: Count | None = None
     micro_batch_size: Count | None = None
     gradient_accumulation_steps: Count | None = None
+    global_batch_size: Count | None = Field(
+        default=None,
+        description="sequences in a step of all ranks: how many micro-batches, and how small the last one is",
+    )
     precision: Precision | None = None
     activation_checkpointing: Checkpointing = "none"
     attention: AttentionChoice | None = None
@@ -69,6 +75,12 @@ class TrainingTable(_Table):
     )
     optimizer_implementation: Literal["fused", "foreach", "for_loop"] = Field(
         default="fused", description="torch's kernels of the optimizer; DeepSpeed brings its own"
+    )
+    autocast: bool = Field(
+        default=False, description="FSDP1 leaves weights in fp32, and torch.autocast casts at every product"
+    )
+    stored_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="what DDP and FSDP1 keep weights, gradients and optimizer states in"
     )
     expandable_segments: bool = Field(
         default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -101,6 +113,9 @@ class DeepSpeedTable(_Table):
     config: str | dict[str, Any] | None = None
     config_name: str | None = None
     version: str = "0.19.8"
+    fetches_one_by_one: bool = Field(
+        default=False, description="stage 3 gathers parameters one after the other, as before 0.6"
+    )
 
     @field_validator("version", mode="before")
     @classmethod
@@ -134,6 +149,9 @@ class Fsdp1Table(_FsdpTable):
     backward_prefetch: Literal["BACKWARD_PRE", "BACKWARD_POST", "none"] = "BACKWARD_PRE"
     forward_prefetch: bool = False
     limit_all_gathers: bool = True
+    before_torch_2: bool = Field(
+        default=False, description="as in torch 1.12 and 1.13: pads and splits every flat gradient"
+    )
 
 
 class Fsdp2Table(_FsdpTable):
@@ -197,6 +215,8 @@ class _ExperimentFile(_Table):
     jitter: JitterTable = JitterTable()
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
     training: TrainingTable = TrainingTable()
+    trainer: TrainerTable = TrainerTable()
+    simulation: SimulationTable = SimulationTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
     cost: CostTable | None = None
     notes: tuple[str, ...] = Field(default=(), description="said again by every report")

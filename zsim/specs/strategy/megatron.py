@@ -21,6 +21,7 @@ from zsim.errors import InputError
 from zsim.specs.model.spec import Embedding, Linear, Loss, ModelSpec, Module, Parameter
 from zsim.specs.strategy.training import Training
 
+Engine = Literal["megatron", "nanotron", "internevo"]
 NEWEST_CORE = "0.16.1"
 CLIP_GRAD = 1.0  # --clip-grad
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by, with tensor parallelism 1
@@ -31,7 +32,11 @@ _CONTIGUOUS, _SHARDED = (2, 6), (3, 0)  # of Megatron-LM before Core
 class MegatronTable(BaseModel):
     """`kind = "megatron"`: Megatron-Core's DistributedDataParallel and its optimizers, named as on its
     command line. `bucket_size`: elements of a bucket (`--ddp-bucket-size`). `optimizer_instances`: groups of
-    ranks that each hold all optimizer states (`--num-distributed-optimizer-instances`)."""
+    ranks that each hold all optimizer states (`--num-distributed-optimizer-instances`). `engine`: another
+    engine that does nearly the same: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or "internevo"
+    (gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them). `cuda_graph`:
+    one graph of the whole step, which spares the host the layers' Python. `skips_update`: the loss scale is
+    still falling, and gradients that overflow are thrown away."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,6 +49,9 @@ class MegatronTable(BaseModel):
     bucket_size: Annotated[int, Field(gt=0, strict=True)] | None = None
     optimizer_instances: Annotated[int, Field(gt=0, strict=True)] = 1
     version: str = NEWEST_CORE
+    engine: Engine = "megatron"
+    cuda_graph: StrictBool = False
+    skips_update: StrictBool = False
 
     @field_validator("version", mode="before")
     @classmethod
@@ -99,6 +107,9 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         )
     ranks = world_size // table.optimizer_instances
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
+    is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
+    is_buffer = is_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low
+    block = "megatron_core_block" if is_core else "megatron_block"
     return Megatron(
         table.distributed_optimizer,
         table.overlap_grad_reduce,
@@ -108,10 +119,13 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
         average_in_collective=table.average_in_collective,
         bucket_size=bucket if table.overlap_grad_reduce else None,
         optimizer_instances=table.optimizer_instances,
-        is_contiguous=is_core or release >= _CONTIGUOUS or table.grad_reduce_dtype != low,
-        fuses_accumulation=is_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32"),
-        checks_nan=is_core,
-        block_overhead="megatron_core_block" if is_core else "megatron_block",
+        is_contiguous=is_buffer and not sums_all,
+        fuses_accumulation=is_megatron
+        and (is_core or (release >= _SHARDED and table.grad_reduce_dtype == "fp32")),
+        checks_nan=is_core and is_megatron,
+        has_owners=sums_all,
+        block_overhead=block if is_megatron and not table.cuda_graph else None,
+        skips_update=table.skips_update,
     )
 
 
@@ -149,6 +163,10 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
             "strategy.overlap_param_gather: Megatron gathers parameters only with distributed_optimizer, and "
             "overlaps it only with overlap_grad_reduce; expected both to be true"
         )
+    if table.engine != "megatron":
+        for key, is_given in (("cuda_graph", table.cuda_graph), ("version", table.version != NEWEST_CORE)):
+            if is_given:
+                raise InputError(f"strategy.{key}: belongs to engine 'megatron', found '{table.engine}'")
     if table.bucket_size is not None and not table.overlap_grad_reduce:
         raise InputError(
             "strategy.bucket_size: without overlap_grad_reduce all gradients are one bucket; expected "

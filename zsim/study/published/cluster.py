@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.cluster.cluster import Cluster, FrameworkMemory
-from zsim.specs.cluster.files import load_cluster
-from zsim.specs.cluster.gpu import with_attention_variant
-from zsim.study.published.model import is_early_composer
+from zsim.report.job_features import network_word
+from zsim.specs.cluster.cluster import Cluster
+from zsim.study.published.sources import known_run
 from zsim.study.published.table import PublishedRun
+from zsim.units import BYTES_PER_SECOND, parse_quantity
 
 # GPU column (longest match first) -> preset.
 CLUSTERS = {
@@ -26,12 +26,8 @@ CLUSTERS = {
     "V100-SXM2-16GB": "dgx-1",
     "V100-SXM2-32GB": "jean-zay-v100",
 }
-
-
-# Bus bandwidth in GB/s by nodes: medians of all-reduces of 256 MB on AWS p5 with EFA, while others ran
-# (Ultra-Scale Playbook, pp_comm_bandwidth.html, size=256MB; its scatters and gathers are another 1.3 to 3
-# times slower, for the greater part by latency).
-_BUSY_P5 = {2: 361.7, 4: 160.1, 8: 99.6, 16: 84.7, 32: 64.9, 64: 32.9}
+_SLOWEST_RDMA = 5.0  # Gb/s per GPU: below, TCP
+_LABELS = frozenset(("extends", "name", "description", "gpus_per_node"))
 
 
 def cluster_preset(run: PublishedRun) -> str:
@@ -45,71 +41,65 @@ def cluster_preset(run: PublishedRun) -> str:
     raise NotSimulatedError(f"GPU '{gpu}' has no hardware file")
 
 
-def row_cluster(run: PublishedRun) -> Cluster:
-    """The preset with what the row says otherwise: GPUs per node, rate of the NVLinks, of the network per
-    GPU, generation of the attention kernel."""
-    cluster = load_cluster(cluster_preset(run))
-    per_node = run.count("gpus_per_node") or cluster.gpus_per_node
-    changes: dict[str, object] = {"gpus_per_node": per_node}
+def cluster_table(run: PublishedRun, name: str, preset: Cluster) -> dict[str, Any]:
+    """Tables over the preset where the row says otherwise: GPUs per node, rate of the NVLinks, of the network
+    per GPU."""
+    table: dict[str, Any] = {"extends": name}
+    per_node = run.count("gpus_per_node") or preset.gpus_per_node
+    if per_node != preset.gpus_per_node:
+        table["gpus_per_node"] = per_node
     network = run.number("inter_gbps_per_gpu")
-    gpus = run.count("n_gpus") or 1
     if network:
-        nic: dict[str, object] = {"per_node": per_node, "bandwidth": network * 1e9 / 8}
-        if "collectives degrade strongly" in run.text("inter_desc"):
-            nic["efficiency"] = busy_p5_efficiency(gpus // per_node)
-        changes["nic"] = cluster.nic.model_copy(update=nic)
-    elif gpus > per_node:
+        table["nic"] = {"per_node": per_node, "bandwidth": _rate(network * 1e9 / 8)}
+    elif (run.count("n_gpus") or 1) > per_node:
         raise NotSimulatedError("the network between the nodes is not published")
     link = _link_bytes_per_second(run.text("intra_link"))
-    if link is not None and abs(link / cluster.node_link.bandwidth - 1) > 0.01:
-        changes["node_link"] = cluster.node_link.model_copy(update={"bandwidth": link})
-    variant = attention_variant(run)
-    if variant in cluster.gpu.attention.variants:
-        changes["gpu"] = with_attention_variant(cluster.gpu, variant)
-    changes["framework_memory"] = framework_memory_of(run, cluster.framework_memory)
-    return cluster.model_copy(update=changes)
+    if link is not None and abs(link / preset.node_link.bandwidth - 1) > 0.01:
+        table["node_link"] = {"bandwidth": _rate(link)}
+    return table
 
 
-def busy_p5_efficiency(nodes: int) -> float:
-    """The part of a p5 node's 400 GB/s that a job of so many nodes got on the busy cluster of nanotron's
-    sweep: linear in the logarithm of the nodes between the medians of its all-reduces of 256 MB."""
-    known = sorted(_BUSY_P5)
-    at, medians = np.log(known), [_BUSY_P5[count] for count in known]
-    return float(np.interp(np.log(max(nodes, 1)), at, medians)) / 400
+def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[str, Any]:
+    """The tables with a name and their numbers' sources; the preset's name where they change nothing."""
+    preset = str(table["extends"])
+    if set(table) == {"extends"}:
+        return preset
+    network = network_of(run)
+    over = f", over {network}" if network else ""
+    tables = {}
+    for key, value in table.items():
+        if key not in _LABELS:
+            said = [f"columns of published run {run.row_id}{over}", *filter(None, [value.get("source")])]
+            tables[key] = {**value, "source": "; ".join(said), "evidence": "data sheet"}
+    kept = {key: table[key] for key in ("gpus_per_node",) if key in table}
+    description = f"{preset} as published run {run.row_id} has it{over}"
+    return {"extends": preset, "name": preset, "description": description, **kept, **tables}
 
 
-def framework_memory_of(run: PublishedRun, memory: FrameworkMemory) -> FrameworkMemory:
-    """What the row's torch takes beside its allocator: before lazy loading the CUDA context is 1.78 GiB with
-    torch 1.10 and 0.90 GiB with 1.13 (microbenchmarks mb-00687 and mb-00688, stas00/ml-engineering@744d01e1
-    training/performance), in between by the release."""
-    minor = torch_1_release(run)
-    if minor is None:
-        return memory
-    context = 1.78 - (1.78 - 0.90) * (min(max(minor, 10), 13) - 10) / 3
-    return memory.model_copy(update={"context": round(context * 2**30)})
+def network_of(run: PublishedRun) -> str:
+    """What joined the nodes: EFA, RoCE, InfiniBand or Ethernet, as the row says or is known of its source; ""
+    where it is not."""
+    said = network_word(run.text("inter_desc"))
+    if said:
+        return said
+    rate = run.number("inter_gbps_per_gpu")
+    if rate is not None and rate < _SLOWEST_RDMA:
+        return "Ethernet"
+    return known_run(run).run.text("network")
 
 
-def torch_1_release(run: PublishedRun) -> int | None:
-    """12 for "torch 1.12 + composer" and "PyTorch 1.12.1"; None where no torch 1 ran.
-
-    MosaicML's rows whose precision is called "bf16" ran torch 1.13 whatever torch the column names:
-    composer knows that name for amp_bf16 from 0.12.0 to 0.13.5, which want torch below 1.14 and for FSDP at
-    least 1.13, and no longer in 0.14.0 (composer/trainer/trainer.py, dist_strategy.py and the wheels'
-    requirements). So the table of 40 GB in llm-foundry's README of January 2024 is from before May 2023; the
-    others were measured again.
-    """
-    release = re.search(r"torch 1\.(\d+)", run.text("software"), re.IGNORECASE)
-    if release:
-        return int(release[1])
-    return 13 if "composer" in run.text("software") and run.text("precision") == "bf16" else None
+def _rate(bytes_per_second: float) -> str:
+    """As a file says it: in Gb/s where that is the same number."""
+    text = f"{bytes_per_second * 8 / 1e9:g} Gb/s"
+    is_same = parse_quantity(text, BYTES_PER_SECOND) == bytes_per_second
+    return text if is_same else f"{bytes_per_second!r} B/s"
 
 
 def attention_variant(run: PublishedRun) -> str:
-    """Which generation of FlashAttention the row names; "" is the one of the GPU's file, the second. Of the
-    first, MosaicML ran the CUDA kernel (`FlashMHA`) until February 2023, then Triton's (`composer_model`)."""
+    """Which generation of FlashAttention the row names; "" is the one of the GPU's file, the second."""
     kernel = run.text("attn_kernel").lower()
     if "v1" in kernel:
-        return "flash1" if is_early_composer(run) else "flash1-triton"
+        return "flash1-triton"
     return next((f"flash{generation}" for generation in "34" if f"fa{generation}" in kernel), "")
 
 

@@ -1,39 +1,27 @@
-"""From a published run to the jobs that predict it, or the reason why zsim cannot."""
+"""From a published run to the experiment that predicts it, or the reason why zsim cannot."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from zsim.cost.kernels.update import OptimizerImplementation
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.placement import evenly
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.specs.model.spec import ModelSpec
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Fsdp1
-from zsim.specs.strategy.megatron import Megatron
-from zsim.study.published.cluster import cluster_preset, row_cluster, torch_1_release
-from zsim.study.published.megatron import (
-    as_engine_runs,
-    fuses_norms,
-    is_megatron,
+from zsim.study.published.cluster import (
+    attention_variant,
+    cluster_preset,
+    cluster_table,
+    finished_cluster,
 )
-from zsim.study.published.model import (
-    composer_model,
-    cross_entropy,
-    holding_model,
-    is_composer,
-    model_config,
-    with_attention,
-)
-from zsim.study.published.offload import is_stas00
-from zsim.study.published.queues import device_max_connections
-from zsim.study.published.strategy import is_autocast, is_early_zero3, strategy_table
+from zsim.study.published.model import cut_model, model_config
+from zsim.study.published.sources import apply_rules, known_run
+from zsim.study.published.strategy import finished_strategy, strategy_table
 from zsim.study.published.table import PublishedRun
-from zsim.study.published.zeropp import is_zeropp, zeropp_model
 
 _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
@@ -45,17 +33,32 @@ _NOT_SIMULATED = (
     (r"fairscale", "fairscale's FSDP"),
     (r"PTD-P|3D|\+ ?MP", "model parallelism"),
 )
+# torchtitan's selective checkpointing of layers, at its default of every second; fms-fsdp's of half.
+_EVERY_SECOND = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
 _PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
 @dataclass(frozen=True)
+class RowExperiment:
+    """What zsim is asked for a row; `assumptions` are what the row leaves open."""
+
+    experiment: Experiment
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RowJob:
-    """The job of a row. `sequences` per rank and step, where they are not whole micro-batches;
-    `assumptions` are what the row leaves open."""
+    """The job of a row, and what the row leaves open."""
 
     job: Job
-    sequences: float
     assumptions: tuple[str, ...]
+
+    @property
+    def sequences(self) -> float:
+        """Per rank and step."""
+        training = self.job.training
+        whole = float(training.micro_batch_size * training.gradient_accumulation_steps)
+        return whole if self.job.sequences is None else self.job.sequences
 
 
 def row_job(run: PublishedRun) -> RowJob:
@@ -64,84 +67,68 @@ def row_job(run: PublishedRun) -> RowJob:
     Raises NotSimulatedError with the reason for rows that need what zsim lacks or that leave open what no
     default settles.
     """
+    row = row_experiment(run)
+    try:
+        job = resolve(row.experiment)
+    except InputError as error:  # shapes that cannot be
+        raise NotSimulatedError(str(error)) from None
+    _check_parameters(run, job)
+    return RowJob(job, row.assumptions)
+
+
+def row_experiment(run: PublishedRun) -> RowExperiment:
+    """The row as an experiment; raises NotSimulatedError as `row_job` does."""
+    known = known_run(run)
+    run, assumptions = known.run, list(known.assumptions)
     _refuse_unsupported(run)
     gpus = run.count("n_gpus")
     micro_batch = run.count("micro_batch")
     if not gpus or not micro_batch:
         raise NotSimulatedError("the number of GPUs or the micro-batch is not published")
-    assumptions: list[str] = []
-    steps, sequences = _batch(run, micro_batch, gpus, assumptions)
-    cluster = row_cluster(run)
-    if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
-        raise NotSimulatedError(f"{gpus} GPUs do not fill nodes of {cluster.gpus_per_node} evenly")
-    model = model_config(run)
-    experiment = Experiment(
-        origin=run.where,
-        model=zeropp_model(run, model, assumptions) if is_zeropp(run) else model,
-        cluster=cluster_preset(run),
-        nodes=gpus,  # one GPU each, until the nodes are the row's own
-        gpus=gpus,
-        training={
+    steps, total = _batch(run, micro_batch, gpus, assumptions)
+    name = cluster_preset(run)
+    preset = load_cluster(name)
+    cluster = cluster_table(run, name, preset)
+    per_node = cluster.get("gpus_per_node", preset.gpus_per_node)
+    if gpus > per_node and gpus % per_node:
+        raise NotSimulatedError(f"{gpus} GPUs do not fill nodes of {per_node} evenly")
+    nodes = -(-gpus // per_node)
+    data: dict[str, Any] = {
+        "model": cut_model(run, model_config(run), assumptions),
+        "cluster": cluster,
+        "nodes": nodes,
+        "gpus": gpus,
+        "training": {
             "sequence_length": run.count("seq_len"),
             "micro_batch_size": micro_batch,
             "gradient_accumulation_steps": steps,
+            "global_batch_size": total,
             "precision": _precision(run, assumptions),
-            "activation_checkpointing": _checkpointing(run),
-            "attention": "math" if re.search(r"unfused|local impl", run.text("attn_kernel")) else None,
-            "compile": _is_compiled(run),
-            "liger": "Liger" in run.text("software") or fuses_norms(run),
-            "cross_entropy": cross_entropy(run),
+            **_checkpointing(run),
+            "attention": _attention(run),
+            "compile": run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile"),
+            "liger": "Liger" in run.text("software"),
             "optimizer": _optimizer(run),
-            "device_max_connections": device_max_connections(run),
+            "optimizer_implementation": _optimizer_implementation(run),
         },
-        strategy=strategy_table(run, gpus, cluster.gpus_per_node, assumptions),
-    )
-    try:
-        job = resolve(experiment)
-    except InputError as error:  # shapes that cannot be
-        raise NotSimulatedError(str(error)) from None
-    nodes = -(-gpus // cluster.gpus_per_node)
-    architecture = _architecture(run, job.model)
-    training = replace(
-        job.training,
-        checkpoint_every=2 if is_every_second_block(run) else 1,
-        checkpoint_stops_early=stops_early(run),
-        checkpoint_is_reentrant=is_reentrant(run),
-        autocast=is_autocast(run),
-        stored_dtype=_stored_dtype(run),
-        optimizer_implementation=_optimizer_implementation(run),
-        compile=_is_compiled(run),
-    )
-    placement = evenly(nodes, gpus // nodes)
-    strategy = job.strategy
-    if isinstance(strategy, DeepSpeedConfig):
-        is_early = is_early_zero3(run)
-        strategy = replace(strategy, gpus_per_node=gpus // nodes, fetches_one_by_one=is_early)
-    if isinstance(strategy, Megatron):
-        strategy = as_engine_runs(run, strategy)
-    if isinstance(strategy, Fsdp1):
-        strategy = replace(strategy, before_torch_2=torch_1_release(run) is not None)
-    job = replace(
-        job, model=architecture, training=training, cluster=cluster, strategy=strategy, placement=placement
-    )
-    _check_parameters(run, job)
-    return RowJob(job, sequences, tuple(assumptions))
+        "trainer": {},
+        "simulation": {"every_micro_batch": False, "known_to_fit": True},
+        "strategy": strategy_table(run, gpus, per_node, assumptions),
+    }
+    if data["strategy"]["kind"] in ("ddp", "fsdp1"):
+        data["training"]["stored_dtype"] = _stored_dtype(run)
+    assumptions += apply_rules(run, data, gpus // per_node)
+    data["cluster"] = finished_cluster(run, data["cluster"])
+    data["strategy"] = finished_strategy(data["strategy"])
+    if data["training"]["attention"] not in (None, "math", *preset.gpu.attention.variants):
+        data["training"]["attention"] = None
+    return RowExperiment(Experiment(origin=run.where, **data), tuple(assumptions))
 
 
-def _architecture(run: PublishedRun, model: ModelSpec) -> ModelSpec:
-    """The model as the row's software runs it."""
-    if is_composer(run):
-        return composer_model(run, model)
-    model = holding_model(run, model)
-    return with_attention(model, host_waits=True) if reads_positions(run) else model
-
-
-def reads_positions(run: PublishedRun) -> bool:
-    """Whether transformers' FlashAttention asks the GPU in every layer whether its one sequence is several
-    packed ones (`_is_packed_sequence` in modeling_flash_attention_utils.py, transformers 5: only where the
-    micro-batch is 1). SDPA, the default, does not; the script of ml-engineering's runs chooses
-    FlashAttention."""
-    return is_stas00(run) and run.count("micro_batch") == 1
+def _attention(run: PublishedRun) -> str | None:
+    if re.search(r"unfused|local impl", run.text("attn_kernel")):
+        return "math"
+    return attention_variant(run) or None
 
 
 def _refuse_unsupported(run: PublishedRun) -> None:
@@ -160,21 +147,21 @@ def _refuse_unsupported(run: PublishedRun) -> None:
         raise NotSimulatedError(f"compiler '{compiler}' is not torch.compile")
 
 
-def _batch(run: PublishedRun, micro_batch: int, gpus: int, assumptions: list[str]) -> tuple[int, float]:
-    """(micro-batches per step, sequences per rank and step)."""
+def _batch(run: PublishedRun, micro_batch: int, gpus: int, assumptions: list[str]) -> tuple[int, int | None]:
+    """(micro-batches per step, sequences of a step of all ranks where they are no whole micro-batches)."""
     steps = run.count("grad_accum")
     total = run.count("global_batch")
     if not steps:
         steps = max(1, round(total / (gpus * micro_batch))) if total else 1
         assumptions.append(f"grad_accum {steps}")
     if not total:
-        return steps, float(micro_batch * steps)
+        return steps, None
     sequences = total / gpus
     if not (steps - 1) * micro_batch < sequences <= steps * micro_batch:
         raise NotSimulatedError(
             f"global_batch {total} does not come from {gpus} GPUs with {steps} micro-batches of {micro_batch}"
         )
-    return steps, sequences
+    return steps, None if sequences == steps * micro_batch else total
 
 
 def _precision(run: PublishedRun, assumptions: list[str]) -> str | None:
@@ -190,65 +177,36 @@ def _precision(run: PublishedRun, assumptions: list[str]) -> str | None:
     raise NotSimulatedError(f"precision '{run.text('precision')}' is not simulated")
 
 
-def _checkpointing(run: PublishedRun) -> str:
-    text = run.text("act_ckpt")
+def _checkpointing(run: PublishedRun) -> dict[str, Any]:
+    """The policy of activation checkpoints; reentrant ones, and all of a block again, where nothing else is
+    known of the software."""
+    every = 2 if re.match(_EVERY_SECOND, run.text("act_ckpt")) else 1
+    return {
+        "activation_checkpointing": _policy(run.text("act_ckpt"), every),
+        "checkpoint_every": every,
+        "checkpoint_is_reentrant": True,
+        "checkpoint_stops_early": False,
+    }
+
+
+def _policy(text: str, every: int) -> str:
     if text.startswith("none"):
         return "none"
-    if is_every_second_block(run) or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
+    if every == 2 or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
         return "full"
     if "near full" in text:  # as the row's FLOPs of hardware and model say
         return "full"
-    if "op-SAC" in text or text.startswith("selective-op") or _is_per_op(run):
+    if "op-SAC" in text or text.startswith("selective-op"):
         return "selective-op"
     if not text or text.startswith("unstated"):
         raise NotSimulatedError("activation checkpointing is not published")
     raise NotSimulatedError(f"activation checkpointing '{text}' is not simulated")
 
 
-def is_every_second_block(run: PublishedRun) -> bool:
-    """torchtitan's selective checkpointing of layers, at its default of every second; fms-fsdp's of half."""
-    pattern = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
-    return not _is_per_op(run) and bool(re.match(pattern, run.text("act_ckpt")))
-
-
-def _is_per_op(run: PublishedRun) -> bool:
-    """torchtitan's pull request 135 says "SAC" and speaks of its policy of what not to recompute: by
-    operator. The table's "every second layer" is its own reading (`assumed_fields`)."""
-    return run.source == "torchtitan-pr135" and run.text("act_ckpt").startswith("selective")
-
-
-def stops_early(run: PublishedRun) -> bool:
-    """Whether recomputation stops as soon as it can, as torch's non-reentrant checkpoint does from 2.1
-    (October 2023) on, where that is the torch that ran. composer and torchtitan use it; Megatron, DeepSpeed
-    and transformers before 5 use the other."""
-    return not is_reentrant(run) and run.text("date") >= "2023-10" and torch_1_release(run) is None
-
-
-def is_reentrant(run: PublishedRun) -> bool:
-    """Whether the checkpoints are torch's reentrant ones, or of that kind. composer's were (0.11 to 0.13),
-    until MosaicML's YAML files set `activation_checkpointing_reentrant: false` in April 2023."""
-    frameworks = ("torchtitan", "kempnerforge", "fms-fsdp")
-    if is_composer(run):
-        return run.text("date") < "2023-04"
-    return not (is_stas00(run) or run.source.startswith(frameworks))
-
-
 def _stored_dtype(run: PublishedRun) -> str:
     """What weights and optimizer states are kept in; transformers and litgpt can train in bf16 throughout."""
     text = f"{run.text('precision')}, {run.text('optimizer')}"
     return "bf16" if re.search(r"pure bf16|bf16-true|bf16 states", text) else "fp32"
-
-
-def _is_compiled(run: PublishedRun) -> bool:
-    """torch.compile, or a library of fused kernels (Megatron has its own), which costs the same kernels."""
-    # DeepSpeedExamples' copy of the first Megatron-LM ("Megatron-LM GPT-2"; DLPerf's by its page) has none.
-    own = r"foak|[Mm]egatron(?!-LM GPT-2|-LM \(2020\))"
-    has_fused_kernels = re.search(own, run.text("software")) is not None
-    return (
-        has_fused_kernels
-        or is_megatron(run)
-        or run.text("compile").lower() in ("yes", "true", "per-block", "torch.compile")
-    )
 
 
 def _optimizer(run: PublishedRun) -> str:

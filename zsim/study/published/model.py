@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from zsim.errors import NotSimulatedError
-from zsim.specs.model.spec import Attention, Loss, ModelSpec, Module
 from zsim.study.published.table import PublishedRun
 
 _DECODERS = ("", "decoder")
@@ -82,75 +80,25 @@ def _llama(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def is_composer(run: PublishedRun) -> bool:
-    """MosaicML's runs, on composer."""
-    return "MP mode" in run.text("strategy") or "composer" in run.text("software")
-
-
-def composer_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
-    """The model as MosaicML's trainer and model code run it at the row's date.
-
-    - Every micro-batch ends with two metrics, LanguageCrossEntropy and Perplexity, which each take torch's
-      cross-entropy of the logits again, under autocast (llm-foundry: `train_metrics` of its models, on by
-      default; composer: `_train_microbatch`, "Use microbatch outputs to update training metrics",
-      `_eval_train_metrics`; its pull request 2987 of February 2024 is the first to think of a fused one).
-    - Until February 2023 attention is flash-attn 0.2's `FlashMHA`, always given a padding mask (the same
-      file as the loss's, "So we always provide a tensor"), whose longest sequence the host reads back
-      (`unpad_input`); the Triton kernel after takes none.
-    """
-    model = with_loss(model, num_metrics=2, holds_logits="as they are")
-    return with_attention(model, unpads=True, host_waits=True) if is_early_composer(run) else model
-
-
-def holding_model(run: PublishedRun, model: ModelSpec) -> ModelSpec:
-    """The model of a loop that keeps a name for its logits during backward: torchtitan's until its pull
-    request 391 of June 2024 (`pred`, which the model has cast to fp32), fms-fsdp's until its 152 of July 2025
-    (`output`)."""
-    if run.source.startswith("torchtitan") and run.text("date") < "2024-06":
-        return with_loss(model, holds_logits="in fp32")
-    if run.source == "fms-fsdp" and run.text("date") < "2025-07":
-        return with_loss(model, holds_logits="as they are")
-    return model
-
-
-def with_loss(model: ModelSpec, **changes: Any) -> ModelSpec:
-    """The model with its loss changed."""
-    return replace(model, after=_changed(model.after, Loss, changes))
-
-
-def is_early_composer(run: PublishedRun) -> bool:
-    """MosaicML's runs before March 2023: another attention kernel and another loss."""
-    return is_composer(run) and run.text("date") < "2023-03"
-
-
-def with_attention(model: ModelSpec, **changes: Any) -> ModelSpec:
-    """The model with its blocks' attention changed."""
-    blocks = (replace(block, modules=_changed(block.modules, Attention, changes)) for block in model.blocks)
-    return replace(model, blocks=tuple(blocks))
-
-
-def _changed(modules: tuple[Module, ...], kind: type[Any], changes: dict[str, Any]) -> tuple[Module, ...]:
-    return tuple(
-        replace(module, work=replace(module.work, **changes)) if isinstance(module.work, kind) else module
-        for module in modules
-    )
-
-
-def cross_entropy(run: PublishedRun) -> str | None:
-    """MosaicML's loss is torch's, under autocast, until February 2023 (llm-foundry@d14a7c94a,
-    examples/llm/src/mosaic_gpt.py), flash-attn's fused one after (its `loss_fn` then defaults to
-    `fused_crossentropy`); the fast kernels of fms-acceleration bring unsloth's, or Liger's; Megatron has its
-    own; torchtitan compiles its blocks and, since its pull request 1033 of April 2025, its loss ("compiling
-    loss function causes CUDA errors, turning off for now" until then); None leaves it to the rest."""
-    software = run.text("software")
-    if run.source.startswith("torchtitan") and run.text("date") < "2025-04":
-        return "eager"
-    if is_composer(run):
-        return "autocast" if is_early_composer(run) else "fused"
-    if "foak" in software:
-        return "fused_linear" if software.endswith("-liger") else "unsloth"
-    if software.startswith("InternEvo"):  # flash-attn's CrossEntropyLoss (model/loss.py)
-        return "fused"
-    if software.startswith("nanotron"):  # its sharded_cross_entropy works in place too
-        return "megatron"
-    return "megatron" if "egatron" in software else None
+def cut_model(run: PublishedRun, config: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """The row's model with its vocabulary padded to the row's `vocab_multiple` and, where `width_multiple` is
+    "n_gpus", the nearest width that is a multiple of the number of GPUs, with as many layers as keep the
+    parameters and the heads as long."""
+    multiple = run.count("vocab_multiple")
+    if multiple:
+        config = {**config, "vocab_size": -(-int(config["vocab_size"]) // multiple) * multiple}
+    if run.text("width_multiple") != "n_gpus" or "n_embd" not in config:
+        return config
+    width, gpus = int(config["n_embd"]), run.count("n_gpus") or 1
+    if width % gpus == 0:
+        return config
+    nearest = max(round(width / gpus), 1) * gpus
+    layers = round(int(config["n_layer"]) * (width / nearest) ** 2)
+    assumptions.append(f"{layers} layers of {nearest} (qgZ cannot divide {config['n_layer']} of {width})")
+    return {
+        **config,
+        "n_embd": nearest,
+        "n_inner": 4 * nearest,
+        "n_layer": layers,
+        "n_head": nearest * int(config["n_head"]) // width,
+    }

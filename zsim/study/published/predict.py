@@ -7,28 +7,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import floor
 from pathlib import Path
 from typing import Any
 
 from zsim.engine.allocation import Allocation
-from zsim.engine.simulate import simulate_job
+from zsim.engine.micro_batches import simulate_step
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.make import make_plan
-from zsim.plan.memory.capacity import framework_memory, peak_bytes, usable_bytes
+from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.report.breakdown import step_breakdown
 from zsim.report.job_features import job_features
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.job import Job
+from zsim.study.published.cluster import network_of
 from zsim.study.published.job import RowJob, row_job
-from zsim.study.published.network import network_of
+from zsim.study.published.sources import known_run
 from zsim.study.published.statistics import summarise
 from zsim.study.published.table import PublishedRun, read_runs
 from zsim.validated.validation import Validation, validation_of
 
-# Beyond so many micro-batches the rest are taken to be like the last two of these.
-_MICRO_BATCHES = 3
-_SHORT_MICRO_BATCHES = 8
 _MEMORY_KINDS = {"alloc": "allocated", "active": "active", "reserved": "reserved"}  # by column and word
 
 Tweak = Callable[[Job], Job]
@@ -235,61 +231,15 @@ def measured_seconds(run: PublishedRun) -> float | None:
 
 
 def predict_step(row: RowJob) -> StepPrediction:
-    """The row's step.
-
-    Micro-batches in the middle of a step are alike, so a step of many is that of a few and so many times what
-    one more adds; a last micro-batch that is smaller adds what one of its size does, and counts as whole for
-    the peak.
-    """
-    job, micro_batch = row.job, row.job.training.micro_batch_size
-    whole = floor(row.sequences / micro_batch + 1e-9)
-    rest = row.sequences - whole * micro_batch
-    if rest < 1e-6 * micro_batch:
-        return _step(job, whole)
-    smaller = max(1, round(rest))
-    last = _with_micro_batch(job, smaller)
-    if whole == 0:
-        step = _step(last, 1)
-        seconds = step.seconds * rest / smaller
-    else:
-        more = _step(last, 3).seconds - _step(last, 2).seconds
-        step = _step(job, whole)
-        seconds = step.seconds + more * rest / smaller
-    if whole < _MICRO_BATCHES:  # beyond, one more leaves the peak as it is
-        longer = _with_steps(job, whole + 1)
-        step = replace(step, peak_bytes=peak_bytes(longer, make_plan(longer)))
-    return replace(step, seconds=seconds)
-
-
-def _with_micro_batch(job: Job, size: int) -> Job:
-    return replace(job, training=replace(job.training, micro_batch_size=size))
-
-
-def _with_steps(job: Job, steps: int) -> Job:
-    return replace(job, training=replace(job.training, gradient_accumulation_steps=steps))
-
-
-def _step(job: Job, steps: int) -> StepPrediction:
-    """A step of `steps` whole micro-batches. Where the allocator runs short no two of them are alike, and
-    many are as many times the mean of some."""
-    few = _simulated(job, min(steps, _MICRO_BATCHES))
-    if steps <= _MICRO_BATCHES:
-        return few
-    if few.retries:
-        some = _simulated(job, min(steps, _SHORT_MICRO_BATCHES))
-        return replace(some, seconds=some.seconds * steps / min(steps, _SHORT_MICRO_BATCHES))
-    one = few.seconds - _simulated(job, _MICRO_BATCHES - 1).seconds
-    return replace(few, seconds=few.seconds + (steps - _MICRO_BATCHES) * one)
-
-
-def _simulated(job: Job, steps: int) -> StepPrediction:
-    job = _with_steps(job, steps)
-    outcome = simulate_job(job, takes_margin=True)
+    """The row's step, as `zsim run` simulates the row's experiment."""
+    step = simulate_step(row.job)
+    outcome = step.outcome
     allocation = outcome.allocation
     assert allocation is not None
-    peak, framework = peak_bytes(job, outcome.plan), framework_memory(job, outcome.plan).bytes
-    seconds = step_breakdown(outcome.trace).seconds
-    return StepPrediction(outcome.trace.step_seconds, peak, framework, allocation, steps, seconds)
+    framework = framework_memory(row.job, outcome.plan).bytes
+    shown = step_breakdown(outcome.trace).seconds
+    count = step.outcome_micro_batches
+    return StepPrediction(step.seconds, step.peak_bytes, framework, allocation, count, shown)
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:
@@ -302,12 +252,10 @@ def _measured_memory(run: PublishedRun) -> dict[str, int]:
 
 
 def _memory_kind(run: PublishedRun) -> str:
-    """Which figure a row without one would publish: what `mem_kind` says, else what its source's tables and
-    logs have (torchtitan's `memory:` and ml-engineering's are what is reserved)."""
+    """Which figure a row without one would publish: what `mem_kind` says, or is known of its source."""
+    said = known_run(run).run.text("mem_kind")
     words = {**_MEMORY_KINDS, "nvidia-smi": "device"}
-    named = next((kind for word, kind in words.items() if word in run.text("mem_kind")), None)
-    reports_reserved = run.source.startswith(("torchtitan", "stas00"))
-    return named or ("reserved" if reports_reserved else "allocated")
+    return next((kind for word, kind in words.items() if word in said), "allocated")
 
 
 def _measured_fits(run: PublishedRun) -> bool | None:

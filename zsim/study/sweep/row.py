@@ -7,9 +7,9 @@ import time
 import traceback
 from typing import Any
 
-from zsim.engine.simulate import simulate_job
+from zsim.engine.micro_batches import simulate_step
 from zsim.errors import ZsimError
-from zsim.explain.report_of import report_of
+from zsim.explain.report_of import report_of_step
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -24,8 +24,8 @@ def point_record(identity: str, experiment: Experiment) -> Record:
     try:
         began = time.perf_counter()
         job = resolve(experiment)
-        outcome = simulate_job(job)
-        report = report_of(outcome, time.perf_counter() - began)
+        step = simulate_step(job)
+        report = report_of_step(step, time.perf_counter() - began)
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug of ours must cost one row, not the night

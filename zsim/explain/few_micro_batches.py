@@ -1,0 +1,82 @@
+"""The report of a step of which some micro-batches were simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from zsim.engine.micro_batches import SimulatedStep
+from zsim.explain.variants import Variants
+from zsim.plan.memory.capacity import framework_memory, usable_bytes
+from zsim.plan.memory.peaks import held_at_peak, plan_peaks
+from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.memory import over_limit
+from zsim.report.report import Report, TracedStep, traced_step
+
+
+def whole_step(step: SimulatedStep) -> TracedStep:
+    """What was simulated of the step, with the seconds of all of it."""
+    traced = traced_step(step.outcome.trace)
+    parts = [(times, step_breakdown(outcome.trace, traced.rank)) for times, outcome in step.terms]
+
+    def summed(of: Callable[[Breakdown], Mapping[str, float]]) -> dict[str, float]:
+        return _summed([(times, of(part)) for times, part in parts])
+
+    breakdown = replace(
+        traced.breakdown,
+        seconds=summed(lambda part: part.seconds),
+        by_phase={
+            phase: summed(lambda part, phase=phase: part.by_phase.get(phase, {}))
+            for phase in traced.breakdown.by_phase
+        },
+    )
+    return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
+
+
+def _summed(parts: list[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """What adds up over a step, by name; no part of a step is shorter than nothing."""
+    total: dict[str, float] = {}
+    for times, values in parts:
+        for name, value in values.items():
+            total[name] = total.get(name, 0.0) + times * value
+    return {name: max(value, 0.0) for name, value in total.items()}
+
+
+def lengthened(variants: Variants, step: SimulatedStep) -> Variants:
+    """The variants of what was simulated as those of the whole step: as many times as long as the step is."""
+    times = step.times_longer
+    ends = variants.offload_range
+    return replace(
+        variants,
+        without_overlap=None if variants.without_overlap is None else variants.without_overlap * times,
+        own_queues=None if variants.own_queues is None else variants.own_queues * times,
+        offload_range=None if ends is None else (ends[0] * times, ends[1] * times),
+    )
+
+
+def with_peak(report: Report, step: SimulatedStep) -> Report:
+    """The report with the peak of one more micro-batch, where that is not among those that were simulated."""
+    plan, job = step.peak_plan, step.job
+    if plan is step.outcome.plan:
+        return report
+    framework = {"framework": framework_memory(job, plan).bytes}
+    by_category = {name: size for name, size in plan_peaks(plan).items() if name != "total"} | framework
+    at_total = {**held_at_peak(plan), **framework}
+    total = sum(at_total.values())
+    peak = replace(report.peaks["gpu"], total=total, by_category=by_category, at_total=at_total)
+    report = replace(report, peaks={**report.peaks, "gpu": peak})
+    usable = usable_bytes(job.cluster)
+    if report.out_of_memory is None and total > usable:
+        found = replace(over_limit("the last micro-batch", "gpu", total, usable), rank=report.rank)
+        return replace(report, out_of_memory=found)
+    return report
+
+
+def few_note(step: SimulatedStep) -> str:
+    """Which micro-batches were simulated, and what is theirs alone."""
+    count, shown = step.micro_batches, step.outcome_micro_batches
+    last = ", the last of them smaller" if step.job.sequences is not None else ""
+    return (
+        f"of {count:,} micro-batches{last}, {shown:,} are simulated: calls, traffic and trace are theirs, "
+        "the seconds are of the whole step"
+    )

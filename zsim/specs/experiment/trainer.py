@@ -1,0 +1,51 @@
+"""The loop that trains, and what its model code does to the step: `[trainer]`.
+
+[trainer]
+metrics_per_micro_batch = 2        # composer: LanguageCrossEntropy and Perplexity, after each backward
+holds_logits = "as they are"       # a name for the logits lives on through backward
+unpads_attention = true            # flash-attn 0.2's FlashMHA with a padding mask
+reads_sequence_lengths = true      # the host asks the GPU before every attention
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.specs.model.spec import Attention, Loss, ModelSpec, Module
+
+_Metrics = Annotated[int, Field(ge=0, le=100, strict=True)]
+
+
+class TrainerTable(BaseModel):
+    """`[trainer]`. `metrics_per_micro_batch`: how often torch's cross-entropy of the logits is taken again
+    after each backward, to log it. `holds_logits`: as they are or cast to fp32, until the next micro-batch's
+    take their place; "no": they are let go before backward. `unpads_attention`: q, k and v are gathered by a
+    padding mask, padding or not. `reads_sequence_lengths`: the host reads them from the GPU before it
+    launches each attention, and so cannot run ahead of the layer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metrics_per_micro_batch: _Metrics = 0
+    holds_logits: Literal["no", "as they are", "in fp32"] = "no"
+    unpads_attention: bool = False
+    reads_sequence_lengths: bool = False
+
+
+def with_trainer(model: ModelSpec, table: TrainerTable) -> ModelSpec:
+    """The model as the trainer runs it."""
+    if table == TrainerTable():
+        return model
+    loss = {"num_metrics": table.metrics_per_micro_batch, "holds_logits": table.holds_logits}
+    attention = {"unpads": table.unpads_attention, "host_waits": table.reads_sequence_lengths}
+    blocks = (replace(block, modules=_changed(block.modules, Attention, attention)) for block in model.blocks)
+    return replace(model, after=_changed(model.after, Loss, loss), blocks=tuple(blocks))
+
+
+def _changed(modules: tuple[Module, ...], kind: type[Any], changes: dict[str, Any]) -> tuple[Module, ...]:
+    return tuple(
+        replace(module, work=replace(module.work, **changes)) if isinstance(module.work, kind) else module
+        for module in modules
+    )

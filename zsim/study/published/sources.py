@@ -1,0 +1,118 @@
+"""What is known of published runs' sources beyond their columns: the rules of
+`presets/published_sources.toml`, which says how they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from zsim.reading import parse_toml
+from zsim.resources import PRESETS
+from zsim.specs.experiment.overrides import put
+from zsim.specs.messages import validated
+from zsim.study.published.table import PublishedRun
+
+_FILE = "published_sources.toml"
+
+
+class ByNodes(BaseModel):
+    """A number by how many nodes a row has, over `of`: linear in the logarithm of the nodes between those
+    that are given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    by_nodes: dict[int, float]
+    of: float = 1.0
+
+    def at(self, nodes: int) -> float:
+        """The number for so many nodes."""
+        known = sorted(self.by_nodes)
+        values = [self.by_nodes[count] for count in known]
+        return float(np.interp(np.log(max(nodes, 1)), np.log(known), values)) / self.of
+
+
+class Rule(BaseModel):
+    """One rule of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    why: str
+    when: dict[str, str]
+    unless: dict[str, str] = {}
+    cells: dict[str, str] = {}
+    changes: dict[str, ByNodes | bool | int | float | str] = Field(default={}, alias="set")
+    assume: str | None = None
+
+    def applies(self, run: PublishedRun, kind: str) -> bool:
+        """Whether the row is one of those that the rule is about; `kind` of its strategy, "" before there is
+        one."""
+        return all(_matches(run, kind, *one) for one in self.when.items()) and not any(
+            _matches(run, kind, *one) for one in self.unless.items()
+        )
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: tuple[Rule, ...]
+
+
+def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
+    if column == "since":
+        return run.text("date") >= pattern
+    if column == "before":
+        return run.text("date") < pattern
+    text = {"source": run.source, "kind": kind}.get(column, run.text(column))
+    return re.search(pattern, text) is not None
+
+
+@cache
+def source_rules() -> tuple[Rule, ...]:
+    """The shipped rules, in order."""
+    text = (PRESETS / _FILE).read_text(encoding="utf-8")
+    return validated(parse_toml(text, _FILE), _FILE, _File).rule
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """A row with the cells that are known of its source, and what was assumed for that."""
+
+    run: PublishedRun
+    assumptions: tuple[str, ...]
+
+
+def known_run(run: PublishedRun) -> KnownRun:
+    """The row as it is read: with its torch's release in a cell of its own, and what the rules fill in."""
+    release = re.search(r"torch (1\.\d+)", run.text("software"), re.IGNORECASE)
+    if release and not run.text("torch"):
+        run = _with_cells(run, {"torch": release[1]})
+    assumptions: list[str] = []
+    for rule in source_rules():
+        if rule.cells and rule.applies(run, ""):
+            run = _with_cells(run, rule.cells)
+            assumptions += [rule.assume] if rule.assume else []
+    return KnownRun(run, tuple(assumptions))
+
+
+def _with_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
+    return replace(run, cells={**run.cells, **cells})
+
+
+def apply_rules(run: PublishedRun, data: dict[str, Any], nodes: int) -> Iterable[str]:
+    """Sets in the experiment's `data` what the rules say; returns what they assume."""
+    kind = str(data["strategy"]["kind"])
+    assumptions = []
+    for rule in source_rules():
+        if rule.changes and rule.applies(run, kind):
+            for key, value in rule.changes.items():
+                put(data, key, value.at(nodes) if isinstance(value, ByNodes) else value)
+                if key.startswith("cluster."):
+                    put(data, f"{key.rpartition('.')[0]}.source", " ".join(rule.why.split()))
+            assumptions += [rule.assume] if rule.assume else []
+    return assumptions

@@ -1,0 +1,84 @@
+"""Published runs as experiment files: what zsim is asked for each row, with what the row measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.files import write_whole
+from zsim.specs.formats.toml import experiment_toml
+from zsim.study.published.job import RowExperiment, row_experiment, row_job
+from zsim.study.published.predict import measured_seconds
+from zsim.study.published.table import PublishedRun
+
+_MEASURED = {
+    "mem_alloc_gb": "allocated",
+    "mem_active_gb": "active",
+    "mem_reserved_gb": "reserved",
+    "mem_other_gb": "other",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files by row, and the rows that are not simulated with the reason."""
+
+    files: dict[str, Path]
+    refused: dict[str, str]
+
+
+def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> Written:
+    """Writes `row_id.toml` of every row that zsim simulates.
+
+    Raises InputError for two rows of one name, and for names that no file can have.
+    """
+    written = Written({}, {})
+    for run in runs:
+        try:
+            row_job(run)
+            row = row_experiment(run)
+        except NotSimulatedError as error:
+            written.refused[run.row_id] = str(error)
+            continue
+        path = folder / f"{_file_name(run)}.toml"
+        if run.row_id in written.files:
+            raise InputError(
+                f"{run.where}: row_id '{run.row_id}' stands there twice; expected one file a row"
+            )
+        os.makedirs(folder, exist_ok=True)
+        write_whole(path, experiment_toml(row.experiment, row_comment(run, row)))
+        written.files[run.row_id] = path
+    return written
+
+
+def _file_name(run: PublishedRun) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,199}", run.row_id):
+        raise InputError(
+            f"{run.where}: row_id '{run.row_id[:60]}' is no file's name; expected letters, digits, '.', '_' or '-'"
+        )
+    return run.row_id
+
+
+def row_comment(run: PublishedRun, row: RowExperiment) -> str:
+    """Where the row is from, what it measured, what it leaves open."""
+    lines = [f"{run.row_id}, of {run.source}"]
+    lines += [text for column in ("source_ref", "software") if (text := _one_line(run.text(column)))]
+    seconds = measured_seconds(run)
+    measured = [] if seconds is None else [f"step {seconds:g} s"]
+    measured += [
+        f"memory {name} {run.text(column)} GB" for column, name in _MEASURED.items() if run.text(column)
+    ]
+    if run.text("status") == "oom":
+        measured.append("out of memory")
+    lines.append(f"measured: {', '.join(measured) or 'nothing'}")
+    if row.assumptions:
+        lines.append(f"assumed: {'; '.join(row.assumptions)}")
+    return "\n".join(lines)
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f]+", " ", text)
