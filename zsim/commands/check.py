@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zsim.commands.options import answer, file_option, is_output, json_option, print_file
+from zsim.commands.options import answer, file_option, folder_option, is_output, json_option, print_file
 from zsim.errors import InputError
 from zsim.files import check_file, write_whole
 
@@ -43,6 +43,14 @@ def check(
     fast: Annotated[bool, typer.Option("--fast", help="Some rows of each published source only.")] = False,
     json_: Annotated[Path | None, json_option("every row")] = None,
     junit: Annotated[Path | None, file_option(help="Write JUnit XML, as CI systems read it.")] = None,
+    write_experiments: Annotated[
+        Path | None,
+        folder_option(
+            "--write-experiments",
+            help="Write every published run as an experiment, of which zsim run predicts the same, and check "
+            "nothing.",
+        ),
+    ] = None,
     markdown: Annotated[
         bool,
         typer.Option(
@@ -62,6 +70,9 @@ def check(
     from zsim.study.published.bars import bar_of_all, bars, table_lines
     from zsim.validated.runs import validated_runs
 
+    if write_experiments is not None:
+        _write_experiments(targets or [], write_experiments, fast, json_)
+        return
     pins, base = _baseline(baseline, bool(targets), update_baseline)
     paths = list(targets or [])
     if not paths and baseline is not None:
@@ -96,6 +107,18 @@ def check(
             print_file("baseline", f"{pins.path}: {cases}")
     if report.verdict == "fail":
         raise typer.Exit(1)
+
+
+def _write_experiments(targets: list[Path], folder: Path, is_fast: bool, json_: Path | None) -> None:
+    """Published runs as experiment files, instead of a check of them."""
+    from zsim.study.check.check import sample
+    from zsim.study.published.predict import shipped_tables
+    from zsim.study.published.table import read_runs
+    from zsim.study.published.write import write_experiments
+
+    runs = read_runs(targets or shipped_tables()).runs
+    written = write_experiments(sample(runs) if is_fast else runs, folder)
+    answer(written.lines(folder), written.to_dict, json_)
 
 
 def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:

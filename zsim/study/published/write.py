@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.files import write_whole
@@ -15,6 +17,7 @@ from zsim.study.published.job import RowExperiment, row_experiment, row_job
 from zsim.study.published.predict import measured_seconds
 from zsim.study.published.table import PublishedRun
 
+_MOST_REASONS = 10
 _MEASURED = {
     "mem_alloc_gb": "allocated",
     "mem_active_gb": "active",
@@ -29,6 +32,16 @@ class Written:
 
     files: dict[str, Path]
     refused: dict[str, str]
+
+    def lines(self, folder: Path) -> Iterator[str]:
+        """What a terminal shows."""
+        yield f"{len(self.files):,} of {len(self.files) + len(self.refused):,} rows are in {folder}"
+        for reason, count in Counter(self.refused.values()).most_common(_MOST_REASONS):
+            yield f"  {count:,} not simulated: {reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `--json` writes."""
+        return {"written": {row: str(path) for row, path in self.files.items()}, "refused": self.refused}
 
 
 def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> Written:
@@ -58,7 +71,8 @@ def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> Written:
 def _file_name(run: PublishedRun) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._ -]{0,199}", run.row_id):
         raise InputError(
-            f"{run.where}: row_id '{run.row_id[:60]}' is no file's name; expected letters, digits, '.', '_' or '-'"
+            f"{run.where}: row_id '{run.row_id[:60]}' is no file's name; expected letters, digits, '.', "
+            "'_' or '-'"
         )
     return run.row_id
 
