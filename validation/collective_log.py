@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import Work, _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from validation.calls import Call
 from validation.tracing import SILENT, Tracer, now
+from zsim.comparison.calls import Call
 
 DTYPE_NAMES = {
     torch.float64: "fp64",
@@ -120,7 +120,7 @@ class CollectiveLog(TorchDispatchMode):
             dtype=DTYPE_NAMES[flat[0].dtype],
             group_size=len(ranks),
             group_stride=ranks[1] - ranks[0] if len(ranks) > 1 else 1,
-            unit=self._unit,
+            module=self._unit,
         )
         self.calls.append(call)
         if self.tracer.is_on:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from validation.cases.cases import oracle_experiment
 from validation.llama import Llama, find_shape
 from validation.oracle.case import Case
 from validation.oracle.run import fake_world
 from validation.oracle.sharding import DTYPES, make_mesh, shard_case
-from validation.plan_check import experiment_of
 from validation.provenance import provenance
 from validation.record import kineto
 from validation.zero.config import ZeroConfig
@@ -183,7 +184,7 @@ def main(words: list[str]) -> int:
     asked = {name: str(value) for name, value in vars(options).items() if name not in PLACES}
     command = shlex.join(f"--{name.replace('_', '-')}={value}" for name, value in asked.items())
     header = provenance(f"python -m validation.fake_rank {command}", device=device)
-    told = experiment_of(case_of(options)).model_dump(exclude_unset=True, exclude={"cluster"})
+    told = oracle_experiment(asdict(case_of(options))).model_dump(exclude_unset=True, exclude={"cluster"})
     experiment = told if options.trainer == "fsdp2" else None
     text = json.dumps({"provenance": header, "asked": asked, "experiment": experiment, **result}, indent=1)
     print(text)

@@ -9,65 +9,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import zsim
-from validation.calls import Call, unfold
+from validation.cases.cases import ANY_CLUSTER, oracle_experiment
 from validation.oracle.answer import Answer
-from validation.oracle.case import Case
+from zsim.comparison.call_lists import unfold
+from zsim.comparison.calls import Call, calls_of_plan
 from zsim.plan.memory.peaks import plan_peaks
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Plan
 
 TRACES = Path(__file__).parents[1] / "traces"
-ANY_CLUSTER = "dgx-h100"  # a plan holds no hardware
-
-
-def plan_calls(plan: Plan) -> list[Call]:
-    """The plan's collectives in issue order."""
-    calls = []
-    for op in plan.ops:
-        if isinstance(op.work, Collective):
-            group = plan.groups[op.work.group]
-            work = op.work
-            calls.append(Call(work.kind, work.bytes, work.dtype, group.size, group.stride, op.module))
-    return calls
 
 
 def first_difference(mine: Sequence[Call], theirs: Sequence[Call]) -> str | None:
     """None when two lists say the same on the wire; else where they part."""
     for index, (one, other) in enumerate(zip(mine, theirs, strict=False)):
         if one.wire != other.wire:
-            return f"call {index}: zsim {one.wire} ({one.unit}), torch {other.wire} ({other.unit})"
+            return f"call {index}: zsim {one.wire} ({one.module}), torch {other.wire} ({other.module})"
     if len(mine) != len(theirs):
         return f"zsim has {len(mine)} calls, torch {len(theirs)}"
     return None
-
-
-def experiment_of(case: Case) -> zsim.Experiment:
-    """The oracle's question as a zsim experiment."""
-    return zsim.Experiment(
-        model=case.model,
-        cluster=ANY_CLUSTER,
-        gpus=case.world_size,
-        training={
-            "sequence_length": case.sequence_length,
-            "micro_batch_size": case.micro_batch_size,
-            "gradient_accumulation_steps": case.gradient_accumulation_steps,
-            "precision": case.param_dtype,
-            "activation_checkpointing": case.activation_checkpointing,
-            "attention": "math" if case.param_dtype == "fp32" else "flash",
-            "gradient_clipping": case.gradient_clipping,
-        },
-        strategy={
-            "kind": "fsdp2",
-            "reshard_after_forward": case.reshard_after_forward,
-            "replicate": case.replicate,
-            "wrapping": case.wrapping,
-            "param_dtype": case.param_dtype,
-            "reduce_dtype": case.reduce_dtype,
-        },
-    )
 
 
 def oracle_answers() -> list[Path]:
@@ -101,14 +65,14 @@ def main() -> int:
     has_missed = False
     for path in oracle_answers():
         answer = Answer.read(path)
-        plan = zsim.make_plan(experiment_of(answer.case))
-        difference = first_difference(plan_calls(plan), answer.calls)
+        plan = zsim.make_plan(oracle_experiment(asdict(answer.case)))
+        difference = first_difference(calls_of_plan(plan), answer.calls)
         print(show(path.stem, difference, memory_errors(plan, answer)))
         has_missed |= difference is not None
     for path in recordings():
         summary = json.loads(path.read_text())
         calls = unfold(summary["calls"])
-        difference = first_difference(plan_calls(recorded_plan(summary)), calls)
+        difference = first_difference(calls_of_plan(recorded_plan(summary)), calls)
         print(show(path.parent.name, difference, {}))
         has_missed |= difference is not None
     return int(has_missed)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import zsim
 from validation import plan_check
+from validation.cases.cases import oracle_experiment
 from validation.oracle.answer import Answer
+from zsim.comparison.calls import calls_of_plan
 
 TARGET = Path(__file__).parents[1] / "docs" / "plan_check.md"
 CATEGORIES = ("parameters", "gradients", "optimizer_states", "activations", "buffers", "total")
@@ -51,8 +54,8 @@ def rows() -> Iterator[str]:
     for path in plan_check.oracle_answers():
         answer = Answer.read(path)
         case = answer.case
-        plan = zsim.make_plan(plan_check.experiment_of(case))
-        difference = plan_check.first_difference(plan_check.plan_calls(plan), answer.calls)
+        plan = zsim.make_plan(oracle_experiment(asdict(case)))
+        difference = plan_check.first_difference(calls_of_plan(plan), answer.calls)
         errors = plan_check.memory_errors(plan, answer)
         wrapping = case.wrapping if case.code == "transformers" else f"{case.wrapping}, torchtitan-code"
         more = f", {case.gradient_accumulation_steps} micro-batches" * (case.gradient_accumulation_steps > 1)

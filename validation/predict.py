@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from validation.cases.cases import CPU_CLUSTER, case_rows
 from validation.probe import ELEMENTS, WIDTH
 from validation.provenance import machine_folder, write_checksums
 from validation.record.__main__ import record_case
@@ -27,7 +28,6 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import kernel_seconds
 from zsim.specs.cluster.files import load_cluster
 from zsim.study.check.rows import CheckRow
-from zsim.study.recorded_cases import CPU_CLUSTER, case_rows
 
 RUNS = ("ddp", "fsdp2-reshard", "fsdp2-keep", "zero1", "zero2", "zero3")
 SEQUENCES, LENGTH = {"medium": 8, "large": 4}, 128

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from validation.calls import Call
+from zsim.comparison.calls import Call
 
 now = time.perf_counter_ns
 
@@ -46,7 +46,7 @@ class Tracer:
         event = self._begin(
             "coll",
             op=call.kind,
-            unit=call.unit,
+            unit=call.module,
             phase=self.phase,
             bytes=call.bytes,
             dtype=call.dtype,

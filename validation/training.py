@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from validation.backends import Batch, Optimization, Strategy, make_trainer
-from validation.calls import Call
 from validation.collective_log import CollectiveLog
 from validation.examples import make_batch, make_model, vocab_of
+from zsim.comparison.calls import Call
 
 
 @dataclass(frozen=True)

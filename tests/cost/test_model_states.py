@@ -6,7 +6,7 @@ from math import floor
 
 import pytest
 
-from zsim.cost.model_states import (
+from tests.oracles.model_states import (
     deepspeed_zero2_estimate,
     deepspeed_zero3_estimate,
     model_state_bytes,

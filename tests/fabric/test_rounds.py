@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import simpy
 
+from tests.oracles.rounds import Rounds
 from zsim.cost.collectives.nccl_chunks import tree_pieces
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.rounds import Rounds
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import ProtocolCosts

@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 
 import zsim
-from zsim.cost.model_states import model_state_bytes
+from tests.oracles.model_states import model_state_bytes
 from zsim.plan.make import make_plan
 from zsim.specs.experiment.resolve import resolve
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim.comparison.calls import calls_of_plan
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[valid
 from validation.collective_log import CollectiveLog  # noqa: E402
 from validation.llama import SHAPES, Llama  # noqa: E402
 from validation.oracle.run import fake_world  # noqa: E402
-from validation.plan_check import first_difference, plan_calls  # noqa: E402
+from validation.plan_check import first_difference  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -60,7 +61,7 @@ def run(strategy: dict[str, Any], **training: Any) -> tuple[list[Any], list[Any]
         batches = [tokens] * job.training.gradient_accumulation_steps
         with CollectiveLog() as log:
             written["train_step"](model, NoOptimizer(), lambda m, t: m(t, t).loss, batches)
-    return plan_calls(zsim.make_plan(job.experiment)), log.calls
+    return calls_of_plan(zsim.make_plan(job.experiment)), log.calls
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsim.comparison.call_lists import fold, unfold
 from zsim.comparison.calls import Call
 from zsim.errors import InputError
-from zsim.study.call_lists import fold, unfold
 
 calls = st.builds(
     Call,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import zsim
+from validation.cases.cases import case_rows
 from zsim.errors import InputError
-from zsim.study.recorded_cases import case_rows
 
 RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero2-even-2ranks" / "summary.json"
 CLUSTER = 'schema = 1\nextends = "cpu-gloo"\nname = "this machine"\n'

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from validation.cases import shaped_link
+from validation.cases.cases import case_rows
+from validation.cases.shaped_link import predict_ahead
 from zsim.engine.simulate import simulate_job
-from zsim.study import shaped_link
-from zsim.study.recorded_cases import case_rows
-from zsim.study.shaped_link import predict_ahead
 
 SHAPE = {
     "hidden_size": 256,

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from validation.calls import Call
 from validation.examples import blocks_of, make_model, vocab_of
 from validation.network import received_bytes
 from validation.record.run import minor_faults
@@ -24,6 +23,7 @@ from validation.zero import checkpoint
 from validation.zero.closed_forms import FlatSize
 from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
+from zsim.comparison.calls import Call
 
 
 @dataclass(frozen=True)

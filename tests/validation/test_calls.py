@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from validation.calls import Call, fold, unfold
+from zsim.comparison.call_lists import fold, unfold
+from zsim.comparison.calls import Call
 
-GATHER = Call("all_gather", 800, "bf16", 8, 1, "layers.0")
-REDUCE = Call("reduce_scatter", 1600, "fp32", 8, 1, "layers.0")
-ROOT_GATHER = Call("all_gather", 100, "bf16", 8, 1, "root")
+GATHER = Call("all_gather", 800, "bf16", 8, 1, module="layers.0")
+REDUCE = Call("reduce_scatter", 1600, "fp32", 8, 1, module="layers.0")
+ROOT_GATHER = Call("all_gather", 100, "bf16", 8, 1, module="root")
 
 
 def test_repeats_of_one_and_of_two_calls_are_folded() -> None:
@@ -18,7 +19,7 @@ def test_repeats_of_one_and_of_two_calls_are_folded() -> None:
 
 
 def test_blocks_of_the_same_shape_fold_although_their_names_differ() -> None:
-    calls = [Call("all_gather", 800, "bf16", 8, 1, f"layers.{i}.mlp") for i in range(12)]
+    calls = [Call("all_gather", 800, "bf16", 8, 1, module=f"layers.{i}.mlp") for i in range(12)]
     assert fold(calls) == [{"times": 12, "calls": [["all_gather", 800, "bf16", 8, 1, "layers.*.mlp"]]}]
 
 

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
 from validation import network, overlap  # noqa: E402
+from validation.cases.shaped_link import bytes_per_second  # noqa: E402
 from validation.launch import run  # noqa: E402
-from zsim.study.shaped_link import bytes_per_second  # noqa: E402
 
 pytestmark = pytest.mark.torch
 RATE = "400mbit"

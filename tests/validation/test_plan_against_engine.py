@@ -15,11 +15,11 @@ import zsim  # noqa: E402
 from validation import plan_check  # noqa: E402
 from validation.backends import Optimization  # noqa: E402
 from validation.backends.engine_backend import EngineTrainer  # noqa: E402
-from validation.calls import Call  # noqa: E402
 from validation.llama import Llama, LlamaShape  # noqa: E402
 from validation.oracle.run import fake_world  # noqa: E402
 from validation.record.cases import MODELS  # noqa: E402
 from validation.tracing import SILENT  # noqa: E402
+from zsim.comparison.calls import Call, calls_of_plan  # noqa: E402
 from zsim.plan.memory.peaks import held_before_update  # noqa: E402
 from zsim.plan.ops import Plan  # noqa: E402
 
@@ -118,7 +118,7 @@ def test_the_plan_makes_the_calls_of_the_engine_and_holds_its_bytes(way: str, tm
     strategy, training = WAYS[way]
     calls, held = run_engine(strategy, training, tmp_path)
     plan = make_plan(strategy, training)
-    assert plan_check.first_difference(plan_check.plan_calls(plan), calls) is None
+    assert plan_check.first_difference(calls_of_plan(plan), calls) is None
     for place, device in (("device", "gpu"), ("host", "host")):
         planned = held_before_update(plan, device)
         for category in ("parameters", "gradients", "optimizer_states"):
@@ -132,4 +132,4 @@ def test_a_plan_of_another_way_fails(wrong: dict[str, Any], tmp_path: Path) -> N
     """Against stage 3 with two units gathered ahead."""
     calls, _ = run_engine({"prefetch": 2}, {}, tmp_path)
     plan = make_plan({"prefetch": 2, **wrong}, {})
-    assert plan_check.first_difference(plan_check.plan_calls(plan), calls) is not None
+    assert plan_check.first_difference(calls_of_plan(plan), calls) is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,11 @@ import pytest
 import zsim
 from tests.validation.live_deepspeed import need_live_deepspeed
 from validation import plan_check, plan_check_page
-from validation.calls import Call, unfold
+from validation.cases.cases import oracle_experiment
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
+from zsim.comparison.call_lists import unfold
+from zsim.comparison.calls import Call, calls_of_plan
 from zsim.plan.memory.peaks import held_before_update, plan_peaks
 
 needs_torch = pytest.mark.skipif(
@@ -36,8 +38,8 @@ TENSORS = {"llama-2-7b": 291, "llama-3-8b": 291, "llama-3-70b": 723, "llama-3.2-
 @ORACLE
 def test_collectives_are_the_oracles(path: Path) -> None:
     answer = Answer.read(path)
-    plan = zsim.make_plan(plan_check.experiment_of(answer.case))
-    assert plan_check.first_difference(plan_check.plan_calls(plan), answer.calls) is None
+    plan = zsim.make_plan(oracle_experiment(asdict(answer.case)))
+    assert plan_check.first_difference(calls_of_plan(plan), answer.calls) is None
 
 
 @ORACLE
@@ -50,7 +52,7 @@ def test_memory_by_category_is_within_three_percent_of_the_oracles(path: Path) -
     answer = Answer.read(path)
     if answer.case.code != "transformers":
         pytest.skip("zsim's activations are those of transformers' code")
-    plan = zsim.make_plan(plan_check.experiment_of(answer.case))
+    plan = zsim.make_plan(oracle_experiment(asdict(answer.case)))
     errors, peaks = plan_check.memory_errors(plan, answer), plan_peaks(plan)
     assert abs(errors.pop("total")) <= 0.06
     assert max(map(abs, errors.values())) <= 0.03, errors
@@ -63,7 +65,7 @@ def test_memory_by_category_is_within_three_percent_of_the_oracles(path: Path) -
 def test_collectives_are_the_recorded_runs(path: Path) -> None:
     summary = json.loads(path.read_text())
     plan = plan_check.recorded_plan(summary)
-    assert plan_check.first_difference(plan_check.plan_calls(plan), unfold(summary["calls"])) is None
+    assert plan_check.first_difference(calls_of_plan(plan), unfold(summary["calls"])) is None
 
 
 @RECORDED
@@ -102,7 +104,7 @@ def test_every_byte_of_difference_is_accounted_for(path: Path) -> None:
     """docs/plan_check.md says why: one gathered block in all, nothing too many in activations."""
     answer = Answer.read(path)
     model, is_again = answer.case.model, answer.case.activation_checkpointing == "full"
-    peaks = plan_peaks(zsim.make_plan(plan_check.experiment_of(answer.case)))
+    peaks = plan_peaks(zsim.make_plan(oracle_experiment(asdict(answer.case))))
     off = {name: peaks[name] - size for name, size in answer.peak_bytes.items()}
     norms = 1 if is_again else 1 + 2 * LAYERS[model]
     left_out = TABLES + LABELS + SCALARS + norms * RECIPROCAL
@@ -123,9 +125,9 @@ def test_the_page_is_todays() -> None:
 # -- the check itself -------------------------------------------------------------------------------------
 
 RIGHT = [
-    Call("all_gather", 800, "bf16", 8, 1, "root"),
-    Call("all_gather", 400, "bf16", 8, 1, "block"),
-    Call("reduce_scatter", 800, "fp32", 8, 1, "block"),
+    Call("all_gather", 800, "bf16", 8, 1, module="root"),
+    Call("all_gather", 400, "bf16", 8, 1, module="block"),
+    Call("reduce_scatter", 800, "fp32", 8, 1, module="block"),
 ]
 
 
@@ -150,8 +152,8 @@ def test_a_wrong_plan_fails(wrong: list[Call]) -> None:
 def test_a_plan_of_another_wrapping_fails_with_the_call_where_they_part() -> None:
     """Hugging Face's wrapping gathers the last block again: 33 gathers in, torchtitan 0.1 reduces."""
     answer = Answer.read(plan_check.TRACES / "oracle" / "llama-3-8b_w64_reshard-true.json")
-    plan = zsim.make_plan(plan_check.experiment_of(replace(answer.case, wrapping="huggingface")))
-    difference = plan_check.first_difference(plan_check.plan_calls(plan), answer.calls)
+    plan = zsim.make_plan(oracle_experiment(asdict(replace(answer.case, wrapping="huggingface"))))
+    difference = plan_check.first_difference(calls_of_plan(plan), answer.calls)
     assert difference is not None
     assert difference.startswith("call 34: zsim ('all_gather', 436224000")
 
@@ -177,11 +179,11 @@ def test_questions_nobody_recorded_are_answered_alike(case: Case) -> None:
 
     base, _, layers = case.model.partition("@")
     answer = ask(case)
-    experiment = plan_check.experiment_of(replace(case, model=base))
+    experiment = oracle_experiment(asdict(replace(case, model=base)))
     config = {**_preset(base), "num_hidden_layers": int(layers)}
     shortened = zsim.Experiment(**{**experiment.model_dump(exclude_unset=True), "model": config})
     plan = zsim.make_plan(shortened)
-    assert plan_check.first_difference(plan_check.plan_calls(plan), answer.calls) is None
+    assert plan_check.first_difference(calls_of_plan(plan), answer.calls) is None
 
 
 def _preset(name: str) -> dict[str, object]:
@@ -219,4 +221,4 @@ def check_live(folder: Path, name: str) -> None:
     plan = plan_check.recorded_plan(summary)
     for result in results:
         assert result.calls == summary["calls"]
-        assert plan_check.first_difference(plan_check.plan_calls(plan), unfold(result.calls)) is None
+        assert plan_check.first_difference(calls_of_plan(plan), unfold(result.calls)) is None

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from validation.calls import unfold
 from validation.provenance import checksums
 from validation.record.__main__ import record_everything
 from validation.record.cases import STRATEGIES, find, folder_name, recorded_cases
+from zsim.comparison.call_lists import unfold
 
 TRACES = Path(__file__).parents[2] / "traces"
 GLOO = TRACES / "gloo"

@@ -14,12 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
+from tests.oracles.model_states import model_state_bytes  # noqa: E402
 from tests.validation.ranks import Bytes, EngineCase  # noqa: E402
 from validation import network  # noqa: E402
 from validation.launch import run  # noqa: E402
 from validation.zero.closed_forms import held_bytes, volume_bytes, wire_bytes  # noqa: E402
 from validation.zero.config import ZeroConfig  # noqa: E402
-from zsim.cost.model_states import model_state_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

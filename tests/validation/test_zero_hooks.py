@@ -38,7 +38,7 @@ def calls_of_a_step(engine: ZeroEngine) -> list[str]:
     engine.backward(engine(tokens, labels).loss)
     engine.step()
     short = {"all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR"}
-    return [f"{short[call.kind]} {call.unit.removeprefix('model.layers.')}" for call in engine.comm.calls]
+    return [f"{short[call.kind]} {call.module.removeprefix('model.layers.')}" for call in engine.comm.calls]
 
 
 def test_stage_3_gathers_one_unit_ahead_and_keeps_both_ends() -> None:
@@ -166,7 +166,7 @@ def test_a_checkpoint_around_a_block_does_not_delay_its_reduction(stage: int) ->
     with engine_on(8, model, list(model.blocks), stage=stage) as engine:
         engine.backward(engine(torch.randn(3, 6)))
         engine.step()
-        units = [call.unit for call in engine.comm.calls if call.kind == "reduce_scatter"]
+        units = [call.module for call in engine.comm.calls if call.kind == "reduce_scatter"]
         assert units == ["blocks.3", "blocks.2", "blocks.1", "blocks.0", "root"]
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from validation.backends import Optimization, Strategy, make_trainer
-from validation.calls import fold
 from validation.collective_log import CollectiveLog
 from validation.examples import make_batch
 from validation.llama import Llama
 from validation.record.cases import Recording
 from validation.record.run import shape_of
+from zsim.comparison.call_lists import fold
 
 WARM_UP_STEPS = 3  # ZeRO-3 looks at the first, records the second, and fetches ahead from the third on
 

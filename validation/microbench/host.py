@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from validation.calls import Call
 from validation.microbench.bench import Benchmark
 from validation.microbench.kernels import Prepared, clock
 from validation.tracing import Tracer
+from zsim.comparison.calls import Call
 
 CALLS = 1000
 

@@ -10,11 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
-from validation.calls import fold
 from validation.oracle import case as cases
 from validation.oracle.answer import Answer
 from validation.oracle.recorded import recorded_cases
 from validation.provenance import provenance
+from zsim.comparison.call_lists import fold
 
 
 def parse_reshard(text: str) -> bool | int:

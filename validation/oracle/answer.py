@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from validation.calls import Call, fold, unfold
 from validation.oracle.case import Case
+from zsim.comparison.call_lists import fold, unfold
+from zsim.comparison.calls import Call
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from validation.backends import Optimization, Strategy, Trainer, make_trainer
-from validation.calls import Call, fold
 from validation.collective_log import CollectiveLog
 from validation.examples import make_batch
 from validation.llama import Llama, LlamaShape
@@ -23,6 +22,8 @@ from validation.probe import Probe
 from validation.record import flight_recorder, kineto
 from validation.record.cases import SHAPES, Recording
 from validation.tracing import Tracer, now
+from zsim.comparison.call_lists import fold
+from zsim.comparison.calls import Call
 
 WARM_UP_STEPS = 5
 TRACED_STEPS = 2

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from validation.calls import Call
 from validation.collective_log import DTYPE_NAMES
 from validation.tracing import SILENT, CollectiveSpan, Tracer
+from zsim.comparison.calls import Call
 
 # torch 2.13 renamed these; older versions have only the second names.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -113,6 +113,6 @@ class Collectives:
 
     def _log(self, kind: str, full: Tensor, unit: str) -> CollectiveSpan:
         size = full.numel() * full.element_size()
-        call = Call(kind, size, DTYPE_NAMES[full.dtype], self.world_size, self.stride, unit)
+        call = Call(kind, size, DTYPE_NAMES[full.dtype], self.world_size, self.stride, module=unit)
         self.calls.append(call)
         return self.tracer.collective(call)

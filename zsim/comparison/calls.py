@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,16 @@ class Call:
     stream: str = ""
     module: str = ""
     span: int = -1
+
+    @property
+    def wire(self) -> tuple[str, int, str, int, int | None]:
+        """What goes over the wire: everything but the module and the stream."""
+        return self.kind, self.bytes, self.dtype, self.group_size, self.group_stride
+
+    @property
+    def generic(self) -> Call:
+        """The same call with the numbers of blocks in its module replaced by `*`."""
+        return replace(self, module=without_numbers(self.module))
 
     @property
     def title(self) -> str:
@@ -85,8 +95,6 @@ def calls_of_trace(trace: Trace, rank: int) -> list[Call]:
 def as_gloo_runs_them(calls: Iterable[Call], recorded: Iterable[Call]) -> list[Call]:
     """gloo has no reduce-scatter of its own: its record shows an all-reduce of the same tensor, or the
     all-to-all of who brings their own."""
-    from dataclasses import replace
-
     kind = "all_to_all" if any(call.kind == "all_to_all" for call in recorded) else "all_reduce"
     return [replace(call, kind=kind) if call.kind == "reduce_scatter" else call for call in calls]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from validation.calls import Call
 from validation.oracle.answer import Answer
 from validation.oracle.case import Case
 from validation.oracle.recorded import recorded_cases
+from zsim.comparison.calls import Call
 
 FOLDER = Path(__file__).parents[3] / "traces" / "oracle"
 LAYERS = {"llama-3-8b": 32, "llama-3-70b": 80, "llama-3.2-1b": 16, "llama-2-7b": 32}
@@ -60,7 +60,7 @@ def test_collectives_are_counted_by_the_closed_form(case: Case) -> None:
 def test_groups_are_the_shard_group_the_reshard_group_and_the_replicas(case: Case) -> None:
     shard = case.world_size // case.replicate
     for call in recorded(case).calls:
-        if call.kind == "all_reduce" and call.unit != "root":
+        if call.kind == "all_reduce" and call.module != "root":
             assert (call.group_size, call.group_stride) == (case.replicate, shard)
     gathers = [call for call in recorded(case).calls if call.kind == "all_gather"]
     sizes = {call.group_size for call in gathers}

@@ -22,7 +22,7 @@ Rounds inside domains and between them (NCCL 2.20 src/graph/tuning.cc, ncclTopoT
                                            node goes together, what stays inside meanwhile; 16 at a time
 
 NCCL's own plan has k-1 for the ring's all-gather; but the longest chain of n-1 edges leaves a domain k times
-when the piece starts inside one, and the rounds played message by message (`zsim.fabric.rounds`) take that.
+when the piece starts inside one, and the rounds played message by message (`tests/oracles`) take that.
 """
 
 from __future__ import annotations

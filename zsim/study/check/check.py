@@ -13,13 +13,13 @@ from zsim.comparison.compare import compare
 from zsim.comparison.verdict import Tolerances
 from zsim.errors import InputError
 from zsim.study.check.baseline import Baseline
+from zsim.study.check.cases import case_rows
 from zsim.study.check.pinned import pinned_content, pinned_rows
 from zsim.study.check.rows import CheckRow, from_metric, step_times
 from zsim.study.check.targets import CheckTarget, find_targets, load_side
 from zsim.study.published.bars import MARGIN, bar_of_all, bars, moved_rows, published_rows, row_pins
 from zsim.study.published.predict import CheckResult, predict_rows
 from zsim.study.published.table import PublishedRun, read_runs
-from zsim.study.recorded_cases import case_rows
 from zsim.study.topologies.bench import compare_curves
 
 SAMPLE_ROWS = 6  # of each source, in a fast check

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zsim.comparison.call_lists import fold, unfold
 from zsim.comparison.calls import calls_of_trace
 from zsim.comparison.op_classes import knows_phases, ops_by_class
 from zsim.comparison.plan_check import check_plan
@@ -13,7 +14,6 @@ from zsim.errors import InputError
 from zsim.report.breakdown import step_breakdown
 from zsim.report.memory import memory_peaks
 from zsim.report.traffic import overlap_fraction
-from zsim.study.call_lists import fold, unfold
 from zsim.study.check.rows import CheckRow, from_metric
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds

@@ -12,7 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from validation.cases.memory import memory_rows
+from validation.cases.shaped_link import predict_ahead
 from zsim.api import make_plan, simulate
+from zsim.comparison.call_lists import unfold
 from zsim.comparison.calls import calls_of_plan
 from zsim.comparison.compare import compare
 from zsim.comparison.plan_check import check_plan
@@ -23,10 +26,8 @@ from zsim.plan.ops import Plan
 from zsim.report.report import Report
 from zsim.report.views.meanings import MEMORY
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.call_lists import unfold
+from zsim.study.check.cases import kind_of
 from zsim.study.check.rows import CheckRow, Outcome, from_metric
-from zsim.study.recorded_memory import memory_rows
-from zsim.study.shaped_link import predict_ahead
 from zsim.trace.readers.content import Content
 from zsim.trace.readers.read import read_trace
 from zsim.trace.readers.span_log import objects
@@ -41,18 +42,6 @@ STATES, CATEGORY, PEAK = 1e-4, 0.03, 0.06
 WIRE = 0.005  # headers and acknowledgements
 OVERLAP = 0.15
 STEP_WALL, STEP_CPU = 0.20, 0.10  # where the cluster was calibrated in the same job
-
-
-def kind_of(content: object) -> str | None:
-    """ "oracle", "run" or "shaped" by the keys of a JSON file; None for anything else."""
-    if not isinstance(content, Mapping):
-        return None
-    keys = set(content)
-    if {"case", "calls", "peak_bytes"} <= keys:
-        return "oracle"
-    if {"case", "calls", "experiment", "world_size"} <= keys:
-        return "run"
-    return "shaped" if {"serial", "ahead", "rate"} <= keys else None
 
 
 def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRow]:

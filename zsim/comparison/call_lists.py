@@ -33,7 +33,7 @@ def fold_rows(rows: Sequence[list[Any]]) -> list[Any]:
     return folded
 
 
-def unfold(folded: Any, where: str) -> list[Call]:
+def unfold(folded: Any, where: str = "calls") -> list[Call]:
     """The calls of a folded list. Raises InputError, naming `where`, for anything else."""
     calls: list[Call] = []
     try:

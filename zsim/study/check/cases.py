@@ -1,0 +1,44 @@
+"""Recorded cases: their checks are the source checkout's (`validation/cases`), as the proof of zsim is no part
+of it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.resources import CHECKOUT
+from zsim.study.check.rows import CheckRow
+
+_MODULE = "validation.cases.cases"
+
+
+def kind_of(content: object) -> str | None:
+    """Whose answer a JSON file has, by its keys: "oracle", "run" or "shaped"; None for anything else."""
+    if not isinstance(content, Mapping):
+        return None
+    keys = set(content)
+    if {"case", "calls", "peak_bytes"} <= keys:
+        return "oracle"
+    if {"case", "calls", "experiment", "world_size"} <= keys:
+        return "run"
+    return "shaped" if {"serial", "ahead", "rate"} <= keys else None
+
+
+def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRow]:
+    """All checks of one recorded case.
+
+    Raises InputError for one that contradicts its own shape, and outside of a source checkout.
+    """
+    if not (CHECKOUT / "validation" / "cases").is_dir():
+        raise InputError(
+            f"{path}: is a recorded case, and their checks come with the source checkout only "
+            "(validation/cases); expected zsim to run from there"
+        )
+    if str(CHECKOUT) not in sys.path:
+        sys.path.append(str(CHECKOUT))
+    rows: list[CheckRow] = importlib.import_module(_MODULE).case_rows(name, path, content)
+    return rows
