@@ -1,5 +1,5 @@
-"""Recorded cases: their checks are the source checkout's (`validation/cases`), as the proof of zsim is no part
-of it."""
+"""Recorded cases: their checks are the source checkout's (`validation/cases`), as the proof of zsim is no
+part of it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from zsim.reading import MOST_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
 from zsim.study.check.cases import kind_of
-from zsim.study.recorded_cases import kind_of
 from zsim.trace.readers.content import CHUNK_BYTES, Content
 from zsim.trace.readers.read import read_trace
 from zsim.trace.trace import Trace
