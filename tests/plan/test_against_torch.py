@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.frameworks.ddp import ddp_plan
-from zsim.plan.frameworks.fsdp1.schedule import fsdp1_plan
+from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1
@@ -124,7 +123,7 @@ def planned_fsdp1(toys: Any, question: dict[str, Any]) -> Plan:
         activation_checkpointing="full" if question["checkpoints"] else "none",
     )
     workload = make_workload(toys.transformer(question["num_blocks"]), training)
-    return fsdp1_plan(workload, strategy, training, RANKS)
+    return plan_step(workload, strategy, RANKS)
 
 
 def calls_of(plan: Plan) -> list[str]:
@@ -166,6 +165,6 @@ def test_ddp_fills_the_buckets_that_torch_fills(answers: dict[str, Any], toys: A
     cap = round(question["bucket_cap_mb"] * 2**20)
     training = toys.training()
     workload = make_workload(toys.transformer(4, is_tied=question["is_tied"]), training)
-    plan = ddp_plan(workload, Ddp(bucket_cap_bytes=cap, first_bucket_cap_bytes=cap), training, RANKS)
+    plan = plan_step(workload, Ddp(bucket_cap_bytes=cap, first_bucket_cap_bytes=cap), RANKS)
     planned = [op.work.bytes // 4 for op in plan.ops if isinstance(op.work, Collective)]
     assert planned == answers[name]

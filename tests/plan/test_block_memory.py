@@ -13,8 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tests.plan.steps import walk_step
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.step import Hooks, walk_step
+from zsim.plan.hooks import Hooks
+from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.model.huggingface import model_from_config
 from zsim.specs.strategy.training import Training
@@ -121,7 +123,8 @@ def planned_peak(
         checkpoint_is_reentrant=reentrant,
     )  # fmt: skip
     builder = PlanBuilder([])
-    walk_step(Hooks(builder), make_workload(model_from_config(config, "tiny", "tiny.json"), training), 1)
+    workload = make_workload(model_from_config(config, "tiny", "tiny.json"), training)
+    walk_step(Hooks(Stage(builder, workload)), 1)
     held = peak = 0
     for change in builder.memory:
         held += change.bytes

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsim.plan.frameworks.ddp import ddp_buckets, ddp_plan
+from zsim.plan.frameworks.ddp import ddp_buckets
+from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.strategy.frameworks import Ddp
@@ -94,7 +95,7 @@ def test_buckets_hold_every_gradient_once_and_all_but_the_last_are_full(
 def toy_plan(toys: Any, strategy: Ddp | None = None, is_tied: bool = False, **training: Any) -> Plan:
     settings = toys.training(**training)
     workload = make_workload(toys.transformer(is_tied=is_tied), settings)
-    return ddp_plan(workload, strategy or Ddp(), settings, 8)
+    return plan_step(workload, strategy or Ddp(), 8)
 
 
 def names(plan: Plan, *beginnings: str) -> list[str]:
@@ -123,7 +124,7 @@ def test_a_modules_bias_is_ready_before_its_weight(toys: Any) -> None:
     elements."""
     model = toys.linear_blocks([(16, 16)] * 2, bias=True)
     caps = Ddp(bucket_cap_bytes=64, first_bucket_cap_bytes=64)
-    plan = ddp_plan(make_workload(model, toys.training()), caps, toys.training(), 8)
+    plan = plan_step(make_workload(model, toys.training()), caps, 8)
     assert [work.bytes // 4 for work in toys.collectives_of(plan)] == [16, 256, 16, 256]
     copies = [op.work for op in plan.ops if op.name.startswith("copy to bucket")]
     assert [kernels.kernels[0].hbm_bytes for kernels in copies] == [2 * 4 * 16, 2 * 4 * 256] * 2

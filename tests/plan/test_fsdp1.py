@@ -13,8 +13,8 @@ import pytest
 
 from zsim.errors import InputError
 from zsim.plan.frameworks.fsdp1.reduce import predivide_factor
-from zsim.plan.frameworks.fsdp1.schedule import fsdp1_plan
 from zsim.plan.frameworks.fsdp1.wrapping import make_flat_units, size_based_paths
+from zsim.plan.make import plan_step
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
@@ -42,7 +42,7 @@ def fsdp1(**changes: Any) -> Fsdp1:
 
 def toy_plan(toys: Any, ranks: int = 8, model: Any = None, training: Any = None, **changes: Any) -> Plan:
     training = training or toys.training()
-    return fsdp1_plan(make_workload(model or toys.transformer(), training), fsdp1(**changes), training, ranks)
+    return plan_step(make_workload(model or toys.transformer(), training), fsdp1(**changes), ranks)
 
 
 def calls_of(plan: Plan) -> list[str]:

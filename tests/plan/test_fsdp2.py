@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from zsim.engine.simulate import simulate_job
-from zsim.plan.frameworks.fsdp2.schedule import fsdp2_plan
+from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
@@ -37,7 +37,7 @@ def fsdp2(**changes: Any) -> Fsdp2:
 
 def toy_plan(toys: Any, model: Any, ranks: int = 2, training: Any = None, **changes: Any) -> Plan:
     training = training or toys.training()
-    return fsdp2_plan(make_workload(model, training), fsdp2(**changes), training, ranks)
+    return plan_step(make_workload(model, training), fsdp2(**changes), ranks)
 
 
 def order_of(plan: Plan, names: dict[int, str]) -> list[str]:
@@ -199,7 +199,7 @@ def overlapping(toys: Any) -> tuple[Plan, Trace]:
     to gather, 0.4 ms, and 268 MB to reduce."""
     training = toys.training(sequence_length=8192, micro_batch_size=1)
     workload = make_workload(toys.linear_blocks([(8192, 8192)] * 6), training)
-    plan = fsdp2_plan(workload, fsdp2(param_dtype="bf16"), training, 8)
+    plan = plan_step(workload, fsdp2(param_dtype="bf16"), 8)
     return plan, run(plan)
 
 

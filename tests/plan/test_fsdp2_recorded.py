@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.frameworks.fsdp2.schedule import fsdp2_plan
+from zsim.plan.make import plan_step
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -63,7 +63,7 @@ def test_the_plan_is_what_torch_did(path: Path, toys: Any) -> None:
     """
     answer = json.loads(path.read_text())
     job = job_of(answer["case"])
-    plan = fsdp2_plan(make_workload(job.model, job.training), job.strategy, job.training, job.world_size)  # type: ignore[arg-type]
+    plan = plan_step(make_workload(job.model, job.training), job.strategy, job.world_size)
     issued = [
         (work.kind, work.bytes, work.dtype, plan.groups[work.group].size, plan.groups[work.group].stride)
         for work in toys.collectives_of(plan)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zsim.plan.frameworks.megatron.schedule import megatron_plan
+from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.strategy.megatron import Megatron
@@ -28,9 +28,7 @@ AHEAD = replace(SHARDED, overlap_grad_reduce=True, overlap_param_gather=True, bu
 def toy_plan(toys: Any, strategy: Megatron, ranks: int = 8, is_tied: bool = False, **training: Any) -> Plan:
     """Of 15,520 elements (tied 13,920): embedding 1600, 4 blocks of 3072, norm 32, head 1600."""
     settings = toys.training(**{"optimizer": "adamw", **training})
-    return megatron_plan(
-        make_workload(toys.transformer(is_tied=is_tied), settings), strategy, settings, ranks
-    )
+    return plan_step(make_workload(toys.transformer(is_tied=is_tied), settings), strategy, ranks)
 
 
 def named(plan: Plan, *beginnings: str) -> list[str]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import walk_step
 from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Collective, Group, Kernels
 from zsim.plan.parts.trainer_logs import METRICS, OUTPUTS, MetricLog, metric_log
-from zsim.plan.step import Hooks, walk_step
+from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.model.spec import Loss
 
@@ -33,7 +35,7 @@ def holding(toys: Any, loss: Loss) -> Workload:
 
 def walked(workload: Workload, num_micro_batches: int = 1, ranks: int = 4) -> PlanBuilder:
     builder = PlanBuilder([Group.regular("world", ranks)])
-    walk_step(Hooks(builder), workload, num_micro_batches)
+    walk_step(Hooks(Stage(builder, workload)), num_micro_batches)
     return builder
 
 
@@ -86,7 +88,7 @@ def test_the_host_waits_for_the_loss_and_in_every_states_barrier(toys: Any, rank
     """After the update: loss, samples and time, then two metrics of two states, each with two launches and a
     turn of Python for every rank. A rank that is alone gathers from nobody."""
     builder = PlanBuilder([Group.regular("world", ranks)])
-    walk_step(Updating(builder), logged(toys), 1)
+    walk_step(Updating(Stage(builder, logged(toys))), 1)
     names = [op.name for op in builder.ops]
     log = builder.ops[names.index("update") + 1 :]
     reductions = [op.name for op in log if isinstance(op.work, Collective)]
@@ -110,7 +112,7 @@ def test_a_log_is_of_all_ranks(toys: Any) -> None:
 
     def gathered(*groups: Group) -> tuple[set[str], set[int]]:
         builder = PlanBuilder(list(groups))
-        walk_step(Hooks(builder), logged(toys), 1)
+        walk_step(Hooks(Stage(builder, logged(toys))), 1)
         over = {op.work.group for op in builder.ops if isinstance(op.work, Collective)}
         return over, {op.events for op in builder.ops if op.name == "gather metric"}
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import walk_step
 from zsim import Experiment
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.deepspeed.stage3.offload import OffloadedZero3Schedule
+from zsim.plan.frameworks.deepspeed.stage3.schedule import Zero3Schedule
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import node_capacity_bytes, node_peak_bytes, peak_bytes, usable_bytes
-from zsim.plan.ops import Group, Plan
-from zsim.plan.step import walk_step
+from zsim.plan.ops import Plan
+from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
@@ -41,12 +42,6 @@ INFINITY_NVME = {
     "offload_param": {**NVME, "max_in_cpu": 0, "buffer_count": 12, "buffer_size": 2 * 10**8},
     "stage3_prefetch_bucket_size": 0,
 }  # fmt: skip
-
-
-class PaperSchedule(OffloadedZero3Schedule):
-    """ZeRO-Infinity as published: reduced gradients go to their fp32 home at once."""
-
-    keeps_sums = False
 
 
 def job_of(
@@ -71,11 +66,12 @@ def job_of(
 
 
 def paper_plan(job: Job) -> Plan:
+    """ZeRO-Infinity as published: reduced gradients go to their fp32 home at once."""
     assert isinstance(job.strategy, DeepSpeedConfig)
-    builder = PlanBuilder([Group.regular("world", job.world_size)])
-    workload = make_workload(job.model, job.training)
-    schedule = PaperSchedule(builder, workload, job.strategy, job.training, job.world_size)
-    walk_step(schedule, workload, 1)
+    builder = PlanBuilder([])
+    stage = Stage(builder, make_workload(job.model, job.training), DataParallel(job.world_size))
+    schedule = Zero3Schedule(stage, job.strategy, keeps_sums=False)
+    walk_step(schedule, 1)
     return builder.finish("deepspeed", job.world_size, schedule.resident())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError
-from zsim.plan.frameworks.reference.schedule import reference_plan
+from zsim.plan.make import plan_step
 from zsim.plan.memory.peaks import held_before_update, plan_peaks
 from zsim.plan.ops import Collective, Plan
 from zsim.plan.workload.workload import make_workload
@@ -25,7 +25,7 @@ def plan(toys: Any, ranks: int = 2, training: Any = None, **changes: Any) -> Pla
     strategy = replace(Reference(stage=3, param_dtype="fp32", reduce_dtype="fp32"), **changes)
     model = toys.linear_blocks([(8, 6)] * 3, root=ROOT)
     training = training or toys.training()
-    return reference_plan(make_workload(model, training), strategy, training, ranks)
+    return plan_step(make_workload(model, training), strategy, ranks)
 
 
 def order(made: Plan) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import walk_step
 from zsim.cost.kernels.modules import backward_kernels, forward_kernels
 from zsim.cost.kernels.shapes import BatchShape, WorkOptions
 from zsim.cost.memory.activations import kept_modules
 from zsim.cost.rates.efficiency import gemm_fraction
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.ddp import ddp_plan
-from zsim.plan.step import Hooks, walk_step
+from zsim.plan.hooks import Hooks
+from zsim.plan.make import plan_step
+from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
@@ -64,7 +66,7 @@ def test_selective_op_makes_each_kept_output_where_its_module_runs() -> None:
     """q, v, attention and its log-sum-exp, gate, down; the block's input comes first."""
     builder = PlanBuilder([])
     training = replace(TRAINING, activation_checkpointing="selective-op")
-    walk_step(Hooks(builder), make_workload(LLAMA, training), 1)
+    walk_step(Hooks(Stage(builder, make_workload(LLAMA, training))), 1)
     changes = [change for change in builder.memory if change.owner == "model.layers.0 checkpoint"]
     made = [
         (builder.ops[change.op].name.rpartition(".")[2], change.bytes // 128 // 2, len(change.tensors))
@@ -137,7 +139,7 @@ def test_one_rank_peaks_at_the_foreach_update(dtype: Any, resident: int, peak: i
     training: Any = replace(
         TRAINING, stored_dtype=dtype, precision=dtype, optimizer_implementation="foreach", attention="flash"
     )
-    plan = ddp_plan(make_workload(model, training), Ddp(), training, 1)
+    plan = plan_step(make_workload(model, training), Ddp(), 1)
     start = sum(memory.bytes for memory in plan.resident)
     assert start == resident * model.numel
     level = highest = start

@@ -26,8 +26,7 @@ from tests.plan.zeropp_jobs import (
 )
 from zsim.cost.kernels.quantization import weight_groups
 from zsim.errors import InputError
-from zsim.plan.frameworks.deepspeed.stage3.schedule import zero3_plan
-from zsim.plan.make import make_plan
+from zsim.plan.make import make_plan, plan_step
 from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Kernels, Plan
 from zsim.plan.workload.workload import make_workload
@@ -201,7 +200,7 @@ def test_tensors_that_do_not_divide_are_scattered_alone(toys: Any, rows: int) ->
     config = job_of({**QGZ, "stage3_param_persistence_threshold": 0}).strategy
     model = toys.linear_blocks([(128, 16), (rows, 16)])
     assert isinstance(config, DeepSpeedConfig)
-    plan = zero3_plan(make_workload(model, toys.training()), config, toys.training(), 16)
+    plan = plan_step(make_workload(model, toys.training()), config, 16)
     scattered, hopped = (129 * 16, 128 * 16) if rows == 129 else (0, 272 * 16)
     assert sent(plan, "reduce_scatter", "world", "fp16") == 2 * scattered
     assert sent(plan, "all_to_all", "local", "int4") == hopped // 2

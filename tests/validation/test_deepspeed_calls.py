@@ -17,7 +17,7 @@ import zsim
 from validation import plan_check
 from validation.deepspeed_calls.configurations import configurations
 from zsim.comparison.call_lists import unfold
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import trace_of
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

@@ -45,6 +45,7 @@ class PlanBuilder:
         self.memory: list[MemoryChange] = []
         self.notes: list[str] = []
         self.phase: Phase = "forward"
+        self.micro_batch = -1  # whose forward or backward is written down; -1 for the rest of the step
         self._last: dict[str, int] = {}
         self._last_of_group: dict[str, int] = {}
         self._waits: dict[str, list[int]] = {}
@@ -180,14 +181,26 @@ class PlanBuilder:
         tensors: tuple[int, ...] = (),
         stream: str = "",
         part: str = "",
+        micro_batch: int = -1,
     ) -> None:
-        """Take `count` bytes now (before the next op is issued), for this `part` of what `owner` has, in so
-        many `tensors`, made on `stream` or, where none is given, on that of the next work."""
+        """Take `count` bytes now (before the next op is issued), for this `part` of what `owner` has (for
+        this `micro_batch`, where every one has its own), in so many `tensors`, made on `stream` or, where
+        none is given, on that of the next work."""
         assert not tensors or sum(tensors) == count, f"{owner}: {tensors} are not {count} bytes"
         if count:
             self.memory.append(
                 MemoryChange(
-                    len(self.ops), category, count, device, -1, is_pinned, owner, tensors, stream, part
+                    len(self.ops),
+                    category,
+                    count,
+                    device,
+                    -1,
+                    is_pinned,
+                    owner,
+                    tensors,
+                    stream,
+                    part,
+                    micro_batch,
                 )
             )
 
@@ -200,18 +213,27 @@ class PlanBuilder:
         is_pinned: bool = False,
         owner: str = "",
         part: str = "",
+        micro_batch: int = -1,
     ) -> None:
         """Give back `count` bytes of `owner` now."""
-        self.allocate(category, -count, device, is_pinned=is_pinned, owner=owner, part=part)
+        self.allocate(
+            category, -count, device, is_pinned=is_pinned, owner=owner, part=part, micro_batch=micro_batch
+        )
 
     def free_when_done(
-        self, category: Category, count: int, op: int, *, owner: str = "", part: str = ""
+        self,
+        category: Category,
+        count: int,
+        op: int,
+        *,
+        owner: str = "",
+        part: str = "",
+        micro_batch: int = -1,
     ) -> None:
         """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""
         if count:
-            self.memory.append(
-                MemoryChange(len(self.ops), category, -count, "gpu", op, owner=owner, part=part)
-            )
+            change = MemoryChange(len(self.ops), category, -count, "gpu", op, owner=owner, part=part)
+            self.memory.append(change._replace(micro_batch=micro_batch))
 
     def program(self, resident: Sequence[Memory], name: str = "") -> Program:
         """What was written down, as the program of ranks that keep `resident`."""

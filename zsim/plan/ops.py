@@ -156,7 +156,8 @@ class MemoryChange(NamedTuple):
     free takes what its owner holds, so what is freed apart has names apart (FSDP1's gradients before and
     after they are flattened). `tensors`: the bytes of each of several tensors that are allocated at once.
     `stream`: on which they are made, where that is not the stream of the next work. `part`: which of its
-    owner's it is, where a free means one kind of several (FSDP2's gathered input, parameters, gradients)."""
+    owner's it is, where a free means one kind of several (FSDP2's gathered input, parameters, gradients).
+    `micro_batch`: whose it is, where every micro-batch has one (activations), else -1."""
 
     op: int
     category: Category
@@ -168,6 +169,7 @@ class MemoryChange(NamedTuple):
     tensors: tuple[int, ...] = ()
     stream: str = ""
     part: str = ""
+    micro_batch: int = -1
 
 
 OffloadWork = Copy | HostWork | DriveIo

@@ -19,17 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.ops import Collective, Group, Memory, Plan
+from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.hooks import Hooks
+from zsim.plan.ops import Collective, Memory
 from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
-from zsim.plan.step import Hooks, walk_step
+from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.frameworks import Ddp
-from zsim.specs.strategy.training import Training
 
 ALL_REDUCE = "all_reduce"
-WORLD = "world"
 
 
 def ddp_buckets(
@@ -67,14 +66,18 @@ class _Bucket:
 
 
 class DdpSchedule(Hooks):
-    """The reducer's hooks."""
+    """The reducer's hooks. Under a pipeline the last backward reduces, as without one (torch's stage.py calls
+    the reducer's `prepare_for_backward` for it, and has `no_sync` around the others)."""
 
-    def __init__(self, builder: PlanBuilder, workload: Workload, strategy: Ddp, training: Training) -> None:
-        super().__init__(builder)
-        self.is_alone = builder.groups[WORLD].size == 1
-        self.workload = workload
+    asynchronous = frozenset({"all_reduce"})  # reducer.cpp, `all_reduce_bucket`
+
+    def __init__(self, stage: Stage, strategy: Ddp) -> None:
+        super().__init__(stage)
+        self.group = stage.group()
+        self.is_alone = self.group.size == 1
+        self.workload = workload = stage.workload
         self.strategy = strategy
-        self.training = training
+        self.training = training = stage.training
         self.low_dtype = {"fp8": "bf16"}.get(training.precision, training.precision)
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
@@ -136,9 +139,10 @@ class DdpSchedule(Hooks):
 
     # -- gradients --------------------------------------------------------------------------------------
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._is_syncing = (is_last or not self.strategy.no_sync) and not self.is_alone
-        self._has_gradients = number > 0
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        reduces_each = not self.strategy.no_sync and not is_told
+        self._is_syncing = (is_last or reduces_each) and not self.is_alone
+        self._has_gradients = micro_batch > 0
         self._num_ready = 0
         for bucket in self._buckets:
             bucket.num_missing = bucket.num_parameters
@@ -217,7 +221,8 @@ class DdpSchedule(Hooks):
     def _all_reduce(self, bucket: _Bucket) -> None:
         builder = self.builder
         builder.wait_stream(ALL_REDUCE, COMPUTE)
-        work = Collective("all_reduce", bucket.numel * self.stored_bytes, self.training.stored_dtype, WORLD)
+        size = bucket.numel * self.stored_bytes
+        work = Collective("all_reduce", size, self.training.stored_dtype, self.group.name)
         bucket.reduced = builder.add(
             f"all_reduce bucket {bucket.number}", ALL_REDUCE, work, overhead="ddp_bucket"
         )
@@ -246,11 +251,3 @@ class DdpSchedule(Hooks):
 def _backward_order(workload: Workload) -> list[ModuleCall]:
     """Module calls in the order in which backward reaches them."""
     return [call for segment in reversed(workload.segments) for call in reversed(segment.calls)]
-
-
-def ddp_plan(workload: Workload, strategy: Ddp, training: Training, world_size: int) -> Plan:
-    """One steady step of DistributedDataParallel."""
-    builder = PlanBuilder([Group.regular(WORLD, world_size)])
-    schedule = DdpSchedule(builder, workload, strategy, training)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("ddp", world_size, schedule.resident())

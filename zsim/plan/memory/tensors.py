@@ -1,8 +1,10 @@
 """Which bytes are one tensor: a plan's memory changes, each free paired with what it gives back.
 
 Plans say what is allocated and freed by category and owner, often several tensors at once. An allocator wants
-to know which block goes. So a free takes the newest tensor of its category, owner and part that has its size,
-or the newest ones that make it up; what was allocated as one and is freed in parts was several tensors.
+to know which block goes. So a free takes the newest tensor of its category, owner, part and micro-batch that
+has its size, or the newest ones that make it up; what was allocated as one and is freed in parts was several
+tensors. (Micro-batches that are between forward and backward together are freed in the order of a pipeline's
+schedule, most often the oldest first.)
 """
 
 from __future__ import annotations
@@ -41,10 +43,11 @@ def tensor_changes(program: Program) -> list[TensorChange]:
     to run, inside `with torch.cuda.stream(...)`; activations are made on the compute stream.
     """
     changes = [change for change in program.memory if change.device == "gpu"]
-    live: dict[tuple[str, str, str], list[_Tensor]] = {}  # oldest first
+    live: dict[tuple[str, str, str, int], list[_Tensor]] = {}  # oldest first
     moved: list[list[_Tensor]] = []  # by change: what it allocates or frees
     for place, change in enumerate(changes):
-        tensors = live.setdefault((change.category, change.owner, change.part), [])
+        key = change.category, change.owner, change.part, change.micro_batch
+        tensors = live.setdefault(key, [])
         if change.bytes > 0:
             sizes = change.tensors or (change.bytes,)
             moved.append([_Tensor(place, size) for size in sizes])

@@ -4,8 +4,9 @@ There are no streams. The thread issues an operator when the one before has ende
 unless the framework asks for it asynchronously and waits later: then gloo's own threads run it, on the cores
 that the ranks compute on (`interference.compute_slowdown` says what that costs).
 
-Who asks asynchronously, torch 2.13 and DeepSpeed 0.19.8: DDP's reducer (reducer.cpp, `all_reduce_bucket`);
-ZeRO-3's fetches (partition_parameters.py, `_dist_allgather_fn` with async_op=True); the reference engine.
+Who asks asynchronously (`Hooks.asynchronous`), torch 2.13 and DeepSpeed 0.19.8: DDP's reducer (reducer.cpp,
+`all_reduce_bucket`); ZeRO-3's fetches (partition_parameters.py, `_dist_allgather_fn` with async_op=True); the
+reference engine.
 FSDP1 and FSDP2 call with async_op=False and rely on CUDA's streams.
 
 gloo's reduce-scatter is an all-reduce of a copy, out of which the caller copies its slice when it waits
@@ -15,24 +16,23 @@ call of 11.8 MB among two ranks took it 2.05 + 0.90 ms, a copy of as much 1.78 a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from zsim.plan.builder import moves
-from zsim.plan.ops import Collective, Group, Kernels, Op, Plan, Program
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Ddp, Reference
+from zsim.plan.ops import Collective, CollectiveKind, Group, Kernels, Op, Plan, Program
 
 
-def in_one_thread(plan: Plan, strategy: object, *, copies_scatters: bool) -> Plan:
-    """`plan` with the thread waiting for each operator, and for each collective that is not asynchronous;
-    `copies_scatters`: with gloo's own reduce-scatter."""
+def in_one_thread(plan: Plan, asynchronous: Collection[CollectiveKind], *, copies_scatters: bool) -> Plan:
+    """`plan` with the thread waiting for each operator, and for each collective of a kind that is not
+    `asynchronous`; `copies_scatters`: with gloo's own reduce-scatter."""
     if copies_scatters:
         plan = plan.with_programs(lambda program: _with_copies(program, plan.groups))
-    return plan.with_programs(lambda program: _blocking(program, strategy))
+    return plan.with_programs(lambda program: _blocking(program, asynchronous))
 
 
-def _blocking(program: Program, strategy: object) -> Program:
+def _blocking(program: Program, asynchronous: Collection[CollectiveKind]) -> Program:
+    """The program with the thread waiting where it does."""
     ops: list[Op] = []
     blocking: int | None = None
     for number, op in enumerate(program.ops):
@@ -40,7 +40,7 @@ def _blocking(program: Program, strategy: object) -> Program:
             op = op._replace(host_waits=(*op.host_waits, blocking))
         ops.append(op)
         if isinstance(op.work, Kernels) or (
-            isinstance(op.work, Collective) and not _is_asynchronous(op.work, strategy)
+            isinstance(op.work, Collective) and op.work.kind not in asynchronous
         ):
             blocking = number
     return replace(program, ops=tuple(ops))
@@ -76,9 +76,3 @@ def _with_copies(program: Program, groups: Mapping[str, Group]) -> Program:
 def _copy(op: Op, what: str, size: int) -> Op:
     """On the op's stream, in its place."""
     return op._replace(name=f"{what} {op.name}", work=Kernels(moves(size, size)), launches=1, overhead=None)
-
-
-def _is_asynchronous(work: Collective, strategy: object) -> bool:
-    if isinstance(strategy, Ddp | Reference):
-        return True
-    return isinstance(strategy, DeepSpeedConfig) and strategy.stage == 3 and work.kind == "all_gather"

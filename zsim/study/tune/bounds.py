@@ -60,7 +60,7 @@ class Bounds:
 
 
 def _kernels(workload: Workload) -> Iterable[Kernels]:
-    """Forward, recomputation and backward of one micro-batch, as `walk_step` issues them."""
+    """Forward, recomputation and backward of one micro-batch, as `Walk` issues them."""
     for segment in workload.segments:
         for call in segment.calls:
             yield call.work.forward

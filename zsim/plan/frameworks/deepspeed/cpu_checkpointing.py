@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from zsim.plan.builder import COMPUTE
 from zsim.plan.parts.host_side import HostSide
-from zsim.plan.step import CHECKPOINT
+from zsim.plan.walk import CHECKPOINT
 from zsim.plan.workload.workload import Segment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
@@ -16,30 +16,30 @@ _STREAM = "checkpoints"
 
 
 class CheckpointsInHostMemory:
-    """Called around segments; does nothing without `cpu_checkpointing`."""
+    """Called around the segments of each micro-batch."""
 
     def __init__(self, host: HostSide, config: DeepSpeedConfig) -> None:
         self.host = host
-        self.is_on = config.activation_checkpointing.cpu_checkpointing
         self.is_asynchronous = config.release.copies_checkpoints_on_a_stream
-        self._newest: Segment | None = None
-        self._away: set[str] = set()
+        self._newest: tuple[Segment, int] | None = None  # and its micro-batch
+        self._away: set[tuple[str, int]] = set()  # segments' names and micro-batches
 
     def save(self, segment: Segment) -> None:
         """After a segment's forward."""
-        if not self.is_on or not segment.is_checkpointed:
+        if not segment.is_checkpointed:
             return
+        one = segment, self.host.builder.micro_batch
         if not self.is_asynchronous:
-            self._send(segment)
+            self._send(*one)
             return
         if self._newest is not None:
-            self._send(self._newest)
-        self._newest = segment
+            self._send(*self._newest)
+        self._newest = one
 
-    def _send(self, segment: Segment) -> None:
+    def _send(self, segment: Segment, micro_batch: int) -> None:
         builder, size = self.host.builder, segment.checkpoint_bytes
-        builder.allocate("activations", size, "host", is_pinned=self.is_asynchronous)
-        self._away.add(segment.name)
+        builder.allocate("activations", size, "host", is_pinned=self.is_asynchronous, micro_batch=micro_batch)
+        self._away.add((segment.name, micro_batch))
         stream = COMPUTE
         if self.is_asynchronous:
             stream = _STREAM
@@ -50,19 +50,22 @@ class CheckpointsInHostMemory:
         )  # fmt: skip
         assert event is not None
         if self.is_asynchronous:
-            builder.free_when_done("activations", size, event, owner=segment.name + CHECKPOINT)
+            builder.free_when_done(
+                "activations", size, event, owner=segment.name + CHECKPOINT, micro_batch=micro_batch
+            )
         else:
             builder.host(f"copied checkpoint of {segment.name}")
-            builder.free("activations", size, owner=segment.name + CHECKPOINT)
+            builder.free("activations", size, owner=segment.name + CHECKPOINT, micro_batch=micro_batch)
 
     def restore(self, segment: Segment) -> None:
         """Before a segment is computed again."""
-        if segment.name not in self._away:
-            if self._newest is not None and self._newest.name == segment.name:
+        builder, size = self.host.builder, segment.checkpoint_bytes
+        micro_batch = builder.micro_batch
+        if (segment.name, micro_batch) not in self._away:
+            if self._newest == (segment, micro_batch):
                 self._newest = None
             return
-        builder, size = self.host.builder, segment.checkpoint_bytes
-        builder.allocate("activations", size, owner=segment.name + CHECKPOINT)
+        builder.allocate("activations", size, owner=segment.name + CHECKPOINT, micro_batch=micro_batch)
         stream = _STREAM if self.is_asynchronous else COMPUTE
         event = self.host.copy(
             f"checkpoint of {segment.name}", "h2d", size, stream,
@@ -72,10 +75,8 @@ class CheckpointsInHostMemory:
 
     def drop(self, segment: Segment) -> None:
         """After a segment's backward."""
-        if segment.name in self._away:
-            self._away.remove(segment.name)
-            size, pinned = segment.checkpoint_bytes, self.is_asynchronous
-            self.host.builder.free("activations", size, "host", is_pinned=pinned)
-
-    def finish(self) -> None:
-        assert not self._away, f"checkpoints left in host memory: {sorted(self._away)}"
+        builder, size = self.host.builder, segment.checkpoint_bytes
+        micro_batch, pinned = builder.micro_batch, self.is_asynchronous
+        if (segment.name, micro_batch) in self._away:
+            self._away.remove((segment.name, micro_batch))
+            builder.free("activations", size, "host", is_pinned=pinned, micro_batch=micro_batch)

@@ -10,9 +10,7 @@ from zsim.plan.parts.host_reads import read_scalar
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
-def check_overflow(
-    builder: PlanBuilder, config: DeepSpeedConfig, shards: Sequence[int], group: str = "world"
-) -> None:
+def check_overflow(builder: PlanBuilder, config: DeepSpeedConfig, shards: Sequence[int], group: str) -> None:
     """Every gradient is read, the flag reduced over the ranks that shard, and the host waits for it;
     FP16_Optimizer holds all gradients on every rank and asks nobody."""
     if not config.check_grad_overflow:
@@ -26,7 +24,7 @@ def norm_and_sync(
     builder: PlanBuilder,
     config: DeepSpeedConfig,
     shards: Sequence[int],
-    group: str = "world",
+    group: str,
     *,
     num_groups: int = 1,
 ) -> None:

@@ -10,33 +10,25 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import update
-from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload.workload import ModuleCall, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.training import Training
 
 _ELEMENTS_PER_BUFFER = 500_000_000
 
 
-class Zero0Schedule(Hooks):
+class Zero0Schedule(DeepSpeedEngine):
     """Plain data parallelism as DeepSpeed's engine does it."""
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        workload: Workload,
-        config: DeepSpeedConfig,
-        training: Training,
-        world_size: int,
-    ) -> None:
-        super().__init__(builder)
-        self.config, self.training = config, training
-        self.workload, self.world_size = workload, world_size
-        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+    def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
+        super().__init__(stage, config)
+        self.group = stage.group()
+        world_size, workload = self.group.size, stage.workload
         self.gradient_bytes = DTYPE_BYTES[config.grad_accum_dtype]
         self.is_sharded = config.optimizer_wrapper == "bf16_optimizer"
         self.shard_numel = -(-workload.numel // (2 * world_size)) * 2 if self.is_sharded else workload.numel
@@ -53,8 +45,8 @@ class Zero0Schedule(Hooks):
             Memory("gradients", self.workload.numel * self.gradient_bytes if self.is_sharded else 0),
         ]
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._micro_batch, self._is_boundary = number, is_last
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        self._micro_batch, self._is_boundary = micro_batch, is_last and not is_told
         self._numels = []
 
     def gradient_ready(self, call: ModuleCall) -> None:
@@ -74,7 +66,11 @@ class Zero0Schedule(Hooks):
             builder.free("buffers", numel * self.param_bytes)
 
     def end_backward(self) -> None:
-        if not self._is_boundary or self.world_size == 1:
+        if self._is_boundary:
+            self.reduce_gradients()
+
+    def reduce_gradients(self) -> None:
+        if self.group.size == 1:
             return
         bucket: list[int] = []
         for numel in reversed(self._numels):  # named order, the reverse of how gradients came
@@ -94,15 +90,15 @@ class Zero0Schedule(Hooks):
         builder.kernels(
             "flatten bucket", moves(held, size, launches=len(numels)), overhead="deepspeed_reduce"
         )
-        builder.collective("all_reduce", size, config.communication_dtype, "world", stream=COMPUTE)
+        builder.collective("all_reduce", size, config.communication_dtype, self.group.name, stream=COMPUTE)
         builder.kernels("average bucket", moves(size, size))
         builder.kernels("unflatten bucket", moves(size, held, launches=len(numels)))
         builder.free("buffers", size)
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
-        check_overflow(builder, config, [self.workload.numel])
-        norm_and_sync(builder, config, [self.workload.numel])
+        check_overflow(builder, config, [self.workload.numel], self.group.name)
+        norm_and_sync(builder, config, [self.workload.numel], self.group.name)
         is_low = config.precision != "fp32"
         needs_cast = is_low and config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
@@ -119,18 +115,15 @@ class Zero0Schedule(Hooks):
             low_precision_copy=is_low,
         )
         builder.free("buffers", cast)
-        if self.is_sharded and self.world_size > 1:
-            size = self.shard_numel * self.world_size * self.param_bytes
+        if self.is_sharded and self.group.size > 1:
+            size = self.shard_numel * self.group.size * self.param_bytes
             builder.collective(
-                "all_gather", size, config.param_dtype, "world", stream=COMPUTE, name="all_gather parameters"
+                "all_gather",
+                size,
+                config.param_dtype,
+                self.group.name,
+                stream=COMPUTE,
+                name="all_gather parameters",
             )
         if not self.is_sharded:
             builder.free("gradients", self.workload.numel * self.gradient_bytes)
-
-
-def zero0_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
-    """One step of DeepSpeed stage 0, or of stage 1 under BF16_Optimizer."""
-    builder = PlanBuilder([Group.regular("world", world_size)])
-    schedule = Zero0Schedule(builder, workload, config, training, world_size)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("deepspeed", world_size, schedule.resident())

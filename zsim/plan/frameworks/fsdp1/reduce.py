@@ -31,8 +31,9 @@ from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.frameworks.fsdp1.offload import Fsdp1Home
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit
-from zsim.plan.ops import Category
+from zsim.plan.ops import Category, Group
 from zsim.specs.strategy.frameworks import Fsdp1
 
 UNSHARD, POST_BACKWARD, ALL_REDUCE = "unshard", "post_backward", "all_reduce"
@@ -52,26 +53,30 @@ class Fsdp1UnitGradient:
 
 
 class GradientReducer:
-    """Flattens and reduces the gradients of all units."""
+    """Flattens and reduces the gradients of all units: scattered over `shard`, added up over `replicate`,
+    where there are these groups; they go to their `home`, if that is not the GPU."""
 
     def __init__(
         self,
         builder: PlanBuilder,
         strategy: Fsdp1,
-        shard_size: int,
-        world_size: int,
-        stored_dtype: str = "fp32",
+        shard: Group | None,
+        replicate: Group | None,
+        stored_dtype: str,
+        home: Fsdp1Home | None,
     ) -> None:
         self.builder = builder
         self.strategy = strategy
-        self.is_sharded = shard_size > 1
+        self.shard, self.replicate, self.home = shard, replicate, home
+        self.is_sharded = shard is not None
         self.split_stream = COMPUTE if strategy.before_torch_2 else UNSHARD
-        self.is_hybrid = self.is_sharded and "HYBRID" in strategy.sharding_strategy
+        self.is_hybrid = self.is_sharded and replicate is not None
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
         self.stored_dtype, self.stored_bytes = stored_dtype, DTYPE_BYTES[stored_dtype]
-        self.predivide = predivide_factor(world_size)
-        self.postdivide = world_size / self.predivide
+        ranks = (shard.size if shard else 1) * (replicate.size if replicate else 1)
+        self.predivide = predivide_factor(ranks)
+        self.postdivide = ranks / self.predivide
 
     def flatten(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
         """Concatenate the views' gradients (the backward of the split), and add to what `no_sync` left: see
@@ -111,13 +116,16 @@ class GradientReducer:
         self.builder.wait_stream(COMPUTE, POST_BACKWARD)
         if self.is_hybrid:
             self.builder.wait_stream(COMPUTE, ALL_REDUCE)
+        if self.home is not None:
+            self.home.wait((COMPUTE, POST_BACKWARD, ALL_REDUCE))
 
     # -- sharded strategies -----------------------------------------------------------------------------
 
     def _reduce_scatter(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
         builder, strategy = self.builder, self.strategy
         source, gradient.unsharded_bytes = gradient.unsharded_bytes, 0
-        ranks = builder.groups["shard"].size
+        assert self.shard is not None
+        ranks = self.shard.size
         builder.host(f"chunk {unit.name}", overhead="fsdp1_chunk", events=ranks)  # to learn the padding
         owned = self._cast_pad_and_divide(unit, source)
         full = unit.padded_numel * self.reduce_bytes
@@ -126,15 +134,15 @@ class GradientReducer:
         shard_category: Category = "gradients" if is_gradient else "buffers"
         builder.allocate(shard_category, shard)
         event = builder.collective(
-            "reduce_scatter", full, strategy.reduce_dtype, "shard", stream=POST_BACKWARD,
+            "reduce_scatter", full, strategy.reduce_dtype, self.shard.name, stream=POST_BACKWARD,
             name=f"reduce_scatter {unit.name}", module=unit.path,
         )  # fmt: skip
         stream = POST_BACKWARD
-        if self.is_hybrid:
+        if self.replicate is not None:
             stream = ALL_REDUCE
             builder.wait_stream(ALL_REDUCE, POST_BACKWARD)
             builder.collective(
-                "all_reduce", shard, strategy.reduce_dtype, "replicate", stream=ALL_REDUCE,
+                "all_reduce", shard, strategy.reduce_dtype, self.replicate.name, stream=ALL_REDUCE,
                 name=f"all_reduce {unit.name}", module=unit.path,
             )  # fmt: skip
         self._divide(unit, shard, stream)
@@ -201,6 +209,8 @@ class GradientReducer:
         else:
             builder.free("buffers", passing)
         gradient.is_saved = True
+        if self.home is not None:
+            self.home.keep_gradient(unit, stored, stream)
 
     # -- NO_SHARD ---------------------------------------------------------------------------------------
 
@@ -210,8 +220,9 @@ class GradientReducer:
         size, stored = unit.numel * self.reduce_bytes, unit.numel * self.stored_bytes
         source = stored if gradient.is_saved else gradient.unsharded_bytes
         casted = self._cast_pad_and_divide(unit, source)
+        assert self.replicate is not None
         builder.collective(
-            "all_reduce", size, self.strategy.reduce_dtype, "replicate", stream=POST_BACKWARD,
+            "all_reduce", size, self.strategy.reduce_dtype, self.replicate.name, stream=POST_BACKWARD,
             name=f"all_reduce {unit.name}", module=unit.path,
         )  # fmt: skip
         self._divide(unit, size, POST_BACKWARD)
@@ -230,6 +241,8 @@ class GradientReducer:
             else:
                 builder.free_when_done("buffers", source, done)
         gradient.unsharded_bytes, gradient.is_saved = 0, True
+        if self.home is not None:
+            self.home.keep_gradient(unit, stored, POST_BACKWARD, is_blocking=True)
 
 
 def predivide_factor(world_size: int) -> int:

@@ -17,16 +17,17 @@ from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.fsdp1.offload import Fsdp1Home, check_accumulation
 from zsim.plan.frameworks.fsdp1.rate_limiter import RateLimiter
 from zsim.plan.frameworks.fsdp1.reduce import UNSHARD, VIEWS, Fsdp1UnitGradient, GradientReducer
 from zsim.plan.frameworks.fsdp1.wrapping import FlatUnit, make_flat_units
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.hooks import Hooks
+from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
-from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.frameworks import Fsdp1
-from zsim.specs.strategy.training import Training
 
 PRE_UNSHARD = "pre_unshard"
 _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
@@ -45,35 +46,45 @@ class _Handle:
 
 
 class Fsdp1Schedule(Hooks):
-    """FSDP1's hooks for all units of a model."""
+    """FSDP1's hooks for all units of a model; `home`: where shards are that are not on the GPU.
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        workload: Workload,
-        strategy: Fsdp1,
-        training: Training,
-        shard_size: int,
-        world_size: int,
-    ) -> None:
-        super().__init__(builder)
-        self.workload = workload
+    Raises InputError for an unknown wrapping, for hybrid sharding in groups of one rank, and where
+    offloading loses gradients.
+    """
+
+    def __init__(self, stage: Stage, strategy: Fsdp1) -> None:
+        super().__init__(stage)
+        self.workload, self.training = stage.workload, stage.training
         self.strategy = strategy
-        self.training = training
+        training = stage.training
+        if strategy.cpu_offload:
+            check_accumulation(strategy, training)
+        shard_size = _shard_size(strategy, stage.ranks)
+        self.shard = stage.group("shard", shard_size) if shard_size > 1 else None
+        replicate = None
+        if "HYBRID" in strategy.sharding_strategy or shard_size == 1:
+            replicate = stage.group("replicate", stage.ranks // shard_size, shard_size)
         self.is_sharded = shard_size > 1
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         # Up to torch 1.13 a shard is also copied into the type that it has where `MixedPrecision` names that,
         # as composer's always does.
         self.casts_shards = strategy.before_torch_2 or strategy.param_dtype != training.stored_dtype
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
-        self.units = make_flat_units(workload, strategy.wrapping, shard_size)
+        self.units = make_flat_units(stage.workload, strategy.wrapping, shard_size)
         self.handles = {unit.path: _Handle() for unit in self.units}
-        self.reducer = GradientReducer(builder, strategy, shard_size, world_size, training.stored_dtype)
+        self.home: Fsdp1Home | None = None
+        if strategy.cpu_offload:
+            self.home = Fsdp1Home(stage.builder, self.units, training)
+        self.reducer = GradientReducer(
+            stage.builder, strategy, self.shard, replicate, training.stored_dtype, self.home
+        )
         self.gradients = {unit.path: Fsdp1UnitGradient() for unit in self.units}
         self._root = next((unit for unit in self.units if unit.is_root), None)
         self._entered_at: dict[str, list[FlatUnit]] = {}
         self._left_at: dict[str, list[FlatUnit]] = {}
-        self._split_at: dict[str, list[FlatUnit]] = {}  # by the path of the unit that was entered
+        # by micro-batch and the path of the unit that was entered
+        self._split_at: dict[tuple[int, str], list[FlatUnit]] = {}
+        self._micro_batch = 0
         for unit in self.units:
             if not unit.is_root:
                 self._entered_at.setdefault(unit.first, []).append(unit)
@@ -89,12 +100,30 @@ class Fsdp1Schedule(Hooks):
         shard = sum(unit.shard_numel for unit in self.units)
         states = lazy_states(self.training, [unit.shard_numel for unit in self.units])
         resident = [Memory("parameters", self.stored_bytes * shard), states]
+        if self.home is not None:
+            return self.home.resident(states)
         return [memory for memory in resident if memory.bytes]
 
     # -- unshard and reshard ----------------------------------------------------------------------------
 
     def _unshard(self, unit: FlatUnit) -> None:
-        """_unshard: cast the shard, pass the rate limiter, all-gather; on two streams."""
+        """_unshard, to which a shard in host memory comes first; it is let go of after the cast, or, gathered
+        as it is, after the gather."""
+        if self.home is None:
+            self._gather(unit)
+            return
+        was_unsharded = self.handles[unit.path].is_unsharded
+        used = self.home.bring(unit, PRE_UNSHARD)
+        self.builder.wait_stream(UNSHARD, PRE_UNSHARD)
+        self._gather(unit)
+        if self.is_sharded and not self.casts_shards and not was_unsharded:
+            gathered = self.builder.record(UNSHARD)
+            assert gathered is not None
+            used = gathered
+        self.home.drop(unit, used)
+
+    def _gather(self, unit: FlatUnit) -> None:
+        """Cast the shard, pass the rate limiter, all-gather; on two streams."""
         handle, builder = self.handles[unit.path], self.builder
         needs_unshard = self.is_sharded and not handle.is_unsharded
         low_shard = unit.shard_numel * self.param_bytes if self.casts_shards else 0
@@ -108,10 +137,11 @@ class Fsdp1Schedule(Hooks):
         if self.strategy.limit_all_gathers:
             self.limiter.before_all_gather(len(builder.ops))
         if needs_unshard:
+            assert self.shard is not None
             full = unit.padded_numel * self.param_bytes
             builder.allocate("buffers", full, owner=unit.name)
             event = builder.collective(
-                "all_gather", full, self.strategy.param_dtype, "shard", stream=UNSHARD,
+                "all_gather", full, self.strategy.param_dtype, self.shard.name, stream=UNSHARD,
                 name=f"all_gather {unit.name}", module=unit.path,
             )  # fmt: skip
             builder.free_when_done("buffers", low_shard, event, owner=unit.name)
@@ -148,13 +178,12 @@ class Fsdp1Schedule(Hooks):
 
     # -- forward ----------------------------------------------------------------------------------------
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
+    def begin_forward(self, micro_batch: int) -> None:
         """_root_pre_forward."""
-        self._is_syncing = is_last or not self.strategy.no_sync
+        self._micro_batch = micro_batch
         for handle in self.handles.values():
             handle.needs_pre_forward_unshard = self.strategy.forward_prefetch
             handle.is_prefetched = False
-        self._split_at = {}
         self.builder.wait_stream(UNSHARD, COMPUTE)
         self.builder.wait_stream(PRE_UNSHARD, COMPUTE)
         if self._root is not None:
@@ -201,7 +230,7 @@ class Fsdp1Schedule(Hooks):
 
     def _split_parameter(self, unit: FlatUnit, entered: FlatUnit) -> None:
         if self.builder.phase == "forward":
-            self._split_at.setdefault(entered.path, []).append(unit)
+            self._split_at.setdefault((self._micro_batch, entered.path), []).append(unit)
 
     def _post_forward(self, unit: FlatUnit) -> None:
         handle = self.handles[unit.path]
@@ -216,7 +245,9 @@ class Fsdp1Schedule(Hooks):
 
     # -- backward ---------------------------------------------------------------------------------------
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        self._micro_batch = micro_batch
+        self._is_syncing = is_last or not self.strategy.no_sync
         if self._root is not None:
             self._pre_backward(self._root)
 
@@ -268,7 +299,7 @@ class Fsdp1Schedule(Hooks):
 
     def _finish_gradients(self, entered: FlatUnit) -> None:
         """See [Note: when a flat gradient is done]."""
-        for unit in reversed(self._split_at.get(entered.path, ())):
+        for unit in reversed(self._split_at.get((self._micro_batch, entered.path), ())):
             self._post_backward(unit)
 
     def _post_backward(self, unit: FlatUnit) -> None:
@@ -300,37 +331,21 @@ class Fsdp1Schedule(Hooks):
 
     def optimizer_step(self) -> None:
         numels = [unit.shard_numel for unit in self.units]
-        clip_gradients(self.builder, self.training, numels, "shard" if self.is_sharded else "")
-        update(self.builder, self.training, numels)
-        self.builder.free("gradients", self.stored_bytes * sum(numels))
+        if self.home is not None:
+            self.home.step()
+        else:
+            clip_gradients(self.builder, self.training, numels, self.shard.name if self.shard else "")
+            update(self.builder, self.training, numels)
+            self.builder.free("gradients", self.stored_bytes * sum(numels))
         self.limiter.apply(self.builder.ops)
 
 
-def fsdp1_shape(strategy: Fsdp1, world_size: int) -> tuple[int, list[Group]]:
-    """How many ranks share a flat parameter, and the process groups.
-
-    Raises InputError for hybrid sharding in groups of one rank.
-    """
+def _shard_size(strategy: Fsdp1, world_size: int) -> int:
+    """How many ranks share a flat parameter."""
     shard_size = 1 if strategy.sharding_strategy == "NO_SHARD" else world_size // strategy.replicate
-    is_hybrid = "HYBRID" in strategy.sharding_strategy
-    if is_hybrid and shard_size == 1 and world_size > 1:
+    if "HYBRID" in strategy.sharding_strategy and shard_size == 1 and world_size > 1:
         raise InputError(
             f"strategy.replicate: found {strategy.replicate} on {world_size} GPUs, which leaves one rank to "
             "a shard group, and FSDP1 then shares no gradients; expected fewer replicas, or NO_SHARD"
         )
-    groups = [Group.regular("shard", world_size, shard_size)] if shard_size > 1 else []
-    if is_hybrid or shard_size == 1:
-        groups.append(Group.regular("replicate", world_size, world_size // shard_size, shard_size))
-    return shard_size, groups
-
-
-def fsdp1_plan(workload: Workload, strategy: Fsdp1, training: Training, world_size: int) -> Plan:
-    """One steady step of FSDP1.
-
-    Raises InputError for an unknown wrapping, and for hybrid sharding in groups of one rank.
-    """
-    shard_size, groups = fsdp1_shape(strategy, world_size)
-    builder = PlanBuilder(groups)
-    schedule = Fsdp1Schedule(builder, workload, strategy, training, shard_size, world_size)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("fsdp1", world_size, schedule.resident())
+    return shard_size

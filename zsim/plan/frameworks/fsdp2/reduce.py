@@ -7,45 +7,29 @@ Transcribed from `FSDPParamGroup.post_backward` and `foreach_reduce` of torch 2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.frameworks.fsdp2.units import Unit
+from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
+from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, ParamGroup
 from zsim.specs.strategy.frameworks import Fsdp2
 
 REDUCE_SCATTER, ALL_REDUCE = "reduce_scatter", "all_reduce"
 GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"
 
 
-@dataclass
-class Fsdp2UnitGradient:
-    """The gradients of one unit.
-
-    `unsharded_bytes` is what autograd made in this backward, `accumulated_bytes` what earlier micro-batches
-    without reduction left, `all_reduce_bytes` the all-reduce's buffer, kept until the unit's next reduction.
-    """
-
-    unsharded_bytes: int = 0
-    accumulated_bytes: int = 0
-    all_reduce_bytes: int = 0
-    has_shard: bool = False
-    post_reduce_event: int | None = None
-
-
 class Fsdp2Reducer:
     """Reduces the gradients of all units; at most `reduce_scatter_max_input_buffers` inputs are alive."""
 
-    def __init__(self, builder: PlanBuilder, strategy: Fsdp2, shard_size: int) -> None:
+    def __init__(self, builder: PlanBuilder, strategy: Fsdp2, home: Fsdp2Home | None) -> None:
         self.builder = builder
         self.strategy = strategy
-        self.shard_size = shard_size
-        self.is_hybrid = strategy.replicate > 1
+        self.home = home
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
         self._inputs: list[tuple[str, int, int]] = []  # (unit, bytes, the reduce-scatter's event)
         self._last_post_reduce: dict[str, int] = {}
 
-    def accumulate(self, unit: Unit, gradient: Fsdp2UnitGradient, *, is_syncing: bool) -> None:
+    def accumulate(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, *, is_syncing: bool) -> None:
         """`requires_gradient_sync=False`: unsharded gradients add up in the reduce dtype."""
         if is_syncing and not gradient.accumulated_bytes:
             return
@@ -61,12 +45,12 @@ class Fsdp2Reducer:
         self.builder.free("buffers", gradient.unsharded_bytes, owner=unit.name, part=GRADIENTS)
         gradient.accumulated_bytes, gradient.unsharded_bytes = size, 0
 
-    def reduce(self, unit: Unit, gradient: Fsdp2UnitGradient) -> None:
+    def reduce(self, unit: ParamGroup, gradient: Fsdp2UnitGradient) -> None:
         """foreach_reduce: copy-in on the compute stream, reduce-scatter, HSDP's all-reduce."""
         builder = self.builder
         self._wait_for_earlier(unit, gradient)
         full = unit.unsharded_numel * self.reduce_bytes
-        shard = full // self.shard_size
+        shard, replicate = full // unit.shard_size, unit.mesh.replicate
         made = gradient.unsharded_bytes + gradient.accumulated_bytes
         builder.allocate("buffers", full, owner=unit.name, part=_INPUT)
         builder.kernels(
@@ -86,11 +70,11 @@ class Fsdp2Reducer:
             builder.allocate("buffers", shard, owner=unit.name)
         self._inputs.append((unit.name, full, self._reduce_scatter(unit, full)))
         stream = REDUCE_SCATTER
-        if self.is_hybrid:
+        if replicate is not None:
             stream = ALL_REDUCE
             builder.wait_stream(ALL_REDUCE, REDUCE_SCATTER)
             builder.collective(
-                "all_reduce", shard, self.strategy.reduce_dtype, "replicate", stream=ALL_REDUCE,
+                "all_reduce", shard, self.strategy.reduce_dtype, replicate.name, stream=ALL_REDUCE,
                 name=f"all_reduce {unit.name}", module=unit.name,
             )  # fmt: skip
         gradient.post_reduce_event = self._finish(unit, gradient, shard, stream)
@@ -108,7 +92,7 @@ class Fsdp2Reducer:
             self.builder.free("buffers", size, owner=name, part=_INPUT)
         self._inputs = []
 
-    def _wait_for_earlier(self, unit: Unit, gradient: Fsdp2UnitGradient) -> None:
+    def _wait_for_earlier(self, unit: ParamGroup, gradient: Fsdp2UnitGradient) -> None:
         """Backward waits for the oldest reduce-scatter before the next input is allocated."""
         while len(self._inputs) >= self.strategy.reduce_scatter_max_input_buffers:
             name, size, event = self._inputs.pop(0)
@@ -121,19 +105,21 @@ class Fsdp2Reducer:
         self.builder.free("buffers", gradient.all_reduce_bytes, owner=unit)
         gradient.all_reduce_bytes = 0
 
-    def _reduce_scatter(self, unit: Unit, full: int) -> int:
-        if self.shard_size == 1:
+    def _reduce_scatter(self, unit: ParamGroup, full: int) -> int:
+        if unit.shard_size == 1:
             return self.builder.kernels(
                 f"copy gradients {unit.name}", moves(full, full), stream=REDUCE_SCATTER, module=unit.name
             )
         return self.builder.collective(
-            "reduce_scatter", full, self.strategy.reduce_dtype, "shard", stream=REDUCE_SCATTER,
+            "reduce_scatter", full, self.strategy.reduce_dtype, unit.mesh.shard.name, stream=REDUCE_SCATTER,
             name=f"reduce_scatter {unit.name}", module=unit.name,
         )  # fmt: skip
 
-    def _finish(self, unit: Unit, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
-        """Cast to fp32 and accumulate, on the stream of the last reduction."""
+    def _finish(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
+        """Cast to fp32 and accumulate, on the stream of the last reduction; or to host memory."""
         builder = self.builder
+        if self.home is not None:
+            return self.home.keep_gradient(unit, gradient, shard, stream)
         needs_cast = self.strategy.reduce_dtype != "fp32"
         if not needs_cast and not gradient.has_shard:
             gradient.has_shard = True
@@ -152,7 +138,7 @@ class Fsdp2Reducer:
             stream=stream,
             module=unit.name,
         )
-        if self.is_hybrid:
+        if unit.mesh.replicate is not None:
             gradient.all_reduce_bytes = shard
         else:
             builder.free("buffers", shard, owner=unit.name)

@@ -7,19 +7,20 @@ gradients reduce-scattered, as a whole; every parameter is sharded on dim 0 and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer, Fsdp2UnitGradient
-from zsim.plan.frameworks.fsdp2.units import Unit, make_units
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.fsdp2.offload import Fsdp2Home
+from zsim.plan.frameworks.fsdp2.reduce import GRADIENTS, Fsdp2Reducer
+from zsim.plan.frameworks.fsdp2.units import Fsdp2UnitGradient, MeshInfo, ParamGroup, make_param_groups
+from zsim.plan.hooks import Hooks
+from zsim.plan.ops import Memory
 from zsim.plan.parts.optimizer import clip_gradients, lazy_states, update
-from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Loss
 from zsim.specs.strategy.frameworks import Fsdp2
-from zsim.specs.strategy.training import Training
 
 COPY_IN, ALL_GATHER = "all_gather_copy_in", "all_gather"
 TIED = "tied head's gradient"
@@ -28,40 +29,40 @@ _CASTS, _GATHERED, _PARAMETERS, _POST_FORWARD = "casts", "gathered", "parameters
 
 @dataclass
 class _State:
-    """What FSDPParamGroup remembers of one unit."""
+    """What FSDPParamGroup remembers of itself. `post_forward_indices`: its places in the order of forwards,
+    one for each that has had no backward, the newest last, which is the one that a backward takes."""
 
     is_unsharded: bool = False
     is_sharded_post_forward: bool = False
     all_gather: int | None = None  # its event, while a result is pending
     all_gather_bytes: int = 0
     reshard_event: int | None = None
+    post_forward_indices: list[int] = field(default_factory=list)
 
 
 class Fsdp2Schedule(Hooks):
-    """FSDPParamGroup's hooks for all units of a model."""
+    """FSDPParamGroup's hooks for all groups of a model; `home`: where shards are that are not on the GPU."""
 
-    def __init__(
-        self, builder: PlanBuilder, workload: Workload, strategy: Fsdp2, training: Training, world_size: int
-    ) -> None:
-        super().__init__(builder)
+    def __init__(self, stage: Stage, strategy: Fsdp2) -> None:
+        super().__init__(stage)
         self.strategy = strategy
-        self.training = training
-        self.workload = workload
-        self.shard_size = world_size // strategy.replicate
+        self.training = stage.training
+        self.mesh = _mesh_info(stage, strategy)
+        self.home = Fsdp2Home(stage.builder, strategy) if strategy.cpu_offload else None
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
-        self.units = make_units(workload, strategy, self.shard_size)
+        self.units = make_param_groups(stage.workload, strategy, self.mesh)
         self.states = {unit.name: _State() for unit in self.units}
         self.gradients = {unit.name: Fsdp2UnitGradient() for unit in self.units}
-        self.reducer = Fsdp2Reducer(builder, strategy, self.shard_size)
+        self.reducer = Fsdp2Reducer(stage.builder, strategy, self.home)
         self._root = next((unit for unit in self.units if unit.is_root), None)
-        self._by_segment: dict[str, Unit] = {
+        self._by_segment: dict[str, ParamGroup] = {
             segment: unit for unit in self.units for segment in unit.segments
         }
-        self._post_forward_order: list[Unit] = []
-        self._post_forward_index: dict[str, int] = {}
-        self._pending_copy_out: tuple[Unit, int, int] | None = None  # unit, all-gather bytes, copy-out event
-        self._is_last_micro_batch = True
-        self._in_forward = True
+        self._post_forward_order: list[ParamGroup] = []
+        # group, bytes of its all-gather, copy-out event
+        self._pending_copy_out: tuple[ParamGroup, int, int] | None = None
+        self._unsharding: list[ParamGroup] = []  # told to, and not waited for
+        self._is_syncing = self._reshards = True
         self._tied_bytes = 0
 
     # -- sizes ------------------------------------------------------------------------------------------
@@ -69,22 +70,26 @@ class Fsdp2Schedule(Hooks):
     def resident(self) -> list[Memory]:
         """fp32 shards of parameters and of both Adam moments on rank 0, which holds the largest."""
         shards = [shard for unit in self.units for shard in unit.parameter_shards]
-        return [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, shards)]
+        states = [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, shards)]
+        return states if self.home is None else self.home.resident(states)
 
     # -- all-gather ---------------------------------------------------------------------------------------
 
-    def _unshard(self, unit: Unit) -> None:
-        """FSDPParamGroup.unshard with foreach_all_gather."""
+    def _unshard(self, unit: ParamGroup, copy_in: str = COPY_IN) -> None:
+        """FSDPParamGroup.unshard with foreach_all_gather, whose inputs are copied on stream `copy_in`."""
         state, builder = self.states[unit.name], self.builder
         if state.all_gather is not None or state.is_unsharded:
             return
+        if self.home is not None and not state.is_sharded_post_forward:
+            self.home.bring(unit, copy_in)
         if state.reshard_event is not None:
             self._gather_streams_wait(state.reshard_event)
             state.reshard_event = None
+        group = unit.mesh.shard
         if state.is_sharded_post_forward:
-            ranks, group = unit.post_forward_size, "post_forward"
-        else:
-            ranks, group = self.shard_size, "shard"
+            assert unit.post_forward is not None
+            group = unit.post_forward
+        ranks = group.size
         if ranks == 1:
             state.all_gather = -1
             state.all_gather_bytes = 0
@@ -102,31 +107,32 @@ class Fsdp2Schedule(Hooks):
         builder.kernels(
             f"all_gather_copy_in {unit.name}",
             kernels,
-            stream=COPY_IN,
+            stream=copy_in,
             overhead="fsdp2_unshard",
             module=unit.name,
         )
         builder.free("buffers", cast, owner=unit.name, part=_CASTS)
-        builder.wait_stream(ALL_GATHER, COPY_IN)
+        builder.wait_stream(ALL_GATHER, copy_in)
         state.all_gather = builder.collective(
-            "all_gather", full, self.strategy.param_dtype, group, stream=ALL_GATHER,
+            "all_gather", full, self.strategy.param_dtype, group.name, stream=ALL_GATHER,
             name=f"all_gather {unit.name}", module=unit.name,
         )  # fmt: skip
         state.all_gather_bytes = full
 
-    def _wait_for_unshard(self, unit: Unit) -> None:
+    def _wait_for_unshard(self, unit: ParamGroup, *, is_told: bool = False) -> None:
         """Copy the gathered tensor out into the parameters, on the compute stream."""
         state, builder = self.states[unit.name], self.builder
         if state.all_gather is None:
             return
-        if self._in_forward:
+        in_forward = builder.phase == "forward" and not is_told
+        if in_forward:
             self._release_previous_gather()
         size = unit.unsharded_numel * self.param_bytes
         builder.allocate("buffers", size, owner=unit.name, part=_PARAMETERS, tensors=self._parts(unit, 1))
         if state.all_gather >= 0:
             builder.stream_wait(COMPUTE, state.all_gather)
         copy_out = builder.kernels(f"all_gather_copy_out {unit.name}", moves(size, size), module=unit.name)
-        if self._in_forward and state.all_gather >= 0:
+        if in_forward and state.all_gather >= 0:
             self._pending_copy_out = (unit, state.all_gather_bytes, copy_out)
         else:
             self._gather_streams_wait(copy_out)
@@ -137,14 +143,15 @@ class Fsdp2Schedule(Hooks):
         state.all_gather = None
         state.is_unsharded, state.is_sharded_post_forward = True, False
 
-    def _parts(self, unit: Unit, ranks: int) -> tuple[int, ...]:
+    def _parts(self, unit: ParamGroup, ranks: int) -> tuple[int, ...]:
         """Bytes of each unsharded parameter, or of its shard on one of `ranks`."""
         return tuple(
-            numel * self.param_bytes // ranks for numel in unit.padded_numels(self.shard_size) if numel
+            numel * self.param_bytes // ranks for numel in unit.padded_numels(unit.shard_size) if numel
         )
 
-    def _post_forward_shard_bytes(self, unit: Unit) -> int:
-        return unit.unsharded_numel // unit.post_forward_size * self.param_bytes
+    def _post_forward_shard_bytes(self, unit: ParamGroup) -> int:
+        assert unit.post_forward is not None
+        return unit.unsharded_numel // unit.post_forward.size * self.param_bytes
 
     def _release_previous_gather(self) -> None:
         if self._pending_copy_out is not None:
@@ -157,13 +164,13 @@ class Fsdp2Schedule(Hooks):
         self.builder.stream_wait(COPY_IN, event)
         self.builder.stream_wait(ALL_GATHER, event)
 
-    def _reshard(self, unit: Unit, *, after_forward: bool) -> None:
+    def _reshard(self, unit: ParamGroup, *, after_forward: bool) -> None:
         state, builder = self.states[unit.name], self.builder
         if after_forward and not unit.reshards_after_forward:
             return
         if not state.is_unsharded:
             return
-        if after_forward and unit.post_forward_size > 1:
+        if after_forward and unit.post_forward is not None and unit.post_forward.size > 1:
             # keep a shard of the smaller group, copied out of the whole parameter
             shard = self._post_forward_shard_bytes(unit)
             builder.allocate("buffers", shard, owner=unit.name, part=_POST_FORWARD)
@@ -177,12 +184,10 @@ class Fsdp2Schedule(Hooks):
 
     # -- hooks ------------------------------------------------------------------------------------------
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._is_last_micro_batch = is_last
-        self._in_forward = True
+    def begin_forward(self, micro_batch: int) -> None:
+        self._finish_unshard()
         self.builder.wait_stream(COPY_IN, COMPUTE)
         self.builder.wait_stream(ALL_GATHER, COMPUTE)
-        self._post_forward_order, self._post_forward_index = [], {}
         if self._root is not None:
             self._pre_forward(self._root)
 
@@ -191,7 +196,7 @@ class Fsdp2Schedule(Hooks):
         if unit is not None and not unit.is_root and segment.name == unit.segments[0]:
             self._pre_forward(unit)
 
-    def _pre_forward(self, unit: Unit) -> None:
+    def _pre_forward(self, unit: ParamGroup) -> None:
         self._unshard(unit)
         self._wait_for_unshard(unit)
 
@@ -200,19 +205,22 @@ class Fsdp2Schedule(Hooks):
         if unit is not None and not unit.is_root and segment.name == unit.segments[-1]:
             self._post_forward(unit)
 
-    def _post_forward(self, unit: Unit) -> None:
+    def _post_forward(self, unit: ParamGroup) -> None:
         self.builder.host(f"post_forward {unit.name}", module=unit.name)
         self._reshard(unit, after_forward=True)
-        self._post_forward_index[unit.name] = len(self._post_forward_order)
+        self.states[unit.name].post_forward_indices.append(len(self._post_forward_order))
         self._post_forward_order.append(unit)
 
     def end_forward(self) -> None:
         if self._root is not None:
             self._post_forward(self._root)
         self._release_previous_gather()
-        self._in_forward = False
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        """Told to unshard, reshard and reduce, a backward does neither of the latter two."""
+        self._is_syncing = not is_told and (is_last or not self.strategy.no_sync)
+        self._reshards = not is_told
+        self._finish_unshard()
         if self._root is not None and not self._root.ends_before_loss:
             self._pre_backward(self._root)
 
@@ -229,10 +237,10 @@ class Fsdp2Schedule(Hooks):
             if unit is not None and unit.ends_before_loss:
                 self._pre_backward(unit)
 
-    def _pre_backward(self, unit: Unit) -> None:
+    def _pre_backward(self, unit: ParamGroup) -> None:
         self._unshard(unit)
         self._wait_for_unshard(unit)
-        index = self._post_forward_index[unit.name]
+        index = self.states[unit.name].post_forward_indices.pop()
         if index > 0:
             self._unshard(self._post_forward_order[index - 1])
 
@@ -265,17 +273,51 @@ class Fsdp2Schedule(Hooks):
         for unit in self.units:
             if unit.is_root or not unit.has_differentiable_input:
                 self._post_backward(unit)
-        if not self._is_last_micro_batch and self.strategy.no_sync:
-            return
-        self.reducer.wait(self.gradients)
+        if self._reshards:
+            self._post_forward_order = []
+        if self._is_syncing:
+            self._finalize()
 
-    def _post_backward(self, unit: Unit) -> None:
-        is_syncing = self._is_last_micro_batch or not self.strategy.no_sync
+    def _finalize(self) -> None:
+        self.reducer.wait(self.gradients)
+        if self.home is not None:
+            self.home.wait()
+
+    def _post_backward(self, unit: ParamGroup) -> None:
         gradient = self.gradients[unit.name]
-        self.reducer.accumulate(unit, gradient, is_syncing=is_syncing)
-        self._reshard(unit, after_forward=False)
-        if is_syncing:
+        self.reducer.accumulate(unit, gradient, is_syncing=self._is_syncing)
+        if self._reshards:
+            self._reshard(unit, after_forward=False)
+        if self._is_syncing:
             self.reducer.reduce(unit, gradient)
+
+    # -- verbs of a pipeline's schedule -----------------------------------------------------------------
+
+    def unshard(self) -> None:
+        """`FSDPModule.unshard(async_op=True)` of every module: inputs are copied on the current stream."""
+        for unit in self.units:
+            self._unshard(unit, COMPUTE)
+        self._unsharding = list(self.units)
+
+    def _finish_unshard(self) -> None:
+        """`UnshardHandle.wait` of what was told to unshard."""
+        for unit in self._unsharding:
+            self._wait_for_unshard(unit, is_told=True)
+        self._unsharding = []
+
+    def reshard(self) -> None:
+        for unit in self.units:
+            self._reshard(unit, after_forward=False)
+
+    def reduce_gradients(self) -> None:
+        """perform_reduce_grad: post_backward of every group, now with resharding and reduction, then the
+        final callback."""
+        self._is_syncing = self._reshards = True
+        for unit in self.units:
+            self._reshard(unit, after_forward=False)
+            self.reducer.reduce(unit, self.gradients[unit.name])
+        self._post_forward_order = []
+        self._finalize()
 
     # -- optimizer ------------------------------------------------------------------------------------
 
@@ -283,10 +325,13 @@ class Fsdp2Schedule(Hooks):
         """Parameters are DTensors, which Python takes apart before torch works on them: once for a list of
         them, or, where the optimizer goes tensor by tensor, for every operator."""
         builder, training = self.builder, self.training
+        if self.home is not None:
+            self.home.step(self.units, training)
+            return
         numels = [shard for unit in self.units for shard in unit.parameter_shards]
         if training.gradient_clipping > 0:
             builder.host("norm of DTensors", "dtensor_in_list", events=len(numels))
-        clip_gradients(builder, training, numels, "shard", norm_bytes=4 * len(numels))
+        clip_gradients(builder, training, numels, self.mesh.shard.name, norm_bytes=4 * len(numels))
         is_loop = training.optimizer_implementation == "for_loop"
         builder.host(
             "update of DTensors", "dtensor_update" if is_loop else "dtensor_in_list", events=len(numels)
@@ -295,22 +340,10 @@ class Fsdp2Schedule(Hooks):
         builder.free("gradients", 4 * sum(unit.shard_numel for unit in self.units))
 
 
-def fsdp2_groups(strategy: Fsdp2, world_size: int) -> list[Group]:
+def _mesh_info(stage: Stage, strategy: Fsdp2) -> MeshInfo:
     """Ranks that shard together are neighbours; replicas are `shard size` apart."""
-    shard = world_size // strategy.replicate
-    groups = [Group.regular("shard", world_size, shard)]
-    if strategy.replicate > 1:
-        groups.append(Group.regular("replicate", world_size, strategy.replicate, shard))
-    if isinstance(strategy.reshard_after_forward, int) and not isinstance(
-        strategy.reshard_after_forward, bool
-    ):
-        groups.append(Group.regular("post_forward", world_size, strategy.reshard_after_forward))
-    return groups
-
-
-def fsdp2_plan(workload: Workload, strategy: Fsdp2, training: Training, world_size: int) -> Plan:
-    """One step of FSDP2 or HSDP."""
-    builder = PlanBuilder(fsdp2_groups(strategy, world_size))
-    schedule = Fsdp2Schedule(builder, workload, strategy, training, world_size)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("fsdp2", world_size, schedule.resident())
+    size, reshard = stage.ranks // strategy.replicate, strategy.reshard_after_forward
+    shard = stage.group("shard", size)
+    replicate = stage.group("replicate", strategy.replicate, size) if strategy.replicate > 1 else None
+    is_size = isinstance(reshard, int) and not isinstance(reshard, bool)
+    return MeshInfo(shard, replicate, stage.group("post_forward", reshard) if is_size else None)

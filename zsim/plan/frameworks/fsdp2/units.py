@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from zsim.errors import InputError, did_you_mean
+from zsim.plan.ops import Group
 from zsim.plan.workload.workload import Segment, Workload
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.frameworks import Fsdp2
@@ -16,24 +17,39 @@ WRAPPINGS = ("torchtitan-0.1", "torchtitan", "huggingface", "none", "blocks:N")
 _SEVERAL = re.compile(r"blocks:([1-9]\d*)")
 
 
+@dataclass(frozen=True, slots=True)
+class MeshInfo:
+    """Among which ranks a group of parameters is sharded and, in HSDP, replicated; `post_forward`: the
+    smaller group that keeps it sharded between forward and backward, where there is one."""
+
+    shard: Group
+    replicate: Group | None = None
+    post_forward: Group | None = None
+
+
 @dataclass
-class Unit:
-    """One group of parameters that is unsharded and reduced as a whole.
+class ParamGroup:
+    """One group of parameters that is unsharded and reduced as a whole: torch's FSDPParamGroup.
 
     `segments` are the stretches of the model that need it, in forward order. Every parameter is cut on dim
-    0 into `shard_size` chunks of ceil(dim0 / shard_size) rows, the last ones padded. A unit that
+    0 into as many chunks as its `mesh` has ranks to shard among, ceil(dim0 / ranks) rows each, the last ones
+    padded. `post_forward`: where it stays sharded after forward, if among fewer ranks. A group that
     `ends_before_loss` puts out the logits, so that its backward begins after the loss's.
     """
 
     name: str
     segments: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    shard_size: int
+    mesh: MeshInfo
     is_root: bool = False
     reshards_after_forward: bool = True
-    post_forward_size: int = 0
+    post_forward: Group | None = None
     has_differentiable_input: bool = True
     ends_before_loss: bool = False
+
+    @property
+    def shard_size(self) -> int:
+        return self.mesh.shard.size
 
     @cached_property
     def numel(self) -> int:
@@ -58,13 +74,28 @@ class Unit:
         return tuple(_padded(parameter, num_ranks) for parameter in self.parameters)
 
 
+@dataclass
+class Fsdp2UnitGradient:
+    """The gradients of one group of parameters.
+
+    `unsharded_bytes` is what autograd made in this backward, `accumulated_bytes` what earlier micro-batches
+    without reduction left, `all_reduce_bytes` the all-reduce's buffer, kept until the group's next reduction.
+    """
+
+    unsharded_bytes: int = 0
+    accumulated_bytes: int = 0
+    all_reduce_bytes: int = 0
+    has_shard: bool = False
+    post_reduce_event: int | None = None
+
+
 def _padded(parameter: Parameter, num_ranks: int) -> int:
     rows = parameter.shape[0] if parameter.shape else 1
     return -(-rows // num_ranks) * num_ranks * (parameter.numel // rows)
 
 
-def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Unit]:
-    """FSDP2 units in forward order, by preset; a root without parameters is none.
+def make_param_groups(workload: Workload, strategy: Fsdp2, mesh: MeshInfo) -> list[ParamGroup]:
+    """FSDP2's groups of parameters in forward order, by preset; a root without parameters is none.
 
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
     head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
@@ -82,39 +113,39 @@ def make_units(workload: Workload, strategy: Fsdp2, shard_size: int) -> list[Uni
         )
     before, *blocks, after = workload.segments
     reshard = strategy.reshard_after_forward
-    group = reshard if isinstance(reshard, int) and not isinstance(reshard, bool) else 0
+    smaller = mesh.post_forward
     reshards = True if reshard is None else bool(reshard)
     if strategy.wrapping == "none":
         names = tuple(segment.name for segment in workload.segments)
         parameters = tuple(p for segment in workload.segments for p in segment.parameters)
-        return [Unit("root", names, parameters, shard_size, is_root=True, reshards_after_forward=False)]
+        return [ParamGroup("root", names, parameters, mesh, is_root=True, reshards_after_forward=False)]
     per_unit = int(several[1]) if several else 1
     parts = [blocks[first : first + per_unit] for first in range(0, len(blocks), per_unit)]
     units = [
-        Unit(
+        ParamGroup(
             _name(part), tuple(segment.name for segment in part),
-            tuple(parameter for segment in part for parameter in segment.parameters), shard_size,
-            reshards_after_forward=reshards, post_forward_size=group,
+            tuple(parameter for segment in part for parameter in segment.parameters), mesh,
+            reshards_after_forward=reshards, post_forward=smaller,
         )
         for part in parts
     ]  # fmt: skip
     is_titan = strategy.wrapping == "torchtitan" or several is not None
     if is_titan and not workload.model.is_tied:
-        embedding = Unit(
-            "tok_embeddings", (before.name,), before.parameters, shard_size,
-            reshards_after_forward=reshards, post_forward_size=group, has_differentiable_input=False,
+        embedding = ParamGroup(
+            "tok_embeddings", (before.name,), before.parameters, mesh,
+            reshards_after_forward=reshards, post_forward=smaller, has_differentiable_input=False,
         )  # fmt: skip
-        head = Unit(
-            "norm, output", (after.name,), after.parameters, shard_size,
+        head = ParamGroup(
+            "norm, output", (after.name,), after.parameters, mesh,
             reshards_after_forward=False, ends_before_loss=True,
         )  # fmt: skip
         return [embedding, *units, head]
     if strategy.wrapping == "torchtitan-0.1":
-        units[-1].reshards_after_forward, units[-1].post_forward_size = False, 0
+        units[-1].reshards_after_forward, units[-1].post_forward = False, None
     if not before.parameters and not after.parameters:
         return units
-    root = Unit(
-        "root", (before.name, after.name), (*before.parameters, *after.parameters), shard_size,
+    root = ParamGroup(
+        "root", (before.name, after.name), (*before.parameters, *after.parameters), mesh,
         is_root=True, reshards_after_forward=False, ends_before_loss=is_titan,
     )  # fmt: skip
     return [root, *units]

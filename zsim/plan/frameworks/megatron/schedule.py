@@ -21,31 +21,35 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cat_launches, fill_kernels, norm_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.builder import COMPUTE, moves
 from zsim.plan.frameworks.megatron.buffer import Bucket, lay_out, owned_in_turn
 from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.hooks import Hooks
+from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
-from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.megatron import Megatron
-from zsim.specs.strategy.training import Training
 
-DATA, REPLICATE, WORLD = "data", "replicate", "world"
 _NCCL = "data parallel"
 
 
 class MegatronSchedule(Hooks):
     """DistributedDataParallel's hooks; see the module's notes."""
 
-    def __init__(
-        self, builder: PlanBuilder, workload: Workload, strategy: Megatron, training: Training
-    ) -> None:
-        super().__init__(builder)
-        self.workload, self.strategy, self.training = workload, strategy, training
-        self.ranks = builder.groups[DATA].size
+    def __init__(self, stage: Stage, strategy: Megatron) -> None:
+        super().__init__(stage)
+        workload = stage.workload
+        self.workload, self.strategy, self.training = workload, strategy, stage.training
         self.replicas = strategy.optimizer_instances
+        self.ranks = stage.ranks // self.replicas
+        self.shard = self.whole = stage.group("data", self.ranks)
+        self.replicate: Group | None = None
+        if self.replicas > 1:
+            self.whole = stage.group()  # get_grad_stats_parallel_group
+            if not strategy.has_owners:
+                self.replicate = stage.group("replicate", self.replicas, stride=self.ranks)
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
         self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
@@ -59,7 +63,7 @@ class MegatronSchedule(Hooks):
         self._joined: tuple[Bucket, int] | None = None  # reduced beneath backward, not copied back yet
         self._gathers: dict[int, int] = {}  # by bucket, the event of its parameters
         self._ready: set[int] = set()  # buckets whose parameters compute has waited for
-        self._micro_batch, self._is_last = 0, True
+        self._micro_batch, self._is_last, self._is_told = 0, True, False
         self._tied_bytes = 0
 
     # -- sizes ------------------------------------------------------------------------------------------
@@ -124,8 +128,8 @@ class MegatronSchedule(Hooks):
         """InternEvo's broadcast_params: one owner after the other, and the host waits for the device."""
         for number, numel in enumerate(self._owned):
             self.builder.collective(
-                "broadcast", numel * self.param_bytes, self.strategy.param_dtype, DATA, stream=COMPUTE,
-                name=f"broadcast of owner {number}",
+                "broadcast", numel * self.param_bytes, self.strategy.param_dtype, self.shard.name,
+                stream=COMPUTE, name=f"broadcast of owner {number}",
             )  # fmt: skip
         self.builder.host_wait(self.builder.record(COMPUTE))
 
@@ -134,7 +138,7 @@ class MegatronSchedule(Hooks):
         size = bucket.numel * self.param_bytes
         name = f"all_gather parameters {bucket.number}"
         return self.builder.collective(
-            "all_gather", size, self.strategy.param_dtype, DATA, stream=stream, name=name
+            "all_gather", size, self.strategy.param_dtype, self.shard.name, stream=stream, name=name
         )
 
     # -- layers -----------------------------------------------------------------------------------------
@@ -153,8 +157,8 @@ class MegatronSchedule(Hooks):
 
     # -- gradients --------------------------------------------------------------------------------------
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._micro_batch, self._is_last = number, is_last
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        self._micro_batch, self._is_last, self._is_told = micro_batch, is_last, is_told
         self._missing = {bucket.number: len(bucket.names) for bucket in self.buffer.buckets}
 
     def gradient_ready(self, call: ModuleCall) -> None:
@@ -191,9 +195,11 @@ class MegatronSchedule(Hooks):
         builder.free("buffers", size)
 
     def end_backward(self) -> None:
-        """finish_grad_sync."""
-        if not self._is_last:
-            return
+        if self._is_last and not self._is_told:
+            self.reduce_gradients()
+
+    def reduce_gradients(self) -> None:
+        """finish_grad_sync: at the end of all schedules, by `finalize_model_grads`."""
         if not self.strategy.overlap_grad_reduce:
             for bucket in self.buffer.buckets:
                 self._reduce(bucket, COMPUTE)
@@ -223,12 +229,15 @@ class MegatronSchedule(Hooks):
         dtype = strategy.grad_dtype
         if self.ranks > 1:
             name = f"reduce_scatter bucket {bucket.number}"
-            event = builder.collective("reduce_scatter", size, dtype, DATA, stream=stream, name=name)
+            event = builder.collective(
+                "reduce_scatter", size, dtype, self.shard.name, stream=stream, name=name
+            )
             self._reduced.append(event)
-        if self.replicas > 1:
-            name = f"all_reduce shard of bucket {bucket.number}"
-            shard = size // self.ranks
-            event = builder.collective("all_reduce", shard, dtype, REPLICATE, stream=stream, name=name)
+        if self.replicate is not None:
+            name, part = f"all_reduce shard of bucket {bucket.number}", size // self.ranks
+            event = builder.collective(
+                "all_reduce", part, dtype, self.replicate.name, stream=stream, name=name
+            )
             self._reduced.append(event)
 
     @property
@@ -237,9 +246,8 @@ class MegatronSchedule(Hooks):
 
     def _all_reduce(self, bucket: Bucket, stream: str) -> int:
         size, dtype = bucket.numel * self.grad_bytes, self.strategy.grad_dtype
-        group = DATA if self.replicas == 1 else WORLD
         name = f"all_reduce bucket {bucket.number}"
-        return self.builder.collective("all_reduce", size, dtype, group, stream=stream, name=name)
+        return self.builder.collective("all_reduce", size, dtype, self.whole.name, stream=stream, name=name)
 
     def _reduce_joined(self, bucket: Bucket, stream: str) -> None:
         """allreduce_params of local DDP: joined, all-reduced while the host waits, averaged, copied back;
@@ -272,10 +280,9 @@ class MegatronSchedule(Hooks):
 
     def optimizer_step(self) -> None:
         strategy = self.strategy
-        whole = WORLD if self.replicas > 1 else DATA  # get_grad_stats_parallel_group
         update_parameters(
             self.builder, strategy, self.training, self.own_numels,
-            [whole] if strategy.distributed_optimizer else [],
+            [self.whole.name] if strategy.distributed_optimizer else [],
         )  # fmt: skip
         if strategy.distributed_optimizer and self.ranks > 1 and not self._gathers_ahead:
             if strategy.has_owners:
@@ -289,17 +296,3 @@ class MegatronSchedule(Hooks):
 
 def _name(call: ModuleCall, parameter: Parameter) -> str:
     return f"{call.name}.{parameter.name}"
-
-
-def megatron_plan(workload: Workload, strategy: Megatron, training: Training, world_size: int) -> Plan:
-    """One steady step of Megatron's data parallelism."""
-    ranks = world_size // strategy.optimizer_instances
-    groups = [Group.regular(DATA, world_size, ranks)]
-    if strategy.optimizer_instances > 1:
-        groups.append(Group.regular(WORLD, world_size))
-        if not strategy.has_owners:
-            groups.append(Group.regular(REPLICATE, world_size, strategy.optimizer_instances, ranks))
-    builder = PlanBuilder(groups)
-    schedule = MegatronSchedule(builder, workload, strategy, training)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("megatron", world_size, schedule.resident())

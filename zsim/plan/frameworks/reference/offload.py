@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.frameworks.reference.schedule import WORLD, EngineUnit, ReferenceSchedule
-from zsim.plan.ops import Category, Device, Group, HostWork, Memory, Plan
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.builder import COMPUTE
+from zsim.plan.frameworks.reference.units import EngineUnit
+from zsim.plan.ops import Device, Group, HostWork, Memory
 from zsim.plan.parts.host_side import CPU, HostSide
-from zsim.plan.step import walk_step
-from zsim.plan.workload.workload import Workload
+from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import AioConfig
 from zsim.specs.strategy.frameworks import Reference
-from zsim.specs.strategy.training import Training
 
 _DEVICES: dict[str, Device] = {"device": "gpu", "host": "host", "nvme": "nvme"}
 # validation/zero/files.py: one thread reads, one writes, a whole buffer at a time
@@ -26,67 +25,61 @@ _FILES = AioConfig(2**20, 1, 1, use_gds=False)
 _STATE_BYTES = 12  # master weight and both moments
 
 
-class OffloadedReferenceSchedule(ReferenceSchedule):
-    """The engine's hooks, with a `StateKeeper` and a `ParameterKeeper` off the device."""
+class ReferenceHome:
+    """The engine's `StateKeeper` and `ParameterKeeper`: `parameters` and `states` are the devices that hold
+    parameter shards and, with the gradients, optimizer states."""
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        workload: Workload,
-        strategy: Reference,
-        training: Training,
-        world_size: int,
-    ) -> None:
-        super().__init__(builder, workload, strategy, training, world_size)
-        self.host = HostSide(builder, _FILES)
-        self.parameter_home = _DEVICES[strategy.parameter_place]
-        self.state_home = _DEVICES[strategy.optimizer_place]
-        self.pins_states = self.state_home == "host"
+    def __init__(self, stage: Stage, strategy: Reference, units: Sequence[EngineUnit], group: Group) -> None:
+        self.builder, self.strategy, self.training = stage.builder, strategy, stage.training
+        self.units, self.world_size = units, group.size
+        self.host = HostSide(stage.builder, _FILES)
+        self.parameters = _DEVICES[strategy.parameter_place]
+        self.states = _DEVICES[strategy.optimizer_place]
+        self.pins_states = self.states == "host"
+        self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
+        self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
         self._coming: dict[str, int | None] = {}  # shards on their way to the device
         self._reads: dict[str, int | None] = {}  # states on their way from files
         self._writes: list[int | None] = []
 
-    def resident(self) -> list[Memory]:
-        """fp32 weights that are off the device, or whose states are, have masters of their own."""
-        parameters, states = super().resident()
-        owned = sum(self._owned(unit) for unit in self.units)
+    def resident(self, parameters: Memory, states: Memory, owned: int) -> list[Memory]:
+        """fp32 weights that are off the device, or whose states are, have masters of their own, `owned`
+        elements of them."""
         masters = 4 * owned if self.param_bytes == 4 else 0
         return [
-            Memory(
-                "parameters", parameters.bytes, self.parameter_home, is_pinned=self.parameter_home == "host"
-            ),
-            Memory("optimizer_states", states.bytes + masters, self.state_home, is_pinned=self.pins_states),
+            Memory("parameters", parameters.bytes, self.parameters, is_pinned=self.parameters == "host"),
+            Memory("optimizer_states", states.bytes + masters, self.states, is_pinned=self.pins_states),
         ]
 
     # -- parameter shards -------------------------------------------------------------------------------
 
-    def _start_gather(self, unit: EngineUnit) -> None:
-        if self.parameter_home == "gpu" or unit.is_gathered or unit.gathered is not None:
-            super()._start_gather(unit)
+    def fetch_ahead(self, unit: EngineUnit) -> None:
+        """Begin to bring the shard of a unit whose gather has not begun."""
+        if self.parameters != "gpu" and not unit.is_gathered and unit.gathered is None:
+            self._fetch(unit)
+
+    def bring(self, unit: EngineUnit) -> None:
+        """The unit's shard, for its gather."""
+        if self.parameters == "gpu":
             return
         self._fetch(unit)
         event, size = self._coming.pop(unit.name), self._shard_bytes(unit)
-        if self.parameter_home == "nvme":
+        if self.parameters == "nvme":
             self.host.wait(event, f"shard of {unit.name} is read")
             self.builder.allocate("buffers", size, owner=unit.name)
             self.host.copy(f"fetch {unit.name}", "h2d", size, COMPUTE, module=unit.name, is_blocking=True)
-        super()._start_gather(unit)
-        assert unit.gathered is not None
-        self.builder.free_when_done("buffers", size, unit.gathered, owner=unit.name)
 
-    def _gather_ahead(self, following: Sequence[EngineUnit]) -> None:
-        """And begin to bring the shard of the unit after those."""
-        super()._gather_ahead(following)
-        ahead = self.strategy.prefetch
-        for unit in following[ahead : ahead + 1]:
-            if self.parameter_home != "gpu" and not unit.is_gathered and unit.gathered is None:
-                self._fetch(unit)
+    def let_go(self, unit: EngineUnit, gathered: int) -> None:
+        """What `bring` brought is needed until event `gathered`."""
+        if self.parameters != "gpu":
+            size = self._shard_bytes(unit)
+            self.builder.free_when_done("buffers", size, gathered, owner=unit.name)
 
     def _fetch(self, unit: EngineUnit) -> None:
         if unit.name in self._coming:
             return
         size = self._shard_bytes(unit)
-        if self.parameter_home == "nvme":
+        if self.parameters == "nvme":
             self._coming[unit.name] = self.host.read(f"read {unit.name}", size, module=unit.name)
         else:
             self.builder.allocate("buffers", size, owner=unit.name)
@@ -98,80 +91,54 @@ class OffloadedReferenceSchedule(ReferenceSchedule):
 
     # -- gradients --------------------------------------------------------------------------------------
 
-    def _keep(self, units: Sequence[EngineUnit], name: str, size: int, part: int) -> None:
-        if self.state_home == "gpu":
-            super()._keep(units, name, size, part)
-            return
-        for unit in units:
-            self._add_gradient(unit, self._owned(unit) * self.reduce_bytes)
-        if self.strategy.stage:
-            self._free_parts(units)
-
-    def _output_category(self) -> Category:
-        return "buffers" if self.state_home != "gpu" else super()._output_category()
-
-    def _add_gradient(self, unit: EngineUnit, size: int) -> None:
+    def add_gradient(self, unit: EngineUnit, numel: int, *, is_first: bool) -> None:
         """A reduced shard leaves the device; on stages 2 and 3 it is added to earlier micro-batches'."""
-        builder, host, name = self.builder, self.host, unit.name
-        is_first = self._is_first or self.strategy.stage <= 1
+        builder, host, name, size = self.builder, self.host, unit.name, numel * self.reduce_bytes
         if is_first:
-            builder.allocate("gradients", size, self.state_home, is_pinned=self.pins_states, owner=name)
-        elif self.state_home == "nvme":
+            builder.allocate("gradients", size, self.states, is_pinned=self.pins_states, owner=name)
+        elif self.states == "nvme":
             host.wait(host.read(f"read sum {name}", size, module=name), f"sum of {name} is read")
         host.copy(f"gradients {name} to host", "d2h", size, COMPUTE, is_blocking=True, module=name)
         if not is_first:
-            added = HostWork("copy", 3 * size, size // self.reduce_bytes)
+            added = HostWork("copy", 3 * size, numel)
             builder.host_wait(builder.add(f"add gradients {name}", CPU, added, module=name))
-        if self.state_home == "nvme":
+        if self.states == "nvme":
             self._writes.append(host.write(f"write gradients {name}", size, module=name))
 
-    def _drop_gradients(self, owned: Sequence[int]) -> None:
+    def finish_writes(self) -> None:
+        """The host waits until everything is in its file."""
         for event in self._writes:
             self.builder.host_wait(event)
         if self._writes:
             self.builder.host("all is written")
         self._writes = []
-        if self.state_home == "gpu" or self.strategy.stage <= 1:
-            super()._drop_gradients(owned)  # this rank's own
-        if self.state_home != "gpu":
-            for unit, numel in zip(self.units, owned, strict=True):
-                size = numel * self.reduce_bytes
-                self.builder.free(
-                    "gradients", size, self.state_home, is_pinned=self.pins_states, owner=unit.name
-                )
+
+    def drop_gradients(self, owned: Sequence[int]) -> None:
+        for unit, numel in zip(self.units, owned, strict=True):
+            size = numel * self.reduce_bytes
+            self.builder.free("gradients", size, self.states, is_pinned=self.pins_states, owner=unit.name)
 
     # -- the step ---------------------------------------------------------------------------------------
 
-    def _clip(self, owned: Sequence[int], group: str) -> None:
-        """The CPU reads the gradients, from files first; one number goes round."""
-        if self.state_home == "gpu":
-            super()._clip(owned, group)
-            return
+    def clip(self, owned: Sequence[int]) -> bool:
+        """The CPU reads the gradients, from files first; returns whether it did."""
         if not self._scales:
-            return
+            return False
         for numel in owned:
-            if self.state_home == "nvme":
-                self.host.wait(
-                    self.host.read("read gradients", numel * self.reduce_bytes), "gradients are read"
-                )
+            if self.states == "nvme":
+                read = self.host.read("read gradients", numel * self.reduce_bytes)
+                self.host.wait(read, "gradients are read")
             norm = HostWork("copy", numel * self.reduce_bytes, numel)
             self.builder.host_wait(self.builder.add("gradient norm", CPU, norm))
-        if group and self.world_size > 1:
-            self.builder.host_wait(self._collective("all_reduce", 4, "fp32", "gradient norm"))
+        return True
 
     @property
     def _scales(self) -> bool:
         return self.training.gradient_clipping > 0 or self.strategy.param_dtype == "fp16"
 
-    def _update(self, unit: EngineUnit, numel: int) -> None:
-        if self.state_home == "gpu":
-            super()._update(unit, numel)
-        else:
-            self._update_on_cpu(unit, numel)
-        self._put(unit, numel)
-
-    def _update_on_cpu(self, unit: EngineUnit, numel: int) -> None:
-        if self.state_home == "nvme":
+    def update(self, unit: EngineUnit, numel: int) -> None:
+        """AdamW on the CPU, of a unit's `numel` elements."""
+        if self.states == "nvme":
             self._read_states(unit)
             for following in self.units[self.units.index(unit) + 1 :][:1]:
                 self._read_states(following)
@@ -179,32 +146,23 @@ class OffloadedReferenceSchedule(ReferenceSchedule):
         if self._scales:
             self.host.scale(f"scale gradients {unit.name}", numel)
         self.host.optimizer(f"adamw {unit.name}", numel, self.training.optimizer)
-        if self.state_home == "nvme":
+        if self.states == "nvme":
             self._writes.append(self.host.write(f"write states {unit.name}", _STATE_BYTES * numel))
 
     def _read_states(self, unit: EngineUnit) -> None:
         if unit.name not in self._reads:
-            size = (_STATE_BYTES + self.reduce_bytes) * self._owned(unit)
+            owned = unit.padded_numel // (self.world_size if self.strategy.stage else 1)
+            size = (_STATE_BYTES + self.reduce_bytes) * owned
             self._reads[unit.name] = self.host.read(f"read states {unit.name}", size)
 
-    def _put(self, unit: EngineUnit, numel: int) -> None:
+    def put(self, unit: EngineUnit, numel: int) -> None:
         """The new parameters go to where they are kept."""
         host, size, dtype = self.host, numel * self.param_bytes, self.strategy.param_dtype
-        if self.state_home == "gpu":
+        if self.states == "gpu":
             host.copy(f"keep {unit.name}", "d2h", size, COMPUTE, is_blocking=True, module=unit.name)
-        elif self.parameter_home != "gpu" or dtype != "fp32":
+        elif self.parameters != "gpu" or dtype != "fp32":
             host.cast(f"keep {unit.name}", numel, "fp32", dtype)
-        if self.parameter_home == "gpu":
+        if self.parameters == "gpu":
             host.copy(f"parameters {unit.name}", "h2d", size, COMPUTE, module=unit.name)
-        elif self.parameter_home == "nvme":
+        elif self.parameters == "nvme":
             self._writes.append(host.write(f"write {unit.name}", size, module=unit.name))
-
-
-def offloaded_reference_plan(
-    workload: Workload, strategy: Reference, training: Training, world_size: int
-) -> Plan:
-    """One step of the reference engine with something off the device."""
-    builder = PlanBuilder([Group.regular(WORLD, world_size)])
-    schedule = OffloadedReferenceSchedule(builder, workload, strategy, training, world_size)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("reference", world_size, schedule.resident())

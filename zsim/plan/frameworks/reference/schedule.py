@@ -14,36 +14,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.ops import Category, Collective, CollectiveKind, Group, Memory, Plan
+from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.reference.offload import ReferenceHome
+from zsim.plan.frameworks.reference.units import EngineUnit, make_engine_units
+from zsim.plan.hooks import Hooks
+from zsim.plan.ops import Category, Collective, CollectiveKind, Memory
 from zsim.plan.parts.optimizer import clip_gradients
-from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.strategy.frameworks import Reference
-from zsim.specs.strategy.training import Training
 
-WORLD = "world"
 COMMUNICATION = "communication"
 # validation/zero/adamw.py: mul_, lerp_, mul_, addcmul_, sqrt, div, add_, addcdiv_; tensors read, written
 _ADAMW_PASSES, _ADAMW_OPERATIONS = 12 + 8, 8
-
-
-@dataclass
-class EngineUnit:
-    """Parameters that are gathered and reduced together. `gathered`: the event of a gather under way."""
-
-    name: str
-    segments: tuple[str, ...]
-    num_parameters: int
-    numel: int
-    padded_numel: int
-    is_kept: bool = False
-    is_gathered: bool = True
-    gathered: int | None = None
-    autograd_bytes: int = 0
 
 
 @dataclass
@@ -63,23 +50,25 @@ class _Reductions:
 
 
 class ReferenceSchedule(Hooks):
-    """The engine's hooks."""
+    """The engine's hooks; `home`: where shards and states are that are not on the device."""
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        workload: Workload,
-        strategy: Reference,
-        training: Training,
-        world_size: int,
-    ) -> None:
-        super().__init__(builder)
-        self.workload, self.strategy, self.training = workload, strategy, training
-        self.world_size = world_size
+    # hooks.py and reduction.py call with `async_op=True`
+    asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset(
+        {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"}
+    )
+
+    def __init__(self, stage: Stage, strategy: Reference) -> None:
+        super().__init__(stage)
+        self.workload, self.strategy, self.training = stage.workload, strategy, stage.training
+        self.group = stage.group()
+        self.world_size = self.group.size
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[strategy.reduce_dtype]
         self.shards_parameters = strategy.stage == 3
-        self.units = _units(workload, world_size, strategy)
+        self.units = make_engine_units(stage.workload, self.world_size, strategy)
+        self.home: ReferenceHome | None = None
+        if strategy.parameter_place != "device" or strategy.optimizer_place != "device":
+            self.home = ReferenceHome(stage, strategy, self.units, self.group)
         self.root = self.units[0]
         self._by_segment = {segment: unit for unit in self.units for segment in unit.segments}
         self._reductions = _Reductions()
@@ -95,10 +84,11 @@ class ReferenceSchedule(Hooks):
         moments = self.workload.optimizer_state_bytes
         states = moments if self.param_bytes == 4 else moments + 4
         parameters = owned if self.shards_parameters else numel
-        return [
+        resident = (
             Memory("parameters", self.param_bytes * parameters),
             Memory("optimizer_states", states * owned),
-        ]
+        )
+        return list(resident) if self.home is None else self.home.resident(*resident, owned)
 
     def _owned(self, unit: EngineUnit) -> int:
         return unit.padded_numel if self.strategy.stage == 0 else unit.padded_numel // self.world_size
@@ -108,9 +98,13 @@ class ReferenceSchedule(Hooks):
     def _start_gather(self, unit: EngineUnit) -> None:
         if unit.is_gathered or unit.gathered is not None:
             return
+        if self.home is not None:
+            self.home.bring(unit)
         size = unit.padded_numel * self.param_bytes
         self.builder.allocate("buffers", size, owner=unit.name)
         unit.gathered = self._collective("all_gather", size, self.strategy.param_dtype, unit.name)
+        if self.home is not None and unit.gathered is not None:
+            self.home.let_go(unit, unit.gathered)
 
     def _gather(self, unit: EngineUnit) -> None:
         self._start_gather(unit)
@@ -133,18 +127,17 @@ class ReferenceSchedule(Hooks):
             return self.builder.kernels(f"{kind} {unit}", kernels, stream=COMMUNICATION, module=unit)
         if not self.strategy.sums_itself:
             return self.builder.collective(
-                kind, size, dtype, WORLD, stream=COMMUNICATION, name=f"{kind} {unit}", module=unit
+                kind, size, dtype, self.group.name, stream=COMMUNICATION, name=f"{kind} {unit}", module=unit
             )
         # gloo has two threads per group (ProcessGroupGloo::Options): a reduction does not hold up a gather
         stream = f"{COMMUNICATION} {kind}"
         self.builder.wait_stream(stream, COMPUTE)
-        work = Collective(kind, size, dtype, WORLD)
+        work = Collective(kind, size, dtype, self.group.name)
         return self.builder.add(f"{kind} {unit}", stream, work, overhead="collective_call", module=unit)
 
     # -- forward and backward -------------------------------------------------------------------------
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._is_first, self._is_last = number == 0, is_last
+    def begin_forward(self, micro_batch: int) -> None:
         self._before_forward(self.root)
 
     def _before_forward(self, unit: EngineUnit) -> None:
@@ -152,8 +145,12 @@ class ReferenceSchedule(Hooks):
         self._gather_ahead(self.units[self.units.index(unit) + 1 :])
 
     def _gather_ahead(self, following: Sequence[EngineUnit]) -> None:
-        for unit in following[: self.strategy.prefetch]:
+        ahead = self.strategy.prefetch
+        for unit in following[:ahead]:
             self._start_gather(unit)
+        if self.home is not None:
+            for unit in following[ahead : ahead + 1]:
+                self.home.fetch_ahead(unit)
 
     def before_forward(self, segment: Segment) -> None:
         unit = self._by_segment[segment.name]
@@ -169,7 +166,8 @@ class ReferenceSchedule(Hooks):
         if not self.root.is_kept:
             self._free(self.root)
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        self._is_first, self._is_last = micro_batch == 0, is_last
         self._gather(self.root)
 
     def before_backward(self, segment: Segment) -> None:
@@ -264,7 +262,13 @@ class ReferenceSchedule(Hooks):
     def _keep(self, units: Sequence[EngineUnit], name: str, size: int, part: int) -> None:
         """What was reduced goes where the stage keeps it."""
         builder, stage = self.builder, self.strategy.stage
-        if stage == 0:
+        if self._has_far_states:
+            assert self.home is not None
+            for unit in units:
+                self.home.add_gradient(unit, self._owned(unit), is_first=self._is_first or stage <= 1)
+            if stage:
+                self._free_parts(units)
+        elif stage == 0:
             if len(units) > 1:
                 builder.kernels(f"copy gradients {name}", moves(size, size), module=name)
         elif stage == 1:
@@ -274,6 +278,10 @@ class ReferenceSchedule(Hooks):
             builder.kernels(f"accumulate gradients {name}", moves(2 * part, part), module=name)
             self._free_parts(units)
 
+    @property
+    def _has_far_states(self) -> bool:
+        return self.home is not None and self.home.states != "gpu"
+
     def _free_parts(self, units: Sequence[EngineUnit]) -> None:
         """The outputs of a reduce-scatter, where they are not the gradients themselves."""
         for unit in units:
@@ -281,14 +289,15 @@ class ReferenceSchedule(Hooks):
 
     def _output_category(self) -> Category:
         """Of a reduce-scatter's output: stages 2 and 3 keep the first micro-batch's as their gradients."""
-        return "gradients" if self.strategy.stage >= 2 and self._is_first else "buffers"
+        is_kept = self.strategy.stage >= 2 and self._is_first and not self._has_far_states
+        return "gradients" if is_kept else "buffers"
 
     # -- the step -------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
         stage, builder = self.strategy.stage, self.builder
         owned = [self._owned(unit) for unit in self.units]
-        self._clip(owned, WORLD if stage else "")
+        self._clip(owned, self.group.name if stage else "")
         gathers = []
         for unit, numel in zip(self.units, owned, strict=True):
             self._update(unit, numel)
@@ -304,11 +313,25 @@ class ReferenceSchedule(Hooks):
     def _clip(self, owned: Sequence[int], group: str) -> None:
         """fp16 needs the norm to see an overflow, and unscales with it."""
         training = self.training
+        if self._has_far_states:
+            assert self.home is not None
+            if self.home.clip(owned) and group and self.world_size > 1:
+                self.builder.host_wait(self._collective("all_reduce", 4, "fp32", "gradient norm"))
+            return
         if self.strategy.param_dtype == "fp16":
             training = replace(training, gradient_clipping=training.gradient_clipping or 1.0)
         clip_gradients(self.builder, training, owned, group, dtype=self.strategy.reduce_dtype)
 
     def _update(self, unit: EngineUnit, numel: int) -> None:
+        """Where its states are; the new parameters go to where they are kept."""
+        if self.home is None or not self._has_far_states:
+            self._update_on_device(unit, numel)
+        else:
+            self.home.update(unit, numel)
+        if self.home is not None:
+            self.home.put(unit, numel)
+
+    def _update_on_device(self, unit: EngineUnit, numel: int) -> None:
         """With the root of the second moment and its quotient as fp32 temporaries, and fp32 gradients where
         they were reduced in 16 bits."""
         casts = self.reduce_bytes != 4
@@ -324,29 +347,11 @@ class ReferenceSchedule(Hooks):
             self.builder.kernels(f"copy parameters {unit.name}", low, module=unit.name)
 
     def _drop_gradients(self, owned: Sequence[int]) -> None:
-        for unit, numel in zip(self.units, owned, strict=True):
-            kept = numel if self.strategy.stage >= 2 else unit.padded_numel
-            self.builder.free("gradients", kept * self.reduce_bytes, owner=unit.name)
-
-
-def _units(workload: Workload, world_size: int, strategy: Reference) -> list[EngineUnit]:
-    """The root, then the blocks in forward order."""
-    before, *blocks, after = workload.segments
-    parts = [("root", (before, after)), *((block.name, (block,)) for block in blocks)]
-    units = []
-    for name, segments in parts:
-        parameters = [parameter for segment in segments for parameter in segment.parameters]
-        numel = sum(parameter.numel for parameter in parameters)
-        padded = -(-numel // world_size) * world_size
-        is_kept = strategy.keep_gathered and (name == "root" or name == parts[-1][0])
-        names = tuple(segment.name for segment in segments)
-        units.append(EngineUnit(name, names, len(parameters), numel, padded, is_kept))
-    return units
-
-
-def reference_plan(workload: Workload, strategy: Reference, training: Training, world_size: int) -> Plan:
-    """One step of the reference engine."""
-    builder = PlanBuilder([Group.regular(WORLD, world_size)])
-    schedule = ReferenceSchedule(builder, workload, strategy, training, world_size)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("reference", world_size, schedule.resident())
+        if self.home is not None:
+            self.home.finish_writes()
+        if not self._has_far_states or self.strategy.stage <= 1:  # this rank's own
+            for unit, numel in zip(self.units, owned, strict=True):
+                kept = numel if self.strategy.stage >= 2 else unit.padded_numel
+                self.builder.free("gradients", kept * self.reduce_bytes, owner=unit.name)
+        if self.home is not None and self._has_far_states:
+            self.home.drop_gradients(owned)

@@ -23,7 +23,7 @@ from zsim.cost.kernels.update import cast_kernels, cat_launches
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
-from zsim.plan.ops import CollectiveKind
+from zsim.plan.ops import CollectiveKind, Group
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
@@ -31,10 +31,10 @@ class BucketReducer:
     """Issues the calls of one bucket after the other on `stream`; `flat` says who owns what."""
 
     def __init__(
-        self, builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroup, world_size: int, stream: str
+        self, builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroup, group: Group, stream: str
     ) -> None:
         self.builder, self.config, self.zero, self.flat = builder, config, config.zero, flat
-        self.world_size, self.stream = world_size, stream
+        self.group, self.stream = group, stream
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self._casts = config.communication_dtype != config.param_dtype
@@ -43,7 +43,7 @@ class BucketReducer:
     def reduce(self, names: Sequence[str], elements: int) -> None:
         """See [Note: slices of a bucket]."""
         zero = self.zero
-        if self.world_size == 1:
+        if self.group.size == 1:
             self._copy_own(elements)
         elif not zero.contiguous_gradients:
             self._slice(len(names))
@@ -125,11 +125,13 @@ class BucketReducer:
 
     def _collective(self, kind: CollectiveKind, elements: int) -> None:
         size = elements * self.reduce_bytes
-        self.builder.collective(kind, size, self.config.communication_dtype, "world", stream=self.stream)
+        self.builder.collective(
+            kind, size, self.config.communication_dtype, self.group.name, stream=self.stream
+        )
 
     def _copy_own(self, elements: int) -> None:
         """The rank's own slices, back into the bucket."""
-        owned = elements // self.world_size
+        owned = elements // self.group.size
         kernels = moves(owned * self.reduce_bytes, owned * self.param_bytes)
         self.builder.kernels("copy own slice", kernels, stream=self.stream)
 
@@ -138,7 +140,7 @@ class BucketReducer:
 
     def _look_up_rank(self) -> None:
         """torch's get_global_rank goes through half of the group on average."""
-        self.builder.host("rank of owner", overhead="rank_passed", events=max(self.world_size // 2, 1))
+        self.builder.host("rank of owner", overhead="rank_passed", events=max(self.group.size // 2, 1))
 
     def _synchronize(self) -> None:
         """See [Note: the device is synchronized]."""

@@ -9,42 +9,37 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import accumulate_kernels, cast_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.errors import InputError
+from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
+from zsim.plan.frameworks.deepspeed.stage12.offload import Zero12Home
 from zsim.plan.frameworks.deepspeed.stage12.owners import FlatGroup
 from zsim.plan.frameworks.deepspeed.stage12.reduce import BucketReducer
-from zsim.plan.ops import Category, Group, Memory, Plan
+from zsim.plan.ops import Category, Memory
 from zsim.plan.parts.optimizer import update
-from zsim.plan.step import Hooks, walk_step
-from zsim.plan.workload.workload import ModuleCall, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.model.spec import Parameter
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.training import Training
 
 _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
 
 
-class Zero12Schedule(Hooks):
-    """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`)."""
+class Zero12Schedule(DeepSpeedEngine):
+    """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`); `home`:
+    where the rank's gradients, masters and moments are that are not on the GPU."""
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        workload: Workload,
-        config: DeepSpeedConfig,
-        training: Training,
-        world_size: int,
-    ) -> None:
-        super().__init__(builder)
-        self.config, self.zero, self.training = config, config.zero, training
-        self.workload, self.world_size = workload, world_size
-        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+    def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
+        super().__init__(stage, config)
+        self.group = stage.group()
+        world_size, workload = self.group.size, stage.workload
         alignment = _ALIGNMENT * world_size
         self.padded_numel = -(-workload.numel // alignment) * alignment
         self.shard_numel = self.padded_numel // world_size
         self.partitions_gradients = config.stage == 2
         self.reduce_stream = "reduce" if self.zero.overlap_comm else COMPUTE
-        self._is_boundary = True
+        self._is_boundary, self._is_told = True, False
         self._micro_batch = 0
         self._elements = 0  # in the bucket
         self._tensors: list[str] = []
@@ -54,7 +49,10 @@ class Zero12Schedule(Hooks):
             self._numels, world_size, self.shard_numel, is_dealt_out=self.zero.round_robin_gradients
         )
         self._release = config.release
-        self._reducer = BucketReducer(builder, config, self._flat, world_size, self.reduce_stream)
+        self._reducer = BucketReducer(stage.builder, config, self._flat, self.group, self.reduce_stream)
+        self.home: Zero12Home | None = None
+        if self.zero.offload_optimizer is not None:
+            self.home = Zero12Home(stage, config, self.shard_numel, self._numels)
         self._kept: set[str] = set()  # parameters whose gradients wait for the boundary
 
     # -- sizes ------------------------------------------------------------------------------------------
@@ -62,6 +60,9 @@ class Zero12Schedule(Hooks):
     def resident(self) -> list[Memory]:
         """Whole parameters; masters (of fp32 weights too) and both moments of the own partition."""
         config = self.config
+        if self.home is not None:
+            leftovers = self._casts() if self._release.clones_shards_on_gpu else ()
+            return self.home.resident(self._flat_parameters(), leftovers)
         master = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype]
         moment = self.shard_numel * DTYPE_BYTES[config.optimizer_states_dtype]
         moments = (moment,) * (self.workload.optimizer_state_bytes // 4)
@@ -112,7 +113,7 @@ class Zero12Schedule(Hooks):
         (`copy_grads_in_partition`), unless sums have a type of their own."""
         if self.config.grad_accum_dtype != self.config.param_dtype:
             return 0
-        whole = max(self._flat.owned_whole(rank) for rank in range(self.world_size)) * self.param_bytes
+        whole = max(self._flat.owned_whole(rank) for rank in range(self.group.size)) * self.param_bytes
         return max(0, whole - self._own_gradient_bytes)
 
     def _free_own_gradients(self) -> None:
@@ -121,14 +122,22 @@ class Zero12Schedule(Hooks):
 
     # -- hooks ------------------------------------------------------------------------------------------
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._micro_batch, self._is_boundary = number, is_last
+    def begin_step(self) -> None:
+        if self.home is not None and self.config.delayed_parameter_update:
+            self.home.update_beside()
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
         """setup_buckets: the bucket's buffers, in stage 1 from the first backward to the boundary."""
-        if self.partitions_gradients or self._micro_batch == 0:
-            size = self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes
-            self.builder.allocate("buffers", size)
+        self._micro_batch, self._is_told = micro_batch, is_told
+        self._is_boundary = is_last and not is_told
+        if not is_told and (self.partitions_gradients or micro_batch == 0):
+            self._make_buckets()
+        if self.home is not None:
+            self.home.begin_backward()
+
+    def _make_buckets(self) -> None:
+        size = self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes
+        self.builder.allocate("buffers", size)
 
     def gradient_ready(self, call: ModuleCall) -> None:
         for parameter in reversed(call.parameters):
@@ -153,7 +162,7 @@ class Zero12Schedule(Hooks):
             self.builder.free("buffers", size)
         if self._reduces_in_backward:
             self._add_gradient(f"{name}.{parameter.name}", size)
-        elif self._is_boundary:
+        elif self._is_boundary or self._is_told:
             self._kept.add(f"{name}.{parameter.name}")
 
     def _add_gradient(self, name: str, size: int) -> None:
@@ -188,6 +197,11 @@ class Zero12Schedule(Hooks):
 
     def _keep_slice(self, stream: str) -> int:
         """What becomes of the own slice of a reduced bucket before the next; returns its last event."""
+        if self.home is not None:
+            return self.home.keep_slice(
+                self._tensors, self._elements, stream,
+                micro_batch=self._micro_batch, is_boundary=self._is_boundary,
+            )  # fmt: skip
         last = self.builder.record(stream)
         assert last is not None
         return last
@@ -212,8 +226,25 @@ class Zero12Schedule(Hooks):
             builder.host_wait(builder.record(self.reduce_stream))
             builder.host_wait(builder.record(COMPUTE))
             builder.host("end of backward")
-        self._own_gradients()
+        if self.home is None:
+            self._own_gradients()
         builder.free("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
+
+    def reduce_gradients(self) -> None:
+        """The pipeline engine's `_exec_reduce_grads`, which makes the bucket itself."""
+        where = f"{self.config.name}: zero_optimization"
+        if self.partitions_gradients:
+            raise InputError(
+                f"{where}.stage: found 2 under a pipeline, expected 0 or 1; DeepSpeed refuses it"
+            )
+        if self.zero.overlap_comm:
+            raise InputError(
+                f"{where}.overlap_comm: expected false under a pipeline, where DeepSpeed's stage 1 walks the "
+                "gradients only without it (reduce_gradients)"
+            )
+        self._is_boundary = True
+        self._make_buckets()
+        self.end_backward()
 
     def _own_gradients(self) -> None:
         """averaged_gradients: the own partition in the accumulation type, added up over micro-batches."""
@@ -231,8 +262,13 @@ class Zero12Schedule(Hooks):
 
     def optimizer_step(self) -> None:
         builder, config = self.builder, self.config
-        check_overflow(builder, config, [self.shard_numel])
-        norm_and_sync(builder, config, [self.shard_numel])
+        if self.home is not None:
+            self.home.step(self.group.name)
+            if self.group.size > 1:
+                self._gather_parameters()
+            return
+        check_overflow(builder, config, [self.shard_numel], self.group.name)
+        norm_and_sync(builder, config, [self.shard_numel], self.group.name)
         needs_cast = config.grad_accum_dtype != config.master_weights_dtype
         cast = self.shard_numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
         builder.allocate("buffers", cast)
@@ -252,7 +288,7 @@ class Zero12Schedule(Hooks):
             builder.free("buffers", cast)
         else:
             self._free_own_gradients()
-        if self.world_size > 1:
+        if self.group.size > 1:
             self._gather_parameters()
 
     def _gather_parameters(self) -> None:
@@ -267,25 +303,17 @@ class Zero12Schedule(Hooks):
         per_piece = self.shard_numel // pieces // _ALIGNMENT * _ALIGNMENT
         sizes = [per_piece] * (pieces - 1) + [self.shard_numel - per_piece * (pieces - 1)]
         for shard in sizes:
-            size = shard * self.world_size * self.param_bytes
+            size = shard * self.group.size * self.param_bytes
             copied = size if self._release.gathers_step_in_buckets else 0
             if copied:
-                turns = 2 * self.world_size  # narrow, detach
+                turns = 2 * self.group.size  # narrow, detach
                 builder.host("slice parameters", overhead="deepspeed_part", events=turns)
                 builder.allocate("buffers", copied)
             builder.collective(
-                "all_gather", size, self.config.param_dtype, "world", stream=COMPUTE,
+                "all_gather", size, self.config.param_dtype, self.group.name, stream=COMPUTE,
                 name="all_gather parameters",
             )  # fmt: skip
             if copied:
-                kernels = moves(copied, copied, launches=self.world_size)
+                kernels = moves(copied, copied, launches=self.group.size)
                 builder.kernels("copy parameters out", kernels)
                 builder.free("buffers", copied)
-
-
-def zero12_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
-    """One step of ZeRO stage 1 or 2."""
-    builder = PlanBuilder([Group.regular("world", world_size)])
-    schedule = Zero12Schedule(builder, workload, config, training, world_size)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("deepspeed", world_size, schedule.resident())

@@ -19,8 +19,10 @@ from __future__ import annotations
 from zsim.cost.kernels.update import fill_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
+from zsim.plan.ops import Group
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
@@ -33,9 +35,10 @@ class EarlyGatherer(Gatherer):
         trace: FetchTrace,
         config: DeepSpeedConfig,
         stream: str,
+        group: Group,
         reduce_stream: str,
     ) -> None:
-        super().__init__(builder, trace, config, stream)
+        super().__init__(builder, trace, config, stream, group)
         self._streams = (COMPUTE, stream, reduce_stream)
 
     def parts(self, fetch: Fetch) -> list[Fetch]:

@@ -10,16 +10,20 @@ from __future__ import annotations
 from zsim.cost.kernels.update import cat_launches
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import PlanBuilder, moves
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace, ZeroParameter
-from zsim.plan.ops import CollectiveKind
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
+from zsim.plan.ops import CollectiveKind, Group
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class Gatherer:
-    """Gathers over all ranks, in the parameters' own type, on `stream`."""
+    """Gathers over the ranks that shard (`group`), in the parameters' own type, on `stream`."""
 
-    def __init__(self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str) -> None:
+    def __init__(
+        self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str, group: Group
+    ) -> None:
         self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
+        self.group = group
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
         self._started: dict[int, int] = {}  # first parameter of a part under way -> its collective
 
@@ -61,7 +65,7 @@ class Gatherer:
     def _is_reduced(self, part: Fetch) -> bool:
         """Whether shards are added into zeros, in place; never one parameter alone, never hpZ's copies."""
         is_asked = self.config.zero.use_all_reduce_for_fetch_params
-        return is_asked and len(part.parameters) > 1 and part.group == "world"
+        return is_asked and len(part.parameters) > 1 and part.group == self.group.name
 
     def _is_cut(self, part: Fetch) -> bool:
         """Whether what arrives has to be cut into parameters."""

@@ -6,56 +6,82 @@ Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py`; the reduction of qua
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from zsim.cost.kernels.update import accumulate_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder, moves
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import FetchTrace
+from zsim.errors import InputError
+from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
+from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.plan.frameworks.deepspeed.stage3.early import reduce_scatter_one_by_one
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
+from zsim.plan.frameworks.deepspeed.stage3.offload import Zero3Home
+from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
 from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
-from zsim.plan.frameworks.deepspeed.zeropp.quantized_reduce import LOCAL, QuantizedReducer
-from zsim.plan.step import Hooks
+from zsim.plan.frameworks.deepspeed.zeropp.quantized_reduce import QuantizedReducer
+from zsim.plan.ops import Group
+from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 MAX_EVENTS = 2  # fetches and reductions that may be under way before the host blocks
 
 
-@dataclass(slots=True)
-class GradientBucket:
-    """Gradients collected for the next reduction: padded shards, elements, and loose gradients' bytes."""
+class Zero3Gradients(DeepSpeedEngine):
+    """DeepSpeedZeroOptimizer_Stage3's gradient hooks, among the ranks of `group`, which share states.
 
-    elements: int = 0
-    shard_elements: int = 0
-    loose_bytes: int = 0
-    parameters: list[int] = field(default_factory=list)
+    `store`: the homes of parameters' shards; `home`: that of masters, moments and gradients, where it is not
+    the GPU. `keeps_sums` as in `Zero3Home`.
+    """
 
-    @property
-    def num_tensors(self) -> int:
-        return len(self.parameters)
-
-
-class Zero3Gradients(Hooks):
-    """DeepSpeedZeroOptimizer_Stage3's gradient hooks; `world_size` ranks of `shard_group` share states."""
-
-    shard_group = "world"
-
-    def __init__(
-        self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, world_size: int
-    ) -> None:
-        super().__init__(builder)
-        self.trace, self.config, self.zero, self.world_size = trace, config, config.zero, world_size
-        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+    def __init__(self, stage: Stage, config: DeepSpeedConfig, *, keeps_sums: bool = True) -> None:
+        super().__init__(stage, config)
+        self.group = self._make_group()
+        self.world_size = self.group.size
+        self.trace = trace = trace_of(stage.workload, self.zero, self.world_size)
         self.reduce_bytes = DTYPE_BYTES[config.communication_dtype]
         self.reduce_stream = "reduce_scatter" if self.zero.overlap_comm else COMPUTE
-        self.quantized: QuantizedReducer | None = None
-        if LOCAL in builder.groups:
-            self.quantized = QuantizedReducer(builder, trace, config, self.reduce_stream)
+        self.sub_groups = self._make_sub_groups()
+        self.store = ParameterStore(
+            stage.builder, trace, self.sub_groups, config, is_alone=self.world_size == 1
+        )
+        self.home: Zero3Home | None = None
+        if self.zero.offload_optimizer is not None:
+            self.home = Zero3Home(stage, config, self.store, self.reduce_stream, keeps_sums=keeps_sums)
+        self.quantized = self._make_quantized()
         self._reduce_events: list[int] = []
         self._bucket = GradientBucket()
         self._numbers = {p.name: number for number, p in enumerate(trace.parameters)}
-        self._micro_batch = 0
+        self._micro_batch, self._is_boundary = 0, True
+
+    def _make_group(self) -> Group:
+        """The ranks that share states: all of them."""
+        return self.stage.group()
+
+    def _make_quantized(self) -> QuantizedReducer | None:
+        """qgZ, which does nothing on one node."""
+        if not self.zero.zero_quantized_gradients or self.world_size <= self.config.gpus_per_node:
+            return None
+        return QuantizedReducer(self.stage, self.trace, self.config, self.reduce_stream, self.group)
+
+    def _make_sub_groups(self) -> list[list[int]]:
+        """Parameters in order, a new sub-group once the local elements reach `sub_group_size`."""
+        groups: list[list[int]] = [[]]
+        total = 0
+        for number, parameter in enumerate(self.trace.parameters):
+            if total >= self.zero.sub_group_size:
+                groups.append([])
+                total = 0
+            groups[-1].append(number)
+            total += parameter.shard_numel
+        return groups
+
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        if is_told:
+            raise InputError(
+                f"{self.config.name}: zero_optimization.stage: found 3 under a pipeline, expected 0 or 1; "
+                "DeepSpeed refuses it"
+            )
+        self._micro_batch, self._is_boundary = micro_batch, is_last
 
     def gradient_ready(self, call: ModuleCall) -> None:
         for parameter in reversed(call.parameters):
@@ -97,7 +123,7 @@ class Zero3Gradients(Hooks):
         builder.host("reduce bucket", overhead="deepspeed_reduce")
         if self.zero.enable_sanity_checks and self.world_size > 1:
             for count in (1, bucket.num_tensors):  # how many ids, then the ids, compared on the host
-                check = builder.collective("broadcast", 8 * count, "int64", self.shard_group, stream=stream)
+                check = builder.collective("broadcast", 8 * count, "int64", self.group.name, stream=stream)
                 builder.host_wait(check)
         keeps_buffer = (
             self.zero.contiguous_gradients
@@ -108,9 +134,7 @@ class Zero3Gradients(Hooks):
         if self.world_size > 1 and keeps_buffer:
             size = bucket.elements * self.reduce_bytes
             builder.kernels("average bucket", moves(size, size), stream=stream)
-            builder.collective(
-                "all_reduce", size, config.communication_dtype, self.shard_group, stream=stream
-            )
+            builder.collective("all_reduce", size, config.communication_dtype, self.group.name, stream=stream)
         elif self.quantized is not None:
             made = self.quantized.reduce(bucket.parameters)
         elif self.world_size > 1 and config.fetches_one_by_one:
@@ -121,7 +145,7 @@ class Zero3Gradients(Hooks):
                 self.trace,
                 bucket.parameters,
                 dtype=config.communication_dtype,
-                group=self.shard_group,
+                group=self.group.name,
                 stream=stream,
             )
         elif self.world_size > 1:
@@ -131,7 +155,7 @@ class Zero3Gradients(Hooks):
                 shard_elements=bucket.shard_elements,
                 tensors=bucket.num_tensors,
                 dtype=config.communication_dtype,
-                group=self.shard_group,
+                group=self.group.name,
                 stream=stream,
             )
         done = self._keep_shards(bucket)
@@ -140,8 +164,13 @@ class Zero3Gradients(Hooks):
         self._bucket = GradientBucket()
 
     def _keep_shards(self, bucket: GradientBucket) -> int:
-        """partition_grads: copy the reduced shards into the rank's gradients, or add them."""
+        """partition_grads: copy the reduced shards into the rank's gradients, or add them; returns the last
+        event."""
         config = self.config
+        if self.home is not None:
+            return self.home.keep_shards(
+                bucket, is_first=self._micro_batch == 0, is_boundary=self._is_boundary
+            )
         if self._micro_batch == 0:
             size = bucket.shard_elements * DTYPE_BYTES[config.grad_accum_dtype]
             kernels = moves(bucket.shard_elements * self.reduce_bytes, size, launches=bucket.num_tensors)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import ZeroParameter
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import ZeroParameter
 from zsim.plan.ops import Memory
 from zsim.plan.parts.host_side import aligned_numel, swap_floor_bytes
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig

@@ -7,11 +7,11 @@ gathered parameter is released.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.homes import ParameterHomes
 from zsim.plan.parts.host_side import HostSide, aligned_numel
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -21,11 +21,11 @@ class ParameterSwapper:
     """Which shards are on NVMe, on their way, or in a buffer, and how many buffers are free."""
 
     def __init__(
-        self, host: HostSide, coordinator: Coordinator, homes: ParameterHomes, config: DeepSpeedConfig
+        self, host: HostSide, trace: FetchTrace, homes: ParameterHomes, config: DeepSpeedConfig
     ) -> None:
         assert config.zero.offload_param is not None
         self.host = host
-        self.coordinator = coordinator
+        self.parameters = trace.parameters
         self.homes = homes
         self.config = config
         self.num_buffers = config.zero.offload_param.buffer_count
@@ -33,7 +33,6 @@ class ParameterSwapper:
         self._element = DTYPE_BYTES[config.param_dtype]
         self._held: set[int] = set()  # in a buffer or on the way to it
         self._reading: dict[int, int] = {}  # parameter -> event of its read
-        coordinator.is_far = self.is_far
 
     def is_far(self, number: int) -> bool:
         """On NVMe, and nobody is reading it."""
@@ -51,7 +50,7 @@ class ParameterSwapper:
             self._wait()
 
     def _fail(self, missing: Sequence[int]) -> None:
-        names = self.coordinator.trace.parameters
+        names = self.parameters
         used = self.num_buffers - self._free
         raise InputError(
             f"{self.config.name}: zero_optimization.offload_param.buffer_count: found {self.num_buffers}, "
@@ -59,13 +58,14 @@ class ParameterSwapper:
             f"{used + len(missing)}, or a smaller stage3_max_reuse_distance"
         )
 
-    def prefetch(self, in_flight: Collection[int]) -> None:
-        """Start reading what comes next: up to twice the elements being gathered, while buffers are free."""
-        parameters = self.coordinator.trace.parameters
+    def prefetch(self, in_flight: Collection[int], upcoming: Iterable[int]) -> None:
+        """Start reading what is `upcoming`: up to twice the elements being gathered, while buffers are
+        free."""
+        parameters = self.parameters
         limit = 2 * sum(parameters[number].numel for number in in_flight)
         considered = 0
         chosen: list[int] = []
-        for number in self.coordinator.upcoming():
+        for number in upcoming:
             if considered > limit or len(chosen) >= self._free:
                 break
             if self.is_far(number) and number not in chosen:
@@ -83,7 +83,7 @@ class ParameterSwapper:
 
     def _read(self, numbers: Sequence[int]) -> None:
         """One submission of reads; each takes a buffer."""
-        parameters = self.coordinator.trace.parameters
+        parameters = self.parameters
         size = sum(
             aligned_numel(parameters[number].shard_numel, self._element, self.config.aio)
             for number in numbers

@@ -1,8 +1,8 @@
 """DeepSpeed ZeRO stage 3: parameters fetched module by module.
 
 Transcribed from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `partition_parameters.py`); the fetch order is
-`zsim.plan.frameworks.deepspeed.stage3.coordinator`. This is the steady step: the first two, which only record
-the trace and fetch nothing ahead, are not it.
+coordinator.py. This is the steady step: the first two, which only record the trace and fetch
+nothing ahead, are not it.
 
 # [Note: record_stream]
 Gathered parameters and gradients are made on one stream and used on another; DeepSpeed tells the allocator
@@ -11,45 +11,39 @@ so with `record_stream`, and the block is not handed out again before that use h
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from zsim.cost.kernels.update import cast_kernels
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.norm_and_overflow import check_overflow, norm_and_sync
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch, trace_of
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Coordinator, Fetch
 from zsim.plan.frameworks.deepspeed.stage3.early import EarlyGatherer
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
 from zsim.plan.frameworks.deepspeed.stage3.gradients import MAX_EVENTS, Zero3Gradients
 from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT
 from zsim.plan.frameworks.deepspeed.zeropp.gather import (
-    HPZ,
     QuantizedGatherer,
     SecondaryGatherer,
     SecondaryShards,
 )
-from zsim.plan.frameworks.deepspeed.zeropp.quantized_reduce import quantized_groups
-from zsim.plan.ops import Group, Memory, Plan
+from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.parts.optimizer import update
-from zsim.plan.step import walk_step
-from zsim.plan.workload.workload import ModuleCall, Segment, Workload
+from zsim.plan.stage import Stage
+from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Linear
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.training import Training
 
 
 class Zero3Schedule(Zero3Gradients):
     """DeepSpeedZeRoOffload's module hooks and DeepSpeedZeroOptimizer_Stage3's step."""
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        workload: Workload,
-        config: DeepSpeedConfig,
-        training: Training,
-        world_size: int,
-    ) -> None:
-        super().__init__(builder, trace_of(workload, config.zero, world_size), config, world_size)
-        self.workload, self.training = workload, training
-        self.coordinator = Coordinator(self.trace, config.zero)
+    # partition_parameters.py, `_dist_allgather_fn` with async_op=True
+    asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset({"all_gather"})
+
+    def __init__(self, stage: Stage, config: DeepSpeedConfig, *, keeps_sums: bool = True) -> None:
+        super().__init__(stage, config, keeps_sums=keeps_sums)
+        self.coordinator = Coordinator(self.trace, config.zero, self.store, self.group.name)
         self.gather_stream = "all_gather" if self.zero.overlap_comm else COMPUTE
         self.secondary = self._make_secondary()
         self.gatherer = self._make_gatherer()
@@ -57,23 +51,23 @@ class Zero3Schedule(Zero3Gradients):
         self._fetch_events: list[int] = []
         self._entered: tuple[str, ...] = ()  # for the backward of a block, before it ran again
         self._trailing: tuple[str, ...] = ()  # at the end of running again
-        self._held: dict[str, int] = {}  # bytes of released weights that autograd still holds
-        self._checkpointed = {segment.name: segment.is_checkpointed for segment in workload.segments}
+        # by unit and micro-batch, bytes of released weights that autograd still holds
+        self._held: dict[tuple[str, int], int] = {}
+        self._checkpointed = {segment.name: segment.is_checkpointed for segment in stage.workload.segments}
 
     def _make_secondary(self) -> SecondaryShards | None:
-        size = min(self.zero.zero_hpz_partition_size, self.config.world_size)
+        size = min(self.zero.zero_hpz_partition_size, self.stage.ranks)
         if size <= 1 or self.world_size == 1:
             return None
-        is_read = HPZ in self.builder.groups
-        return SecondaryShards(self.builder, self.trace, self.config, size, is_read=is_read)
+        group = self.stage.group("hpz", size)
+        return SecondaryShards(self.builder, self.trace, self.config, size, group)
 
     def _make_gatherer(self) -> Gatherer:
+        common = self.builder, self.trace, self.config, self.gather_stream, self.group
         if self.config.fetches_one_by_one:
-            return EarlyGatherer(
-                self.builder, self.trace, self.config, self.gather_stream, self.reduce_stream
-            )
+            return EarlyGatherer(*common, self.reduce_stream)
         kind = QuantizedGatherer if self.zero.zero_quantized_weights else SecondaryGatherer
-        return kind(self.builder, self.trace, self.config, self.gather_stream, self.secondary)
+        return kind(*common, self.secondary)
 
     # -- sizes ------------------------------------------------------------------------------------------
 
@@ -90,30 +84,39 @@ class Zero3Schedule(Zero3Gradients):
         moments = self.workload.optimizer_state_bytes // 4 * DTYPE_BYTES[config.optimizer_states_dtype]
         bucket = self.zero.reduce_bucket_size * self.reduce_bytes if self.zero.contiguous_gradients else 0
         gathered = persistent * self.param_bytes if self.world_size > 1 else 0
-        return [
-            Memory("parameters", shard * self.param_bytes),
+        states = [
             Memory("gradients", shard * DTYPE_BYTES[config.grad_accum_dtype]),
             Memory("optimizer_states", shard * (master + moments)),
-            Memory("buffers", gathered),
-            Memory("buffers", bucket),
-            *(self.secondary.resident() if self.secondary else []),
-            *(self.quantized.resident() if self.quantized else []),
         ]
+        buffers = [Memory("buffers", gathered), Memory("buffers", bucket)]
+        copies = self.secondary.resident() if self.secondary else []
+        errors = self.quantized.resident() if self.quantized else []
+        if self.home is None and self.store.is_on_gpu and self.checkpoints is None:
+            return [Memory("parameters", shard * self.param_bytes), *states, *buffers, *copies, *errors]
+        states = states if self.home is None else self.home.resident()
+        return [*buffers, *errors, *self.store.resident(), *copies, *states]
+
+    @property
+    def startup_bytes(self) -> int:
+        """All 16-bit weights of a model that was built without `deepspeed.zero.Init`, which moves to the GPU
+        whole (DeepSpeed 0.19.8 engine.py, `_configure_distributed_model`)."""
+        return 0 if self.config.zero_init else self.workload.numel * self.param_bytes
 
     # -- fetch ------------------------------------------------------------------------------------------
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._micro_batch = number
+    def begin_forward(self, micro_batch: int) -> None:
         self.coordinator.reset_step()
-        if number == 0 and self.gather_stream != COMPUTE:
+        if micro_batch == 0 and self.gather_stream != COMPUTE:
             self.builder.wait_stream(self.gather_stream, COMPUTE)
         self._enter(ROOT, "")
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        super().begin_backward(micro_batch, is_last=is_last, is_told=is_told)
         self._enter(ROOT, "")
 
     def before_backward(self, segment: Segment) -> None:
-        """[Note: checkpoints and hooks] of zero3_hooks"""
+        """See [Note: checkpoints and hooks] of module_order.py."""
+        super().before_backward(segment)
         hooked, is_again = self.trace.hooked, segment.is_checkpointed
         self._entered = hooked.before_recompute(segment) if is_again else ()
         self._trailing = hooked.after_recompute(segment) if is_again else ()
@@ -145,25 +148,19 @@ class Zero3Schedule(Zero3Gradients):
         if self.gather_stream != COMPUTE:
             builder.wait_stream(COMPUTE, self.gather_stream)
         self._gather(self.coordinator.prefetch(entered))
-        self._prefetched()
-
-    def _prefetched(self) -> None:
-        """After the fetches of a module; for shards that come from further away."""
-
-    def _bring(self, fetch: Fetch) -> None:
-        """Before a gather; for shards that are not on the GPU."""
+        self.store.read_ahead(self._in_flight, self.coordinator.upcoming())
 
     def _gather(self, fetch: Fetch | None) -> None:
         """The fetch's collectives; what they put out is allocated now."""
         if fetch is None:
             return
         if self.world_size == 1:
-            self._bring(fetch)
+            self.store.bring(fetch.parameters, self.gather_stream)
             for number in fetch.parameters:
                 self.builder.allocate("buffers", self.trace.parameters[number].numel * self.param_bytes)
             return
         for part in self.gatherer.parts(fetch):
-            self._bring(part)
+            self.store.bring(part.parameters, self.gather_stream)
             self.gatherer.start(part)
             for number in part.parameters:
                 self._in_flight[number] = part
@@ -187,32 +184,29 @@ class Zero3Schedule(Zero3Gradients):
         """
         builder, is_backward = self.builder, self.builder.phase == "backward"
         ends = self.trace.first if is_backward else self.trace.last
-        unit = ends.get(call.name)
+        unit, micro_batch = ends.get(call.name), builder.micro_batch
         if unit is None or (builder.phase == "recompute" and unit == call.segment):
             return
         builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
         holds = not self.zero.memory_efficient_linear and not is_backward
         released = self.coordinator.release()
-        self._released(released)
+        self.store.release(released)
         if self.secondary is not None:
             self.secondary.store(released)
         last = builder.record(COMPUTE)
         assert last is not None
         size = self._gathered_bytes(released)
         if holds and isinstance(call.module.work, Linear) and not self._discards(call):
-            self._held[unit] = self._held.get(unit, 0) + size
+            self._held[unit, micro_batch] = self._held.get((unit, micro_batch), 0) + size
         else:
             builder.free_when_done("buffers", size, last)
         if is_backward:
-            builder.free_when_done("buffers", self._held.pop(unit, 0), last)
+            builder.free_when_done("buffers", self._held.pop((unit, micro_batch), 0), last)
 
     def _gathered_bytes(self, numbers: list[int]) -> int:
         if self.world_size == 1:
             return sum(self.trace.parameters[number].numel for number in numbers) * self.param_bytes
         return sum(self.gatherer.gathered_bytes(number) for number in numbers)
-
-    def _released(self, numbers: list[int]) -> None:
-        """Parameters that are given back now; for shards that come from further away."""
 
     def _discards(self, call: ModuleCall) -> bool:
         """Whether this forward runs without autograd, to be repeated later."""
@@ -221,7 +215,7 @@ class Zero3Schedule(Zero3Gradients):
     def end_backward(self) -> None:
         """The model itself lets go of its parameters; then the last reduction."""
         released = self.coordinator.release_external()
-        self._released(released)
+        self.store.release(released)
         if self.secondary is not None:
             self.secondary.store(released)
         self.builder.free("buffers", self._gathered_bytes(released))
@@ -230,12 +224,23 @@ class Zero3Schedule(Zero3Gradients):
     # -- step -------------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
+        self._partition_all()
+        if self.home is None:
+            self._step_on_gpu()
+        else:
+            self.home.step(self.group.name)
+            self.store.bring_persistent()
+        self._gather_persistent()
+        if self.secondary is not None:
+            self.secondary.drop()
+
+    def _step_on_gpu(self) -> None:
+        """One sub-group after the other, its new weights to their homes."""
         builder, config = self.builder, self.config
         shards = [parameter.shard_numel for parameter in self.trace.parameters]
-        self._partition_all()
-        check_overflow(builder, config, shards, self.shard_group)
-        norm_and_sync(builder, config, shards, self.shard_group, num_groups=len(self.sub_groups()))
-        for number, group in enumerate(self.sub_groups()):
+        check_overflow(builder, config, shards, self.group.name)
+        norm_and_sync(builder, config, shards, self.group.name, num_groups=len(self.sub_groups))
+        for number, group in enumerate(self.sub_groups):
             numel = sum(self.trace.parameters[index].shard_numel for index in group)
             needs_cast = config.grad_accum_dtype != config.master_weights_dtype
             cast = numel * DTYPE_BYTES[config.master_weights_dtype] if needs_cast else 0
@@ -253,30 +258,13 @@ class Zero3Schedule(Zero3Gradients):
                 name=f"optimizer step of sub-group {number}",
             )
             builder.free("buffers", cast)
-        self._post_step()
+            self.store.put_from_gpu(number)
 
     def _partition_all(self) -> None:
         """_partition_all_parameters: what is still gathered, the persistent parameters, is released too."""
         if self.secondary is not None:
             parameters = enumerate(self.trace.parameters)
             self.secondary.store(number for number, parameter in parameters if parameter.is_persistent)
-
-    def _post_step(self) -> None:
-        self._gather_persistent()
-        if self.secondary is not None:
-            self.secondary.drop()
-
-    def sub_groups(self) -> list[list[int]]:
-        """Parameters in order, a new sub-group once the local elements reach `sub_group_size`."""
-        groups: list[list[int]] = [[]]
-        total = 0
-        for number, parameter in enumerate(self.trace.parameters):
-            if total >= self.zero.sub_group_size:
-                groups.append([])
-                total = 0
-            groups[-1].append(number)
-            total += parameter.shard_numel
-        return groups
 
     def _gather_persistent(self) -> None:
         """What stays gathered, one all-gather per parameter (`_allgather_params_coalesced`, which coalesces
@@ -287,26 +275,7 @@ class Zero3Schedule(Zero3Gradients):
         for parameter in persistent:
             self.builder.collective(
                 "all_gather", parameter.padded_numel * self.param_bytes, self.config.param_dtype,
-                self.shard_group, stream=COMPUTE, name=f"all_gather {parameter.name}", module=parameter.name,
+                self.group.name, stream=COMPUTE, name=f"all_gather {parameter.name}", module=parameter.name,
             )  # fmt: skip
         if persistent:
             self.builder.host_wait(self.builder.record(COMPUTE))
-
-
-def zero3_groups(config: DeepSpeedConfig, world_size: int) -> list[Group]:
-    """All ranks, and the groups of ZeRO++ that are in use."""
-    groups = [Group.regular("world", world_size)]
-    hpz = min(config.zero.zero_hpz_partition_size, world_size)
-    if hpz > 1:
-        groups.append(Group.regular(HPZ, world_size, hpz))
-    if config.zero.zero_quantized_gradients and world_size > config.gpus_per_node:
-        groups += quantized_groups(config)
-    return groups
-
-
-def zero3_plan(workload: Workload, config: DeepSpeedConfig, training: Training, world_size: int) -> Plan:
-    """One steady step of ZeRO stage 3."""
-    builder = PlanBuilder(zero3_groups(config, world_size))
-    schedule = Zero3Schedule(builder, workload, config, training, world_size)
-    walk_step(schedule, workload, training.gradient_accumulation_steps)
-    return builder.finish("deepspeed", world_size, schedule.resident())

@@ -20,28 +20,32 @@ from zsim.cost.kernels.update import cast_kernels, cat_launches, copy_kernels, f
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch, FetchTrace
+from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
-from zsim.plan.ops import Memory
+from zsim.plan.ops import Group, Memory
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-
-HPZ = "hpz"
 
 
 class SecondaryShards:
     """hpZ's copies, by parameter: a part of `size` ranks; see [Note: secondary shards].
 
-    `is_read`: MiCS writes them and never gathers from them. Releases before 0.13.2 keep what initialisation
-    wrote, and gather from it in backward only.
+    `group`: among which ranks they are gathered; MiCS writes them and never gathers from them. Releases
+    before 0.13.2 keep what initialisation wrote, and gather from it in backward only.
     """
 
     def __init__(
-        self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, size: int, *, is_read: bool
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        config: DeepSpeedConfig,
+        size: int,
+        group: Group | None,
     ) -> None:
         release = config.release
         self.builder, self.trace, self.size = builder, trace, size
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
-        self._is_read = is_read
+        self.group = group
         self._is_refreshed = release.refreshes_secondary_shards
         self._blocks = release.waits_for_secondary_shards
         self._held: set[int] = set() if self._is_refreshed else set(range(len(trace.parameters)))
@@ -58,13 +62,14 @@ class SecondaryShards:
 
     def split(self, fetch: Fetch) -> list[Fetch]:
         """Parameters with a copy and those without are gathered apart."""
-        if not self._is_read:
+        if self.group is None:
             return [fetch]
+        name = self.group.name
         if not self._is_refreshed:
-            return [Fetch(fetch.parameters, HPZ if self.builder.phase == "backward" else "world")]
+            return [Fetch(fetch.parameters, name if self.builder.phase == "backward" else fetch.group)]
         near = tuple(number for number in fetch.parameters if number in self._held)
         far = tuple(number for number in fetch.parameters if number not in self._held)
-        return [Fetch(part, group) for part, group in ((near, HPZ), (far, "world")) if part]
+        return [Fetch(part, group) for part, group in ((near, name), (far, fetch.group)) if part]
 
     def store(self, numbers: Iterable[int]) -> None:
         """Released parameters leave their copies; the host waits for each."""
@@ -99,9 +104,10 @@ class SecondaryGatherer(Gatherer):
         trace: FetchTrace,
         config: DeepSpeedConfig,
         stream: str,
+        group: Group,
         secondary: SecondaryShards | None,
     ) -> None:
-        super().__init__(builder, trace, config, stream)
+        super().__init__(builder, trace, config, stream, group)
         self.secondary = secondary
 
     def parts(self, fetch: Fetch) -> list[Fetch]:
@@ -118,9 +124,10 @@ class QuantizedGatherer(SecondaryGatherer):
         trace: FetchTrace,
         config: DeepSpeedConfig,
         stream: str,
+        group: Group,
         secondary: SecondaryShards | None,
     ) -> None:
-        super().__init__(builder, trace, config, stream, secondary)
+        super().__init__(builder, trace, config, stream, group, secondary)
         self._casts = config.release.casts_before_quantizing
         self._is_cast = self._casts and config.param_dtype != "fp16"
         self._groups: dict[int, int] = {}  # elements of an input -> groups

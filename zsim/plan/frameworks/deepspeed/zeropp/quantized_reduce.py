@@ -20,28 +20,25 @@ from zsim.cost.kernels.quantization import (
     swizzle_kernels,
 )
 from zsim.errors import InputError
-from zsim.plan.builder import PlanBuilder
-from zsim.plan.frameworks.deepspeed.stage3.coordinator import FetchTrace, ZeroParameter
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
 from zsim.plan.frameworks.deepspeed.stage3.reduce_scatter import reduce_scatter_coalesced
 from zsim.plan.ops import Group, Memory
+from zsim.plan.stage import Stage
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-
-LOCAL, GLOBAL = "local", "global"  # DeepSpeed's names: the GPUs of a node; the same GPU of every node
-
-
-def quantized_groups(config: DeepSpeedConfig) -> list[Group]:
-    """_get_local_all_to_all_group."""
-    world, local = config.world_size, config.gpus_per_node
-    return [Group.regular(LOCAL, world, local), Group.regular(GLOBAL, world, world // local, local)]
 
 
 class QuantizedReducer:
-    """Reduces one bucket's gradients on `stream`."""
+    """Reduces one bucket's gradients over the ranks of `group` on `stream`; `inside` are the GPUs of a node,
+    `across` the same GPU of every node (_get_local_all_to_all_group)."""
 
-    def __init__(self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str) -> None:
-        self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
-        self.world_size, self.local = config.world_size, config.gpus_per_node
+    def __init__(
+        self, stage: Stage, trace: FetchTrace, config: DeepSpeedConfig, stream: str, group: Group
+    ) -> None:
+        self.builder, self.trace, self.config, self.stream = stage.builder, trace, config, stream
+        self.group, self.world_size, self.local = group, group.size, config.gpus_per_node
         self.num_nodes = self.world_size // self.local
+        self.inside = stage.group("local", self.local)
+        self.across = stage.group("global", self.num_nodes, self.local)
         self._falls_back = config.release.scatters_indivisible_gradients
         self._has_error = config.zero.zeropp_loco_param is not None
         self._live: dict[str, int] = {}  # bytes of the function's variables, which the next tensor overwrites
@@ -104,7 +101,7 @@ class QuantizedReducer:
             shard_elements=parameter.shard_numel,
             tensors=1,
             dtype=self.config.communication_dtype,
-            group="world",
+            group=self.group.name,
             stream=self.stream,
             of=parameter.name,
         )
@@ -121,14 +118,14 @@ class QuantizedReducer:
         self._assign("intra_quant", numel // 2 + inside * SCALE_BYTES)
         self._kernels("quantize", parameter, swizzle_kernels(numel, inside, has_error=self._has_error))
         self._assign("local_output", numel // 2 + inside * SCALE_BYTES)
-        self._exchange(parameter, numel // 2, inside, LOCAL)
+        self._exchange(parameter, numel // 2, inside, self.inside.name)
         if self._has_error:
             self._kernels("keep error of", parameter, quantize_kernels(numel, "fp16", inside))
         self._assign("global_input", reduced // 2 + across * SCALE_BYTES)
         added = reduce_kernels(numel, self.local, groups, has_error=self._has_error)
         self._kernels("reduce", parameter, added)
         self._assign("global_output", reduced // 2 + across * SCALE_BYTES)
-        self._exchange(parameter, reduced // 2, across, GLOBAL)
+        self._exchange(parameter, reduced // 2, across, self.across.name)
         if self._has_error:
             self._kernels("keep node's error of", parameter, quantize_kernels(reduced, "fp16", across))
         shard = 2 * parameter.shard_numel

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from tests.plan.steps import walk_step
 from zsim.plan.builder import PlanBuilder
-from zsim.plan.step import RESIDUAL, Hooks, walk_step
+from zsim.plan.hooks import Hooks
+from zsim.plan.stage import Stage
+from zsim.plan.walk import RESIDUAL
 from zsim.plan.workload.workload import ModuleCall, Segment, Workload, make_workload
 from zsim.specs.model.huggingface import load_model
 
@@ -15,8 +18,8 @@ from zsim.specs.model.huggingface import load_model
 class Recorder(Hooks):
     """Writes down every hook, and in which phase it was called."""
 
-    def __init__(self) -> None:
-        super().__init__(PlanBuilder([]))
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(Stage(PlanBuilder([]), workload))
         self.calls: list[str] = []
 
     def _note(self, text: str) -> None:
@@ -25,8 +28,8 @@ class Recorder(Hooks):
     def begin_step(self) -> None:
         self._note("begin_step")
 
-    def begin_micro_batch(self, number: int, *, is_last: bool) -> None:
-        self._note(f"micro_batch {number} {is_last} {self.builder.phase}")
+    def begin_forward(self, micro_batch: int) -> None:
+        self._note(f"begin_forward {micro_batch} {self.builder.phase}")
 
     def before_forward(self, segment: Segment) -> None:
         self._note(f"before_forward {segment.name}")
@@ -37,8 +40,8 @@ class Recorder(Hooks):
     def end_forward(self) -> None:
         self._note("end_forward")
 
-    def begin_backward(self) -> None:
-        self._note(f"begin_backward {self.builder.phase}")
+    def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
+        self._note(f"begin_backward {micro_batch} {is_last} {is_told} {self.builder.phase}")
 
     def before_backward(self, segment: Segment) -> None:
         self._note(f"before_backward {segment.name}")
@@ -63,8 +66,8 @@ class Recorder(Hooks):
 
 
 def walk(workload: Workload, num_micro_batches: int = 1) -> Recorder:
-    recorder = Recorder()
-    walk_step(recorder, workload, num_micro_batches)
+    recorder = Recorder(workload)
+    walk_step(recorder, num_micro_batches)
     return recorder
 
 
@@ -78,7 +81,7 @@ def test_hooks_are_called_where_pytorch_calls_them(toys: Any) -> None:
     workload = make_workload(toys.linear_blocks([(8, 8)]), toys.training())
     expected = """
         begin_step
-        micro_batch 0 True forward
+        begin_forward 0 forward
         before_forward before
         after_forward before
         before_forward layers.0
@@ -90,7 +93,7 @@ def test_hooks_are_called_where_pytorch_calls_them(toys: Any) -> None:
         < loss forward
         after_forward after
         end_forward
-        begin_backward backward
+        begin_backward 0 True False backward
         before_backward after
         > loss backward
         gradient loss
@@ -109,13 +112,16 @@ def test_hooks_are_called_where_pytorch_calls_them(toys: Any) -> None:
     assert walk(workload).calls == [line.strip() for line in expected.strip().splitlines()]
 
 
-def test_every_micro_batch_begins_in_forward_and_one_is_the_last(toys: Any) -> None:
+def test_without_a_pipeline_backward_follows_forward_and_one_is_the_last(toys: Any) -> None:
     calls = walk(toy(toys), 3).calls
-    begins = [call for call in calls if call.startswith("micro_batch")]
+    begins = [call for call in calls if call.startswith(("begin_forward", "begin_backward"))]
     assert begins == [
-        "micro_batch 0 False forward",
-        "micro_batch 1 False forward",
-        "micro_batch 2 True forward",
+        "begin_forward 0 forward",
+        "begin_backward 0 False False backward",
+        "begin_forward 1 forward",
+        "begin_backward 1 False False backward",
+        "begin_forward 2 forward",
+        "begin_backward 2 True False backward",
     ]
     assert calls.count("optimizer optimizer") == 1
 

@@ -1,0 +1,120 @@
+"""The recorded order of ZeRO-3's modules and their parameters, which fetches follow.
+
+The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, of a trace that is known to be complete:
+that of one forward and backward (module_order.py). Sizes are elements of whole parameters.
+
+# [Note: external parameters]
+A weight that another module's forward reads without calling its owner (the head's, by a loss that does both)
+becomes a parameter of that module, here the model itself (`parameter_offload.py`, `ZeROOrderedDict`). It is
+fetched when the model's forward begins and, since the model's inputs have no gradient and so no hook after
+backward, held to the end of backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zsim.plan.frameworks.deepspeed.stage3.leaf_modules import unit_names
+from zsim.plan.frameworks.deepspeed.stage3.module_order import ROOT, HookedModules, hooked_modules
+from zsim.plan.workload.workload import Workload
+from zsim.specs.model.spec import Embedding, Linear
+from zsim.specs.strategy.deepspeed.config import ZeroConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroParameter:
+    """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last ones padded."""
+
+    name: str
+    shape: tuple[int, ...]
+    numel: int
+    shard_numel: int
+    padded_numel: int
+    is_persistent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTrace:
+    """`steps[i]` are the parameters of the module entered at step i, `traversed[i]` the elements of all
+    before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none).
+
+    A unit is a module with parameters, or a leaf module; `first` and `last` map a module call to the unit
+    that begins or ends with it in forward order. `hooked` says what else is entered; `external` are the
+    parameters of the model itself, see [Note: external parameters].
+    """
+
+    parameters: tuple[ZeroParameter, ...]
+    by_unit: dict[str, tuple[int, ...]]
+    first: dict[str, str]
+    last: dict[str, str]
+    hooked: HookedModules
+    steps: tuple[tuple[int, ...], ...]
+    traversed: tuple[int, ...]
+    next_use: tuple[tuple[int, ...], ...]
+    external: tuple[int, ...] = ()
+
+
+def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrace:
+    """The trace that DeepSpeed records: modules in the order their hooks fire; `world_size` ranks shard."""
+    parameters = _parameters(workload, zero, world_size)
+    numbers = {parameter.name: number for number, parameter in enumerate(parameters)}
+    by_module = _by_module(workload, numbers)
+    external = by_module.pop(workload.fused_head, ()) if workload.fused_head else ()
+    owning = {name: sum(parameters[n].numel for n in owned) for name, owned in by_module.items() if owned}
+    unit_of = unit_names(owning, [workload.model.block_prefix], zero)
+    by_unit: dict[str, tuple[int, ...]] = {ROOT: external} if external else {}
+    for name in owning:
+        merged = (*by_unit.get(unit_of[name], ()), *by_module[name])
+        by_unit[unit_of[name]] = tuple(sorted(set(merged)))
+    last = {unit: name for name, unit in unit_of.items()}
+    first = {unit: name for name, unit in reversed(unit_of.items())}
+    ends = ({name: unit for unit, name in first.items()}, {name: unit for unit, name in last.items()})
+    hooked = hooked_modules(workload, unit_of)
+    steps = tuple(by_unit.get(module, ()) for module in hooked.order(workload))
+    traversed, next_use = _distances(parameters, steps)
+    return FetchTrace(tuple(parameters), by_unit, *ends, hooked, steps, traversed, next_use, external)
+
+
+def _parameters(workload: Workload, zero: ZeroConfig, world_size: int) -> list[ZeroParameter]:
+    """In the order of `named_parameters()`, which DeepSpeed numbers them by."""
+    parameters = []
+    persistent_left = zero.model_persistence_threshold
+    for name, parameter in workload.model.named_parameters():
+        numel = parameter.numel
+        persists = numel <= zero.param_persistence_threshold and numel <= persistent_left
+        persistent_left -= numel if persists else 0
+        shard = -(-numel // world_size)
+        parameters.append(ZeroParameter(name, parameter.shape, numel, shard, shard * world_size, persists))
+    return parameters
+
+
+def _by_module(workload: Workload, numbers: dict[str, int]) -> dict[str, tuple[int, ...]]:
+    """The parameters that each module call uses; a tied head uses the embedding's weight."""
+    by_module: dict[str, tuple[int, ...]] = {}
+    embedding: tuple[int, ...] = ()
+    for segment in workload.segments:
+        for call in segment.calls:
+            used = tuple(numbers[f"{call.name}.{parameter.name}"] for parameter in call.parameters)
+            if isinstance(call.module.work, Embedding) and not embedding:
+                embedding = used
+            elif isinstance(call.module.work, Linear) and not used and segment.kind == "after":
+                used = embedding
+            by_module[call.name] = used
+    return by_module
+
+
+def _distances(
+    parameters: Sequence[ZeroParameter], steps: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    traversed = [0]
+    for step in steps:
+        traversed.append(traversed[-1] + sum(parameters[number].numel for number in step))
+    following: dict[int, int] = {}
+    next_use: list[tuple[int, ...]] = []
+    never = len(steps)
+    for index in range(len(steps) - 1, -1, -1):
+        next_use.append(tuple(following.get(number, never) for number in steps[index]))
+        for number in steps[index]:
+            following[number] = index
+    return tuple(traversed), tuple(reversed(next_use))

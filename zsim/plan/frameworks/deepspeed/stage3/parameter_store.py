@@ -1,0 +1,141 @@
+"""What ZeRO-3 does with shards of the 16-bit parameters that are not on the GPU between uses.
+
+Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py` and `partition_parameters.py`.
+
+# [Note: blocking shard copies]
+A gather first copies the rank's own shards to the GPU with `.to(device)`, which is not `non_blocking`: the
+host waits for the copy, and for all gathers before it on the same stream, even for pinned memory. So a
+prefetch overlaps with the kernels issued before it and never with those of its own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
+from zsim.plan.frameworks.deepspeed.stage3.homes import parameter_homes
+from zsim.plan.frameworks.deepspeed.stage3.parameter_swapper import ParameterSwapper
+from zsim.plan.ops import Memory
+from zsim.plan.parts.host_side import HostSide, aligned_numel
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
+
+
+class ParameterStore:
+    """The shards' homes (GPU, host memory, NVMe): brings them to the GPU for a gather and takes new weights.
+    `is_alone`: one rank holds all of every parameter."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        trace: FetchTrace,
+        groups: Sequence[Sequence[int]],
+        config: DeepSpeedConfig,
+        *,
+        is_alone: bool,
+    ) -> None:
+        self.builder, self.trace, self.groups, self.config = builder, trace, groups, config
+        self.host = HostSide(builder, config.aio)
+        self.homes = parameter_homes(trace.parameters, groups, config)
+        self.param_bytes = DTYPE_BYTES[config.param_dtype]
+        self.is_alone = is_alone
+        offload = config.zero.offload_param
+        self.is_on_gpu = offload is None
+        self._swapper: ParameterSwapper | None = None
+        if offload is not None and offload.device == "nvme":
+            self._swapper = ParameterSwapper(self.host, trace, self.homes, config)
+
+    def resident(self) -> list[Memory]:
+        """Shards on each device, and pinned buffers."""
+        return self.homes.memory(self.trace.parameters, self.param_bytes)
+
+    # -- to the GPU -------------------------------------------------------------------------------------
+
+    def is_far(self, number: int) -> bool:
+        """Whether a shard is on NVMe, and nobody is reading it."""
+        return self._swapper is not None and self._swapper.is_far(number)
+
+    def bring(self, numbers: Sequence[int], stream: str) -> None:
+        """Before a gather on `stream`: read the shards from NVMe, copy them to the GPU; see [Note: blocking
+        shard copies]."""
+        if self.is_on_gpu:
+            return
+        if self._swapper is not None:
+            self._swapper.ensure(numbers)
+        parameters = [
+            self.trace.parameters[number] for number in numbers if self.homes.comes_over_pcie(number)
+        ]
+        size = sum(parameter.shard_numel for parameter in parameters) * self.param_bytes
+        if not size:
+            return
+        if not self.is_alone:  # else the copy is the parameter, and does not block
+            self.builder.allocate("buffers", size)
+        more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
+        event = self.host.copy(
+            f"shard of {parameters[0].name}{more}", "h2d", size, stream,
+            is_blocking=not self.is_alone, module=parameters[0].name,
+        )  # fmt: skip
+        if not self.is_alone:
+            assert event is not None
+            self.builder.host(f"copied {parameters[0].name}")
+            self.builder.free_when_done("buffers", size, event)
+
+    def read_ahead(self, in_flight: Collection[int], upcoming: Iterable[int]) -> None:
+        """After the fetches of a module: start to read `upcoming` shards from NVMe."""
+        if self._swapper is not None and self.config.zero.prefetch_bucket_size > 0:
+            self._swapper.prefetch(in_flight, upcoming)
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Gathered parameters are given back, and with them the buffers of shards from NVMe."""
+        if self._swapper is not None:
+            self._swapper.release(numbers)
+
+    def bring_persistent(self) -> None:
+        """After the step, before what stays gathered is gathered again."""
+        persistent = [
+            number
+            for number, parameter in enumerate(self.trace.parameters)
+            if parameter.is_persistent and self.homes.of[number] != "gpu"
+        ]
+        size = sum(self.trace.parameters[number].shard_numel for number in persistent) * self.param_bytes
+        if not self.is_alone:
+            self.host.copy("shards of persistent parameters", "h2d", size, COMPUTE, is_blocking=True)
+
+    # -- new weights ------------------------------------------------------------------------------------
+
+    def put_from_gpu(self, group: int) -> None:
+        """The new weights of a sub-group, made by the GPU, to their homes."""
+        numels = self._split(group)
+        away = (numels["host"] + numels["nvme"]) * self.param_bytes
+        self.host.copy(f"weights of sub-group {group}", "d2h", away, COMPUTE, is_blocking=True)
+        self._write(group)
+
+    def put_from_cpu(self, group: int) -> None:
+        """The new weights, cast by the CPU into memory that is not pinned when they go to the GPU."""
+        numels, dtype = self._split(group), self.config.param_dtype
+        if dtype != "fp32" or not numels["gpu"]:
+            self.host.cast(f"cast weights of sub-group {group}", sum(numels.values()), "fp32", dtype)
+        self.host.copy(
+            f"weights of sub-group {group}", "h2d", numels["gpu"] * self.param_bytes, COMPUTE, is_pinned=False
+        )
+        self._write(group)
+
+    def _split(self, group: int) -> dict[str, int]:
+        """This rank's elements of a sub-group by the home of its 16-bit weights."""
+        numels = {"gpu": 0, "host": 0, "nvme": 0}
+        for number in self.groups[group]:
+            numels[self.homes.of[number]] += self.trace.parameters[number].shard_numel
+        return numels
+
+    def _write(self, group: int) -> None:
+        """swap_out_partitioned_params: one submission, waited for."""
+        size = sum(
+            self._file_bytes(number) for number in self.groups[group] if self.homes.of[number] == "nvme"
+        )
+        event = self.host.write(f"write weights of sub-group {group}", size)
+        self.host.wait(event, f"wait for weights of sub-group {group}")
+
+    def _file_bytes(self, number: int) -> int:
+        shard = self.trace.parameters[number].shard_numel
+        return aligned_numel(shard, self.param_bytes, self.config.aio) * self.param_bytes
