@@ -22,14 +22,12 @@ def whole_step(step: SimulatedStep) -> TracedStep:
     def summed(of: Callable[[Breakdown], Mapping[str, float]]) -> dict[str, float]:
         return _summed([(times, of(part)) for times, part in parts])
 
-    breakdown = replace(
-        traced.breakdown,
-        seconds=summed(lambda part: part.seconds),
-        by_phase={
-            phase: summed(lambda part, phase=phase: part.by_phase.get(phase, {}))
-            for phase in traced.breakdown.by_phase
-        },
-    )
+    def of_phase(phase: str) -> dict[str, float]:
+        return summed(lambda part: part.by_phase.get(phase, {}))
+
+    seconds = summed(lambda part: part.seconds)
+    by_phase = {phase: of_phase(phase) for phase in traced.breakdown.by_phase}
+    breakdown = replace(traced.breakdown, seconds=seconds, by_phase=by_phase)
     return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
 
 
@@ -61,7 +59,7 @@ def with_peak(report: Report, step: SimulatedStep) -> Report:
         return report
     framework = {"framework": framework_memory(job, plan).bytes}
     by_category = {name: size for name, size in plan_peaks(plan).items() if name != "total"} | framework
-    at_total = {**held_at_peak(plan), **framework}
+    at_total = {**dict[str, int](held_at_peak(plan)), **framework}
     total = sum(at_total.values())
     peak = replace(report.peaks["gpu"], total=total, by_category=by_category, at_total=at_total)
     report = replace(report, peaks={**report.peaks, "gpu": peak})
