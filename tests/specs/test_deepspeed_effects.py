@@ -39,7 +39,7 @@ def zero(stage: int, /, **keys: Any) -> dict[str, Any]:
 def test_settings_say_who_chose_the_precision(
     config: dict[str, Any], values: TrainingValues, origin: str
 ) -> None:
-    rows = {row.key: row.origin for row in describe(load(config, training=values))}
+    rows = {row.key: row.origin for row in describe(load(config, training=values), 1)}
     assert rows["precision"] == origin
 
 
@@ -249,7 +249,7 @@ def test_settings_say_value_origin_and_effect() -> None:
         {**zero(2, reduce_bucket_size="auto", overlap_comm=True), "gradient_clipping": 0.5},
         training=TrainingValues(gradient_accumulation_steps=4),
     )
-    rows = {row.key: (row.value, row.origin, row.effect) for row in describe(config)}
+    rows = {row.key: (row.value, row.origin, row.effect) for row in describe(config, 1)}
     assert rows["zero_optimization.reduce_bucket_size"] == (
         "16,777,216",
         "auto",

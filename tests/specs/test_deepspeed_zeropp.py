@@ -83,6 +83,6 @@ def test_hierarchical_groups_must_split_over_their_nodes() -> None:
 
 def test_the_label_names_what_is_on() -> None:
     quantised = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
-    assert deepspeed_label(load()) == "ZeRO-3"
-    assert deepspeed_label(load(zero_hpz_partition_size=64, **quantised)) == "ZeRO-3 + hpZ 16 + qwZ + qgZ"
-    assert deepspeed_label(load("fp16", "0.19.2", mics_shard_size=8)) == "MiCS 2 x 8"
+    assert deepspeed_label(load(), 16) == "ZeRO-3"
+    assert deepspeed_label(load(zero_hpz_partition_size=64, **quantised), 16) == "ZeRO-3 + hpZ 16 + qwZ + qgZ"
+    assert deepspeed_label(load("fp16", "0.19.2", mics_shard_size=8), 16) == "MiCS 2 x 8"

@@ -20,7 +20,7 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         strategy |= {"stage": job.strategy.stage, "version": job.strategy.version, "file": job.strategy.name}
         strategy["settings"] = {
             row.key: f"{row.value} ({row.origin})" + (f": {row.effect}" if row.effect else "")
-            for row in describe(job.strategy)
+            for row in describe(job.strategy, job.num_nodes)
         }
     else:
         strategy |= {name: getattr(job.strategy, name) for name in job.strategy.__slots__}

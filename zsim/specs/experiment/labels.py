@@ -14,7 +14,7 @@ def strategy_label(job: Job) -> str:
     """The strategy in a few words: "ZeRO-3 + hpZ 8", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
     strategy = job.strategy
     if isinstance(strategy, DeepSpeedConfig):
-        return deepspeed_label(strategy)
+        return deepspeed_label(strategy, job.world_size)
     if job.kind == "ddp":
         return "DDP"
     if isinstance(strategy, Megatron):

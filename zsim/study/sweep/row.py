@@ -57,7 +57,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
     row |= {f"strategy.{key}": value for key, value in experiment["strategy"].items()}
     if isinstance(job.strategy, DeepSpeedConfig):
         row["strategy.settings"] = json.dumps(
-            {setting.key: setting.value for setting in describe(job.strategy)}
+            {setting.key: setting.value for setting in describe(job.strategy, job.num_nodes)}
         )
     row["strategy"] = content["labels"].get("strategy")
     row |= {

@@ -133,7 +133,7 @@ class DeepSpeedConfig:
 
     `param_dtype` is what the weights are kept and gathered in, `grad_accum_dtype` what gradients are
     accumulated in, `communication_dtype` what they are reduced in. `check_grad_overflow`: the step looks for
-    infinities first, which costs a reduction and a wait. `world_size` and `gpus_per_node`: what qgZ and
+    infinities first, which costs a reduction and a wait. `gpus_per_node`: the `device_count()` that qgZ and
     MiCS build their groups from. `origins`: where each setting comes from, as in `Setting`. `zero_init`: the
     model is built under `deepspeed.zero.Init`; the script's choice, not the file's.
     `delayed_parameter_update`: the CPU updates one step late. `fetches_one_by_one`: stage 3 as it was before
@@ -142,7 +142,6 @@ class DeepSpeedConfig:
 
     name: str
     release: Release
-    world_size: int
     gpus_per_node: int
     zero: ZeroConfig
     precision: Precision

@@ -100,11 +100,10 @@ def _notes_of_other_blocks(
     return notes
 
 
-def describe(config: DeepSpeedConfig) -> tuple[Setting, ...]:
+def describe(config: DeepSpeedConfig, num_nodes: int) -> tuple[Setting, ...]:
     """The resolved settings as rows for a report: key, value, where it comes from, what it does here."""
     origins, release = dict(config.origins), config.release
     default = f"default {config.version}"
-    num_nodes = config.world_size // config.gpus_per_node
     rows: list[Setting] = []
 
     def add(key: str, value: Any, effect: str) -> None:

@@ -134,7 +134,6 @@ class _Resolver:
         return DeepSpeedConfig(
             name=where,
             release=release,
-            world_size=self.world_size,
             gpus_per_node=self.gpus_per_node,
             zero=zero,
             precision=precision,

@@ -126,15 +126,15 @@ def zero_plus_plus_notes(
     return notes
 
 
-def deepspeed_label(config: DeepSpeedConfig) -> str:
+def deepspeed_label(config: DeepSpeedConfig, world_size: int) -> str:
     """The stage and what is switched on beside it: "ZeRO-3 + hpZ 8 + qwZ + qgZ", "MiCS 4 x 8" (groups x GPUs
     of one)."""
     zero = config.zero
     if zero.is_mics:
-        return f"MiCS {config.world_size // zero.mics_shard_size} x {zero.mics_shard_size}"
+        return f"MiCS {world_size // zero.mics_shard_size} x {zero.mics_shard_size}"
     words = [f"ZeRO-{zero.stage}"]
     if zero.stage == 3:
-        hpz = min(zero.zero_hpz_partition_size, config.world_size)
+        hpz = min(zero.zero_hpz_partition_size, world_size)
         words += [f"hpZ {hpz}"] if hpz > 1 else []
         words += ["qwZ"] if zero.zero_quantized_weights else []
         words += ["qgZ"] if zero.zero_quantized_gradients else []
