@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Memory, Plan
 from zsim.report.memory_profile import Holder, holders, memory_profile
@@ -107,7 +109,7 @@ def test_the_text_fits_80_columns_and_counts_what_it_leaves_out() -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0] == "peak  190 B of 150 B (DOES NOT FIT), backward"
     assert lines[1] == "      at 'one backward', op 3 of 5"
-    assert "2 more" + " " * 58 + "90 B   47.4%" in lines
+    assert any(re.fullmatch(r"2 more +90 B +47\.4%", line) for line in lines)
 
 
 def test_the_text_judges_tensors_and_leaves_the_allocator_to_a_run() -> None:

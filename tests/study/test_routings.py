@@ -29,7 +29,7 @@ from zsim.study.topologies.routings import (
     uplink_use,
     with_routing,
 )
-from zsim.study.topologies.topologies import compare_topologies, print_table
+from zsim.study.topologies.topologies import compare_topologies
 
 ORIGIN = {"source": "made up for a test", "evidence": "assumed"}
 FSDP = {"kind": "fsdp2"}
@@ -221,17 +221,6 @@ def test_clusters_for_which_the_same_is_true_share_a_sentence() -> None:
     words = " ".join(result.output.split())
     assert words.count("hops between nodes") == 1
     assert f"{', '.join(names)}: none of a ring's" in words
-
-
-def test_a_table_wider_than_a_terminal_goes_on_below(capsys: pytest.CaptureFixture[str]) -> None:
-    """Columns of 50, 20 and 20 characters: the last has no room, and stands beside the first again."""
-    print_table(["cluster", "one", "two"], [["c" * 50, "1" * 20, "2" * 20]])
-    assert capsys.readouterr().out.splitlines() == [
-        f"{'cluster':<50}  {'one':>20}",
-        f"{'c' * 50}  {'1' * 20}",
-        f"{'cluster':<50}  {'two':>20}",
-        f"{'c' * 50}  {'2' * 20}",
-    ]
 
 
 def test_a_fabric_that_hashes_is_shown_ideal_too(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import fits
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.scaling.page import causes, scaling_dict, scaling_page, sentences
+from zsim.study.scaling.page import causes, scaling_dict, scaling_page
 from zsim.study.scaling.scaling import Bend, Scale, Scaling, best_of, parse_counts, run_scaling
+from zsim.study.scaling.text import sentences
 from zsim.study.search import most_that_fits
 
 GPT2: dict[str, Any] = {"model": "gpt2", "cluster": "dgx-h100", "training": {"sequence_length": 256}}

@@ -21,8 +21,6 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.study.search import least_factor
 from zsim.study.sensitivity.knobs import HARDWARE, software_numbers
 from zsim.study.sensitivity.page import (
-    print_requirements,
-    print_sensitivity,
     sensitivity_dict,
     sensitivity_page,
     tornado,
@@ -35,6 +33,7 @@ from zsim.study.sensitivity.requirements import (
     requirements,
 )
 from zsim.study.sensitivity.sensitivity import Bar, Sensitivity, Turn, hardware_turns, run_sensitivity
+from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
 
 H100 = load_cluster("dgx-h100")
 CPU_OFFLOAD = {
@@ -340,16 +339,16 @@ def test_the_json_has_the_bars_and_the_needs() -> None:
     assert [need["needed"] for need in content["requirements"]] == [4.5, None]
 
 
-def test_what_is_printed_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_fits_80_columns() -> None:
     """Also where a long name stands beside a long unit: what it is per gives way."""
     found = by_hand()
     name = "stage3_param_persistence_threshold"
     turn = replace(found.bars[0].turn, name=name, unit="GB/s read per drive", value=12_345.6)
     refused = Bar(found.bars[2].turn, None, None, "cluster.x: found 1, expected " + "more " * 20)
-    print_sensitivity(replace(found, bars=(Bar(turn, 25.0, 9.0, None), found.bars[1], refused)))
+    found = replace(found, bars=(Bar(turn, 25.0, 9.0, None), found.bars[1], refused))
     needs = [*NEEDS, Requirement("network efficiency", "", 0.95, None, 9.5, 1.0)]
-    print_requirements(needs, "mfu=0.5", {"peak arithmetic": "a reason of many words " * 5})
-    text = capsys.readouterr().out
+    left_out = {"peak arithmetic": "a reason of many words " * 5}
+    text = "\n".join([*sensitivity_lines(found), *requirement_lines(needs, "mfu=0.5", left_out)])
     assert max(map(len, text.splitlines())) <= 80
     assert f"{name}  12,345.6 GB/s read " in text
     assert "card  " in text

@@ -10,7 +10,8 @@ import pytest
 from zsim.specs.presets import topology_preset_names
 from zsim.study.topologies.figures import drawing
 from zsim.study.topologies.page import comparison_page, topology_page
-from zsim.study.topologies.topologies import compare_topologies, describe_topology, undecided
+from zsim.study.topologies.text import undecided
+from zsim.study.topologies.topologies import compare_topologies, describe_topology
 
 
 @pytest.mark.parametrize("name", topology_preset_names())

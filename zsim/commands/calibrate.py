@@ -62,22 +62,29 @@ def calibrate(
 
 
 def _lines(found: Calibration) -> Iterator[str]:
-    yield f"{'number':<36} {'value':>16}  {'points':>6} {'median':>7} {'worst':>6} {'bias':>6}"
-    for fit in found.fits:
-        yield from _fit_lines(fit)
+    from zsim.report.views.text.plain import Column, paragraph, table
+
+    columns = [Column("number", is_left=True, least=35), Column("value", least=12)]
+    columns += [Column(title) for title in ("rows", "median", "worst", "bias")]
+    marks = [" *" if name in fit.at_bound else "" for fit in found.fits for name in fit.values]
+    heading, *lines = table(columns, [row for fit in found.fits for row in _rows(fit)])
+    yield heading
+    yield from (line + mark for line, mark in zip(lines, marks, strict=True))
+    if any(marks):
+        yield "* at a limit of what is fitted"
     for note in found.notes:
-        yield f"note    {note}"
+        yield from paragraph(note, first="note    ")
 
 
-def _fit_lines(fit: CurveFit) -> Iterator[str]:
+def _rows(fit: CurveFit) -> Iterator[tuple[str, ...]]:
+    """A row for each of the fit's numbers, the first with how well the curve fits."""
     for index, (name, value) in enumerate(fit.values.items()):
         label = name if "." in name else f"{fit.title}: {name}"
-        stuck = " (at a limit)" if name in fit.at_bound else ""
-        line = f"{label:<36} {shown(value, fit.units.get(name, '')):>16}"
+        row: tuple[str, ...] = (label, shown(value, fit.units.get(name, "")))
         if index == 0 and fit.points:
-            errors = f"{fit.median_error:>7.1%} {fit.worst_error:>6.0%} {fit.bias:>+6.1%}"
-            line += f"  {len(fit.points):>6} {errors}"
-        yield line + stuck
+            errors = f"{fit.median_error:.1%}", f"{fit.worst_error:.0%}", f"{fit.bias:+.1%}"
+            row = *row, f"{len(fit.points)}", *errors
+        yield row
 
 
 def shown(value: float, unit: str) -> str:

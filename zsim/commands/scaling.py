@@ -47,8 +47,9 @@ def scaling(
     jobs: Jobs = None,
 ) -> None:
     """How far from linear on more GPUs, where it bends, and what the reason is."""
-    from zsim.study.scaling.page import print_scaling, scaling_dict, scaling_page
+    from zsim.study.scaling.page import scaling_dict, scaling_page
     from zsim.study.scaling.scaling import parse_counts, run_scaling
+    from zsim.study.scaling.text import scaling_lines
 
     if strong and fill:
         raise InputError("--strong keeps the batch of all GPUs, --fill lets it grow; give one")
@@ -61,7 +62,7 @@ def scaling(
         global_batch=global_batch,
         jobs=jobs or os.cpu_count() or 1,
     )
-    print_scaling(done)
+    print("\n".join(scaling_lines(done)))
     if not done.runs:
         raise typer.Exit(130)
     print()

@@ -44,8 +44,6 @@ def sensitivity(
     """
     from zsim.specs.experiment.resolve import resolve
     from zsim.study.sensitivity.page import (
-        print_requirements,
-        print_sensitivity,
         sensitivity_dict,
         sensitivity_page,
     )
@@ -57,6 +55,7 @@ def sensitivity(
         requirements,
     )
     from zsim.study.sensitivity.sensitivity import run_sensitivity
+    from zsim.study.sensitivity.text import requirement_lines, sensitivity_lines
 
     experiment = asked.load()
     if target == "fits":
@@ -69,12 +68,11 @@ def sensitivity(
         without = left_out(wanted)
     workers = jobs or os.cpu_count() or 1
     found = run_sensitivity(experiment, out / "points", spread=spread, jobs=workers)
-    print_sensitivity(found)
+    print("\n".join(sensitivity_lines(found)))
     needs = []
     if target is not None and not found.is_stopped:
         needs = requirements(experiment, target, resource, jobs=workers)
-        print()
-        print_requirements(needs, target, without)
+        print("\n".join(["", *requirement_lines(needs, target, without)]))
     study = found, needs, target or "", without
     content = as_json(sensitivity_dict(*study))
     pages = {"sensitivity.html": sensitivity_page(*study), "sensitivity.json": content}

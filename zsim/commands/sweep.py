@@ -74,9 +74,17 @@ def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
             )
 
 
+def _cells(row: Row, keys: Sequence[str]) -> list[str]:
+    from zsim.units import format_bytes
+
+    mfu = "-" if row["mfu_fraction"] is None else f"{row['mfu_fraction'] * 100:.1f}%"
+    tokens, memory = row["tokens_per_second_per_gpu"] or 0.0, format_bytes(row["gpu_peak_bytes"])
+    return [f"{tokens:,.0f}", mfu, memory, ", ".join(_values(row, keys))]
+
+
 def _print(sweep: Sweep) -> None:
     """What became of the points, the fastest that fit, why others failed, and the files."""
-    from zsim.units import format_bytes
+    from zsim.report.views.text.plain import Column, table
 
     total = len(sweep.rows)
     fresh = sweep.done - sweep.known
@@ -84,12 +92,9 @@ def _print(sweep: Sweep) -> None:
     fitting = [row for row in sweep.rows if row["status"] == "ok" and row["fits"]]
     best = sorted(fitting, key=lambda row: -(row["tokens_per_second_per_gpu"] or 0.0))[:_BEST]
     if best:
-        print(f"\n{'tokens/s/GPU':>12} {'MFU':>6} {'GPU memory':>11}  fastest that fit, of {len(fitting)}")
-    for row in best:
-        values = ", ".join(_values(row, sweep.study.keys))
-        mfu = "-" if row["mfu_fraction"] is None else f"{row['mfu_fraction'] * 100:.1f}%"
-        tokens, memory = row["tokens_per_second_per_gpu"] or 0.0, format_bytes(row["gpu_peak_bytes"])
-        print(f"{tokens:>12,.0f} {mfu:>6} {memory:>11}  {values}")
+        columns = [Column(title) for title in ("tokens/s/GPU", "MFU", "GPU memory")]
+        columns.append(Column(f"fastest that fit, of {len(fitting)}", is_left=True))
+        print("\n".join(["", *table(columns, [_cells(row, sweep.study.keys) for row in best])]))
     reasons: dict[str, int] = {}
     for row in sweep.rows:
         if row["status"] == "error":

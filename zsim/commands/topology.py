@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,6 @@ import typer
 
 from zsim.commands.options import (
     answer,
-    as_json,
     file_option,
     folder_option,
     is_output,
@@ -22,7 +20,7 @@ from zsim.errors import InputError
 from zsim.files import make_folder, write_whole
 
 if TYPE_CHECKING:
-    from zsim.study.topologies.bench import BenchRow, CurvePoint
+    pass
 
 app = typer.Typer(
     help="Draw a cluster, time collectives on it, compare clusters, import other people's descriptions.",
@@ -43,15 +41,11 @@ def show(
     json_: Json = None,
 ) -> None:
     """What a cluster's fabric is built of, its bandwidths, and a drawing of it."""
-    from zsim.study.topologies.topologies import describe_topology, print_topology
+    from zsim.study.topologies.text import topology_lines
+    from zsim.study.topologies.topologies import describe_topology
 
     facts = describe_topology(cluster, nodes)
-    if is_output(json_):
-        print(as_json(facts), end="")
-    else:
-        print_topology(facts)
-        if json_ is not None:
-            write_json(facts, json_)
+    answer(topology_lines(facts), lambda: facts, json_)
     if out is not None:
         from zsim.study.topologies.page import topology_page
 
@@ -85,10 +79,11 @@ def bench(
     """An nccl-tests shaped table of one collective, or measured curves with the simulation's error."""
     from zsim.specs.cluster.files import load_cluster
     from zsim.study.topologies import bench as collective_bench
+    from zsim.study.topologies.text import bench_lines, curve_lines
 
     if curves is not None:
         points = collective_bench.compare_curves(curves)
-        answer(_curve_lines(points), lambda: [asdict(point) for point in points], json_)
+        answer(curve_lines(points), lambda: [asdict(point) for point in points], json_)
         if out is not None:
             from zsim.study.topologies.page import curves_page
 
@@ -100,7 +95,7 @@ def bench(
         raise InputError("topology bench: expected a cluster, or --curves FILE.csv")
     chosen = collective_bench.with_choice(load_cluster(cluster), algorithm, protocol, nccl_choice)
     rows = collective_bench.bench(chosen, nodes, collective, group)
-    lines = _bench_lines(rows, chosen.name, nodes * chosen.gpus_per_node, collective, group)
+    lines = bench_lines(rows, chosen.name, nodes * chosen.gpus_per_node, collective, group)
     answer(lines, lambda: [row.to_dict() for row in rows], json_)
 
 
@@ -119,10 +114,11 @@ def compare(
     out: Annotated[Path | None, folder_option(help="Write compare.html and compare.json there.")] = None,
 ) -> None:
     """One experiment on several clusters: step time, traffic, what the fabrics are built of."""
-    from zsim.study.topologies.topologies import compare_topologies, print_comparison
+    from zsim.study.topologies.text import comparison_lines
+    from zsim.study.topologies.topologies import compare_topologies
 
     found = compare_topologies(clusters, experiment, model=model, gpus=gpus)
-    print_comparison(found)
+    print("\n".join(comparison_lines(found)))
     if out is not None:
         from zsim.study.topologies.page import comparison_page
 
@@ -177,30 +173,3 @@ def export(
 
     write_whole(output, astra_sim_yaml(load_cluster(cluster), nodes))
     print(f"written: {output}")
-
-
-def _bench_lines(rows: list[BenchRow], name: str, gpus: int, kind: str, group: int | None) -> Iterator[str]:
-    yield f"# {name}: {kind}, {gpus} GPUs, groups of {group or gpus}; simulated on idle links"
-    yield f"# {'size':>12} {'time':>12} {'algbw':>9} {'busbw':>9}  algorithm  protocol"
-    yield f"# {'(B)':>12} {'(us)':>12} {'(GB/s)':>9} {'(GB/s)':>9}"
-    for row in rows:
-        rates = row.algorithm_bytes_per_second / 1e9, row.bus_bytes_per_second / 1e9
-        yield (
-            f"{row.size_bytes:>14} {row.seconds * 1e6:>12.2f} {rates[0]:>9.2f} {rates[1]:>9.2f}"
-            f"  {row.algorithm:<9}  {row.protocol}"
-        )
-
-
-def _curve_lines(points: list[CurvePoint]) -> Iterator[str]:
-    from zsim.study.topologies.bench import median_error
-
-    yield f"{'curve':<30} {'cluster':<16} points  median |error|   signed errors of time, 64 KiB to 4 GiB"
-    for name in dict.fromkeys(point.curve for point in points):
-        curve = [point for point in points if point.curve == name]
-        scored = [point for point in curve if point.is_scored]
-        middle = (median_error(curve) or 0) * 100
-        shown = " ".join(f"{point.error * 100:+.0f}" for point in scored)
-        yield f"{name:<30} {curve[0].cluster:<16} {len(scored):>6}  {middle:>12.1f} %   {shown}"
-    total = median_error(points)
-    if total is not None:
-        yield f"all: median absolute error {total * 100:.1f} %"

@@ -55,14 +55,14 @@ def tune(
     The global batch stays as it is. The experiment may be a DeepSpeed JSON, an Accelerate YAML or a
     torchtitan TOML; without any of them (and without --kind) DeepSpeed and FSDP2 are looked at.
     """
-    from zsim.study.tune.progress import TuneProgress
+    from zsim.study.progress import Counts
     from zsim.study.tune.text import tuned_lines, tuned_to_dict
     from zsim.study.tune.tune import tune as find_best
 
     experiment = asked.load()
     is_open = asked.experiment is None and not any(text.startswith("strategy.") for text in asked.set_ or [])
     kinds = kind or (["deepspeed", "fsdp2"] if is_open else [])
-    with TuneProgress() as progress:
+    with Counts("checked", "simulated") as progress:
         tuned = find_best(
             experiment, goal, kinds=kinds, keep=keep or (), allows_quantised=quantised, headroom=headroom,
             count=top, jobs=jobs or os.cpu_count() or 1, cache=cache, on_done=progress.update,

@@ -9,8 +9,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.scaling.page import efficiency, sentences, throughput
+from zsim.study.scaling.page import efficiency, throughput
 from zsim.study.scaling.scaling import Mode, run_scaling
+from zsim.study.scaling.text import sentences
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

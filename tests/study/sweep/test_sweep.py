@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from zsim.cli import app
 from zsim.errors import InputError
+from zsim.study.progress import Counts, Progress, duration
 from zsim.study.sweep import row as record_module
 from zsim.study.sweep.pool import Task, run_tasks
-from zsim.study.sweep.progress import Progress, duration
 from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import load_study
 from zsim.study.sweep.sweep import Sweep, run_sweep
@@ -344,6 +344,12 @@ def test_without_a_terminal_progress_is_ten_lines(capsys: pytest.CaptureFixture[
     assert lines[-1].endswith(", 2 failed")
     assert " left" in lines[0]
     assert " left" not in lines[-1]
+
+
+def test_counts_of_work_are_for_terminals_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with Counts("checked", "simulated") as counts:
+        counts.update("checked", 3)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zsim.comparison.verdict import Metric
+from zsim.report.views.text.plain import Column, paragraph, table
 from zsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from zsim.comparison.comparison import ComparedRuns
 
 MOST_DIFFERENCES = 12
-_WIDTH = 80
 _VERDICTS = {"pass": "SAME", "fail": "DIFFERENT", "inconclusive": "INCONCLUSIVE"}
+_COLUMNS = [
+    Column("", is_left=True, least=36),
+    Column("simulated", least=11),
+    Column("recorded", least=11),
+    Column("error", least=8),
+    Column("", is_left=True),
+]
 _MARKS = {"pass": "", "fail": "miss", "inconclusive": "?"}
 
 
@@ -22,31 +28,34 @@ def comparison_lines(comparison: ComparedRuns) -> Iterator[str]:
     """The verdict first; then what was compared, and what is not the same."""
     yield f"{_VERDICTS[comparison.verdict]}  {comparison.names[0]} | {comparison.names[1]}"
     yield ""
-    yield from _wrapped("calls", _plan_sentence(comparison))
+    yield from paragraph(_plan_sentence(comparison), first="calls  ")
     if comparison.doubt:
-        yield from _wrapped("times", f"inconclusive: {comparison.doubt}")
+        yield from paragraph(f"inconclusive: {comparison.doubt}", first="times  ")
     if comparison.range_sentence:
-        yield from _wrapped("range", comparison.range_sentence)
+        yield from paragraph(comparison.range_sentence, first="range  ")
     yield ""
-    yield f"{'':<36} {'simulated':>11} {'recorded':>11} {'error':>8}"
-    yield from _table("Step", comparison.clock.step)
-    yield from _table("Ops", [row.metric for row in comparison.clock.classes])
-    yield from _table("Streams", comparison.clock.streams)
-    yield from _table("Memory", comparison.memory.metrics)
+    yield from _table(
+        {
+            "Step": comparison.clock.step,
+            "Ops": [row.metric for row in comparison.clock.classes],
+            "Streams": comparison.clock.streams,
+            "Memory": comparison.memory.metrics,
+        }
+    )
     differences = comparison.differences
     if differences:
         yield ""
         yield "What differs, most important first"
         for number, row in enumerate(differences[:MOST_DIFFERENCES], start=1):
             mark = "" if row.verdict == "fail" else "(inconclusive) "
-            yield from _wrapped(f"{number:>3}", mark + row.sentence)
+            yield from paragraph(mark + row.sentence, first=f"{number:>3}  ")
         if len(differences) > MOST_DIFFERENCES:
             yield f"     and {len(differences) - MOST_DIFFERENCES} more (--json, --out)"
     if comparison.not_checked:
         yield ""
-        yield from _wrapped("not checked", "; ".join(comparison.not_checked))
+        yield from paragraph("; ".join(comparison.not_checked), first="not checked  ")
     for note in comparison.notes:
-        yield from _wrapped("note", note)
+        yield from paragraph(note, first="note  ")
 
 
 def _plan_sentence(comparison: ComparedRuns) -> str:
@@ -62,14 +71,21 @@ def _plan_sentence(comparison: ComparedRuns) -> str:
     )
 
 
-def _table(title: str, metrics: Sequence[Metric]) -> Iterator[str]:
-    if metrics:
-        yield title
-    for metric in metrics:
-        yield (
-            f"  {metric.name[:34]:<34} {show(metric, metric.simulated):>11} "
-            f"{show(metric, metric.recorded):>11} {show_error(metric):>8} {_MARKS[metric.verdict]}".rstrip()
-        )
+def _table(groups: Mapping[str, Sequence[Metric]]) -> list[str]:
+    rows: list[tuple[str, ...]] = []
+    for title, metrics in groups.items():
+        rows += [(title,)] if metrics else []
+        rows += [
+            (
+                f"  {metric.name}",
+                show(metric, metric.simulated),
+                show(metric, metric.recorded),
+                show_error(metric),
+                _MARKS[metric.verdict],
+            )
+            for metric in metrics
+        ]
+    return table(_COLUMNS, rows)
 
 
 def show(metric: Metric, value: float) -> str:
@@ -84,10 +100,3 @@ def show_error(metric: Metric) -> str:
     if metric.error is None:
         return "new"
     return f"{metric.error * 100:+.1f}{'p' if metric.unit == 'fraction' else '%'}"
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    indent = " " * (max(len(label), 3) + 2)
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=f"{label:<3}  ", subsequent_indent=indent, break_on_hyphens=False
-    )

@@ -2,102 +2,21 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from zsim.report.critical_causes import cause_meaning, cause_noun
+from zsim.report.critical_causes import cause_meaning
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
-from zsim.study.scaling.scaling import KNEE, Bend, Scale, Scaling
+from zsim.study.scaling.scaling import Bend, Scale, Scaling
+from zsim.study.scaling.text import MODES, WORTH_SAYING, because, sentences
 from zsim.units import format_bytes, format_seconds
-from zsim.validated.ratios import NO_DIFFERENCE, can_tell, ratio_range
+from zsim.validated.ratios import ratio_range
 from zsim.validated.validation import range_words
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-_MODES = {
-    "weak": "weak scaling: the same batch on every GPU",
-    "strong": "strong scaling: the same batch in all",
-    "fill": "the micro-batch that fills the GPU",
-}
-_WORTH_SAYING = 0.01  # of a token's cost
-
-
-def print_scaling(scaling: Scaling) -> None:
-    """The table and the sentences on a terminal."""
-    print(f"{scaling.title}\n{_MODES[scaling.mode]}")
-    print(
-        f"{'GPUs':>7} {'batch':>7} {'step':>10} {'tokens/s':>13} {'linear':>7} {'MFU':>6} {'memory':>9} "
-        f"{'80 %':>11}"
-    )
-    for scale in scaling.scales:
-        if scale.error is not None:
-            print(textwrap.fill(f"{scale.gpus:>7,} {scale.error}", 80, subsequent_indent=" " * 8))
-            continue
-        mfu = "-" if scale.mfu_fraction is None else f"{scale.mfu_fraction * 100:.1f}%"
-        batch = f"{scale.micro_batch_size}x{scale.gradient_accumulation_steps}"
-        print(
-            f"{scale.gpus:>7,} {batch:>7} {format_seconds(scale.step_seconds):>10} "
-            f"{scale.tokens_per_second:>13,.0f} {scaling.efficiency(scale) * 100:>6.1f}% {mfu:>6} "
-            f"{format_bytes(scale.gpu_peak_bytes):>9} {_around(scale):>11}"
-        )
-    print()
-    for sentence in sentences(scaling):
-        print(textwrap.fill(sentence, 80))
-
-
-def _around(scale: Scale) -> str:
-    """The interval of the step about it, in percent; or that it does not fit."""
-    if not scale.fits:
-        return "no fit"
-    if scale.step_seconds_range is None:
-        return ""
-    low, high = (end / scale.step_seconds - 1 for end in scale.step_seconds_range)
-    return f"{low * 100:+.0f} {high * 100:+.0f} %"
-
-
-def sentences(scaling: Scaling) -> Iterator[str]:
-    """That nothing fits; where it bends, and why, or that it does not; where more fits than is taken, and why
-    not."""
-    if scaling.runs and not any(scale.fits for scale in scaling.runs):
-        yield "It fits on none of these; the steps are as if it did."
-    bends = sorted([*scaling.knees(), *scaling.gains()], key=lambda bend: (bend.start, bend.end))
-    for bend in bends:
-        verb = "falls" if bend.after < bend.before else "rises"
-        yield (
-            f"{bend.start:,} -> {bend.end:,} GPUs: efficiency {verb} from {bend.before * 100:.0f} % to "
-            f"{bend.after * 100:.0f} %; {_because(bend, scaling)}"
-            f"{'' if can_tell(bend.before, bend.after, ['GPUs']) else f' ({NO_DIFFERENCE})'}."
-        )
-    if not bends and len(scaling.runs) > 1:
-        last = scaling.runs[-1]
-        share = scaling.efficiency(last) * 100
-        yield (
-            f"No knee up to {last.gpus:,} GPUs: {share:.0f} % of linear there, and no doubling loses "
-            f"{KNEE * 100:.0f} points."
-        )
-    for scale in scaling.runs:
-        if scale.largest_micro_batch and scale.micro_batch_size < scale.largest_micro_batch:
-            yield (
-                f"{scale.gpus:,} GPUs: micro-batch {scale.largest_micro_batch} fits as well, but torch's "
-                f"allocator runs short with it; {scale.micro_batch_size} makes a sequence cheapest."
-            )
-
-
-def _because(bend: Bend, scaling: Scaling) -> str:
-    more, less = ("more", "less") if bend.net_change > 0 else ("less", "more")
-    much = f"{abs(bend.net_change) * 100:.0f} % {more}"
-    netted = abs(bend.cause_change - bend.net_change)
-    but = ""
-    if bend.offset and netted >= _WORTH_SAYING:
-        but = (
-            f" ({abs(bend.cause_change) * 100:.0f} % {more}, partly offset by {less} "
-            f"{cause_meaning(bend.offset).label} on the critical path)"
-        )
-    return f"a token costs {much} because of {cause_noun(bend.cause)}{but}"
 
 
 def scaling_page(scaling: Scaling) -> str:
@@ -116,9 +35,7 @@ def scaling_page(scaling: Scaling) -> str:
             "mostly waiting for"], [_cells(scaling, scale) for scale in scaling.scales]),
         Section("Room", [("memory", "Memory of the fullest GPU.", memory(scaling))]),
     ]  # fmt: skip
-    return page(
-        f"{scaling.title} | {_MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling))
-    )
+    return page(f"{scaling.title} | {MODES[scaling.mode]}", "scaling", sections, " ".join(sentences(scaling)))
 
 
 def _cells(scaling: Scaling, scale: Scale) -> list[str]:
@@ -183,7 +100,7 @@ def efficiency(scaling: Scaling) -> Figure:
             marker={"symbol": "diamond", "size": 14, "color": color},
             text=[cause_meaning(bend.cause).label for bend in bends],
             textposition="top center",
-            hovertext=[f"{bend.start:,} -> {bend.end:,} GPUs: {_because(bend, scaling)}" for bend in bends],
+            hovertext=[f"{bend.start:,} -> {bend.end:,} GPUs: {because(bend, scaling)}" for bend in bends],
             hoverinfo="text",
         )
     figure.add_hline(y=100, line={"dash": "dash", "width": 1, "color": "#8A8F98"})
@@ -256,7 +173,7 @@ def causes(scaling: Scaling) -> Figure:
     labels = [f"{scale.gpus:,}" for scale in runs]
     for name in names:
         shares = [scale.costs.get(name, 0.0) / whole * 100 for scale in runs]
-        if max(shares) < _WORTH_SAYING * 100:
+        if max(shares) < WORTH_SAYING * 100:
             continue
         meaning = cause_meaning(name)
         figure.add_bar(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zsim.report.views.html.figures import layout
@@ -11,79 +10,20 @@ from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.study.sensitivity.requirements import Requirement
 from zsim.study.sensitivity.sensitivity import Bar, Sensitivity
+from zsim.study.sensitivity.text import changes, is_idle, turned, value
 from zsim.units import format_seconds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_WIDTH = 80
 _MOST_BARS = 18
-_WORTH_SAYING = 0.0005  # of the step
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
-
-
-def print_sensitivity(found: Sensitivity) -> None:
-    """The table on a terminal."""
-    print(textwrap.fill(f"{found.title} | {format_seconds(found.step_seconds)} per step", _WIDTH))
-    moving = [bar for bar in found.bars if bar.error is None and not _is_idle(bar, found.step_seconds)]
-    for line in _table(moving, found.step_seconds):
-        print(line)
-    if any(bar.turn.is_known for bar in moving):
-        print("* over the spread that is stated of it")
-    for bar in found.bars:
-        if bar.error is not None:
-            print(textwrap.fill(f"{bar.turn.name}: {bar.error}", _WIDTH, subsequent_indent="  "))
-    rest = [bar.turn.name for bar in found.bars if _is_idle(bar, found.step_seconds)]
-    if rest:
-        print(textwrap.fill(f"without effect: {', '.join(rest)}", _WIDTH))
-
-
-def _table(bars: Sequence[Bar], step_seconds: float) -> Iterator[str]:
-    """A heading and a line for each bar, of at most 80 columns: units say what they are per where there is
-    room."""
-    cells = [("", "value", "turned, %", "step, %")]
-    for bar in bars:
-        turned, step = _turned(bar).replace(" %", ""), _changes(bar, step_seconds).removesuffix(" %")
-        cells.append((bar.turn.name, f"{_value(bar)} {bar.turn.unit}".strip(), turned, step))
-    if sum(_widths(cells)) + 6 > _WIDTH:
-        cells = [(name, value.split(" per ")[0], turned, step) for name, value, turned, step in cells]
-    name_width, *widths = _widths(cells)
-    for name, *others in cells:
-        yield f"{name:<{name_width}}" + "".join(
-            f"  {cell:>{width}}" for cell, width in zip(others, widths, strict=True)
-        )
-
-
-def _widths(cells: Sequence[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-
-def _is_idle(bar: Bar, step_seconds: float) -> bool:
-    return bar.error is None and bar.swing(step_seconds) < _WORTH_SAYING
 
 
 def _keys(bar: Bar) -> str:
     """The first of the keys that were set."""
     first, *others = bar.turn.overrides[0]
     return first + (f" and {len(others)} more" if others else "")
-
-
-def _value(bar: Bar) -> str:
-    value = bar.turn.value
-    return "" if value is None else f"{value:,.6g}"
-
-
-def _turned(bar: Bar) -> str:
-    low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.turn.low, bar.turn.high))
-    return f"{low}/{high} %" + ("*" if bar.turn.is_known else "")
-
-
-def _changes(bar: Bar, step_seconds: float) -> str:
-    parts = [
-        "-" if seconds is None else f"{(seconds / step_seconds - 1) * 100:+.1f}"
-        for seconds in (bar.low_seconds, bar.high_seconds)
-    ]
-    return f"{parts[0]}/{parts[1]} %"
 
 
 def sensitivity_page(
@@ -103,9 +43,9 @@ def sensitivity_page(
         [
             bar.turn.name,
             bar.turn.kind,
-            f"{_value(bar)} {bar.turn.unit}",
-            _turned(bar),
-            bar.error or _changes(bar, found.step_seconds),
+            f"{value(bar)} {bar.turn.unit}",
+            turned(bar),
+            bar.error or changes(bar, found.step_seconds),
             _keys(bar),
         ]
         for bar in found.bars
@@ -135,7 +75,7 @@ def _needed(need: Requirement) -> str:
 
 
 def _most(found: Sensitivity) -> str:
-    names = [bar.turn.name for bar in found.bars if not _is_idle(bar, found.step_seconds)]
+    names = [bar.turn.name for bar in found.bars if not is_idle(bar, found.step_seconds)]
     return ", ".join(names[:3]) or "none of the numbers"
 
 
@@ -143,7 +83,7 @@ def tornado(found: Sensitivity) -> Figure:
     """Bars from the step as it is to the step with each number turned, the largest on top."""
     import plotly.graph_objects as go
 
-    bars = [bar for bar in found.bars if not _is_idle(bar, found.step_seconds)][:_MOST_BARS]
+    bars = [bar for bar in found.bars if not is_idle(bar, found.step_seconds)][:_MOST_BARS]
     figure = go.Figure(layout=layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
     for name, color, is_low in (("turned down", _LESS, True), ("turned up", _MORE, False)):
         ends = [bar.low_seconds if is_low else bar.high_seconds for bar in bars]
@@ -166,26 +106,6 @@ def _hover(bar: Bar, seconds: float | None, *, is_low: bool) -> str:
     factor = bar.turn.low if is_low else bar.turn.high
     said = "no experiment" if seconds is None else format_seconds(seconds)
     return f"{bar.turn.name} times {factor:.2f}: {said} per step"
-
-
-def print_requirements(
-    needs: Sequence[Requirement], target: str, left_out: Mapping[str, str] | None = None
-) -> None:
-    """What reaches the target, then what does not, then what was not asked about, with why."""
-    print(f"for {target}:")
-    said = [need.sentence() for need in needs if need.needed is not None]
-    others = [_at_most(need) for need in needs if need.needed is None]
-    if others:
-        said.append(f"not by themselves, however much (the step then): {', '.join(others)}")
-    said += [f"{name}: left out; {why}" for name, why in (left_out or {}).items()]
-    for words in said:
-        print(textwrap.indent(textwrap.fill(words, _WIDTH - 2), "  "))
-
-
-def _at_most(need: Requirement) -> str:
-    """E.g. "network efficiency at 1 (666.38 ms)"."""
-    most = "" if need.bound is None else f" at {need.bound:g}"
-    return f"{need.name}{most} ({format_seconds(need.best_seconds)})"
 
 
 def sensitivity_dict(

@@ -10,10 +10,10 @@ from typing import Any
 
 from zsim.errors import ZsimError
 from zsim.files import check_folder, write_whole
+from zsim.study.progress import Progress
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.points import Point, study_points
 from zsim.study.sweep.pool import Task, run_tasks
-from zsim.study.sweep.progress import Progress
 from zsim.study.sweep.row import failed_record
 from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import Study

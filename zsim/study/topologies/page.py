@@ -38,7 +38,7 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
 def comparison_page(rows: Sequence[TopologyComparison]) -> str:
     """One experiment on several clusters."""
     from zsim.study.topologies.routings import routing_words
-    from zsim.study.topologies.topologies import ROUTING_HEAD, routing_cells, undecided
+    from zsim.study.topologies.text import ROUTING_HEAD, routing_cells, undecided
 
     labels = rows[0].report.labels
     best = min(rows, key=lambda row: row.report.step_seconds)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,8 @@ from zsim.specs.experiment.load import load_experiment
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
-from zsim.study.topologies.routings import NUM_DRAWS, Routing, compare_routings, routing_words
-from zsim.units import format_rate, format_seconds
-from zsim.validated.ratios import NO_DIFFERENCE, can_tell
-from zsim.validated.validation import validation_words
+from zsim.study.topologies.routings import Routing, compare_routings
 
-_WIDTH = 80
 _MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -178,143 +173,3 @@ def _tiers(name: str, num_nodes: int, report: Report) -> tuple[TierUse, ...]:
             max(before.utilisation_fraction, row.utilisation_fraction or 0.0),
         )
     return tuple(found.values())
-
-
-def _beside(what: str, text: str) -> str:
-    return textwrap.fill(f"{what:<10}{text}", _WIDTH, subsequent_indent=" " * 10, break_on_hyphens=False)
-
-
-def print_topology(facts: dict[str, Any]) -> None:
-    """`describe_topology` for a terminal."""
-    print(_beside("cluster", f"{facts['cluster']}: {facts['description']}"))
-    domain = facts["gpus_per_nvlink_domain"]
-    print(f"size      {facts['nodes']} nodes, {facts['gpus']} GPUs, {domain} to an NVLink domain")
-    source = f"{facts['network']} ({facts['network_evidence']}): {facts['network_source']}"
-    print(_beside("network", source))
-    for tier, row in facts["tiers"].items():
-        usable = f"{format_rate(row['bytes_per_second'])} each, {format_rate(row['usable'])} usable"
-        print(f"links     {tier:<12} {row['links']:>8,} one way, {usable}")
-    for role, count in facts["switches"].items():
-        print(f"switches  {role:<12} {count:>8,} with {facts['ports_per_switch'][role]} ports in use")
-    for kind, count in facts["cables"].items():
-        print(f"cables    {kind:<12} {count:>8,}")
-    cut = facts["bisection_bytes_per_second"]
-    if cut is None:
-        print("bisection not computed for a fabric this large")
-    elif facts["nodes"] > 1:
-        print(
-            f"bisection {format_rate(cut)} one way through the network, "
-            f"{format_rate(2 * cut / facts['gpus'])} per GPU of a half"
-        )
-
-
-def undecided(rows: Sequence[TopologyComparison]) -> list[str]:
-    """A sentence for each group of clusters of which zsim can tell no two apart; none for a group that is
-    part of another. In order of their steps; a cluster may be in several groups."""
-    order = sorted(rows, key=lambda row: row.report.step_seconds)
-    groups: list[list[TopologyComparison]] = []
-    for one in order:
-        groups.append([one])
-        for other in order[order.index(one) + 1 :]:
-            if not any(_is_told_apart(member, other) for member in groups[-1]):
-                groups[-1].append(other)
-    names = [[row.cluster for row in group] for group in groups if len(group) > 1]
-    whole = [own for own in names if not any(set(own) < set(other) for other in names)]
-    return [f"{', '.join(own)}: {NO_DIFFERENCE}." for own in whole]
-
-
-def _is_told_apart(one: TopologyComparison, other: TopologyComparison) -> bool:
-    gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
-    kinds = ["network"] if gpus[0] == gpus[1] else ["network", "GPU"]
-    return can_tell(one.report.step_seconds, other.report.step_seconds, kinds)
-
-
-def print_comparison(rows: Sequence[TopologyComparison]) -> None:
-    """`compare_topologies` for a terminal."""
-    labels = rows[0].report.labels
-    print(f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs")
-    for columns in (_STEP, _FABRIC):
-        cells = [[column.cell(row) for column in columns] for row in rows]
-        print_table([column.title for column in columns], cells)
-    _print_filled(f"routing: ideal (even-split), and hashed (ECMP; median and p95 of {NUM_DRAWS} draws)")
-    print_table(ROUTING_HEAD, [routing_cells(row) for row in rows])
-    by_words: dict[str, list[str]] = {}
-    for row in rows:
-        by_words.setdefault(routing_words(row.routing), []).append(row.cluster)
-    for words, clusters in by_words.items():
-        _print_filled(f"{', '.join(clusters)}: {words}")
-    for row in rows:
-        if row.report.validation is not None:
-            words = validation_words(row.report.validation, row.report.step_seconds)
-            _print_filled(f"{row.cluster}: {words}")
-    for sentence in undecided(rows):
-        _print_filled(sentence)
-
-
-def _print_filled(text: str) -> None:
-    print(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """One column of the table, and what stands in it for a cluster."""
-
-    title: str
-    cell: Callable[[TopologyComparison], str]
-
-
-_CLUSTER = _Column("cluster", lambda row: row.cluster)
-_STEP = (
-    _CLUSTER,
-    _Column("step", lambda row: format_seconds(row.report.step_seconds)),
-    _Column("exposed", lambda row: format_seconds(row.exposed_seconds)),
-    _Column("MFU", lambda row: _percent(row.report.mfu_fraction)),
-    _Column("fullest", lambda row: _fullest(row)),
-)
-_FABRIC = (
-    _CLUSTER,
-    _Column("switches", lambda row: f"{row.facts['num_switches']:,}"),
-    _Column("cables", lambda row: f"{row.facts['num_cables']:,}"),
-    _Column("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
-)
-ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collectives"]
-
-
-def routing_cells(row: TopologyComparison) -> list[str]:
-    """A cluster's line under `ROUTING_HEAD`."""
-    found = row.routing
-    steps = (found.ideal_seconds, found.hashed_seconds, found.hashed_p95_seconds)
-    median, high = found.slowdowns
-    slower = f"x{median:.2f}, x{high:.2f}" if high != 1 else "as ideal"
-    return [row.cluster, found.given, *(format_seconds(step) for step in steps), slower]
-
-
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need; the first to the left, the others to the right. Those that are past the
-    terminal's width follow below, beside the first column again."""
-    widths = [max(len(line[number]) for line in (head, *rows)) for number in range(len(head))]
-    parts: list[list[int]] = [[]]
-    room = _WIDTH - widths[0]
-    for number, width in enumerate(widths[1:], 1):
-        room -= width + 2
-        if room < 0 and parts[-1]:
-            parts.append([])
-            room = _WIDTH - widths[0] - width - 2
-        parts[-1].append(number)
-    for part in parts:
-        for line in (head, *rows):
-            print("  ".join([f"{line[0]:<{widths[0]}}", *(f"{line[n]:>{widths[n]}}" for n in part)]))
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{fraction * 100:.1f}%"
-
-
-def _rate(bytes_per_second: float | None) -> str:
-    return "-" if bytes_per_second is None else format_rate(bytes_per_second)
-
-
-def _fullest(row: TopologyComparison) -> str:
-    tier = max(row.tiers, key=lambda own: own.utilisation_fraction, default=None)
-    shown = f"{tier.tier} {tier.utilisation_fraction * 100:.0f}%" if tier else "none"
-    return shown + ("" if row.report.fits else " (does not fit)")

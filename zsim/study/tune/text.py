@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.report.views.meanings import BREAKDOWN
+from zsim.report.views.text.plain import Column, paragraph, table
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
 from zsim.study.differences import is_told_apart, range_of_row, row_words
@@ -17,24 +18,22 @@ from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.ratios import NO_DIFFERENCE
 
-_WIDTH = 80
-
 
 def tuned_lines(tuned: Tuned) -> Iterator[str]:
     """What `zsim tune` prints; fits 80 columns."""
     yield subject(tuned)
     yield verdict(tuned)
     if tuned.settled:
-        yield from wrapped(tuned.settled, indent=2, first=0)
+        yield from paragraph(tuned.settled, indent=2)
     yield ""
     yield from _table(tuned)
     if tuned.steps:
         yield ""
         yield from _changes(tuned)
     yield ""
-    yield from wrapped(_counts(tuned), indent=0)
+    yield from paragraph(_counts(tuned))
     for reason, count in _reasons(tuned.refused):
-        yield from wrapped(f"{count} refused: {reason}", indent=4, first=0)
+        yield from paragraph(f"{count} refused: {reason}", indent=4)
 
 
 def subject(tuned: Tuned) -> str:
@@ -75,32 +74,37 @@ def limits_of(measured: Measured) -> str:
     return ", ".join(f"{name} {share * 100:.0f} %" for name, share in largest_first if share >= 0.005)
 
 
+_COLUMNS = [Column(title) for title in ("", "step", "tokens/s/GPU", "MFU", "GPU memory", "GPUs")]
+
+
 def _table(tuned: Tuned) -> Iterator[str]:
-    yield f"{'':>3} {'step':>10} {'tokens/s/GPU':>12} {'MFU':>7} {'GPU memory':>11} {'GPUs':>6}"
-    for place, measured in enumerate(tuned.best, 1):
-        yield _row(str(place), measured)
-        yield from wrapped(label_of(measured), indent=4)
-        yield from wrapped(row_words(measured.row, tuned.best[0].row), indent=4)
-        yield from wrapped(limits_of(measured), indent=4)
-        if measured.may_run_out:
-            yield from wrapped(MAY_RUN_OUT, indent=4)
-        for change in script_changes(measured.candidate):
-            yield from wrapped(f"{NEEDS_SCRIPT}: {change}", indent=4)
+    """A row for each of the best, and for what was given, with what it is and what limits it below."""
+    best = tuned.best[0]
+    shown = [(str(place), label_of(measured), measured) for place, measured in enumerate(tuned.best, 1)]
     if tuned.given is not None and all(m.candidate is not tuned.given.candidate for m in tuned.best):
-        yield _row("-", tuned.given)
-        yield from wrapped("as given", indent=4)
-        yield from wrapped(row_words(tuned.given.row, tuned.best[0].row), indent=4)
-        yield from wrapped(limits_of(tuned.given), indent=4)
+        shown.append(("-", "as given", tuned.given))
+    heading, *lines = table(_COLUMNS, [_cells(place, measured) for place, _, measured in shown])
+    yield heading
+    for (place, label, measured), line in zip(shown, lines, strict=True):
+        yield line
+        said = [label, row_words(measured.row, best.row), limits_of(measured)]
+        if place != "-":
+            said += [MAY_RUN_OUT] if measured.may_run_out else []
+            said += [f"{NEEDS_SCRIPT}: {change}" for change in script_changes(measured.candidate)]
+        for words in said:
+            yield from paragraph(words, first=4)
 
 
-def _row(place: str, measured: Measured) -> str:
+def _cells(place: str, measured: Measured) -> list[str]:
     row = measured.row
-    mfu = "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"])
-    tokens = row["tokens_per_second_per_gpu"] or 0.0
-    return (
-        f"{place:>3} {format_seconds(measured.seconds):>10} {tokens:>12,.0f} {mfu:>7} "
-        f"{format_bytes(measured.gpu_bytes):>11} {measured.gpus:>6,}"
-    )
+    return [
+        place,
+        format_seconds(measured.seconds),
+        f"{row['tokens_per_second_per_gpu'] or 0.0:,.0f}",
+        "-" if row["mfu_fraction"] is None else percent(row["mfu_fraction"]),
+        format_bytes(measured.gpu_bytes),
+        f"{measured.gpus:,}",
+    ]
 
 
 def label_of(measured: Measured) -> str:
@@ -110,9 +114,9 @@ def label_of(measured: Measured) -> str:
 def _changes(tuned: Tuned) -> Iterator[str]:
     yield "What to change, in order of gain, each simulated:"
     for number, step in enumerate(tuned.steps, 1):
-        yield from wrapped(f"{number:>3} {step_words(step)}", indent=4, first=0)
+        yield from paragraph(f"{number:>3} {step_words(step)}", indent=4)
         for change in step.changes:
-            yield from wrapped(change_words(change), indent=4)
+            yield from paragraph(change_words(change), first=4)
 
 
 def step_words(step: TuningStep) -> str:
@@ -158,13 +162,6 @@ def _counts(tuned: Tuned) -> str:
 
 def _reasons(refused: Mapping[str, int]) -> Sequence[tuple[str, int]]:
     return sorted(refused.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
-
-
-def wrapped(text: str, *, indent: int, first: int | None = None) -> list[str]:
-    import textwrap
-
-    before = " " * (indent if first is None else first)
-    return textwrap.wrap(text, _WIDTH, initial_indent=before, subsequent_indent=" " * indent)
 
 
 def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:

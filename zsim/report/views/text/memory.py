@@ -9,6 +9,7 @@ from zsim.plan.memory.peaks import Owned
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.report import Verdict
 from zsim.report.views.meanings import MEMORY
+from zsim.report.views.text.plain import Column, table
 from zsim.units import GIGABYTES, format_bytes, format_seconds
 
 _SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "states",
@@ -16,7 +17,6 @@ _SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "sta
 MARKS: dict[Verdict, str] = {"fits": "", "runs short": "~", "may not fit": "?", "does not fit": "!"}
 By = Literal["category", "phase", "time"]
 PHASES = ("forward", "recompute", "backward", "optimizer")
-_OWNER_COLUMNS = 38
 _VARIANT_COLUMNS = 23
 
 
@@ -50,25 +50,43 @@ def profile_lines(
     yield f"{GIGABYTES}."
 
 
-def _phase_lines(phases: Sequence[Moment]) -> Iterator[str]:
-    yield f"{'Highest of, GB':<14}" + "".join(f"{name:>9}" for name in _SHORT.values()) + f"{'total':>9}"
-    for moment in phases:
-        cells = [moment.by_category[name] for name in _SHORT] + [moment.total]
-        yield f"{moment.phase:<14}" + "".join(f"{size / 1e9:>9.2f}" for size in cells)
-
-
-def _holder_lines(title: str, rows: Sequence[Holder], whole: int, limit: int) -> Iterator[str]:
-    yield f"{title:<{_OWNER_COLUMNS}}{'count':>6}{'each':>12}{'together':>12}{'share':>8}"
-    shown = rows if limit == 0 else rows[:limit]
-    for row in shown:
-        yield (
-            f"{_name(row):<{_OWNER_COLUMNS}}{row.count:>6,}{format_bytes(row.each_bytes):>12}"
-            f"{format_bytes(row.total_bytes):>12}{row.total_bytes / whole:>8.1%}"
+def _phase_lines(phases: Sequence[Moment]) -> list[str]:
+    names = [*_SHORT.values(), "total"]
+    columns = [Column("Highest of, GB", is_left=True), *(Column(name, least=7) for name in names)]
+    rows = [
+        (
+            moment.phase,
+            *(f"{size / 1e9:.2f}" for size in (*(moment.by_category[name] for name in _SHORT), moment.total)),
         )
-    if len(shown) < len(rows):
-        rest = sum(row.total_bytes for row in rows[len(shown) :])
-        label = f"{len(rows) - len(shown)} more"
-        yield f"{label:<{_OWNER_COLUMNS + 18}}{format_bytes(rest):>12}{rest / whole:>8.1%}"
+        for moment in phases
+    ]
+    return table(columns, rows)
+
+
+def _holder_lines(title: str, holding: Sequence[Holder], whole: int, limit: int) -> list[str]:
+    shown = holding if limit == 0 else holding[:limit]
+    rows = [
+        (
+            _name(row),
+            f"{row.count:,}",
+            format_bytes(row.each_bytes),
+            format_bytes(row.total_bytes),
+            f"{row.total_bytes / whole:.1%}",
+        )
+        for row in shown
+    ]
+    if len(shown) < len(holding):
+        rest = sum(row.total_bytes for row in holding[len(shown) :])
+        rows.append((f"{len(holding) - len(shown)} more", "", "", format_bytes(rest), f"{rest / whole:.1%}"))
+    return table([_owner(title), *_columns("count", "each", "together", "share")], rows)
+
+
+def _owner(title: str) -> Column:
+    return Column(title, is_left=True, least=36)
+
+
+def _columns(*titles: str) -> list[Column]:
+    return [Column(title) for title in titles]
 
 
 def _by_unit(highest: Mapping[Owned, int]) -> list[Holder]:
@@ -77,16 +95,13 @@ def _by_unit(highest: Mapping[Owned, int]) -> list[Holder]:
 
 
 def _unit_lines(units: Sequence[Holder], at_peak: Mapping[Owned, int], limit: int) -> Iterator[str]:
-    title = "Unsharded by unit"
-    yield f"{title:<{_OWNER_COLUMNS}}{'count':>6}{'each, most':>12}{'at the peak':>12}"
     held = {row.owner: row.total_bytes for row in holders(at_peak, "buffers")}
     shown = units if limit == 0 else units[:limit]
-    for row in shown:
-        now = held.get(row.owner, 0)
-        yield (
-            f"{_cut(row.owner):<{_OWNER_COLUMNS}}{row.count:>6,}{format_bytes(row.each_bytes):>12}"
-            f"{format_bytes(now):>12}"
-        )
+    rows = [
+        (row.owner, f"{row.count:,}", format_bytes(row.each_bytes), format_bytes(held.get(row.owner, 0)))
+        for row in shown
+    ]
+    yield from table([_owner("Unsharded by unit"), *_columns("count", "each, most", "at the peak")], rows)
     if len(shown) < len(units):
         yield f"{len(units) - len(shown)} more"
 
@@ -94,15 +109,9 @@ def _unit_lines(units: Sequence[Holder], at_peak: Mapping[Owned, int], limit: in
 def _name(row: Holder) -> str:
     """A module's activations by its name, anything else with what it is."""
     if row.category == "activations":
-        return _cut(row.owner or "activations")
+        return row.owner or "activations"
     label = MEMORY[row.category].label if row.category in MEMORY else row.category
-    return _cut(f"{row.owner}: {label}" if row.owner else label)
-
-
-def _cut(text: str) -> str:
-    """At most the column's width; the end of a module's name says most."""
-    most = _OWNER_COLUMNS - 1
-    return text if len(text) <= most else "..." + text[-(most - 3) :]
+    return f"{row.owner}: {label}" if row.owner else label
 
 
 def heading(what: str, by: By) -> str:

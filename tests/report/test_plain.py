@@ -1,0 +1,42 @@
+"""Tables and paragraphs of plain text keep to 80 columns."""
+
+from __future__ import annotations
+
+from zsim.report.views.text.plain import Column, paragraph, table, tables
+
+COLUMNS = [Column("cluster", is_left=True), Column("one"), Column("two")]
+
+
+def test_columns_are_as_wide_as_their_widest_cell_and_a_row_may_lack_its_last_cells() -> None:
+    assert table(COLUMNS, [("a", "1,000", "2"), ("bb",)]) == [
+        "cluster    one  two",
+        "a        1,000    2",
+        "bb",
+    ]
+
+
+def test_a_first_column_that_is_too_wide_loses_its_beginnings() -> None:
+    """24 of 80 characters are the numbers': 56 are left, of which 3 are dots."""
+    heading, line = table(COLUMNS, [("a" * 40 + "b" * 53, "1" * 10, "2" * 10)])
+    assert line == "..." + "b" * 53 + "  " + "1" * 10 + "  " + "2" * 10
+    assert len(line) == len(heading) == 80
+
+
+def test_a_table_wider_than_a_terminal_goes_on_below() -> None:
+    """Columns of 50, 20 and 20 characters: the last has no room, and stands beside the first again."""
+    assert tables(COLUMNS, [["c" * 50, "1" * 20, "2" * 20]]) == [
+        f"{'cluster':<50}  {'one':>20}",
+        f"{'c' * 50}  {'1' * 20}",
+        f"{'cluster':<50}  {'two':>20}",
+        f"{'c' * 50}  {'2' * 20}",
+    ]
+
+
+def test_a_paragraph_goes_on_beside_its_label_or_where_it_is_told_to() -> None:
+    words = "word " * 30
+    labelled = paragraph(words, first="note  ")
+    assert labelled[0].startswith("note  word")
+    assert all(line.startswith("      word") for line in labelled[1:])
+    assert max(map(len, labelled)) <= 80
+    assert paragraph(words, indent=4)[1].startswith("    word")
+    assert paragraph(words, indent=4)[0].startswith("word")

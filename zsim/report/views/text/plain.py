@@ -1,0 +1,78 @@
+"""Plain text of at most 80 columns: tables and paragraphs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH = 80
+_GAP = "  "
+_LEAST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: its heading, on which side its cells stand, and how wide it is at least."""
+
+    title: str
+    is_left: bool = False
+    least: int = 0
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The heading, then one line per row, columns as wide as they need; a row may lack its last cells.
+
+    Where that is more than WIDTH the first column gives way down to 20 characters: its longest cells lose
+    their beginnings, the end of a name saying most.
+    """
+    first, *others = _widths(columns, rows)
+    room = WIDTH - sum(others) - len(_GAP) * len(others)
+    widths = [min(first, max(room, _LEAST)), *others]
+    lines = []
+    for row in ([column.title for column in columns], *rows):
+        cells = [
+            f"{cell:<{width}}" if column.is_left else f"{cell:>{width}}"
+            for column, cell, width in zip(columns, [cut(row[0], widths[0]), *row[1:]], widths, strict=False)
+        ]
+        lines.append(_GAP.join(cells).rstrip())
+    return lines
+
+
+def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The table; columns that are past WIDTH follow below, beside the first column again."""
+    first, *others = _widths(columns, rows)
+    parts: list[list[int]] = []
+    room = 0
+    for number, width in enumerate(others, 1):
+        room -= width + len(_GAP)
+        if room < 0:
+            parts.append([0])
+            room = WIDTH - first - width - len(_GAP)
+        parts[-1].append(number)
+    return [
+        line
+        for part in parts
+        for line in table([columns[n] for n in part], [[row[n] for n in part] for row in rows])
+    ]
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    lines = ([column.title for column in columns], *rows)
+    return [
+        max(column.least, *(len(line[number]) for line in lines if number < len(line)))
+        for number, column in enumerate(columns)
+    ]
+
+
+def cut(text: str, width: int) -> str:
+    """At most so many characters of `text`, the last of them."""
+    return text if len(text) <= width else "..." + text[len(text) - width + 3 :]
+
+
+def paragraph(text: str, *, first: int | str = 0, indent: int | None = None) -> list[str]:
+    """The lines of a paragraph: the first begins with `first` (text, or so many blanks), the others with
+    `indent` blanks, or as many as `first` is wide."""
+    begin = " " * first if isinstance(first, int) else first
+    rest = " " * (len(begin) if indent is None else indent)
+    return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)

@@ -1,0 +1,115 @@
+"""How far a study is, on stderr: a bar or a line on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
+
+_LINES = 10  # where there is no terminal
+
+
+class _Shown:
+    """rich's progress of one task, with words beside it; shown from `_start` until it is left."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _start(self, *columns: ProgressColumn, total: int | None = None, done: int = 0) -> None:
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+        from rich.progress import TextColumn
+
+        said = TextColumn("{task.fields[said]}")
+        self._bar = Bar(
+            *columns, said, console=Console(stderr=True), expand=total is not None, transient=total is None
+        )
+        self._bar.add_task("", total=total, completed=done, said="")
+        self._bar.start()
+
+    def _show(self, said: str, done: int = 0) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, said=said)
+
+
+class Progress(_Shown):
+    """Counts points, says their rate and the time left. `done` of `total` were there before."""
+
+    def __init__(self, total: int, done: int, *, is_quiet: bool = False) -> None:
+        super().__init__()
+        self.total, self.done, self.failed = total, done, 0
+        self._before, self._began = done, time.monotonic()
+        self._is_quiet, self._said = is_quiet, done * _LINES // max(total, 1)
+
+    def __enter__(self) -> Self:
+        if not self._is_quiet and self.done < self.total and sys.stderr.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn
+
+            self._start(BarColumn(bar_width=None), MofNCompleteColumn(), total=self.total, done=self.done)
+        return self
+
+    def advance(self, *, is_ok: bool) -> None:
+        """One more point is done."""
+        self.done += 1
+        self.failed += not is_ok
+        is_due = self.done == self.total or self.done * _LINES // self.total > self._said
+        if self._bar is not None:
+            self._show(self._words(), self.done)
+        elif not self._is_quiet and is_due:
+            self._said = self.done * _LINES // self.total
+            print(f"{self.done}/{self.total} points, {self._words()}", file=sys.stderr, flush=True)
+
+    def _words(self) -> str:
+        """E.g. "3.2 points/s, 1 min 40 s left, 2 failed"."""
+        seconds = time.monotonic() - self._began
+        rate = (self.done - self._before) / seconds if seconds > 0 else 0.0
+        words = [f"{rate:.3g} points/s"]
+        if self.done < self.total and rate > 0:
+            words.append(f"{duration((self.total - self.done) / rate)} left")
+        if self.failed:
+            words.append(f"{self.failed} failed")
+        return ", ".join(words)
+
+
+class Counts(_Shown):
+    """Work of unknown amount: how much of each kind is done, and seconds; nothing without a terminal."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__()
+        self._counts = dict.fromkeys(kinds, 0)
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.progress import TimeElapsedColumn
+
+            self._start(TimeElapsedColumn())
+        return self
+
+    def update(self, kind: str, count: int) -> None:
+        """`count` pieces of work of this kind are done."""
+        self._counts[kind] = count
+        self._show(", ".join(f"{done} {name}" for name, done in self._counts.items()))
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people who wait: 8 s, 1 min 40 s, 3 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

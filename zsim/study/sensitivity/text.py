@@ -1,0 +1,89 @@
+"""A sensitivity study as text of 80 columns: what the step depends on, what would have to be true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from zsim.report.views.text.plain import WIDTH, Column, paragraph, table
+from zsim.study.sensitivity.requirements import Requirement
+from zsim.study.sensitivity.sensitivity import Bar, Sensitivity
+from zsim.units import format_seconds
+
+_WORTH_SAYING = 0.0005  # of the step
+_COLUMNS = [Column("", is_left=True), Column("value"), Column("turned, %"), Column("step, %")]
+
+
+def sensitivity_lines(found: Sensitivity) -> Iterator[str]:
+    """A line for each number that moves the step, then those that are none or move nothing."""
+    yield from paragraph(f"{found.title} | {format_seconds(found.step_seconds)} per step")
+    moving = [bar for bar in found.bars if bar.error is None and not is_idle(bar, found.step_seconds)]
+    yield from _table(moving, found.step_seconds)
+    if any(bar.turn.is_known for bar in moving):
+        yield "* over the spread that is stated of it"
+    for bar in found.bars:
+        if bar.error is not None:
+            yield from paragraph(f"{bar.turn.name}: {bar.error}", indent=2)
+    rest = [bar.turn.name for bar in found.bars if is_idle(bar, found.step_seconds)]
+    if rest:
+        yield from paragraph(f"without effect: {', '.join(rest)}")
+
+
+def _table(bars: Sequence[Bar], step_seconds: float) -> list[str]:
+    """Units say what they are per where there is room."""
+    rows = [
+        (
+            bar.turn.name,
+            f"{value(bar)} {bar.turn.unit}".strip(),
+            turned(bar).replace(" %", ""),
+            changes(bar, step_seconds).removesuffix(" %"),
+        )
+        for bar in bars
+    ]
+    if len(table(_COLUMNS, rows)[0]) > WIDTH or any("..." in line for line in table(_COLUMNS, rows)):
+        rows = [(name, number.split(" per ")[0], turns, steps) for name, number, turns, steps in rows]
+    return table(_COLUMNS, rows)
+
+
+def requirement_lines(
+    needs: Sequence[Requirement], target: str, left_out: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """What reaches the target, then what does not, then what was not asked about, with why."""
+    yield f"for {target}:"
+    said = [need.sentence() for need in needs if need.needed is not None]
+    others = [_at_most(need) for need in needs if need.needed is None]
+    if others:
+        said.append(f"not by themselves, however much (the step then): {', '.join(others)}")
+    said += [f"{name}: left out; {why}" for name, why in (left_out or {}).items()]
+    for words in said:
+        yield from paragraph(words, first=2)
+
+
+def _at_most(need: Requirement) -> str:
+    """E.g. "network efficiency at 1 (666.38 ms)"."""
+    most = "" if need.bound is None else f" at {need.bound:g}"
+    return f"{need.name}{most} ({format_seconds(need.best_seconds)})"
+
+
+def is_idle(bar: Bar, step_seconds: float) -> bool:
+    """Whether the step does not depend on the number."""
+    return bar.error is None and bar.swing(step_seconds) < _WORTH_SAYING
+
+
+def value(bar: Bar) -> str:
+    """The number as it is, without its unit."""
+    return "" if bar.turn.value is None else f"{bar.turn.value:,.6g}"
+
+
+def turned(bar: Bar) -> str:
+    """How far it is turned down and up; * by the spread that is stated of it."""
+    low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.turn.low, bar.turn.high))
+    return f"{low}/{high} %" + ("*" if bar.turn.is_known else "")
+
+
+def changes(bar: Bar, step_seconds: float) -> str:
+    """What the step changes by, turned down and up; - where there is no such experiment."""
+    parts = [
+        "-" if seconds is None else f"{(seconds / step_seconds - 1) * 100:+.1f}"
+        for seconds in (bar.low_seconds, bar.high_seconds)
+    ]
+    return f"{parts[0]}/{parts[1]} %"

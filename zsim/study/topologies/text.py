@@ -1,0 +1,190 @@
+"""Clusters, comparisons of them and their collectives as text of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zsim.report.views.text.plain import Column, paragraph, table, tables
+from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
+from zsim.study.topologies.routings import NUM_DRAWS, routing_words
+from zsim.study.topologies.topologies import TopologyComparison
+from zsim.units import format_rate, format_seconds
+from zsim.validated.ratios import NO_DIFFERENCE, can_tell
+from zsim.validated.validation import validation_words
+
+
+def topology_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """What `describe_topology` gives."""
+    yield from paragraph(f"{facts['cluster']}: {facts['description']}", first="cluster   ")
+    domain = facts["gpus_per_nvlink_domain"]
+    yield f"size      {facts['nodes']} nodes, {facts['gpus']} GPUs, {domain} to an NVLink domain"
+    source = f"{facts['network']} ({facts['network_evidence']}): {facts['network_source']}"
+    yield from paragraph(source, first="network   ")
+    for tier, row in facts["tiers"].items():
+        usable = f"{format_rate(row['bytes_per_second'])} each, {format_rate(row['usable'])} usable"
+        yield f"links     {tier:<12} {row['links']:>8,} one way, {usable}"
+    for role, count in facts["switches"].items():
+        yield f"switches  {role:<12} {count:>8,} with {facts['ports_per_switch'][role]} ports in use"
+    for kind, count in facts["cables"].items():
+        yield f"cables    {kind:<12} {count:>8,}"
+    cut = facts["bisection_bytes_per_second"]
+    if cut is None:
+        yield "bisection not computed for a fabric this large"
+    elif facts["nodes"] > 1:
+        yield (
+            f"bisection {format_rate(cut)} one way through the network, "
+            f"{format_rate(2 * cut / facts['gpus'])} per GPU of a half"
+        )
+
+
+def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
+    """What `compare_topologies` gives."""
+    labels = rows[0].report.labels
+    yield f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs"
+    for columns in (_STEP, _FABRIC):
+        cells = [[column.cell(row) for column in columns] for row in rows]
+        yield from tables(_columns([column.title for column in columns]), cells)
+    yield from paragraph(
+        f"routing: ideal (even-split), and hashed (ECMP; median and p95 of {NUM_DRAWS} draws)", indent=2
+    )
+    yield from tables(_columns(ROUTING_HEAD), [routing_cells(row) for row in rows])
+    by_words: dict[str, list[str]] = {}
+    for row in rows:
+        by_words.setdefault(routing_words(row.routing), []).append(row.cluster)
+    for words, clusters in by_words.items():
+        yield from paragraph(f"{', '.join(clusters)}: {words}", indent=2)
+    for row in rows:
+        if row.report.validation is not None:
+            words = validation_words(row.report.validation, row.report.step_seconds)
+            yield from paragraph(f"{row.cluster}: {words}", indent=2)
+    for sentence in undecided(rows):
+        yield from paragraph(sentence, indent=2)
+
+
+def _columns(titles: Sequence[str]) -> list[Column]:
+    return [Column(title, is_left=number == 0) for number, title in enumerate(titles)]
+
+
+def undecided(rows: Sequence[TopologyComparison]) -> list[str]:
+    """A sentence for each group of clusters of which zsim can tell no two apart; none for a group that is
+    part of another. In order of their steps; a cluster may be in several groups."""
+    order = sorted(rows, key=lambda row: row.report.step_seconds)
+    groups: list[list[TopologyComparison]] = []
+    for one in order:
+        groups.append([one])
+        for other in order[order.index(one) + 1 :]:
+            if not any(_is_told_apart(member, other) for member in groups[-1]):
+                groups[-1].append(other)
+    names = [[row.cluster for row in group] for group in groups if len(group) > 1]
+    whole = [own for own in names if not any(set(own) < set(other) for other in names)]
+    return [f"{', '.join(own)}: {NO_DIFFERENCE}." for own in whole]
+
+
+def _is_told_apart(one: TopologyComparison, other: TopologyComparison) -> bool:
+    gpus = [row.report.experiment["cluster"]["gpu"]["name"] for row in (one, other)]
+    kinds = ["network"] if gpus[0] == gpus[1] else ["network", "GPU"]
+    return can_tell(one.report.step_seconds, other.report.step_seconds, kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One column of a table, and what stands in it for a cluster."""
+
+    title: str
+    cell: Callable[[TopologyComparison], str]
+
+
+_CLUSTER = _Cell("cluster", lambda row: row.cluster)
+_STEP = (
+    _CLUSTER,
+    _Cell("step", lambda row: format_seconds(row.report.step_seconds)),
+    _Cell("exposed", lambda row: format_seconds(row.exposed_seconds)),
+    _Cell("MFU", lambda row: _percent(row.report.mfu_fraction)),
+    _Cell("fullest", lambda row: _fullest(row)),
+)
+_FABRIC = (
+    _CLUSTER,
+    _Cell("switches", lambda row: f"{row.facts['num_switches']:,}"),
+    _Cell("cables", lambda row: f"{row.facts['num_cables']:,}"),
+    _Cell("bisection", lambda row: _rate(row.facts["bisection_bytes_per_second"])),
+)
+ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collectives"]
+
+
+def routing_cells(row: TopologyComparison) -> list[str]:
+    """A cluster's line under `ROUTING_HEAD`."""
+    found = row.routing
+    steps = (found.ideal_seconds, found.hashed_seconds, found.hashed_p95_seconds)
+    median, high = found.slowdowns
+    slower = f"x{median:.2f}, x{high:.2f}" if high != 1 else "as ideal"
+    return [row.cluster, found.given, *(format_seconds(step) for step in steps), slower]
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f}%"
+
+
+def _rate(bytes_per_second: float | None) -> str:
+    return "-" if bytes_per_second is None else format_rate(bytes_per_second)
+
+
+def _fullest(row: TopologyComparison) -> str:
+    tier = max(row.tiers, key=lambda own: own.utilisation_fraction, default=None)
+    shown = f"{tier.tier} {tier.utilisation_fraction * 100:.0f}%" if tier else "none"
+    return shown + ("" if row.report.fits else " (does not fit)")
+
+
+_BENCH = [
+    *(Column(title, least=12) for title in ("size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)")),
+    *(Column(title, is_left=True) for title in ("algorithm", "protocol")),
+]
+_CURVES = [
+    *(Column(title, is_left=True) for title in ("curve", "cluster")),
+    *(Column(title) for title in ("points", "median error")),
+]
+
+
+def bench_lines(
+    rows: Sequence[BenchRow], name: str, gpus: int, kind: str, group: int | None
+) -> Iterator[str]:
+    """An nccl-tests shaped table."""
+    yield f"# {name}: {kind}, {gpus} GPUs, groups of {group or gpus}; simulated on idle links"
+    heading, *lines = table(
+        _BENCH,
+        [
+            (
+                str(row.size_bytes),
+                f"{row.seconds * 1e6:.2f}",
+                f"{row.algorithm_bytes_per_second / 1e9:.2f}",
+                f"{row.bus_bytes_per_second / 1e9:.2f}",
+                row.algorithm,
+                row.protocol,
+            )
+            for row in rows
+        ],
+    )
+    yield f"#{heading[1:]}"
+    yield from lines
+
+
+def curve_lines(points: Sequence[CurvePoint]) -> Iterator[str]:
+    """Each measured curve with the simulation's errors."""
+    curves: dict[str, list[CurvePoint]] = {}
+    for point in points:
+        curves.setdefault(point.curve, []).append(point)
+    scored = {name: [point for point in curve if point.is_scored] for name, curve in curves.items()}
+    rows = [
+        (name, curve[0].cluster, str(len(scored[name])), f"{(median_error(curve) or 0) * 100:.1f} %")
+        for name, curve in curves.items()
+    ]
+    heading, *lines = table(_CURVES, rows)
+    yield heading
+    for name, line in zip(curves, lines, strict=True):
+        yield line
+        errors = " ".join(f"{point.error * 100:+.0f}" for point in scored[name])
+        yield from paragraph(f"errors of time in %, 64 KiB to 4 GiB: {errors}", first=2)
+    total = median_error(points)
+    if total is not None:
+        yield f"all: median absolute error {total * 100:.1f} %"
