@@ -1,5 +1,11 @@
-"""A step whose micro-batches are not all simulated: those in the middle are alike, and a smaller last one
-adds what one of its size does."""
+"""A step whose micro-batches are not all simulated.
+
+# [Note: middle micro-batches are alike]
+The first micro-batch of a step finds an idle machine, and the last reduces gradients; what lies between
+repeats. So a step of many takes what one of three does, and for each one more what the third added to a step
+of two; a smaller last one adds what one of its size does. The peak of memory is that of three. Where torch's
+allocator runs short no two are alike.
+"""
 
 from __future__ import annotations
 
@@ -100,6 +106,11 @@ def simulate_step(job: Job, *, unfold: bool = False) -> SimulatedStep:
     return replace(step, job=job)
 
 
+def longer(few: float, less: float, more: int) -> float:
+    """What a step of FEW + `more` micro-batches takes, where FEW take `few` and FEW - 1 take `less`."""
+    return few + more * (few - less)
+
+
 def _of(job: Job, steps: int, unfold: bool) -> SimulatedStep:
     """A step of so many whole micro-batches. Where the allocator runs short no two of them are alike, and
     many are as many times the mean of some."""
@@ -115,7 +126,7 @@ def _of(job: Job, steps: int, unfold: bool) -> SimulatedStep:
         return replace(some, seconds=seconds, terms=((steps / count, some.outcome),))
     less = _simulated(job, FEW - 1, unfold)
     more = steps - FEW
-    seconds = few.seconds + more * (few.seconds - less.seconds)
+    seconds = longer(few.seconds, less.seconds, more)
     return replace(few, seconds=seconds, terms=((1.0 + more, few.outcome), (-float(more), less.outcome)))
 
 

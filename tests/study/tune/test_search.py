@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import zsim
+from zsim.engine.micro_batches import FEW
 from zsim.errors import InputError, ZsimError
-from zsim.study.micro_batches import FEW
 from zsim.study.tune.axes import ACCUMULATION, MICRO_BATCH, STRUCTURE
 from zsim.study.tune.base import base_of
 from zsim.study.tune.candidates import Candidate, candidates

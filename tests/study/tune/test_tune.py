@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import zsim
+from zsim.engine.micro_batches import FEW
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
-from zsim.study.micro_batches import FEW
 from zsim.study.sweep.pool import Task
 from zsim.study.tune.evaluate import Evaluator, memory_of
 from zsim.study.tune.page import pareto_front, tuned_page

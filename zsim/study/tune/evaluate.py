@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from zsim.engine.micro_batches import FEW, longer
 from zsim.errors import ZsimError
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import (
@@ -25,7 +26,6 @@ from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.micro_batches import FEW, longer
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record
