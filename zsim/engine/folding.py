@@ -18,7 +18,7 @@ from zsim.fabric.folding.classes import (
     stable_classes,
 )
 from zsim.fabric.messages import communicators_of, fabric_works
-from zsim.plan.ops import OffloadWork, Plan, PointToPoint
+from zsim.plan.ops import OffloadWork, Plan
 from zsim.specs.topology.topology import Topology
 
 _MOST_CLASSES = 512
@@ -61,7 +61,7 @@ def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes
     """The classes with the first rank of each by itself, and, where messages tie ranks to each other, those
     that it sends to and takes from too."""
     apart = first_apart(classes)
-    if not any(isinstance(work, PointToPoint) for work in plan.works()):
+    if not plan.has_messages:
         return apart
     party = make_party(topology, plan, slowdowns)
     return stable_classes([replace(party, kinds=apart.of_rank)])[0]
@@ -69,7 +69,7 @@ def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes
 
 def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
     """Whether all ranks do the same at equal places of an even fabric; messages between them ask for more."""
-    if len(plan.programs) > 1 or any(isinstance(work, PointToPoint) for work in plan.works()):
+    if len(plan.programs) > 1 or plan.has_messages:
         return False
     return are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
@@ -13,8 +14,8 @@ from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPo
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
-_ON_GPU = Kernels | Collective | PointToPoint
-_TIMED_ELSEWHERE = Collective | PointToPoint | OffloadWork  # by the fabric and the host's devices
+_ON_GPU = (Kernels, Collective, PointToPoint)
+_TIMED_ELSEWHERE = (PointToPoint, *get_args(OffloadWork))  # by the fabric and the host's devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class PricedProgram:
     one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that; `behind[i]`: the
     op that may start once op i has started, because it stands behind it in a hardware queue (-1: none),
     which counts in `pending` too; None where no streams share a queue. `meetings[i]`: of a collective, which
-    group's and the how many-th call on it, as one number (-1: not a collective); `sides[i]`: of messages."""
+    group's and the how many-th call on it, as one number (-1: not a collective): members of a communicator
+    meet at its n-th call, whatever else each of them does (NCCL's rule). `sides[i]`: of messages."""
 
     program: Program
     pending: list[int]
@@ -66,12 +68,12 @@ def price_program(
     durations: list[float | None] = []
     concentration: list[float] = []
     host: list[float] = []
+    place_of = {name: place for place, name in enumerate(groups)}
+    calls, meetings = [0] * len(groups), [-1] * num_ops
     for index, op in enumerate(program.ops):
         work, before = op.work, op.after
         if work is not None:
-            stream = (
-                COMPUTE if is_serial and isinstance(work, Kernels | Collective | PointToPoint) else op.stream
-            )
+            stream = COMPUTE if is_serial and isinstance(work, _ON_GPU) else op.stream
             previous = last_on_stream.get(stream)
             if previous is not None:
                 before = (*before, previous)
@@ -90,8 +92,13 @@ def price_program(
             concentration.append(known[key][1])
         else:
             concentration.append(0.0)
-            assert work is None or isinstance(work, _TIMED_ELSEWHERE)
             durations.append(None)
+            if isinstance(work, Collective):
+                place = place_of[work.group]
+                meetings[index] = calls[place] * len(groups) + place
+                calls[place] += 1
+            else:
+                assert work is None or isinstance(work, _TIMED_ELSEWHERE)
         host_key = (op.overhead, op.events, op.launches)
         if host_key not in host_of:
             host_of[host_key] = host_seconds(op)
@@ -109,23 +116,10 @@ def price_program(
         durations,
         concentration,
         waits,
-        _meetings(program, groups),
+        meetings,
         sides_of(program, groups),
         after,
     )
-
-
-def _meetings(program: Program, groups: Mapping[str, Group]) -> list[int]:
-    """Members of a communicator meet at its n-th call, whatever else each of them does (NCCL's own rule)."""
-    place_of = {name: place for place, name in enumerate(groups)}
-    calls = [0] * len(groups)
-    found = [-1] * len(program.ops)
-    for number, op in enumerate(program.ops):
-        if isinstance(op.work, Collective):
-            place = place_of[op.work.group]
-            found[number] = calls[place] * len(groups) + place
-            calls[place] += 1
-    return found
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:

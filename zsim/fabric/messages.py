@@ -64,18 +64,17 @@ def sides_of(program: Program, groups: Mapping[str, Group]) -> dict[int, tuple[S
     """By op, the sides of its messages."""
     counts: dict[tuple[str, str, int], int] = {}
     found = {}
-    for number, op in enumerate(program.ops):
-        if isinstance(op.work, PointToPoint):
-            sides = []
-            for message in op.work.messages:
-                size = groups[op.work.group].size
-                is_send = message.direction == "send"
-                shift = message.shift % size if is_send else -message.shift % size
-                key = op.work.group, message.direction, shift
-                counts[key] = count = counts.get(key, -1) + 1
-                work = Collective("send", message.bytes, op.work.dtype, _pair_name(op.work.group, shift))
-                sides.append(Side(work, is_send, count))
-            found[number] = tuple(sides)
+    for number, call in _calls(program):
+        sides = []
+        for message in call.messages:
+            size = groups[call.group].size
+            is_send = message.direction == "send"
+            shift = message.shift % size if is_send else -message.shift % size
+            key = call.group, message.direction, shift
+            counts[key] = count = counts.get(key, -1) + 1
+            work = Collective("send", message.bytes, call.dtype, _pair_name(call.group, shift))
+            sides.append(Side(work, is_send, count))
+        found[number] = tuple(sides)
     return found
 
 
@@ -93,24 +92,28 @@ def fabric_works(program: Program, groups: Mapping[str, Group]) -> list[Collecti
     """Everything that a rank of a program puts on links: its collectives and what it sends, in order."""
     found: list[Collective] = []
     for op in program.ops:
-        if isinstance(op.work, Collective):
+        if type(op.work) is Collective:
             found.append(op.work)
-        elif isinstance(op.work, PointToPoint):
+        elif type(op.work) is PointToPoint:
             found += sends(op.work, groups)
     return found
 
 
 def _sends(program: Program, groups: Mapping[str, Group]) -> Iterator[tuple[str, int]]:
-    for op in program.ops:
-        if isinstance(op.work, PointToPoint):
-            for message in op.work.messages:
-                if message.direction == "send":
-                    size = groups[op.work.group].size
-                    shift = message.shift % size
-                    assert shift, (
-                        f"'{op.name}': a message {message.shift} places on among {size} ranks is its own"
-                    )
-                    yield op.work.group, shift
+    for number, call in _calls(program):
+        size = groups[call.group].size
+        for message in call.messages:
+            if message.direction == "send":
+                name, shift = program.ops[number].name, message.shift % size
+                assert shift, f"'{name}': among {size} ranks, {message.shift} places on is the sender"
+                yield call.group, shift
+
+
+def _calls(program: Program) -> Iterator[tuple[int, PointToPoint]]:
+    for number in program.calls_with_messages:
+        work = program.ops[number].work
+        assert isinstance(work, PointToPoint)
+        yield number, work
 
 
 def _pair_name(group: str, shift: int) -> str:

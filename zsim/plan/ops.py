@@ -272,6 +272,11 @@ class Program:
     memory: tuple[MemoryChange, ...] = ()
     startup_bytes: int = 0
 
+    @cached_property
+    def calls_with_messages(self) -> tuple[int, ...]:
+        """The ops that send or receive."""
+        return tuple(number for number, op in enumerate(self.ops) if type(op.work) is PointToPoint)
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -325,6 +330,10 @@ class Plan:
     def program_on(self, rank: int) -> Program:
         """What a rank runs."""
         return self.programs[int(self.program_of[rank])]
+
+    @property
+    def has_messages(self) -> bool:
+        return any(program.calls_with_messages for program in self.programs)
 
     @property
     def changes_memory(self) -> bool:
