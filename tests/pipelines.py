@@ -9,6 +9,7 @@ import numpy as np
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.checks import check_plan
 from zsim.plan.ops import Group, Memory, Message, Plan
 from zsim.specs.experiment.job import Job
 
@@ -118,6 +119,27 @@ def one_f_one_b(stage: Stage, micro_batches: int) -> None:
         stage.batch(("send", BACK))
 
 
+def one_f_one_b_alone(stage: Stage, micro_batches: int) -> None:
+    """1F1B with lone messages: a forward's send stands before a backward's receive on the stream of the two
+    ranks, and so does the neighbour's, the other way round."""
+    warm = min(micro_batches, stage.stages - 1 - stage.number)
+    for number in range(warm):
+        stage.lone("recv", BACK)
+        stage.forward(number)
+        stage.lone("send", ON)
+    for number in range(micro_batches - warm):
+        stage.lone("recv", BACK)
+        stage.forward(warm + number)
+        stage.lone("send", ON)
+        stage.lone("recv", ON)
+        stage.backward(number)
+        stage.lone("send", BACK)
+    for number in range(micro_batches - warm, micro_batches):
+        stage.lone("recv", ON)
+        stage.backward(number)
+        stage.lone("send", BACK)
+
+
 def gpipe(stage: Stage, micro_batches: int) -> None:
     """All forwards, then all backwards, with lone messages."""
     for number in range(micro_batches):
@@ -140,6 +162,7 @@ def pipeline_plan(
     sent_bytes: int = BYTES,
     micro_bytes: int = 0,
     gradient_bytes: int = 0,
+    is_checked: bool = True,
 ) -> Plan:
     """A plan of one program per stage; `kernels`: forward's and backward's, for all stages or for each;
     `gradient_bytes`: all-reduced among replicas at the end."""
@@ -155,7 +178,10 @@ def pipeline_plan(
         resident = [Memory("parameters", 10**9 * (number + 1))]
         programs.append(stage.builder.program(resident, f"pipeline rank {number}"))
     named = {group.name: group for group in groups}
-    return Plan("by hand", tuple(programs), np.repeat(np.arange(stages), replicas), named)
+    plan = Plan("by hand", tuple(programs), np.repeat(np.arange(stages), replicas), named)
+    if is_checked:
+        check_plan(plan)
+    return plan
 
 
 def without_latency(job: Job) -> Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.plan.builder import PlanBuilder
+from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
 from zsim.plan.ops import Plan
 from zsim.plan.passes.one_thread import in_one_thread
@@ -48,4 +49,6 @@ def plan_step(
     plan = builder.finish(framework.name, world_size, owner.resident())
     if is_cpu:
         plan = in_one_thread(plan, owner.asynchronous, copies_scatters=copies_scatters)
-    return plan.with_programs(lambda program: replace(program, startup_bytes=owner.startup_bytes))
+    plan = plan.with_programs(lambda program: replace(program, startup_bytes=owner.startup_bytes))
+    check_plan(plan)
+    return plan

@@ -1,0 +1,292 @@
+"""Whether the programs of a plan fit each other: what no rank's program shows alone.
+
+Every communicator's n-th call is the same on all members; sends meet receives; nothing waits in a circle;
+what a step allocates it frees. Ranks of one program do the same, so programs are looked at and not ranks:
+where a rank of one waits for a rank of another, all of them do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from zsim.errors import StuckError
+from zsim.plan.ops import Collective, Plan, PointToPoint, Program
+
+
+class PlanError(AssertionError):
+    """A plan whose programs do not fit each other: a mistake in the code that made it."""
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises PlanError for calls, messages or memory that do not fit, StuckError for a circle of waits."""
+    for program in plan.programs:
+        _check_order(program)
+        _check_memory(program)
+    if len(plan.programs) == 1 and not plan.has_messages:
+        return  # all members make the same calls in the same order
+    calls = [_calls_by_group(program, plan) for program in plan.programs]
+    _check_calls(plan, calls)
+    _check_messages(plan, calls)
+    _Run(plan, calls).check()
+
+
+def _check_order(program: Program) -> None:
+    for number, op in enumerate(program.ops):
+        for other in op.after:
+            if other >= number:
+                raise PlanError(f"{_of(program)}op {number} '{op.name}' comes after op {other}, issued later")
+        for other in op.host_waits:
+            if other >= number:
+                raise PlanError(f"{_of(program)}the host waits for op {other} before it issues op {number}")
+
+
+def _check_memory(program: Program) -> None:
+    """What a step allocates of a kind for an owner it gives back, and no more than that."""
+    held: dict[tuple[str, str, str], int] = {}
+    for change in program.memory:
+        key = change.device, change.category, change.owner
+        held[key] = held.get(key, 0) + change.bytes
+    for (device, category, owner), left in held.items():
+        if left:
+            raise PlanError(
+                f"{_of(program)}a step leaves {left:+,} bytes of {category} of '{owner}' on the {device}"
+            )
+
+
+class _Messages(NamedTuple):
+    """Of one kind of group, by shift, the (op, bytes, dtype) of each message in order."""
+
+    sent: dict[int, list[tuple[int, int, str]]]
+    received: dict[int, list[tuple[int, int, str]]]
+
+
+@dataclass
+class _Calls:
+    """What a program does on communicators: by group the ops of its collectives, and its messages."""
+
+    collectives: dict[str, list[int]] = field(default_factory=dict)
+    messages: dict[str, _Messages] = field(default_factory=dict)
+
+
+def _calls_by_group(program: Program, plan: Plan) -> _Calls:
+    found = _Calls()
+    for number, op in enumerate(program.ops):
+        work = op.work
+        if isinstance(work, Collective):
+            found.collectives.setdefault(work.group, []).append(number)
+        elif isinstance(work, PointToPoint):
+            size = plan.groups[work.group].size
+            own = found.messages.setdefault(work.group, _Messages({}, {}))
+            for message in work.messages:
+                shifts = own.sent if message.direction == "send" else own.received
+                row = number, message.bytes, work.dtype
+                shifts.setdefault(message.shift % size, []).append(row)
+    return found
+
+
+def _check_calls(plan: Plan, calls: Sequence[_Calls]) -> None:
+    for name in plan.groups:
+        for programs in _programs_together(plan, name):
+            first, *others = programs
+            for other in others:
+                _check_pair(plan, name, first, other, calls)
+
+
+def _check_pair(plan: Plan, name: str, first: int, other: int, calls: Sequence[_Calls]) -> None:
+    """The n-th collective of two programs whose ranks share a communicator."""
+    one, two = (calls[program].collectives.get(name, []) for program in (first, other))
+    a, b = plan.programs[first], plan.programs[other]
+    for place, (own, theirs) in enumerate(zip(one, two, strict=False)):
+        mine, yours = a.ops[own].work, b.ops[theirs].work
+        if mine != yours:
+            raise PlanError(
+                f"call {place + 1} on '{name}': {_of(a)}'{a.ops[own].name}' is {_told(mine)}, and "
+                f"{_of(b)}'{b.ops[theirs].name}' is {_told(yours)}"
+            )
+    if len(one) != len(two):
+        raise PlanError(f"'{name}': {_of(a)}{len(one)} calls, and {_of(b)}{len(two)}")
+
+
+def _programs_together(plan: Plan, name: str) -> list[tuple[int, ...]]:
+    """The programs whose ranks share communicators of a kind, each set once."""
+    rows = np.unique(np.sort(plan.program_of[plan.groups[name].members], axis=1), axis=0)
+    return list(dict.fromkeys(tuple(dict.fromkeys(row)) for row in rows.tolist()))
+
+
+def _peers(plan: Plan, name: str, shift: int) -> list[tuple[int, int]]:
+    """(program, program of the rank so many places further on), each once."""
+    programs = plan.program_of[plan.groups[name].members]
+    both = np.stack([programs, np.roll(programs, -shift, axis=1)], axis=2).reshape(-1, 2)
+    return [(int(one), int(other)) for one, other in np.unique(both, axis=0)]
+
+
+def _check_messages(plan: Plan, calls: Sequence[_Calls]) -> None:
+    for name, group in plan.groups.items():
+        used = [own.messages[name] for own in calls if name in own.messages]
+        shifts = {shift for own in used for shift in own.sent}
+        shifts |= {-shift % group.size for own in used for shift in own.received}
+        for shift in sorted(shifts):
+            _check_shift(plan, calls, name, shift)
+
+
+def _check_shift(plan: Plan, calls: Sequence[_Calls], name: str, shift: int) -> None:
+    back, none = -shift % plan.groups[name].size, _Messages({}, {})
+    if not shift:
+        raise PlanError(f"'{name}': a rank sends to itself")
+    for sender, receiver in _peers(plan, name, shift):
+        sent = calls[sender].messages.get(name, none).sent.get(shift, [])
+        received = calls[receiver].messages.get(name, none).received.get(back, [])
+        a, b = plan.programs[sender], plan.programs[receiver]
+        for place, (own, theirs) in enumerate(zip(sent, received, strict=False)):
+            if own[1:] != theirs[1:]:
+                raise PlanError(
+                    f"message {place + 1} on '{name}': {_of(a)}'{a.ops[own[0]].name}' sends {own[1]:,} bytes "
+                    f"of {own[2]}, and {_of(b)}'{b.ops[theirs[0]].name}' takes {theirs[1]:,} of {theirs[2]}"
+                )
+        if len(sent) != len(received):
+            raise PlanError(
+                f"'{name}': {_of(a)}{len(sent)} messages to the rank {shift} places on, and {_of(b)}"
+                f"{len(received)} receives"
+            )
+
+
+class _Run:
+    """The programs without seconds: whatever can end does, until nothing can."""
+
+    def __init__(self, plan: Plan, calls: Sequence[_Calls]) -> None:
+        self.plan = plan
+        self.first = list(np.cumsum([0, *(len(program.ops) for program in plan.programs)]))
+        self.count = self.first.pop()
+        self.names = [(program, op) for program in plan.programs for op in program.ops]
+        self.needs: list[list[int]] = [[] for _ in range(self.count)]  # must have ended before it starts
+        self.issued_after: list[list[int]] = [[] for _ in range(self.count)]  # ended, before it is issued
+        self.partners: list[list[int]] = [[] for _ in range(self.count)]  # must have started before it ends
+        for first, program in zip(self.first, plan.programs, strict=True):
+            self._add_waits(first, program)
+        self._add_collectives(calls)
+        self._add_messages(calls)
+
+    def _add_waits(self, first: int, program: Program) -> None:
+        last: dict[str, int] = {}
+        for number, op in enumerate(program.ops):
+            self.issued_after[first + number] = [first + other for other in op.host_waits]
+            self.needs[first + number] = [first + other for other in op.after]
+            if op.work is not None:
+                if op.stream in last:
+                    self.needs[first + number].append(last[op.stream])
+                last[op.stream] = first + number
+
+    def _add_collectives(self, calls: Sequence[_Calls]) -> None:
+        for name in self.plan.groups:
+            for programs in _programs_together(self.plan, name):
+                own = [calls[program].collectives.get(name, []) for program in programs]
+                for members in zip(*own, strict=True):
+                    ops = [self.first[p] + op for p, op in zip(programs, members, strict=True)]
+                    for op in ops:
+                        self.partners[op] += [other for other in ops if other != op]
+
+    def _add_messages(self, calls: Sequence[_Calls]) -> None:
+        for name, group in self.plan.groups.items():
+            for shift in range(1, group.size) if any(name in own.messages for own in calls) else ():
+                for sender, receiver in _peers(self.plan, name, shift):
+                    none = _Messages({}, {})
+                    sent = calls[sender].messages.get(name, none).sent.get(shift, [])
+                    taken = calls[receiver].messages.get(name, none).received.get(-shift % group.size, [])
+                    for (own, *_), (theirs, *_) in zip(sent, taken, strict=True):
+                        one, other = self.first[sender] + own, self.first[receiver] + theirs
+                        self.partners[one].append(other)
+                        self.partners[other].append(one)
+
+    def check(self) -> None:
+        """Raises StuckError, which says who waits for whom, where an op never ends."""
+        started, ended = [False] * self.count, [False] * self.count
+        hosts = list(self.first)
+        ends = [*self.first[1:], self.count]
+        wakes: dict[int, list[int]] = {}  # by op: what looks again once it has started or ended
+        issued = [False] * self.count
+        todo = deque(range(len(hosts)))
+        look: deque[int] = deque()
+
+        def waits_for(op: int) -> int:
+            """What keeps an op that is issued from ending: another's end or start; -1 where nothing does."""
+            for need in self.needs[op]:
+                if not ended[need]:
+                    return need
+            if not started[op]:
+                started[op] = True
+                look.extend(wakes.pop(op, ()))
+            return next((other for other in self.partners[op] if not started[other]), -1)
+
+        blocked_host: dict[int, int] = {}
+        while todo or look:
+            if todo:
+                place = todo.popleft()
+                while hosts[place] < ends[place]:
+                    op = hosts[place]
+                    awaited = next((other for other in self.issued_after[op] if not ended[other]), -1)
+                    if awaited >= 0:
+                        blocked_host[place] = awaited
+                        wakes.setdefault(awaited, []).append(-1 - place)
+                        break
+                    blocked_host.pop(place, None)
+                    issued[op] = True
+                    hosts[place] += 1
+                    look.append(op)
+                continue
+            op = look.popleft()
+            if op < 0:
+                todo.append(-1 - op)
+                continue
+            if ended[op]:
+                continue
+            awaited = waits_for(op)
+            if awaited >= 0:
+                wakes.setdefault(awaited, []).append(op)
+            else:
+                ended[op] = True
+                look.extend(wakes.pop(op, ()))
+        if not all(ended):
+            raise StuckError(self._circle(started, ended, issued, blocked_host))
+
+    def _circle(
+        self,
+        started: Sequence[bool],
+        ended: Sequence[bool],
+        issued: Sequence[bool],
+        blocked_host: Mapping[int, int],
+    ) -> str:
+        """Who waits for whom, from an op that never ends round to itself."""
+        chain: list[int] = []
+        at = next(op for op in range(self.count) if not ended[op])
+        while at not in chain:
+            chain.append(at)
+            if not issued[at]:
+                place = int(np.searchsorted(self.first, at, side="right")) - 1
+                at = blocked_host[place]
+            elif not started[at]:
+                at = next(need for need in self.needs[at] if not ended[need])
+            else:
+                at = next(other for other in self.partners[at] if not started[other])
+        circle = chain[chain.index(at) :]
+        return "; ".join(
+            self._waits(one, other) for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
+        )
+
+    def _waits(self, one: int, other: int) -> str:
+        (program, op), (peer, awaited) = self.names[one], self.names[other]
+        where = "" if program is peer else f"{_of(peer)}"
+        return f"{_of(program)}'{op.name}' on stream {op.stream} waits for {where}'{awaited.name}'"
+
+
+def _of(program: Program) -> str:
+    return f"{program.name}: " if program.name else ""
+
+
+def _told(work: object) -> str:
+    assert isinstance(work, Collective)
+    return f"{work.kind} of {work.bytes:,} bytes of {work.dtype}"
