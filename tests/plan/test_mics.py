@@ -5,6 +5,7 @@ Llama-3.2-1B: 1,235,814,400 elements, 33 norms of 2,048 that persist; DeepSpeed 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ import zsim
 from tests.plan.zeropp_jobs import HPZ, NOTHING_KEPT, calls, experiment_of, job_of, plan_of, sent
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Plan
+from zsim.plan.ops import Copy, Plan
+from zsim.specs.experiment.resolve import resolve
 
 TOTAL = 1_235_814_400
 NORMS = 33 * 2_048
 WEIGHTS = TOTAL - NORMS
+CPU = {"device": "cpu"}
 PASS = WEIGHTS + 128_256 * 2_048  # the head gathers the embedding once more
 
 
@@ -124,14 +127,73 @@ def test_folded_is_unfolded(zero: dict[str, Any]) -> None:
             mics(8, mics_hierarchical_params_gather=True),
             "mics_shard_size 8 does not span two nodes of 8 GPUs",
         ),
-        (mics(8, offload_param={"device": "cpu"}), "MiCS gathers from GPU memory"),
-        (mics(8, offload_optimizer={"device": "cpu"}), "reduces among replicas in GPU memory only"),
+        (mics(8, offload_param=CPU), "MiCS gathers shards where they lie"),
+        (mics(8, offload_optimizer=CPU), "adds up gradients of 2 replicas in GPU memory only"),
         (mics(12), "found 12, expected a divisor of the 16 GPUs"),
     ],
 )
 def test_what_mics_asserts_is_refused(zero: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         job_of(zero, version="0.19.2")
+
+
+ONE_GROUP = mics(16, mics_hierarchical_params_gather=True)
+
+
+def copied(plan: Plan, direction: str, beginning: str = "") -> int:
+    """Bytes over PCIe by ops whose names begin so."""
+    works = [op.work for op in plan.ops if op.name.startswith(beginning)]
+    return sum(w.bytes for w in works if isinstance(w, Copy) and w.direction == direction)
+
+
+def test_one_group_of_all_gpus_may_have_its_optimizer_in_host_memory() -> None:
+    """`allreduce_mics_shard_grads` returns before it looks where gradients are: the calls are those without
+    offloading, states are a 16th in host memory, and gradients cross PCIe three times, as ZeRO-3's do."""
+    plan, kept = plan_with(16, offload_optimizer=CPU), plan_with(16)
+    assert calls(plan) == calls(kept)
+    states = [memory for memory in plan.resident if memory.category == "optimizer_states" and memory.bytes]
+    assert [(memory.device, memory.bytes) for memory in states] == [("host", 12 * TOTAL // 16)]
+    assert copied(plan, "d2h", "gradients") == copied(plan, "h2d", "gradients") == 2 * TOTAL // 16
+    assert copied(plan, "d2h", "fp32 gradients") == 4 * TOTAL // 16
+
+
+@pytest.mark.parametrize("device", [CPU, {"device": "nvme", "nvme_path": "/nvme", "buffer_size": 10**9}])
+def test_hierarchical_gathers_copy_shards_to_the_gpu_first(device: dict[str, Any]) -> None:
+    """_hierarchical_all_gather_params: `.to(self.local_device)` of every shard, in forward and backward; and
+    what persists after the step."""
+    plan = plan_of({**ONE_GROUP, "offload_param": device}, version="0.19.2")
+    assert calls(plan) == calls(plan_of(ONE_GROUP, version="0.19.2"))
+    assert copied(plan, "h2d", "shard of") == 2 * 2 * PASS // 16
+    assert copied(plan, "h2d", "shards of persistent") == 2 * NORMS // 16
+    assert copied(plan, "d2h", "weights") == 2 * TOTAL // 16
+
+
+def test_checkpoints_may_wait_in_host_memory() -> None:
+    """They are the engine's affair, whatever the optimizer: 16 blocks' inputs go and come."""
+    experiment = experiment_of(mics(8), version="0.19.2", micro_batch_size=1, activation_checkpointing="full")
+    config = {**experiment.strategy.config, "activation_checkpointing": {"cpu_checkpointing": True}}
+    changed = experiment.model_copy(
+        update={"strategy": experiment.strategy.model_copy(update={"config": config})}
+    )
+    plan = make_plan(resolve(changed))
+    assert copied(plan, "d2h") == copied(plan, "h2d") == 16 * 1024 * 2048 * 2
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {**ONE_GROUP, "offload_param": CPU},
+        mics(16, offload_optimizer=CPU),
+        {**ONE_GROUP, **HPZ, "offload_param": CPU},
+    ],
+)
+def test_what_is_offloaded_balances(zero: dict[str, Any]) -> None:
+    """Every tensor that a step makes on a device is given back in it, but one step's gradients' homes."""
+    for steps in (1, 3):
+        held: Counter[tuple[str, str]] = Counter()
+        for change in plan_of(zero, version="0.19.2", steps=steps).memory:
+            held[change.category, change.device] += change.bytes
+        assert not any(held.values())
 
 
 def test_releases_that_reduce_wrongly_are_named() -> None:

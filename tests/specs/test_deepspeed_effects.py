@@ -141,10 +141,6 @@ def test_comments_are_read_past_with_a_note() -> None:
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
-        (
-            {"zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}},
-            "zero_hpz_partition_size",
-        ),
         ({"offload_optimizer": {"device": "cpu", "super_offload": True}}, "offload_optimizer"),
         ({"zenflow": {"topk_ratio": 0.1, "update_interval": 4}}, "zenflow"),
     ],

@@ -155,3 +155,9 @@ def offloaded() -> Iterator[Recording]:
     yield configuration(
         "stage3-offload-sub-groups", {**STAGE_3, **OPTIMIZER_ON_CPU, "sub_group_size": 100_000}
     )
+    hpz = {**STAGE_3, "zero_hpz_partition_size": 2}
+    yield configuration("stage3-hpz-offload-parameters", {**hpz, **PARAMETERS_ON_CPU}, min_ranks=4)
+    yield configuration(
+        "stage3-hpz-offload-all", {**hpz, **OPTIMIZER_ON_CPU, **PARAMETERS_ON_CPU}, min_ranks=4,
+        accumulation_steps=2,
+    )  # fmt: skip

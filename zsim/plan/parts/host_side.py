@@ -74,6 +74,10 @@ class HostSide:
         """Multiply fp32 values in place."""
         return self._work(name, HostWork("copy", scale_bytes(numel), numel))
 
+    def fill(self, name: str, size: int) -> int | None:
+        """Write `size` bytes, in all, of host memory."""
+        return self._work(name, HostWork("copy", size))
+
     def cast(self, name: str, numel: int, from_dtype: str, to_dtype: str) -> int | None:
         """Copy from one type to another."""
         return self._work(name, HostWork("copy", cast_bytes(numel, from_dtype, to_dtype), numel))

@@ -65,8 +65,6 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
             "torch's AdamW and moments of its own)"
         )
         found.append(("offload_optimizer", what))
-    if zero.stage == 3 and zero.zero_hpz_partition_size > 1 and zero.offload_param is not None:
-        found.append(("zero_hpz_partition_size", "secondary shards in host memory (offload_param)"))
     if zero.zenflow is not None and zero.stage > 0:
         found.append(("zenflow", "ZenFlow's asynchronous updates on the CPU"))
     return [Unsimulated(prefix + key, what) for key, what in found]

@@ -52,12 +52,17 @@ def _check_mics(where: str, zero: ZeroConfig, world_size: int, gpus_per_node: in
                 f"{where}.mics_hierarchical_params_gather: mics_shard_size {size} spans {span} nodes; "
                 f"expected a multiple of {span}"
             )
-    if zero.offload_param is not None:
-        raise InputError(f"{where}.mics_shard_size: MiCS gathers from GPU memory; expected no offload_param")
+    if zero.offload_param is not None and not zero.mics_hierarchical_params_gather:
+        raise InputError(
+            f"{where}.mics_shard_size: MiCS gathers shards where they lie, which NCCL cannot in host memory "
+            "(_flat_all_gather_with_coalescing_manager); expected no offload_param, or "
+            "mics_hierarchical_params_gather, which copies them to the GPU first"
+        )
     if zero.offload_optimizer is not None and world_size > size:
         raise InputError(
-            f"{where}.mics_shard_size: MiCS reduces among replicas in GPU memory only; expected no "
-            "offload_optimizer"
+            f"{where}.mics_shard_size: MiCS adds up gradients of {world_size // size} replicas in GPU memory "
+            "only ('Local sharding has no support for CPU offloading'); expected no offload_optimizer, or "
+            "one group of all GPUs"
         )
 
 

@@ -89,7 +89,7 @@ class MicsSchedule(Zero3Schedule):
         size = min(self.zero.zero_hpz_partition_size, self.stage.ranks)
         if size <= 1 or self.world_size == 1:
             return None
-        return SecondaryShards(self.builder, self.trace, self.config, size, None)
+        return SecondaryShards(self.store, size, None)
 
     def _make_gatherer(self) -> Gatherer:
         hierarchy = None

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from zsim.dtypes import DTYPE_BYTES
 from zsim.plan.builder import COMPUTE, PlanBuilder
-from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
+from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
 from zsim.plan.frameworks.deepspeed.stage3.homes import parameter_homes
 from zsim.plan.frameworks.deepspeed.stage3.parameter_swapper import ParameterSwapper
 from zsim.plan.ops import Memory
@@ -67,18 +67,21 @@ class ParameterStore:
             self.trace.parameters[number] for number in numbers if self.homes.comes_over_pcie(number)
         ]
         size = sum(parameter.shard_numel for parameter in parameters) * self.param_bytes
-        if not size:
-            return
+        if size:
+            self.copy_in("shard", parameters, size, stream)
+
+    def copy_in(self, what: str, parameters: Sequence[ZeroParameter], size: int, stream: str) -> None:
+        """Copy `size` bytes of some kind of shard to the GPU, for a gather."""
+        first = parameters[0].name
         if not self.is_alone:  # else the copy is the parameter, and does not block
             self.builder.allocate("buffers", size)
         more = f" and {len(parameters) - 1} more" if len(parameters) > 1 else ""
         event = self.host.copy(
-            f"shard of {parameters[0].name}{more}", "h2d", size, stream,
-            is_blocking=not self.is_alone, module=parameters[0].name,
-        )  # fmt: skip
+            f"{what} of {first}{more}", "h2d", size, stream, is_blocking=not self.is_alone, module=first
+        )
         if not self.is_alone:
             assert event is not None
-            self.builder.host(f"copied {parameters[0].name}")
+            self.builder.host(f"copied {first}")
             self.builder.free_when_done("buffers", size, event)
 
     def read_ahead(self, in_flight: Collection[int], upcoming: Iterable[int]) -> None:
@@ -92,15 +95,14 @@ class ParameterStore:
             self._swapper.release(numbers)
 
     def bring_persistent(self) -> None:
-        """After the step, before what stays gathered is gathered again."""
+        """What stays gathered, before it is gathered again after the step (`_allgather_params_coalesced`)."""
         persistent = [
             number
             for number, parameter in enumerate(self.trace.parameters)
             if parameter.is_persistent and self.homes.of[number] != "gpu"
         ]
         size = sum(self.trace.parameters[number].shard_numel for number in persistent) * self.param_bytes
-        if not self.is_alone:
-            self.host.copy("shards of persistent parameters", "h2d", size, COMPUTE, is_blocking=True)
+        self.host.copy("shards of persistent parameters", "h2d", size, COMPUTE, is_blocking=True)
 
     # -- new weights ------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Zero3Schedule(Zero3Gradients):
         if size <= 1 or self.world_size == 1:
             return None
         group = self.stage.group("hpz", size)
-        return SecondaryShards(self.builder, self.trace, self.config, size, group)
+        return SecondaryShards(self.store, size, group)
 
     def _make_gatherer(self) -> Gatherer:
         common = self.builder, self.trace, self.config, self.gather_stream, self.group
@@ -160,7 +160,8 @@ class Zero3Schedule(Zero3Gradients):
                 self.builder.allocate("buffers", self.trace.parameters[number].numel * self.param_bytes)
             return
         for part in self.gatherer.parts(fetch):
-            self.store.bring(part.parameters, self.gather_stream)
+            if self.secondary is None or not self.secondary.bring(part, self.gather_stream):
+                self.store.bring(part.parameters, self.gather_stream)
             self.gatherer.start(part)
             for number in part.parameters:
                 self._in_flight[number] = part
@@ -192,7 +193,7 @@ class Zero3Schedule(Zero3Gradients):
         released = self.coordinator.release()
         self.store.release(released)
         if self.secondary is not None:
-            self.secondary.store(released)
+            self.secondary.keep(released)
         last = builder.record(COMPUTE)
         assert last is not None
         size = self._gathered_bytes(released)
@@ -217,7 +218,7 @@ class Zero3Schedule(Zero3Gradients):
         released = self.coordinator.release_external()
         self.store.release(released)
         if self.secondary is not None:
-            self.secondary.store(released)
+            self.secondary.keep(released)
         self.builder.free("buffers", self._gathered_bytes(released))
         super().end_backward()
 
@@ -229,7 +230,6 @@ class Zero3Schedule(Zero3Gradients):
             self._step_on_gpu()
         else:
             self.home.step(self.group.name)
-            self.store.bring_persistent()
         self._gather_persistent()
         if self.secondary is not None:
             self.secondary.drop()
@@ -264,13 +264,14 @@ class Zero3Schedule(Zero3Gradients):
         """_partition_all_parameters: what is still gathered, the persistent parameters, is released too."""
         if self.secondary is not None:
             parameters = enumerate(self.trace.parameters)
-            self.secondary.store(number for number, parameter in parameters if parameter.is_persistent)
+            self.secondary.keep(number for number, parameter in parameters if parameter.is_persistent)
 
     def _gather_persistent(self) -> None:
         """What stays gathered, one all-gather per parameter (`_allgather_params_coalesced`, which coalesces
         nothing since DeepSpeed 0.10 at the least); then the host waits for the GPU."""
         if self.world_size == 1:
             return
+        self.store.bring_persistent()
         persistent = [parameter for parameter in self.trace.parameters if parameter.is_persistent]
         for parameter in persistent:
             self.builder.collective(

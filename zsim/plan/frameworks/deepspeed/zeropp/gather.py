@@ -17,38 +17,33 @@ from collections.abc import Iterable
 
 from zsim.cost.kernels.quantization import SCALE_BYTES, dequantize_kernels, quantize_kernels, weight_groups
 from zsim.cost.kernels.update import cast_kernels, cat_launches, copy_kernels, fill_kernels
-from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.builder import PlanBuilder
+from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace
 from zsim.plan.frameworks.deepspeed.stage3.gather import Gatherer
-from zsim.plan.ops import Group, Memory
+from zsim.plan.frameworks.deepspeed.stage3.parameter_store import ParameterStore
+from zsim.plan.ops import Device, Group, Memory
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class SecondaryShards:
     """hpZ's copies, by parameter: a part of `size` ranks; see [Note: secondary shards].
 
-    `group`: among which ranks they are gathered; MiCS writes them and never gathers from them. Releases
+    `group`: among which ranks they are gathered; MiCS writes them and never gathers from them. They have
+    their home in host memory where parameters in `store` have theirs (`device=self.remote_device`). Releases
     before 0.13.2 keep what initialisation wrote, and gather from it in backward only.
     """
 
-    def __init__(
-        self,
-        builder: PlanBuilder,
-        trace: FetchTrace,
-        config: DeepSpeedConfig,
-        size: int,
-        group: Group | None,
-    ) -> None:
-        release = config.release
-        self.builder, self.trace, self.size = builder, trace, size
-        self.param_bytes = DTYPE_BYTES[config.param_dtype]
-        self.group = group
+    def __init__(self, store: ParameterStore, size: int, group: Group | None) -> None:
+        release, offload = store.config.release, store.config.zero.offload_param
+        self.store, self.builder, self.trace = store, store.builder, store.trace
+        self.size, self.group, self.param_bytes = size, group, store.param_bytes
+        self.device: Device = "gpu" if offload is None else "host"
+        self.is_pinned = offload is not None and offload.pin_memory
         self._is_refreshed = release.refreshes_secondary_shards
         self._blocks = release.waits_for_secondary_shards
-        self._held: set[int] = set() if self._is_refreshed else set(range(len(trace.parameters)))
+        self._held: set[int] = set() if self._is_refreshed else set(range(len(self.trace.parameters)))
 
     def numel(self, number: int) -> int:
         return self.trace.parameters[number].padded_numel // self.size
@@ -58,7 +53,7 @@ class SecondaryShards:
         if self._is_refreshed:
             return []
         held = sum(self.numel(number) for number in range(len(self.trace.parameters)))
-        return [Memory("parameters", held * self.param_bytes)]
+        return [Memory("parameters", held * self.param_bytes, self.device, self.is_pinned)]
 
     def split(self, fetch: Fetch) -> list[Fetch]:
         """Parameters with a copy and those without are gathered apart."""
@@ -71,27 +66,48 @@ class SecondaryShards:
         far = tuple(number for number in fetch.parameters if number not in self._held)
         return [Fetch(part, group) for part, group in ((near, name), (far, fetch.group)) if part]
 
-    def store(self, numbers: Iterable[int]) -> None:
+    def bring(self, part: Fetch, stream: str) -> bool:
+        """Before the gather of a part: copy what is gathered from secondary shards to the GPU, if they are in
+        host memory; returns whether the part is gathered from these shards."""
+        if self.group is None or part.group != self.group.name:
+            return False
+        if self.device == "host":
+            size = sum(self.numel(number) for number in part.parameters) * self.param_bytes
+            parameters = [self.trace.parameters[number] for number in part.parameters]
+            self.store.copy_in("secondary shard", parameters, size, stream)
+        return True
+
+    def keep(self, numbers: Iterable[int]) -> None:
         """Released parameters leave their copies; the host waits for each."""
         for number in numbers:
             if number in self._held:
                 continue
             self._held.add(number)
-            size = self.numel(number) * self.param_bytes
-            self.builder.allocate("parameters", size)
-            name = self.trace.parameters[number].name
+            size, name = self.numel(number) * self.param_bytes, self.trace.parameters[number].name
+            self.builder.allocate("parameters", size, self.device, is_pinned=self.is_pinned)
+            if self.device == "host":
+                self._keep_in_host_memory(name, size)
+                continue
             copied = self.builder.kernels(
                 f"secondary shard of {name}", (*fill_kernels(size), *copy_kernels(size)), module=name
             )
             if self._blocks:
                 self.builder.host_wait(copied)
 
+    def _keep_in_host_memory(self, name: str, size: int) -> None:
+        """Pinned (which copies what is not written yet), set to zero, written with a copy that blocks."""
+        host, clears = self.store.host, self.store.config.release.clears_secondary_shards
+        host.fill(f"make secondary shard of {name}", (2 * self.is_pinned + clears) * size)
+        host.copy(
+            f"secondary shard of {name}", "d2h", size, COMPUTE,
+            is_pinned=self.is_pinned, is_blocking=True, module=name,
+        )  # fmt: skip
+
     def drop(self) -> None:
         """_post_step: the weights are new."""
         if self._is_refreshed:
-            self.builder.free(
-                "parameters", sum(self.numel(number) for number in self._held) * self.param_bytes
-            )
+            size = sum(self.numel(number) for number in self._held) * self.param_bytes
+            self.builder.free("parameters", size, self.device, is_pinned=self.is_pinned)
             self._held.clear()
 
 
