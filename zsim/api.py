@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from zsim import garbage_collection
 from zsim.engine.micro_batches import simulate_step
 from zsim.explain.report_of import report_of_step
 from zsim.explain.variants import step_variants
@@ -32,6 +33,7 @@ def make_plan(experiment: Experiment) -> Plan:
     return make.make_plan(resolve(experiment))
 
 
+@garbage_collection.paused()
 def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     """Simulate one steady step; `unfold` simulates every rank instead of one per class.
 

@@ -3,34 +3,72 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from zsim.commands.calibrate import calibrate
-from zsim.commands.check import check
-from zsim.commands.compare import compare
-from zsim.commands.export import export
-from zsim.commands.import_file import EXTRA, import_file
-from zsim.commands.memory import memory
-from zsim.commands.needs import needs
-from zsim.commands.plan import plan
-from zsim.commands.presets import presets
-from zsim.commands.replay import replay
-from zsim.commands.run import run
-from zsim.commands.scaling import scaling
-from zsim.commands.sensitivity import sensitivity
-from zsim.commands.sweep import sweep
-from zsim.commands.topology import app as topology_app
-from zsim.commands.tune import tune
-from zsim.commands.ui import ui
 from zsim.errors import ZsimError
 from zsim.version import __version__
 
+# By name, in the order of the help, the module of zsim.commands that has it.
+_COMMANDS = {
+    "calibrate": "calibrate",
+    "compare": "compare",
+    "check": "check",
+    "import": "import_file",
+    "export": "export",
+    "replay": "replay",
+    "tune": "tune",
+    "sweep": "sweep",
+    "scaling": "scaling",
+    "sensitivity": "sensitivity",
+    "needs": "needs",
+    "memory": "memory",
+    "ui": "ui",
+    "run": "run",
+    "plan": "plan",
+    "presets": "presets",
+    "topology": "topology",
+}
+
+
+class _Commands(TyperGroup):
+    """The commands, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in _COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = _command(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in _COMMANDS:  # the one that was meant is among them all
+            for name in _COMMANDS:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+
+def _command(name: str) -> Any:
+    """The command, or the group of commands, that its module has."""
+    module = importlib.import_module(f"zsim.commands.{_COMMANDS[name]}")
+    group: typer.Typer | None = getattr(module, "app", None)
+    if group is not None:
+        return typer.main.get_group(group)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    settings = getattr(module, "EXTRA", None)
+    alone.command(name=name, context_settings=settings)(getattr(module, _COMMANDS[name]))
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="zsim",
+    cls=_Commands,
     help="Simulate a training step of a real model on a real cluster: will it fit, how fast, and why.",
     add_completion=False,
     no_args_is_help=True,
@@ -43,24 +81,6 @@ app = typer.Typer(
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 _LONGEST_REASON = 3_000  # characters; the longest of zsim's own lists have a thousand
-
-app.command()(calibrate)
-app.add_typer(topology_app, name="topology")
-app.command()(compare)
-app.command()(check)
-app.command(name="import", context_settings=EXTRA)(import_file)
-app.command()(export)
-app.command()(replay)
-app.command()(tune)
-app.command()(sweep)
-app.command()(scaling)
-app.command()(sensitivity)
-app.command()(needs)
-app.command()(memory)
-app.command()(ui)
-app.command()(run)
-app.command()(plan)
-app.command()(presets)
 
 
 @app.callback(invoke_without_command=True)

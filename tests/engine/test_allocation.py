@@ -17,7 +17,7 @@ from zsim.comparison.calls import calls_of_trace
 from zsim.comparison.clock_check import check_clock
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import Tolerances
-from zsim.engine.allocation import make_allocator, settle
+from zsim.engine.allocation import has_room_at, make_allocator, settle
 from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes
@@ -295,3 +295,26 @@ def test_ranks_of_one_node_take_turns_at_the_driver() -> None:
         allocator = make_allocator(job, plan, plan)
         calls.append((allocator.malloc_seconds, allocator.free_seconds))
     assert calls[0] == pytest.approx([4 * seconds for seconds in calls[1]])
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"kind": "fsdp1"}, {"kind": "deepspeed", "stage": 3}, {"kind": "fsdp2"}]
+)
+def test_room_at_other_times_is_found_without_settling_again(strategy: dict[str, Any]) -> None:
+    """A GPU that does all at once, and one that does nothing before the step's end: what `record_stream`
+    protects comes back late. There is room for just what that reserves, and for not a byte less."""
+    job = resolve(experiment("dgx-h100", strategy, micro_batch_size=1))
+    plan = make_plan(job)
+    issue = [float(number) for number in range(len(plan.ops))]
+    late = [float(len(plan.ops))] * len(plan.ops)
+    empty = make_allocator(job, plan, plan)
+    prompt, slow = settle(empty.copy(), issue, issue), settle(empty.copy(), issue, late)
+    assert sum(prompt.pools.values()) == prompt.reserved_bytes <= slow.reserved_bytes
+    assert has_room_at(empty, prompt, issue, issue)
+    assert has_room_at(empty, prompt, issue, late) == bool(slow.pools)
+    if slow.pools:  # it has never given anything back
+        for limit, has_room in ((slow.reserved_bytes, True), (slow.reserved_bytes - 1, False)):
+            tight = empty.copy()
+            tight.memory.capacity_bytes = limit
+            assert has_room_at(tight, prompt, issue, late) == has_room
+            assert settle(tight, issue, late).pools == (slow.pools if has_room else {})

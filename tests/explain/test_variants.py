@@ -7,18 +7,26 @@ from typing import Any
 import pytest
 
 from zsim.api import simulate
+from zsim.engine.simulate import simulate_job
 from zsim.report.report import Report
+from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
 
-def report(strategy: dict[str, Any], nodes: int = 2, **tables: Any) -> Report:
+def experiment(strategy: dict[str, Any], nodes: int = 2, **tables: Any) -> Experiment:
     training = {"micro_batch_size": 1, "sequence_length": 1024}
-    return simulate(
-        Experiment(
-            model="llama-2-7b", cluster="dgx-a100-80gb", nodes=nodes, training=training, strategy=strategy,
-            **tables,
-        )
-    ).report  # fmt: skip
+    return Experiment(
+        model="llama-2-7b",
+        cluster="dgx-a100-80gb",
+        nodes=nodes,
+        training=training,
+        strategy=strategy,
+        **tables,
+    )
+
+
+def report(strategy: dict[str, Any], nodes: int = 2, **tables: Any) -> Report:
+    return simulate(experiment(strategy, nodes, **tables)).report
 
 
 def deepspeed(stage: int, **zero: Any) -> dict[str, Any]:
@@ -36,6 +44,13 @@ def test_deepspeed_over_several_nodes_is_told_its_step_without_overlap() -> None
     assert without == pytest.approx(report(deepspeed(3, overlap_comm=False)).step_seconds, rel=0.01)
     assert found.limit.endswith("of DeepSpeed over several nodes are nearer, the step would be 578.48 ms.")
     assert found.to_dict()["step_seconds_without_overlap"] == without
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_it_is_the_step_of_a_simulation_of_its_own(stage: int) -> None:
+    """To the last digit, though plan, classes and the empty allocator are those of the step with overlap."""
+    apart = simulate_job(resolve(experiment(deepspeed(stage))), is_serial=True)
+    assert report(deepspeed(stage)).step_seconds_without_overlap == apart.trace.step_seconds
 
 
 def test_a_step_that_hides_nothing_is_told_nothing() -> None:

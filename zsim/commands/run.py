@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zsim import garbage_collection
 from zsim.commands.options import (
     ExperimentOptions,
     as_json,
@@ -32,6 +33,14 @@ def run(
     ] = None,
 ) -> None:
     """Simulate one training step: memory, time and the reason for both."""
+    with garbage_collection.paused():
+        fits = _run(asked, unfold, json_, out)
+    if not fits:
+        raise typer.Exit(1)
+
+
+def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> bool:
+    """Simulate, write and print; whether the job fits."""
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
@@ -45,8 +54,7 @@ def run(
         if json_ is not None:
             files["json"] = write_json(result.report.to_dict(), json_)
         print_report(result.report, files=files)
-    if not result.report.fits:
-        raise typer.Exit(1)
+    return result.report.fits
 
 
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:

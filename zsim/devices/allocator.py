@@ -83,7 +83,7 @@ class Allocator:
             return -1
         if not self._is_counting and op >= self.counts_from:
             self._is_counting, self.counts = True, AllocatorCounts(failures=self.counts.failures)
-        for change in changes[self._position :]:
+        for change in changes[self._position :] if self._position else changes:
             if change.bytes:
                 waits_for = self._allocate(change, op, now, ended)
                 if waits_for >= 0:
@@ -117,8 +117,7 @@ class Allocator:
         self.owed_seconds = 0.0
 
     def copy(self) -> Allocator:
-        """One that begins with the segments that this one has, after its first run and `restart`."""
-        assert self.first_changes is None
+        """One that begins with the segments that this one has, before its first run or after `restart`."""
         return Allocator(
             self.memory.copy(),
             self.changes,
@@ -127,10 +126,12 @@ class Allocator:
             self.free_seconds,
             self.retry_seconds,
             self.counts_from,
+            first_changes=self.first_changes,
         )
 
     def _free(self, change: TensorChange, ended: Sequence[float]) -> None:
-        block, until = self._blocks.pop(change.tensor), change.until
+        _, tensor, _, _, until = change
+        block = self._blocks.pop(tensor)
         if until < 0:
             self.memory.free(block)
         else:
@@ -140,11 +141,12 @@ class Allocator:
 
     def _allocate(self, change: TensorChange, op: int, now: float, ended: Sequence[float]) -> int:
         memory = self.memory
+        _, tensor, count, stream, _ = change
         before, block = memory.num_segments, None
         if not self._is_draining:
             if self._next_end <= now:
                 self._collect(now, ended)
-            block = memory.malloc(change.bytes, change.stream)
+            block = memory.malloc(count, stream)
         if block is None:
             self._is_draining = True
             for other in self.outstanding(op):
@@ -153,7 +155,7 @@ class Allocator:
                     return other
             block = self._retry(change)
             self._is_draining = False
-        self._blocks[change.tensor] = block
+        self._blocks[tensor] = block
         if memory.num_segments > before:
             segments = memory.num_segments - before
             self.counts.segments += segments

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MIN_BLOCK = 512
 SMALL_SIZE = 2**20
@@ -23,6 +24,9 @@ SMALL_BUFFER = 2 * 2**20
 LARGE_BUFFER = 20 * 2**20
 MIN_LARGE_ALLOC = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
+
+
+PoolName = tuple[str, bool]  # the stream, and whether it is the pool of small blocks
 
 
 @dataclass(eq=False, slots=True)
@@ -58,6 +62,15 @@ class _Pool:
         return SMALL_BUFFER if self.is_small else LARGE_BUFFER
 
 
+class _Request(NamedTuple):
+    """Where a request of one stream and size looks: its pool, its size rounded up, and from how many bytes on
+    what it leaves of a block is split off."""
+
+    pool: _Pool
+    size: int
+    least_rest: int
+
+
 class CachingAllocator:
     """The memory of one GPU that torch may take: `capacity_bytes`.
 
@@ -71,21 +84,30 @@ class CachingAllocator:
         self.active_bytes = self.reserved_bytes = 0
         self.peak_active_bytes = self.peak_reserved_bytes = 0
         self.num_segments = self.num_released = 0
-        self._pools: dict[tuple[str, bool], _Pool] = {}
+        self._pools: dict[PoolName, _Pool] = {}
+        self._requests: dict[tuple[int, str], _Request] = {}
         self._heads: dict[int, MemoryBlock] = {}  # the first block of each segment, by address
         self._next_address = 0
 
     def malloc(self, count: int, stream: str) -> MemoryBlock | None:
         """A block of `count` bytes, cached or new; None where the driver has no room for more."""
-        pool, size = self._pool(count, stream)
-        block = self._take(pool, size) or self._grow(pool, size)
-        return None if block is None else self._use(block, size)
+        request = self._requests.get((count, stream)) or self._request(count, stream)
+        pool, size, _ = request
+        if self.is_expandable:
+            block = self._take_mapped(pool, size) or self._grow_end(pool, size)
+        else:
+            free = pool.free
+            place = bisect_left(free, (size,))
+            block = free.pop(place)[2] if place < len(free) else self._grow(pool, size)
+        return None if block is None else self._use(block, request)
 
     def malloc_new(self, count: int, stream: str) -> MemoryBlock | None:
         """As `malloc`, but memory that the driver gives now."""
-        pool, size = self._pool(count, stream)
-        block = (self._take(pool, size) if self.is_expandable else None) or self._grow(pool, size)
-        return None if block is None else self._use(block, size)
+        if self.is_expandable:
+            return self.malloc(count, stream)
+        request = self._request(count, stream)
+        block = self._grow(request.pool, request.size)
+        return None if block is None else self._use(block, request)
 
     def malloc_anyway(self, count: int, stream: str) -> MemoryBlock:
         """A new block of `count` bytes, whether the driver has room for it or not."""
@@ -100,14 +122,15 @@ class CachingAllocator:
         self.active_bytes -= block.bytes
         block.is_free = True
         after, before = block.next, block.previous
+        free = block.pool.free
         if after is not None and after.is_free:
-            self._remove(after)
+            del free[bisect_left(free, (after.bytes, after.address))]
             _absorb(block, after)
         if before is not None and before.is_free:
-            self._remove(before)
+            del free[bisect_left(free, (before.bytes, before.address))]
             _absorb(before, block)
             block = before
-        _insert(block)
+        insort(free, (block.bytes, block.address, block))  # no two have one address
 
     def release_cached(self) -> int:
         """Give back to the driver what is free from end to end; returns of how many segments."""
@@ -154,6 +177,21 @@ class CachingAllocator:
                 pool.last = last
         return other
 
+    def pool_of(self, count: int, stream: str) -> PoolName:
+        """Which pool a request of `count` bytes goes to."""
+        return stream, _up(count, MIN_BLOCK) <= SMALL_SIZE
+
+    def reserved_by_pool(self) -> dict[PoolName, int]:
+        """The bytes of each pool's segments."""
+        names = {id(pool): name for name, pool in self._pools.items()}
+        reserved = dict.fromkeys(self._pools, 0)
+        for head in self._heads.values():
+            block: MemoryBlock | None = head
+            while block is not None:
+                reserved[names[id(head.pool)]] += block.bytes - block.unmapped_bytes
+                block = block.next
+        return reserved
+
     def restart_peaks(self) -> None:
         """Peaks begin with what there is."""
         self.peak_active_bytes, self.peak_reserved_bytes = self.active_bytes, self.reserved_bytes
@@ -175,9 +213,7 @@ class CachingAllocator:
             self.num_released += 1
 
     def _grow(self, pool: _Pool, size: int) -> MemoryBlock | None:
-        """Memory from the driver, as a block in no list: a new segment, or more pages at the pool's end."""
-        if self.is_expandable:
-            return self._grow_end(pool, size)
+        """A new segment from the driver, as a block in no list."""
         segment = SMALL_BUFFER
         if not pool.is_small:
             segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
@@ -212,38 +248,38 @@ class CachingAllocator:
 
     # -- blocks --------------------------------------------------------------------------------------------
 
-    def _pool(self, count: int, stream: str) -> tuple[_Pool, int]:
-        size = _up(count, MIN_BLOCK)
-        key = (stream, size <= SMALL_SIZE)
+    def _request(self, count: int, stream: str) -> _Request:
+        size, key = _up(count, MIN_BLOCK), self.pool_of(count, stream)
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _Pool(key[1])
-        return pool, size
+        least_rest = MIN_BLOCK if pool.is_small or self.is_expandable else SMALL_SIZE + 1
+        request = self._requests[count, stream] = _Request(pool, size, least_rest)
+        return request
 
-    def _take(self, pool: _Pool, size: int) -> MemoryBlock | None:
-        """The smallest free block that holds `size`, out of its list; in expandable segments one that has all
+    def _take_mapped(self, pool: _Pool, size: int) -> MemoryBlock | None:
+        """The smallest free block of expandable segments that holds `size`, out of its list: one that has all
         its pages if there is one, else one that gets them back."""
         place = bisect_left(pool.free, (size,))
         if place == len(pool.free):
             return None
-        if self.is_expandable:
-            mapped = (n for n in range(place, len(pool.free)) if not pool.free[n][2].unmapped_bytes)
-            place = next(mapped, place)
-            block = pool.free[place][2]
-            wanted = min(block.unmapped_bytes, _up(size, pool.page_bytes))
-            if wanted and not self._reserve(wanted):
-                return None
-            block.unmapped_bytes -= wanted
+        mapped = (n for n in range(place, len(pool.free)) if not pool.free[n][2].unmapped_bytes)
+        place = next(mapped, place)
+        block = pool.free[place][2]
+        wanted = min(block.unmapped_bytes, _up(size, pool.page_bytes))
+        if wanted and not self._reserve(wanted):
+            return None
+        block.unmapped_bytes -= wanted
         return pool.free.pop(place)[2]
 
-    def _use(self, block: MemoryBlock, size: int) -> MemoryBlock:
-        """The block with what is more than `size` split off."""
-        rest = block.bytes - size
-        if rest >= MIN_BLOCK if block.pool.is_small or self.is_expandable else rest > SMALL_SIZE:
-            _split(block, size)
+    def _use(self, block: MemoryBlock, request: _Request) -> MemoryBlock:
+        """The block with what is more than it was asked for split off."""
+        if block.bytes - request.size >= request.least_rest:
+            _split(block, request.size)
         block.is_free = False
-        self.active_bytes += block.bytes
-        self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
+        active = self.active_bytes = self.active_bytes + block.bytes
+        if active > self.peak_active_bytes:
+            self.peak_active_bytes = active
         return block
 
     def _remove(self, block: MemoryBlock) -> None:

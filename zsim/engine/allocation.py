@@ -10,12 +10,12 @@ step is run again with the allocator in it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from zsim.cost.rates.host_calls import load_host_costs, retry_seconds
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
-from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
+from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
 from zsim.plan.builder import COMPUTE
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, tensor_changes
@@ -37,10 +37,19 @@ class Allocation:
     limit_bytes: int
     counts: AllocatorCounts
     extra_seconds: float = 0.0
+    pools: Mapping[PoolName, int] = field(default_factory=dict)
 
     @property
     def is_short(self) -> bool:
         return self.counts.retries > 0
+
+
+@dataclass(frozen=True)
+class Settled:
+    """An allocator before the first step, and what `settle` made of a copy of it."""
+
+    empty: Allocator
+    allocation: Allocation
 
 
 def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> Allocator:
@@ -127,17 +136,64 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
     are counted from the first time on. Leaves the allocator ready for a run of the program with the segments
     it has by then.
     """
-    memory, end, before, failures = allocator.memory, max(ended), -1, 0
+    memory, before, failures, is_settled = allocator.memory, -1, 0, False
     for _ in range(_MOST_PASSES):
-        for op in sorted(allocator.current.by_op):
-            now = issue[op] if op < len(issue) else end
-            if allocator.advance(op, now, ended) >= 0:
-                allocator.advance(op, end, ended)
+        segments = memory.num_segments
+        _pass_through(allocator, issue, ended)
+        is_settled = memory.num_segments == segments and not memory.num_released
         counts, peak, active = allocator.counts, memory.peak_reserved_bytes, memory.peak_active_bytes
         failures = max(failures, counts.failures)
         allocator.restart()
         if peak == before or not counts.segments:
             break
         before = peak
-    limit = memory.capacity_bytes
-    return Allocation(active, min(peak, limit), limit, replace(counts, failures=failures))
+    limit, pools = memory.capacity_bytes, memory.reserved_by_pool() if is_settled else {}
+    return Allocation(active, min(peak, limit), limit, replace(counts, failures=failures), pools=pools)
+
+
+def _pass_through(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> None:
+    """The program once through the allocator."""
+    end = max(ended)
+    for op in sorted(allocator.current.by_op):
+        now = issue[op] if op < len(issue) else end
+        if allocator.advance(op, now, ended) >= 0:
+            allocator.advance(op, end, ended)
+
+
+def has_room_at(
+    empty: Allocator, allocation: Allocation, issue: Sequence[float], ended: Sequence[float]
+) -> bool:
+    """Whether an allocator that is `empty` before the first step, and has the `allocation` at the times of
+    one run of the program, has room at those of another; False also where only `settle` can tell.
+
+    # [Note: pools apart]
+    As long as the driver has room, an allocator's pools have nothing to do with each other, and one whose
+    blocks come back at once does the same at all times. So only those are looked at again whose blocks
+    `record_stream` protects.
+    """
+    if not allocation.pools:
+        return False
+    again = empty.copy()
+    memory, limit = again.memory, again.memory.capacity_bytes
+    memory.capacity_bytes = 1 << 62
+    timed: set[PoolName] = set()
+    again.changes = _timed(memory, empty.changes, timed)
+    if empty.first_changes is not None:
+        again.first_changes = _timed(memory, empty.first_changes, timed)
+    for _ in range(_MOST_PASSES):
+        segments = memory.num_segments
+        _pass_through(again, issue, ended)
+        again.restart()
+        if memory.num_segments == segments:
+            again_pools = memory.reserved_by_pool()
+            reserved = {**allocation.pools, **{pool: again_pools[pool] for pool in timed}}
+            return sum(reserved.values()) <= limit
+    return False
+
+
+def _timed(memory: CachingAllocator, changes: Changes, timed: set[PoolName]) -> Changes:
+    """Those of tensors in pools with blocks that are protected when they are given back, which join `timed`."""
+    ordered = [change for at_op in changes.by_op.values() for change in at_op]
+    pools = {change.tensor: memory.pool_of(change.bytes, change.stream) for change in ordered if change.bytes}
+    timed |= {pools[change.tensor] for change in ordered if change.until >= 0}
+    return Changes([change for change in ordered if pools[change.tensor] in timed])

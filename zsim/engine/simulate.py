@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import simpy
 
+from zsim import garbage_collection
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
-from zsim.engine.allocation import Allocation, make_allocator, settle
-from zsim.engine.executor import Executor
+from zsim.devices.allocator import Allocator
+from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle
+from zsim.engine.executor import Executor, Lane
 from zsim.engine.folding import find_classes, node_ranks, with_firsts_apart
 from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
 from zsim.engine.offload import DeviceTraffic
@@ -37,18 +37,6 @@ from zsim.trace.trace import Trace
 _MOST_DRAWN = 16  # ranks that are all simulated when they vary
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A run makes millions of small tuples and no cycles; looking for cycles took a fifth of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 OWN_NAME = "this job"
 
 
@@ -67,10 +55,10 @@ class JobTimes:
 @dataclass(frozen=True)
 class Outcome:
     """One simulated step. `allocation`: what torch's allocator of the fullest rank made of it, if it has one;
-    `calls`: what bounds each collective; `meetings`: by (group, simulated rank) where ranks wait for each
-    other; `peers`: by (simulated rank, op) of a call with messages, which calls it met; `jittered`: the steps
-    that were drawn; `sent`: bytes per GPU inside its node and between nodes, by phase, kind of collective and
-    group; `together`: all jobs on the fabric, this one first."""
+    `settled`: each program's allocator; `calls`: what bounds each collective; `meetings`: by (group, simulated
+    rank) where ranks wait for each other; `peers`: by (simulated rank, op) of a call with messages, which
+    calls it met; `jittered`: the steps that were drawn; `sent`: bytes per GPU inside its node and between
+    nodes, by phase, kind of collective and group; `together`: all jobs on the fabric, this one first."""
 
     job: Job
     plan: Plan
@@ -83,6 +71,7 @@ class Outcome:
     devices: tuple[DeviceTraffic, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
     allocation: Allocation | None = None
+    settled: tuple[Settled, ...] = ()
     notes: tuple[str, ...] = ()
     calls: Mapping[Collective | PointToPoint, CallLimit] = field(default_factory=dict)
     meetings: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -113,9 +102,8 @@ def simulate_job(
     began = time.perf_counter()
     topology = job_topology(job)
     slowdowns = slowdowns_of(job, topology)
-    is_known = job.simulation.known_to_fit
-    most = job.cluster.gpu.memory.capacity if is_known else usable_bytes(job.cluster)
-    with _no_garbage_collection():
+    most = _most_bytes(job)
+    with garbage_collection.paused():
         if job.others and plan is None:
             outcome = _beside_others(job, topology, slowdowns, unfold)
         else:
@@ -163,11 +151,16 @@ def _by_itself(
         job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
     )
     allocation: Allocation | None = None
-    if allocator_bytes is not None and plan.changes_memory and job.cluster.gpu.vendor != "cpu":
-        prepared, run, allocation = _with_allocator(prepared, repeated, allocator_bytes)
+    settled: tuple[Settled, ...] = ()
+    if allocator_bytes is not None and _has_allocator(job, plan):
+        empty = [make_allocator(job, plan, repeated, number) for number in range(len(plan.programs))]
+        prepared, run, allocation, settled = _with_allocators(
+            prepared, run_once(prepared), empty, allocator_bytes
+        )
     else:
         run = run_once(prepared)
-    outcome = replace(_outcome(prepared, run.executor, run.trace, notes), allocation=allocation)
+    outcome = _outcome(prepared, run.executor, run.trace, notes)
+    outcome = replace(outcome, allocation=allocation, settled=settled)
     if jitter is None:
         return outcome
     jittered = run_jittered(prepared, run, jitter)
@@ -176,26 +169,70 @@ def _by_itself(
     return replace(outcome, trace=jittered.median, stats=stats, jittered=jittered)
 
 
-def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prepared, ProgramRun, Allocation]:
-    """A run, and what the allocator of the fullest rank made of it; where one ran short, a run that they held
-    up, and what that takes. A job whose tensors are more than `most` bytes is run as if it did fit."""
+def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:
+    """Seconds of the step of an `outcome` of `simulate_job` without jitter and other jobs, under another
+    assumption: kernels and collectives one after the other (`is_serial`), or so many hardware queues. Plan,
+    classes and the allocators before the first step are those of the outcome."""
+    job, plan, classes = outcome.job, outcome.plan, outcome.classes
+    if connections is not None:
+        job = replace(job, training=replace(job.training, device_max_connections=connections))
+    if len(classes.representatives) == job.world_size:  # maybe unfolded
+        is_plain = job.placement.is_plain
+        classes, _ = find_classes(outcome.topology, plan, outcome.slowdowns, is_plain=is_plain, unfold=False)
+    repeated = plan if is_drained(plan) else twice(plan)
+    with garbage_collection.paused():
+        prepared = prepare(
+            job, plan, repeated, outcome.topology, classes, outcome.slowdowns, simpy.Environment(),
+            is_serial=is_serial,
+        )  # fmt: skip
+        run = run_once(prepared)
+        lanes = _first_lanes(prepared, run)
+        if all(
+            has_room_at(one.empty, one.allocation, lane.issue, lane.ended)
+            for one, lane in zip(outcome.settled, lanes, strict=False)
+        ):
+            return run.trace.step_seconds
+        empty = [one.empty for one in outcome.settled]
+        return _with_allocators(prepared, run, empty, _most_bytes(job))[1].trace.step_seconds
+
+
+def _most_bytes(job: Job) -> int:
+    """Of tensors in a job that is simulated with its allocator's waits."""
+    return job.cluster.gpu.memory.capacity if job.simulation.known_to_fit else usable_bytes(job.cluster)
+
+
+def _has_allocator(job: Job, plan: Plan) -> bool:
+    return plan.changes_memory and job.cluster.gpu.vendor != "cpu"
+
+
+def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
+    """Of each program, the first simulated rank."""
+    program_of = prepared.program_of
+    return [run.executor.lanes[program_of.index(n)] for n in range(len(prepared.plan.programs))]
+
+
+def _with_allocators(
+    prepared: Prepared, run: ProgramRun, empty: Sequence[Allocator], most: int
+) -> tuple[Prepared, ProgramRun, Allocation, tuple[Settled, ...]]:
+    """The run, what the allocator of the fullest rank made of it, and what each program's did; where one ran
+    short, a run that they held up, and what that takes. A job whose tensors are more than `most` bytes is run
+    as if it did fit. `empty`: each program's before the first step."""
     job, plan = prepared.job, prepared.plan
-    run = run_once(prepared)
-    first = [prepared.program_of.index(number) for number in range(len(plan.programs))]
-    settled = tuple(make_allocator(job, plan, repeated, number) for number in range(len(plan.programs)))
-    lanes = [run.executor.lanes[place] for place in first]
+    lanes = _first_lanes(prepared, run)
+    allocators = tuple(one.copy() for one in empty)
     allocations = [
-        settle(allocator, lane.issue, lane.ended) for allocator, lane in zip(settled, lanes, strict=True)
+        settle(allocator, lane.issue, lane.ended) for allocator, lane in zip(allocators, lanes, strict=True)
     ]
+    settled = tuple(map(Settled, empty, allocations))
     fullest = max(
         range(len(allocations)), key=lambda n: (allocations[n].counts.retries, allocations[n].reserved_bytes)
     )
     allocation = allocations[fullest]
     if not allocation.is_short or step_peak_bytes(job, plan) > most:
-        return prepared, run, allocation
-    short = replace(prepared, allocators=settled)
+        return prepared, run, allocation, settled
+    short = replace(prepared, allocators=allocators)
     held = run_once(short)
-    allocator = held.executor.lanes[first[fullest]].allocator
+    allocator = _first_lanes(short, held)[fullest].allocator
     assert allocator is not None
     memory, limit = allocator.memory, allocation.limit_bytes
     allocation = replace(
@@ -205,7 +242,7 @@ def _with_allocator(prepared: Prepared, repeated: Plan, most: int) -> tuple[Prep
         counts=allocator.counts,
         extra_seconds=held.trace.step_seconds - run.trace.step_seconds,
     )
-    return short, held, allocation
+    return short, held, allocation, settled
 
 
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from zsim.engine.simulate import Outcome, simulate_job
+from zsim.engine.simulate import Outcome, step_seconds_again
 from zsim.explain.offload_range import no_range_note, offload_range
 from zsim.plan.ops import Collective, OffloadWork
 from zsim.plan.passes.queues import behind
@@ -25,7 +25,7 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
         return None
     if not any(isinstance(op.work, Collective) for op in outcome.plan.ops):
         return None
-    return simulate_job(job, is_serial=True).trace.step_seconds
+    return step_seconds_again(outcome, is_serial=True)
 
 
 def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
@@ -34,8 +34,7 @@ def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
     job = outcome.job
     if behind(outcome.plan.ops, job.training.device_max_connections) is None or _is_drawn(outcome):
         return None
-    training = replace(job.training, device_max_connections=DEFAULT_CONNECTIONS)
-    return simulate_job(replace(job, training=training)).trace.step_seconds
+    return step_seconds_again(outcome, connections=DEFAULT_CONNECTIONS)
 
 
 def _is_drawn(outcome: Outcome) -> bool:

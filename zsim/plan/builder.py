@@ -36,7 +36,7 @@ class PlanBuilder:
     """Collects ops; one method per thing a host does.
 
     Events are op numbers: `record(stream)` is cudaEventRecord, `stream_wait` cudaStreamWaitEvent,
-    `host_wait` cudaEventSynchronize.
+    `host_wait` cudaEventSynchronize. Equal work is one object, so that who looks at a plan looks at it once.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -50,6 +50,8 @@ class PlanBuilder:
         self._last_of_group: dict[str, int] = {}
         self._waits: dict[str, list[int]] = {}
         self._host_waits: list[int] = []
+        self._kernels: dict[tuple[Kernel, ...], Kernels] = {}
+        self._collectives: dict[tuple[str, int, str, str], Collective] = {}
 
     # -- streams and events ---------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class PlanBuilder:
         if work is not None:
             waits = self._waits.pop(stream, None)
             if waits:
-                after = tuple(dict.fromkeys(waits))
+                after = tuple(dict.fromkeys(waits)) if len(waits) > 1 else (waits[0],)
             self._last[stream] = number
         host_waits = tuple(dict.fromkeys(self._host_waits)) if self._host_waits else ()
         if host_waits:
@@ -112,8 +114,11 @@ class PlanBuilder:
         events: int = 1,
     ) -> int:
         """Kernels that run back to back on one stream; `overhead` happens `events` times before them."""
-        launches = sum(kernel.launches for kernel in kernels)
-        work = Kernels(tuple(kernels))
+        kernels = tuple(kernels)
+        work = self._kernels.get(kernels)
+        if work is None:
+            work = self._kernels[kernels] = Kernels(kernels)
+        launches = sum([kernel.launches for kernel in kernels])
         return self.add(
             name, stream, work, launches=launches, overhead=overhead, module=module, events=events
         )
@@ -136,7 +141,11 @@ class PlanBuilder:
         streams they are on (torch 2.13 `_fully_shard.py`, set_separate_reduce_scatter_group). Only
         different groups overlap, as HSDP's all-reduce does.
         """
-        return self._on_communicator(name or kind, stream, Collective(kind, full_bytes, dtype, group), module)
+        work = self._collectives.get((kind, full_bytes, dtype, group))
+        if work is None:
+            work = Collective(kind, full_bytes, dtype, group)
+            self._collectives[kind, full_bytes, dtype, group] = work
+        return self._on_communicator(name or kind, stream, work, module)
 
     def _on_communicator(self, name: str, stream: str, work: Collective | PointToPoint, module: str) -> int:
         previous = self._last_of_group.get(work.group)

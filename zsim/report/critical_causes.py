@@ -120,18 +120,18 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
     bound them.
     """
     totals: dict[str, float] = {}
-    for link in links:
-        parts = dict(_NO_OP[link.op] if link.op in _NO_OP else causes.of(link.op, link.rank))
-        alone = sum(parts.values())
-        if alone > link.seconds:
-            parts = {cause: seconds * link.seconds / alone for cause, seconds in parts.items()}
-        elif set(parts) <= _COMPUTING:
-            parts["interference"] = link.seconds - alone
+    for rank, op, start, end in links:
+        known = _NO_OP.get(op) or causes.of(op, rank)
+        took, alone = end - start, sum(known.values())
+        if alone > took:
+            parts = {cause: seconds * took / alone for cause, seconds in known.items()}
+        elif known.keys() <= _COMPUTING:
+            parts = {**known, "interference": took - alone}
         else:
-            shared = next((cause for cause in parts if cause != "latency"), "latency")
-            slowed = min(link.seconds - alone, causes.slowed(link.op, link.rank))
-            parts[shared] += link.seconds - alone - slowed
-            parts["interference"] = slowed
+            shared = next((cause for cause in known if cause != "latency"), "latency")
+            slowed = min(took - alone, causes.slowed(op, rank))
+            parts = {**known, "interference": slowed}
+            parts[shared] += took - alone - slowed
         for cause, seconds in parts.items():
             totals[cause] = totals.get(cause, 0.0) + seconds
     return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}

@@ -7,8 +7,6 @@ from dataclasses import replace
 from zsim import api
 from zsim.report.report import Report
 from zsim.specs.experiment.tables import Experiment
-from zsim.study.search import least_gpus
-from zsim.study.tune.remedy import remedy_of
 
 
 def simulate(experiment: Experiment, *, unfold: bool = False) -> api.Result:
@@ -27,5 +25,8 @@ def advised(report: Report, experiment: Experiment) -> Report:
     finding = report.out_of_memory
     if finding is None:
         return report
+    from zsim.study.search import least_gpus
+    from zsim.study.tune.remedy import remedy_of
+
     found = replace(finding, least_gpus=least_gpus(experiment), remedy=remedy_of(experiment))
     return replace(report, out_of_memory=found)

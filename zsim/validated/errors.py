@@ -119,14 +119,11 @@ def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Err
 
 def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
     """The number of the closest cell with runs of enough sources; of the last one, where none has."""
-    return next(
-        (
-            number
-            for number, key in enumerate(CELLS)
-            if len({run.source for run in runs if key(run.features) == key(features)}) >= ENOUGH
-        ),
-        len(CELLS) - 1,
-    )
+    for number, key in enumerate(CELLS):
+        wanted = key(features)
+        if len({run.source for run in runs if key(run.features) == wanted}) >= ENOUGH:
+            return number
+    return len(CELLS) - 1
 
 
 def _broader(features: Features, runs: Sequence[ValidatedRun]) -> list[tuple[int, Features]]:
@@ -134,7 +131,9 @@ def _broader(features: Features, runs: Sequence[ValidatedRun]) -> list[tuple[int
     job's own."""
     number = broader_cell(features, runs)
     levels, holds = _WITHIN[number]
-    inside = [run for run in runs if CELLS[number](run.features) == CELLS[number](features)]
+    key = CELLS[number]
+    wanted = key(features)
+    inside = [run for run in runs if key(run.features) == wanted]
     found = [(number, features)] if number else []
     for level in levels:
         cells = {CELLS[level](run.features): run.features for run in inside if holds(run.features)}

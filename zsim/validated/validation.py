@@ -80,7 +80,8 @@ def validation_of(
 def _less_alike(features: Features, runs: Sequence[ValidatedRun], alike: int) -> int:
     """Of the cell that the interval is no narrower than, the runs that are not like the job."""
     key = CELLS[broader_cell(features, runs)]
-    return max(0, sum(key(run.features) == key(features) for run in runs) - alike)
+    wanted = key(features)
+    return max(0, sum(key(run.features) == wanted for run in runs) - alike)
 
 
 def regime_of(features: Features, cell: int = 0) -> str:

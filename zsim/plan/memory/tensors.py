@@ -46,32 +46,41 @@ def tensor_changes(program: Program) -> list[TensorChange]:
     live: dict[tuple[str, str, str, int], list[_Tensor]] = {}  # oldest first
     moved: list[list[_Tensor]] = []  # by change: what it allocates or frees
     for place, change in enumerate(changes):
-        key = change.category, change.owner, change.part, change.micro_batch
-        tensors = live.setdefault(key, [])
-        if change.bytes > 0:
-            sizes = change.tensors or (change.bytes,)
-            moved.append([_Tensor(place, size) for size in sizes])
-            tensors += moved[place]
+        _, category, count, _, _, _, owner, sizes, _, part, micro_batch = change
+        key = category, owner, part, micro_batch
+        tensors = live.get(key)
+        if tensors is None:
+            tensors = live[key] = []
+        if count > 0:
+            made = [_Tensor(place, size) for size in sizes] if sizes else [_Tensor(place, count)]
+            moved.append(made)
+            tensors += made
+        elif tensors and tensors[-1].bytes == -count:
+            moved.append([tensors.pop()])
         else:
-            moved.append(_take(-change.bytes, tensors, moved))
+            moved.append(_take(-count, tensors, moved))
     streams = _next_streams(program)
-    result, count = [], 0
-    for change, tensors in zip(changes, moved, strict=True):
-        own = COMPUTE if change.category == "activations" else change.stream
-        stream = own or streams[change.op]
-        for tensor in tensors:
-            if change.bytes > 0:
-                tensor.number, count = count, count + 1
-            size = tensor.bytes if change.bytes > 0 else 0
-            result.append(TensorChange(change.op, tensor.number, size, stream, change.until))
+    result, number = [], 0
+    for (op, category, count, _, until, _, _, _, stream, *_), tensors in zip(changes, moved, strict=True):
+        stream = COMPUTE if category == "activations" else stream or streams[op]
+        if count > 0:
+            for tensor in tensors:
+                tensor.number = number
+                result.append(TensorChange(op, number, tensor.bytes, stream, until))
+                number += 1
+        else:
+            result += [TensorChange(op, tensor.number, 0, stream, until) for tensor in tensors]
     return result
 
 
 def _take(count: int, tensors: list[_Tensor], moved: list[list[_Tensor]]) -> list[_Tensor]:
     """Takes `count` bytes out of `tensors`, of which one may come apart in its allocation."""
-    taken: list[_Tensor] = []
-    if tensors and tensors[-1].bytes == count:
-        return [tensors.pop()]
+    sizes = [tensor.bytes for tensor in tensors]
+    if sum(sizes) == count and 0 not in sizes:  # all of them, and then one that fits is the newest
+        taken = tensors[::-1]
+        tensors.clear()
+        return taken
+    taken = []
     while count > 0:
         assert tensors, f"{count} bytes are freed that were not allocated"
         fits = [place for place, tensor in enumerate(tensors) if tensor.bytes <= count]

@@ -24,14 +24,14 @@ from zsim.plan.ops import Collective, Copy, Kernels, Op, PointToPoint
 def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
     """By op, the one whose launch stands right behind its own in the same queue, or -1; None where every
     stream has a queue to itself. See [Note: one queue, several streams]."""
+    if max(_num_streams(ops)) <= connections:
+        return None
     engines = [_engine(op) for op in ops]
     streams: dict[str, dict[str, int]] = {}
     for op, engine in zip(ops, engines, strict=True):
         if engine is not None:
             known = streams.setdefault(engine, {})
             known.setdefault(op.stream, len(known))
-    if all(len(known) <= connections for known in streams.values()):
-        return None
     found = [-1] * len(ops)
     last: dict[tuple[str, int], int] = {}
     for number, (op, engine) in enumerate(zip(ops, engines, strict=True)):
@@ -42,6 +42,14 @@ def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
             found[last[queue]] = number
         last[queue] = number
     return found
+
+
+def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
+    """How many streams launch kernels and collectives, copies to the GPU, and copies from it."""
+    computing = {op.stream for op in ops if isinstance(op.work, Kernels | Collective | PointToPoint)}
+    copying = {(op.work.direction, op.stream) for op in ops if isinstance(op.work, Copy)}
+    to_gpu = sum(direction == "h2d" for direction, _ in copying)
+    return len(computing), to_gpu, len(copying) - to_gpu
 
 
 def _engine(op: Op) -> str | None:
