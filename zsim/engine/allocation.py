@@ -192,7 +192,7 @@ def has_room_at(
 
 
 def _timed(memory: CachingAllocator, changes: Changes, timed: set[PoolName]) -> Changes:
-    """Those of tensors in pools with blocks that are protected when they are given back, which join `timed`."""
+    """Those of tensors in pools with blocks that are protected when they come back, which join `timed`."""
     ordered = [change for at_op in changes.by_op.values() for change in at_op]
     pools = {change.tensor: memory.pool_of(change.bytes, change.stream) for change in ordered if change.bytes}
     timed |= {pools[change.tensor] for change in ordered if change.until >= 0}
