@@ -59,7 +59,7 @@ def with_peak(report: Report, step: SimulatedStep) -> Report:
         return report
     framework = {"framework": framework_memory(job, plan).bytes}
     by_category = {name: size for name, size in plan_peaks(plan).items() if name != "total"} | framework
-    at_total = {**dict[str, int](held_at_peak(plan)), **framework}
+    at_total: dict[str, int] = {str(name): size for name, size in held_at_peak(plan).items()} | framework
     total = sum(at_total.values())
     peak = replace(report.peaks["gpu"], total=total, by_category=by_category, at_total=at_total)
     report = replace(report, peaks={**report.peaks, "gpu": peak})
