@@ -139,3 +139,11 @@ def test_steps_that_are_drawn_have_all_their_micro_batches_simulated() -> None:
         zsim.simulate(
             experiment(training=training, simulation={"every_micro_batch": False}, jitter={"seed": 1})
         )
+
+
+def test_a_job_on_the_same_fabric_has_the_trainer_unless_it_says_another() -> None:
+    trainer = {"holds_logits": "in fp32"}
+    jobs = {"like": {"nodes": 1}, "unlike": {"nodes": 1, "trainer": {"holds_logits": "no"}}}
+    others = job(nodes=1, gpus=None, trainer=trainer, jobs=jobs).others
+    held = {name: other.model.after[-1].work.holds_logits for name, other in others.items()}
+    assert held == {"like": "in fp32", "unlike": "no"}

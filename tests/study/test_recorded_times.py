@@ -11,6 +11,7 @@ import pytest
 import zsim
 from validation.cases.cases import case_rows
 from zsim.errors import InputError
+from zsim.study.check import cases
 
 RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero2-even-2ranks" / "summary.json"
 CLUSTER = 'schema = 1\nextends = "cpu-gloo"\nname = "this machine"\n'
@@ -82,3 +83,11 @@ def test_a_damaged_recording_is_named(
     with pytest.raises(InputError, match=reason) as error:
         case_rows("run", path, content | change)
     assert str(path) in str(error.value)
+
+
+def test_outside_of_a_checkout_a_recorded_case_is_refused_in_one_sentence(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({"case": {}, "calls": [], "peak_bytes": {}}))
+    monkeypatch.setattr(cases, "CHECKOUT", tmp_path)
+    with pytest.raises(InputError, match="their checks come with the source checkout only"):
+        cases.case_rows("case", path, json.loads(path.read_text()))

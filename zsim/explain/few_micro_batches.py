@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.explain.variants import Variants
@@ -22,13 +23,16 @@ def whole_step(step: SimulatedStep) -> TracedStep:
     def summed(of: Callable[[Breakdown], Mapping[str, float]]) -> dict[str, float]:
         return _summed([(times, of(part)) for times, part in parts])
 
-    def of_phase(phase: str) -> dict[str, float]:
-        return summed(lambda part: part.by_phase.get(phase, {}))
-
-    seconds = summed(lambda part: part.seconds)
-    by_phase = {phase: of_phase(phase) for phase in traced.breakdown.by_phase}
-    breakdown = replace(traced.breakdown, seconds=seconds, by_phase=by_phase)
+    breakdown = replace(
+        traced.breakdown,
+        seconds=summed(lambda part: part.seconds),
+        by_phase={phase: summed(partial(_of_phase, phase)) for phase in traced.breakdown.by_phase},
+    )
     return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
+
+
+def _of_phase(phase: str, part: Breakdown) -> Mapping[str, float]:
+    return part.by_phase.get(phase, {})
 
 
 def _summed(parts: list[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
@@ -58,8 +62,9 @@ def with_peak(report: Report, step: SimulatedStep) -> Report:
     if plan is step.outcome.plan:
         return report
     framework = {"framework": framework_memory(job, plan).bytes}
-    by_category = {name: size for name, size in plan_peaks(plan).items() if name != "total"} | framework
-    at_total: dict[str, int] = {str(name): size for name, size in held_at_peak(plan).items()} | framework
+    by_category = {**plan_peaks(plan), **framework}
+    by_category.pop("total")
+    at_total = {str(name): size for name, size in held_at_peak(plan).items()} | framework
     total = sum(at_total.values())
     peak = replace(report.peaks["gpu"], total=total, by_category=by_category, at_total=at_total)
     report = replace(report, peaks={**report.peaks, "gpu": peak})

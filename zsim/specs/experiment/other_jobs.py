@@ -18,7 +18,7 @@ from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.placement import Placement, place
 from zsim.specs.experiment.tables import Experiment
 
-_KEYS = ("model", "nodes", "gpus", "placement", "training", "strategy")
+_KEYS = ("model", "nodes", "gpus", "placement", "training", "trainer", "strategy")
 _SHARED = ("cluster", "faults", "jitter", "cost", "jobs")
 
 
@@ -43,6 +43,7 @@ def _neighbour(experiment: Experiment, name: str, table: Mapping[str, Any]) -> E
         "strategy": experiment.strategy.model_dump(),
         **table,
         "training": {**experiment.training.model_dump(), **_table(table, "training", where)},
+        "trainer": {**experiment.trainer.model_dump(), **_table(table, "trainer", where)},
     }
     if not {"nodes", "gpus", "placement"} & set(table):
         own |= {"nodes": experiment.nodes, "gpus": experiment.gpus}
