@@ -17,6 +17,7 @@ import zsim
 from validation import plan_check
 from validation.deepspeed_calls.configurations import configurations
 from zsim.comparison.call_lists import unfold
+from zsim.comparison.calls import calls_of_plan
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import trace_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
@@ -38,7 +39,7 @@ def plan_of(name: str) -> zsim.Plan:
 def test_a_plan_makes_the_calls_that_deepspeed_made(name: str) -> None:
     """Kind, bytes, type, group and order of every call of a steady step."""
     theirs = unfold(RECORDED["configurations"][name]["calls"])
-    assert plan_check.first_difference(plan_check.plan_calls(plan_of(name)), theirs) is None
+    assert plan_check.first_difference(calls_of_plan(plan_of(name)), theirs) is None
 
 
 def test_every_configuration_is_recorded() -> None:
