@@ -289,7 +289,7 @@ def test_one_busy_rank_slows_the_collective_of_all_folded_or_not() -> None:
     """Rank 3 is slow, so its kernel runs on while the others' GPUs are idle already and wait for the next."""
     faults = {"slow_gpus": {"3": 3.0}}
     job = job_of(communication=1.5)
-    job = replace(job, experiment=job.experiment.model_copy(update={"faults": FaultsTable(**faults)}))
+    job = replace(job, faults=FaultsTable(**faults))
     steps = []
     for unfold in (False, True):
         b = builder()

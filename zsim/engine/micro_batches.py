@@ -78,7 +78,7 @@ def simulate_step(job: Job, *, unfold: bool = False) -> SimulatedStep:
     is_plain = job.sequences is None and (job.simulation.every_micro_batch or steps <= FEW)
     if is_plain:
         return _simulated(job, steps, unfold)
-    if job.others or job.experiment.jitter.seed is not None:
+    if job.others or job.jitter is not None:
         what = (
             "simulation.every_micro_batch = false" if job.sequences is None else "a smaller last micro-batch"
         )

@@ -28,7 +28,6 @@ from zsim.plan.memory.capacity import step_peak_bytes, usable_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.passes.twice import is_drained, twice
 from zsim.specs.experiment.faults import kernel_slowdowns
-from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, job_topology, slowdowns_of, slowest_of, topology_beside
 from zsim.specs.topology.topology import Topology
 from zsim.trace.stats import SimulationStats
@@ -138,7 +137,7 @@ def _by_itself(
     short; None leaves the allocator out. `by_links`: as of `find_classes`."""
     is_steady = plan is None
     plan = plan or make_plan(job)
-    jitter = resolve_jitter(job.experiment.jitter)
+    jitter = job.jitter
     unfold = unfold or (jitter is not None and job.world_size <= _MOST_DRAWN)
     is_plain = job.placement.is_plain
     classes, notes = find_classes(
@@ -248,14 +247,14 @@ def _with_allocators(
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:
     """The job's step while the others run theirs, and how long each takes alone and together; both without
     what an allocator that runs short would cost."""
-    if resolve_jitter(job.experiment.jitter) is not None:
+    if job.jitter is not None:
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
         )
     parties = {OWN_NAME: ConcurrentJob(job, topology, slowdowns, make_plan(job))}
     for name, other in job.others.items():
         place = topology_beside(topology, other)
-        slow = kernel_slowdowns(place, job.experiment.faults, is_beside=True) * slowest_of(other)
+        slow = kernel_slowdowns(place, job.faults, is_beside=True) * slowest_of(other)
         parties[name] = ConcurrentJob(other, place, slow, make_plan(other))
     alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold) for one in parties.values()]
     loops, notes = run_together(list(parties.values()), unfold=unfold)

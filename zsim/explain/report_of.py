@@ -136,7 +136,7 @@ def _notes(
 ) -> list[str]:
     job = outcome.job
     notes = notes_of(outcome, allocator)
-    if energy is None and job.experiment.cost is not None:
+    if energy is None and job.cost is not None:
         notes.append(f"no energy: how much power GPU '{job.cluster.gpu.name}' draws is not known")
     connections = job.training.device_max_connections
     notes += shared_queues_notes(outcome.plan, outcome.trace, connections, variants.own_queues)
@@ -145,7 +145,7 @@ def _notes(
 
 def _cost(job: Job, energy: Energy | None, step_seconds: float) -> RunCost | None:
     """What a run costs, where the experiment has `[cost]`."""
-    table = job.experiment.cost
+    table = job.cost
     if table is None:
         return None
     return run_cost(

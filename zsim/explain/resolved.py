@@ -48,7 +48,7 @@ def _irregularities(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not job.placement.is_plain:
         found["placement"] = asdict(job.placement)
-    faults = job.experiment.faults
+    faults = job.faults
     if faults != FaultsTable():
         found["faults"] = faults.model_dump()
     if job.others:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from zsim.arrays import Floats
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.experiment.faults import kernel_slowdowns, with_faults
-from zsim.specs.experiment.jitter import slowest_gpu
+from zsim.specs.experiment.faults import FaultsTable, kernel_slowdowns, with_faults
+from zsim.specs.experiment.jitter import Jitter, slowest_gpu
 from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.run_cost import CostTable
 from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.tables import (
     Experiment,
@@ -28,7 +29,7 @@ Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
 class Job:
     """What will be simulated. `gpus_per_node` is how many of a node's GPUs the job uses, at most; `others`
     are the jobs beside it on its fabric. `sequences` are what one rank trains on in a step, where they are no
-    whole micro-batches: the last is smaller."""
+    whole micro-batches: the last is smaller. What is simulated is here; `experiment` is what was asked."""
 
     experiment: Experiment
     model: ModelSpec
@@ -40,6 +41,9 @@ class Job:
     others: Mapping[str, Job] = field(default_factory=dict)
     sequences: float | None = None
     simulation: SimulationTable = field(default_factory=SimulationTable)
+    faults: FaultsTable = field(default_factory=FaultsTable)
+    jitter: Jitter | None = None
+    cost: CostTable | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -67,7 +71,7 @@ def job_topology(job: Job) -> Topology:
     per_node = max(one.gpus_per_node for one in (job, *job.others.values()))
     slots = None if placement.is_plain else placement.slots(per_node)
     topology = Topology(job.cluster, placement.fabric_nodes, per_node, slots)
-    return with_faults(topology, job.experiment.faults)
+    return with_faults(topology, job.faults)
 
 
 def topology_beside(topology: Topology, other: Job) -> Topology:
@@ -81,10 +85,10 @@ def slowdowns_of(job: Job, topology: Topology) -> Floats:
     Raises InputError for ranks and nodes that no job is on.
     """
     beside = [topology_beside(topology, other) for other in job.others.values()]
-    return kernel_slowdowns(topology, job.experiment.faults, beside=beside) * slowest_of(job)
+    return kernel_slowdowns(topology, job.faults, beside=beside) * slowest_of(job)
 
 
 def slowest_of(job: Job) -> float:
     """How many times as long kernels take on the slowest of the job's GPUs, where they are not drawn one by
     one: see `slowest_gpu`."""
-    return 1.0 if job.experiment.jitter.seed is not None else slowest_gpu(job.world_size)
+    return 1.0 if job.jitter is not None else slowest_gpu(job.world_size)

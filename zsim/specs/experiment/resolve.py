@@ -12,6 +12,7 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
 from zsim.specs.experiment.checkpointing import block_policies
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
+from zsim.specs.experiment.jitter import resolve_jitter
 from zsim.specs.experiment.job import Job, Strategy, job_topology, slowdowns_of
 from zsim.specs.experiment.kernel_choices import (
     as_megatron_runs,
@@ -130,6 +131,9 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
         tuple(notes),
         sequences=sequences,
         simulation=experiment.simulation,
+        faults=experiment.faults,
+        jitter=resolve_jitter(experiment.jitter),
+        cost=experiment.cost,
     )
 
 
