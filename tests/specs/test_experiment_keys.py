@@ -12,6 +12,7 @@ from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
+from zsim.specs.formats.export import export_files
 from zsim.specs.model.spec import Attention, Loss
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Fsdp1
@@ -147,3 +148,20 @@ def test_a_job_on_the_same_fabric_has_the_trainer_unless_it_says_another() -> No
     others = job(nodes=1, gpus=None, trainer=trainer, jobs=jobs).others
     held = {name: other.model.after[-1].work.holds_logits for name, other in others.items()}
     assert held == {"like": "in fp32", "unlike": "no"}
+
+
+def test_exported_files_say_what_the_script_must_do_of_it() -> None:
+    asked = job(
+        trainer={"metrics_per_micro_batch": 2},
+        training={"micro_batch_size": 2, "global_batch_size": 12, "autocast": True},
+        strategy={"kind": "fsdp1", "param_dtype": "fp32", "reduce_dtype": "bf16", "before_torch_2": True},
+    )
+    notes = export_files(asked).notes
+    for said in (
+        "[trainer] is the script's: metrics_per_micro_batch 2",
+        "a last micro-batch that is smaller (1.5 sequences a step) is the script's",
+        "it is simulated as in torch 1.12 and 1.13",
+    ):
+        assert said in notes
+    assert any("under torch.autocast" in note for note in notes)
+    assert not [note for note in export_files(job()).notes if "[trainer]" in note or "autocast" in note]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from zsim.specs.formats.torchtitan.write import (
     why_not_torchtitan,
 )
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
-from zsim.specs.strategy.frameworks import Ddp
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
@@ -134,8 +135,25 @@ def _script_notes(job: Job) -> list[str]:
     if training.device_max_connections != DEFAULT_CONNECTIONS:
         connections = training.device_max_connections
         notes.append(f"in the run's environment: CUDA_DEVICE_MAX_CONNECTIONS={connections}")
+    notes += _loop_notes(job)
     notes.append(f"sequences of {training.sequence_length:,} tokens are the data's")
     return notes
+
+
+def _loop_notes(job: Job) -> Iterator[str]:
+    """What the training loop does besides, and the torch that it needs."""
+    training, trainer = job.training, job.experiment.trainer
+    said = trainer.model_dump(exclude_defaults=True)
+    if said:
+        yield f"[trainer] is the script's: {', '.join(f'{key} {value}' for key, value in said.items())}"
+    if training.autocast:
+        yield f'parameters in fp32 under torch.autocast("cuda", {training.precision}) are the script\'s'
+    if training.stored_dtype != "fp32":
+        yield f"a model that is loaded and kept in {training.stored_dtype} is the script's"
+    if job.sequences is not None:
+        yield f"a last micro-batch that is smaller ({job.sequences:g} sequences a step) is the script's"
+    if isinstance(job.strategy, Fsdp1) and job.strategy.before_torch_2:
+        yield "it is simulated as in torch 1.12 and 1.13"
 
 
 def _checkpointing_call(job: Job) -> str:
