@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zsim.specs.experiment.programs import telling
+from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 from zsim.study.tune.base import Base, value_of
 
 ZERO = "strategy.config.zero_optimization."
@@ -299,20 +300,22 @@ def _sub_groups(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     return _values(ZERO + "sub_group_size", "sub-groups", 10**7, 10**8, 10**9)(base, chosen)
 
 
-def _detail(
-    name: str, key: str, *values: Any, kind: str = "deepspeed", stages: tuple[int, ...] = ()
-) -> TunedAxis:
-    """One key with these values, at these stages of DeepSpeed (all when empty)."""
-    choices = _values(key, name, *values)
-    return TunedAxis(name, _at_stages(stages, choices) if stages else choices, (kind,))
+def _detail(name: str, key: str, *values: Any, kind: str) -> TunedAxis:
+    """One key with these values."""
+    return TunedAxis(name, _values(key, name, *values), (kind,))
 
 
-_SHARDED = (1, 2, 3)
+def _zero_detail(name: str, bare: str, *values: Any) -> TunedAxis:
+    """One key of DeepSpeed's `zero_optimization`, at the stages where it does something."""
+    choices = _values(ZERO + json_key(bare), name, *values)
+    return TunedAxis(name, _at_stages(ZERO_KEYS[bare].stages, choices), ("deepspeed",))
+
+
 DETAILS: tuple[TunedAxis, ...] = (
-    _detail("overlap_comm", ZERO + "overlap_comm", True, False, stages=_SHARDED),
-    _detail("bucket", ZERO + "reduce_bucket_size", 50_000_000, 200_000_000, 500_000_000, stages=_SHARDED),
-    _detail("prefetch", ZERO + "stage3_prefetch_bucket_size", 0, 10**7, 50_000_000, 200_000_000, stages=(3,)),
-    _detail("persistence", ZERO + "stage3_param_persistence_threshold", 10**4, 10**5, 10**6, stages=(3,)),
+    _zero_detail("overlap_comm", "overlap_comm", True, False),
+    _zero_detail("bucket", "reduce_bucket_size", 50_000_000, 200_000_000, 500_000_000),
+    _zero_detail("prefetch", "prefetch_bucket_size", 0, 10**7, 50_000_000, 200_000_000),
+    _zero_detail("persistence", "param_persistence_threshold", 10**4, 10**5, 10**6),
     TunedAxis("reuse", _reuse_distances, ("deepspeed",)),
     TunedAxis("sub-groups", _sub_groups, ("deepspeed",)),
     _detail("backward prefetch", "strategy.backward_prefetch", *_PREFETCH, kind="fsdp1"),
