@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
+from zsim.specs.strategy.deepspeed.config import BatchSizes, DeepSpeedConfig, TrainingValues
 from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
 from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
 
@@ -79,8 +79,7 @@ def test_auto_is_filled_as_hugging_face_fills_it() -> None:
     assert config.zero.reduce_bucket_size == 16_777_216
     assert config.zero.prefetch_bucket_size == 15_099_494
     assert config.zero.param_persistence_threshold == 40_960
-    assert (config.micro_batch_size, config.gradient_accumulation_steps) == (2, 1)
-    assert config.train_batch_size == 16
+    assert config.batch == BatchSizes(16, 2, 1)
     assert config.precision == "bf16"
     assert config.gradient_clipping == 1.0
     assert config.optimizer.name == "adamw"

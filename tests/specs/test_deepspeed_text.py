@@ -40,7 +40,7 @@ def test_comment_lines_and_trailing_commas_are_forgiven(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text('{\n  // ours\n  "train_batch_size": 8,\n  # and\n  "bf16": {"enabled": true,},\n}\n')
     config = load_deepspeed_config(path, world_size=8, hidden_size=64)
-    assert (config.name, config.micro_batch_size, config.precision) == (str(path), 1, "bf16")
+    assert (config.name, config.batch.micro_batch_size, config.precision) == (str(path), 1, "bf16")
 
 
 def test_a_file_can_be_called_something_else(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_deepspeeds_auto_is_filled_from_the_arguments(tmp_path: Path) -> None:
     }
     (tmp_path / "ds.json").write_text(json.dumps(config))
     job = resolve(imported(tmp_path, "deepspeed: ds.json\n"))
-    assert (job.strategy.micro_batch_size, job.strategy.gradient_accumulation_steps) == (2, 4)
+    assert (job.strategy.batch.micro_batch_size, job.strategy.batch.gradient_accumulation_steps) == (2, 4)
     assert (job.training.precision, job.strategy.zero.reduce_bucket_size) == ("bf16", 4096 * 4096)
 
 

@@ -171,15 +171,3 @@ class DeepSpeedConfig:
     @property
     def stage(self) -> int:
         return self.zero.stage
-
-    @property
-    def micro_batch_size(self) -> int:
-        return self.batch.micro_batch_size
-
-    @property
-    def gradient_accumulation_steps(self) -> int:
-        return self.batch.gradient_accumulation_steps
-
-    @property
-    def train_batch_size(self) -> int:
-        return self.batch.train_batch_size
