@@ -114,12 +114,13 @@ def pre_norm_block(
     kind: str,
     shape: Shape,
     core: Sequence[Module],
-    mlp: Sequence[Module],
+    mlp: Sequence[Module] | None = None,
     *,
     dropout: float = 0.0,
     registration: Sequence[str] = REGISTRATION,
 ) -> Block:
-    """norm, attention, add; norm, MLP, add."""
+    """Norm, attention, add; norm, MLP (the gated one, unless given), add."""
+    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act) if mlp is None else mlp
     norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
     adds = (
         residual("self_attn.residual", shape.hidden, dropout),
@@ -189,6 +190,5 @@ def mistral(config: ConfigReader) -> ModelSpec:
     has_window = "sliding_window" not in config.values or config.values["sliding_window"] is not None
     window = config.integer("sliding_window", 4096) if has_window else None
     core = attention_modules(shape, window=window)
-    mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
-    block = pre_norm_block("MistralDecoderLayer", shape, core, mlp)
+    block = pre_norm_block("MistralDecoderLayer", shape, core)
     return decoder(config, shape, [block] * shape.layers, max_positions=4096 * 32)

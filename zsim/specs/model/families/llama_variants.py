@@ -27,8 +27,7 @@ def qwen2(config: ConfigReader) -> ModelSpec:
 
     def block(window: int | None) -> Block:
         core = attention_modules(shape, qkv_bias=True, window=window)
-        mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
-        return pre_norm_block("Qwen2DecoderLayer", shape, core, mlp)
+        return pre_norm_block("Qwen2DecoderLayer", shape, core)
 
     blocks = one_block_per_window(qwen_windows(config, shape.layers), block)
     return decoder(config, shape, blocks, max_positions=32768)
@@ -41,8 +40,7 @@ def qwen3(config: ConfigReader) -> ModelSpec:
 
     def block(window: int | None) -> Block:
         core = attention_modules(shape, qkv_bias=has_bias, o_bias=has_bias, qk_norm=True, window=window)
-        mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
-        return pre_norm_block("Qwen3DecoderLayer", shape, core, mlp)
+        return pre_norm_block("Qwen3DecoderLayer", shape, core)
 
     blocks = one_block_per_window(qwen_windows(config, shape.layers), block)
     return decoder(config, shape, blocks, max_positions=32768)

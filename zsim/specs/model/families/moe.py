@@ -95,10 +95,9 @@ def deepseek_v3(config: ConfigReader) -> ModelSpec:
         *_routed(config, hidden, width, num_experts, top_k),
         *gated_mlp("mlp.shared_experts", hidden, shared_width, shape.act),
     ]
-    dense = gated_mlp("mlp", hidden, shape.ffn, shape.act)
     order = _order(_EXPERTS_FIRST, _LATENT)
     kind = "DeepseekV3DecoderLayer"
-    dense_block = pre_norm_block(kind, shape, core, dense, registration=order)
+    dense_block = pre_norm_block(kind, shape, core, registration=order)
     sparse_block = pre_norm_block(kind, shape, core, sparse, registration=order)
     first = min(config.integer("first_k_dense_replace", 3, minimum=0), shape.layers)
     return _finish(config, shape, [dense_block] * first + [sparse_block] * (shape.layers - first), 4096)
@@ -163,8 +162,7 @@ def _mixed(
     order: Sequence[str],
 ) -> ModelSpec:
     """Layers listed in `mlp_only_layers`, or not on `decoder_sparse_step`, have a dense MLP."""
-    dense = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act)
-    dense_block = pre_norm_block(kind, shape, core, dense)
+    dense_block = pre_norm_block(kind, shape, core)
     sparse_block = pre_norm_block(kind, shape, core, sparse, registration=_order(order))
     dense_layers = set(config.integers("mlp_only_layers"))
     step = config.integer("decoder_sparse_step", 1)
