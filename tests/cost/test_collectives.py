@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from zsim.cost.collectives.rounds import (
     Rounds,
-    bus_bandwidth_factor,
     edge_bytes,
     hierarchical_rounds,
     ring_rounds,
@@ -46,7 +45,7 @@ def test_no_bytes_load_no_edge(kind: str) -> None:
 
 def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
     """doc/PERFORMANCE.md: all-reduce 2(n-1)/n, all-gather and reduce-scatter (n-1)/n, broadcast, reduce 1."""
-    factors = {kind: bus_bandwidth_factor(kind, 8) for kind in KINDS}
+    factors = {kind: edge_bytes(kind, 1.0, 8) for kind in KINDS}
     assert factors == {
         "all_gather": 7 / 8,
         "reduce_scatter": 7 / 8,

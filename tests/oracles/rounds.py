@@ -26,7 +26,7 @@ from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import ROUNDS_SIDE_BY_SIDE, edge_bytes
 from zsim.errors import InputError
 from zsim.fabric.algorithms.others import tree_parents
-from zsim.fabric.algorithms.rings import add_crossings, local_ranks, longer_rounds, rotate
+from zsim.fabric.algorithms.rings import add_crossings, local_ranks, longer_rounds
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
 from zsim.specs.cluster.collectives import ProtocolCosts
@@ -168,7 +168,7 @@ class Rounds:
         usage = np.zeros(self.topology.num_links)
         rotations = self.local if self.spans else 1
         for rotation in range(rotations):
-            order = rotate(self.members, self.local, rotation)[0]
+            order = _rotate(self.members, self.local, rotation)[0]
             source, target = order[[position]], order[[(position + 1) % self.size]]
             if crosses:
                 head = order[[position // self.local * self.local]]
@@ -183,7 +183,7 @@ class Rounds:
         crosses = child[0] != parent[0]
         up, down = np.zeros(self.topology.num_links), np.zeros(self.topology.num_links)
         for rotation in range(self.local):
-            order = rotate(self.members, self.local, rotation).reshape(-1, self.local)
+            order = _rotate(self.members, self.local, rotation).reshape(-1, self.local)
             one, other = order[child][None], order[parent][None]
             add_crossings(self.topology, up, one, one, other, 1 / self.local)
             add_crossings(self.topology, down, other, other, one, 1 / self.local)
@@ -265,3 +265,9 @@ class Rounds:
         self._after(self.costs.base, start)
         self.env.run()
         return self.last
+
+
+def _rotate(members: Ints, local: int, rotation: int) -> Ints:
+    """Every node's ranks shifted by `rotation`: channel c enters each node at its c-th rank."""
+    count, size = members.shape
+    return np.roll(members.reshape(count, size // local, local), -rotation, axis=2).reshape(count, size)

@@ -3,11 +3,6 @@
 Module level (`forward_flops`): matrix products only, 2 m n k each, attention over all pairs, causal or not,
 which is what torch's `FlopCounterMode` counts.
 
-Formula: fwd FLOPs/token = 2 (P - P_emb - P_pos) + 4 S A L. P is every parameter, biases and norms included,
-tied weights once, of routed experts the active ones; P_emb the token embedding where it is not tied (a tied
-one is the head's matrix); P_pos the learned positions; S the sequence length; A = heads * head_dim; L the
-layers. It is above the sum over modules by biases and norms: 4e-5 for Llama, 1e-3 for GPT-2.
-
 MFU convention (PaLM, Chowdhery et al. 2022, appendix B; MosaicML, torchtitan): 6 N + 12 L d S per token, N
 with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add what is recomputed.
 """
@@ -16,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from zsim.specs.model.spec import Attention, Block, Embedding, Experts, Linear, ModelSpec, Module
+from zsim.specs.model.spec import Attention, Block, Experts, Linear, ModelSpec, Module
 from zsim.specs.strategy.training import Checkpointing
 
 FLOPS_CONVENTION = "6N + 12LdS per token, N with embeddings"
@@ -32,27 +27,6 @@ def forward_flops(module: Module, sequence_length: int) -> float:
     if isinstance(work, Experts):
         return 2.0 * work.top_k * 3 * work.in_features * work.expert_features
     return 0.0
-
-
-def block_forward_flops(block: Block, sequence_length: int) -> float:
-    """Matrix-product FLOPs of one block, per token."""
-    return sum(forward_flops(module, sequence_length) for module in block.modules)
-
-
-def forward_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """Sum over all modules; backward is twice that."""
-    outside = sum(forward_flops(module, sequence_length) for module in (*model.before, *model.after))
-    return outside + _sum_over_blocks(model, lambda block: block_forward_flops(block, sequence_length))
-
-
-def formula_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """2 (P - P_emb [if untied] - P_pos) + 4 S A L, with active experts only."""
-    tables = [module for module in model.before if isinstance(module.work, Embedding)]
-    token_table, positions = tables[0], tables[1:]
-    uncounted = sum(module.numel for module in positions)
-    if not model.is_tied:
-        uncounted += token_table.numel
-    return 2.0 * (active_numel(model) - uncounted) + attention_flops_per_token(model, sequence_length)
 
 
 def attention_flops_per_token(model: ModelSpec, sequence_length: int) -> float:

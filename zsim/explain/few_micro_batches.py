@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from zsim.engine.micro_batches import SimulatedStep
 from zsim.explain.variants import Variants
 from zsim.plan.memory.capacity import framework_memory, usable_bytes
 from zsim.plan.memory.peaks import held_at_peak, plan_peaks
-from zsim.report.breakdown import Breakdown, step_breakdown
+from zsim.report.breakdown import step_breakdown
 from zsim.report.memory import over_limit
 from zsim.report.report import Report, TracedStep, traced_step
 
@@ -19,23 +18,18 @@ def whole_step(step: SimulatedStep) -> TracedStep:
     """What was simulated of the step, with the seconds of all of it."""
     traced = traced_step(step.outcome.trace)
     parts = [(times, step_breakdown(outcome.trace, traced.rank)) for times, outcome in step.terms]
-
-    def summed(of: Callable[[Breakdown], Mapping[str, float]]) -> dict[str, float]:
-        return _summed([(times, of(part)) for times, part in parts])
-
     breakdown = replace(
         traced.breakdown,
-        seconds=summed(lambda part: part.seconds),
-        by_phase={phase: summed(partial(_of_phase, phase)) for phase in traced.breakdown.by_phase},
+        seconds=_summed([(times, part.seconds) for times, part in parts]),
+        by_phase={
+            phase: _summed([(times, part.by_phase.get(phase, {})) for times, part in parts])
+            for phase in traced.breakdown.by_phase
+        },
     )
     return replace(traced, breakdown=breakdown, whole_seconds=step.seconds)
 
 
-def _of_phase(phase: str, part: Breakdown) -> Mapping[str, float]:
-    return part.by_phase.get(phase, {})
-
-
-def _summed(parts: list[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+def _summed(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
     """What adds up over a step, by name; no part of a step is shorter than nothing."""
     total: dict[str, float] = {}
     for times, values in parts:
@@ -62,9 +56,8 @@ def with_peak(report: Report, step: SimulatedStep) -> Report:
     if plan is step.outcome.plan:
         return report
     framework = {"framework": framework_memory(job, plan).bytes}
-    by_category = {**plan_peaks(plan), **framework}
-    by_category.pop("total")
-    at_total = {str(name): size for name, size in held_at_peak(plan).items()} | framework
+    by_category = {name: size for name, size in plan_peaks(plan).items() if name != "total"} | framework
+    at_total: dict[str, int] = {**held_at_peak(plan), **framework}
     total = sum(at_total.values())
     peak = replace(report.peaks["gpu"], total=total, by_category=by_category, at_total=at_total)
     report = replace(report, peaks={**report.peaks, "gpu": peak})

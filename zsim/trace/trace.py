@@ -17,11 +17,6 @@ from zsim.arrays import Bools, Floats, Ints
 if TYPE_CHECKING:
     import pandas
 
-SpanKind = Literal[
-    "compute", "optimizer", "copy", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast",
-    "reduce", "gather", "scatter", "send", "recv", "send_recv", "h2d", "d2h", "cpu", "nvme_read",
-    "nvme_write", "host",
-]  # fmt: skip
 COLLECTIVES = frozenset(
     {
         "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "gather",

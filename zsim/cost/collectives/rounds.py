@@ -128,8 +128,3 @@ def hierarchical_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:
     local = num_ranks // num_nodes
     factor = 2 if kind == "all_reduce" else 1
     return Rounds(factor * (local - 1), factor * (num_nodes - 1))
-
-
-def bus_bandwidth_factor(kind: str, num_ranks: int) -> float:
-    """busbw / algbw as nccl-tests defines it."""
-    return edge_bytes(kind, 1.0, num_ranks)

@@ -234,9 +234,3 @@ def local_ranks(topology: Topology, members: Ints) -> int:
     """Ranks per domain of the first group, or 1 when its domains hold unequal numbers."""
     counts = np.unique(topology.domain_of(members[0]), return_counts=True)[1]
     return int(counts[0]) if (counts == counts[0]).all() else 1
-
-
-def rotate(members: Ints, local: int, rotation: int) -> Ints:
-    """Every node's ranks shifted by `rotation`: channel c enters each node at its c-th rank."""
-    count, size = members.shape
-    return np.roll(members.reshape(count, size // local, local), -rotation, axis=2).reshape(count, size)

@@ -4,6 +4,7 @@ host] in zsim.plan.ops."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from itertools import accumulate
 from typing import TypeVar
 
 from zsim.plan.ops import CATEGORIES, Category, Device, Memory, MemoryChange, Plan, Program
@@ -68,14 +69,12 @@ def plan_peaks(plan: Plan) -> dict[str, int]:
     return {**dict.fromkeys((*CATEGORIES, "total"), 0), **maxima(changes, category_of), **total}
 
 
-def held_at_peak(plan: Plan) -> dict[Category, int]:
+def held_at_peak(plan: Plan) -> dict[str, int]:
     """Bytes of each category on the GPU when their sum is highest."""
-    levels, highest, most = dict.fromkeys(CATEGORIES, 0), dict.fromkeys(CATEGORIES, 0), 0
-    for change in on_device("gpu", plan.program.resident, plan.program.memory):
-        levels[change.category] += change.bytes
-        if sum(levels.values()) > most:
-            highest, most = dict(levels), sum(levels.values())
-    return highest
+    changes = on_device("gpu", plan.program.resident, plan.program.memory)
+    totals = list(accumulate(change.bytes for change in changes))
+    end = totals.index(max(totals)) + 1 if totals else 0
+    return {**dict.fromkeys(CATEGORIES, 0), **held(changes[:end], category_of)}
 
 
 def held_before_update(plan: Plan, device: Device = "gpu") -> dict[str, int]:
