@@ -116,7 +116,7 @@ class DdpSchedule(Hooks):
         size = self._cast_bytes(call)
         if not size:
             return
-        self.builder.allocate("buffers", size)
+        self.builder.allocate("buffers", size, micro_batch=self.builder.micro_batch)
         fp32 = size // self.low_bytes * self.stored_bytes
         self.builder.kernels(
             f"cast {call.name}", moves(fp32, size, launches=max(1, len(call.parameters))), module=call.name
@@ -125,12 +125,12 @@ class DdpSchedule(Hooks):
             self._cached_cast_bytes += size
 
     def end_forward(self) -> None:
-        self.builder.free("buffers", self._cached_cast_bytes)
+        self.builder.free("buffers", self._cached_cast_bytes, micro_batch=self.builder.micro_batch)
         self._cached_cast_bytes = 0
 
     def after_module(self, call: ModuleCall) -> None:
         if self.builder.phase == "backward":
-            self.builder.free("buffers", self._cast_bytes(call))
+            self.builder.free("buffers", self._cast_bytes(call), micro_batch=self.builder.micro_batch)
 
     def _cast_bytes(self, call: ModuleCall) -> int:
         if self.low_dtype == self.training.stored_dtype or not isinstance(call.module.work, Linear):

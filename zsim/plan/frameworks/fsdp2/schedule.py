@@ -240,7 +240,8 @@ class Fsdp2Schedule(Hooks):
     def _pre_backward(self, unit: ParamGroup) -> None:
         self._unshard(unit)
         self._wait_for_unshard(unit)
-        index = self.states[unit.name].post_forward_indices.pop()
+        indices = self.states[unit.name].post_forward_indices
+        index = indices.pop() if indices else 0
         if index > 0:
             self._unshard(self._post_forward_order[index - 1])
 
