@@ -197,21 +197,8 @@ class PlanBuilder:
         none is given, on that of the next work."""
         assert not tensors or sum(tensors) == count, f"{owner}: {tensors} are not {count} bytes"
         if count:
-            self.memory.append(
-                MemoryChange(
-                    len(self.ops),
-                    category,
-                    count,
-                    device,
-                    -1,
-                    is_pinned,
-                    owner,
-                    tensors,
-                    stream,
-                    part,
-                    micro_batch,
-                )
-            )
+            change = (count, device, -1, is_pinned, owner, tensors, stream, part, micro_batch)
+            self.memory.append(MemoryChange(len(self.ops), category, *change))
 
     def free(
         self,
@@ -225,9 +212,9 @@ class PlanBuilder:
         micro_batch: int = -1,
     ) -> None:
         """Give back `count` bytes of `owner` now."""
-        self.allocate(
-            category, -count, device, is_pinned=is_pinned, owner=owner, part=part, micro_batch=micro_batch
-        )
+        if count:
+            change = (-count, device, -1, is_pinned, owner, (), "", part, micro_batch)
+            self.memory.append(MemoryChange(len(self.ops), category, *change))
 
     def free_when_done(
         self,
@@ -241,8 +228,9 @@ class PlanBuilder:
     ) -> None:
         """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""
         if count:
-            change = MemoryChange(len(self.ops), category, -count, "gpu", op, owner=owner, part=part)
-            self.memory.append(change._replace(micro_batch=micro_batch))
+            gpu: Device = "gpu"
+            change = (-count, gpu, op, False, owner, (), "", part, micro_batch)
+            self.memory.append(MemoryChange(len(self.ops), category, *change))
 
     def program(self, resident: Sequence[Memory], name: str = "") -> Program:
         """What was written down, as the program of ranks that keep `resident`."""

@@ -121,10 +121,14 @@ class Walk:
         self.hooks.after_module(call)
 
     def _allocate(self, size: int, owner: str, tensors: tuple[int, ...] = ()) -> None:
-        self.builder.allocate("activations", size, owner=owner, tensors=tensors, micro_batch=self.micro_batch)
+        if size:
+            self.builder.allocate(
+                "activations", size, owner=owner, tensors=tensors, micro_batch=self.micro_batch
+            )
 
     def _free(self, size: int, owner: str) -> None:
-        self.builder.free("activations", size, owner=owner, micro_batch=self.micro_batch)
+        if size:
+            self.builder.free("activations", size, owner=owner, micro_batch=self.micro_batch)
 
 
 def _head(workload: Workload) -> ModuleCall:
