@@ -23,7 +23,7 @@ def make_run() -> Callable[..., ValidatedRun]:
     def build(source: str, error: float, **changes: Any) -> ValidatedRun:
         nonlocal made
         made += 1
-        features = {key: value for key, value in changes.items() if key in Features.__slots__}
+        features = {key: value for key, value in changes.items() if key in Features.__dataclass_fields__}
         settings = {key: value for key, value in changes.items() if key in Settings.__slots__}
         return ValidatedRun(
             f"{source}-{made}", source, "report", "A", replace(FEATURES, **features),

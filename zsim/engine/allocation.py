@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from zsim.cost.rates.host_calls import load_host_costs, retry_seconds
+from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
 from zsim.plan.builder import COMPUTE
@@ -60,26 +60,23 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> All
     node a call takes n times as long. ("There is, in general, a linear relation between the number of GPUs
     and the cost of `cudaMalloc`", and at times a worse one: dmlc/xgboost issue 4194.)
     """
-    costs, host = load_host_costs(), job.cluster.host
+    costs, host = shipped_host_costs(), job.cluster.host
     program, again = plan.programs[number], repeated.programs[number]
     capacity = job.cluster.gpu.memory.capacity - framework_memory(job, plan, number).bytes
     memory = CachingAllocator(capacity, is_expandable=job.training.expandable_segments)
     for resident in program.resident:
         if resident.device == "gpu" and not resident.lazy_tensors:
             _make(memory, resident)
-    changes = tensor_changes(again)
-    made = [
-        size for resident in program.resident if resident.device == "gpu" for size in resident.lazy_tensors
-    ]
+    has_lazy = any(resident.device == "gpu" and resident.lazy_tensors for resident in program.resident)
     return Allocator(
         memory,
-        Changes(changes),
-        _Outstanding(again),
+        again.once(_changes),
+        again.once(_Outstanding),
         malloc_seconds=costs.seconds["cuda_malloc"] * host.overhead_factor * job.gpus_per_node,
         free_seconds=costs.seconds["cuda_free"] * host.overhead_factor * job.gpus_per_node,
         retry_seconds=retry_seconds(job.world_size, costs),
         counts_from=len(again.ops) - len(program.ops),
-        first_changes=Changes(_with_first_update(changes, again, made)) if made else None,
+        first_changes=again.once(_first_changes) if has_lazy else None,
     )
 
 
@@ -102,17 +99,23 @@ def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
     return block or memory.malloc_anyway(count, COMPUTE)
 
 
-def _with_first_update(
-    changes: Sequence[TensorChange], program: Program, sizes: Sequence[int]
-) -> list[TensorChange]:
+def _changes(program: Program) -> Changes:
+    return Changes(program.once(tensor_changes))
+
+
+def _first_changes(program: Program) -> Changes:
     """Also what the first update makes (`Memory.lazy_tensors`), in what is free when the host comes to it."""
     update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), len(program.ops))
+    changes = program.once(tensor_changes)
+    sizes = [
+        size for resident in program.resident if resident.device == "gpu" for size in resident.lazy_tensors
+    ]
     made = [TensorChange(update, -number, size) for number, size in enumerate(sizes, 1)]
     before = [
         change for change in changes if change.op < update or (change.op == update and not change.bytes)
     ]
     after = [change for change in changes if change.op > update or (change.op == update and change.bytes)]
-    return [*before, *made, *after]
+    return Changes([*before, *made, *after])
 
 
 class _Outstanding:

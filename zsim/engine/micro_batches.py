@@ -9,7 +9,9 @@ allocator runs short no two are alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import floor
 
 from zsim.engine.simulate import Outcome, simulate_job
@@ -68,36 +70,41 @@ class SimulatedStep:
         return 0.0 if found is None else found.counts.retries / self.outcome_micro_batches
 
 
-def simulate_step(job: Job, *, unfold: bool = False) -> SimulatedStep:
-    """One steady step, as `simulate_job`, of as many micro-batches as `[simulation]` asks for.
+Simulate = Callable[[Job], Outcome]
+
+
+def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None = None) -> SimulatedStep:
+    """One steady step, as `simulate_job`, of as many micro-batches as `[simulation]` asks for; `simulate` is
+    what the study simulates its jobs by.
 
     Raises NotSimulatedError where steps are drawn or other jobs run beside, unless every micro-batch is
     simulated and whole.
     """
+    run = simulate or partial(simulate_job, unfold=unfold)
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
     is_plain = job.sequences is None and (job.simulation.every_micro_batch or steps <= FEW)
     if is_plain:
-        return _simulated(job, steps, unfold)
+        return _simulated(job, steps, run)
     if job.others or job.jitter is not None:
         what = (
             "simulation.every_micro_batch = false" if job.sequences is None else "a smaller last micro-batch"
         )
         raise NotSimulatedError(f"{what} beside other jobs or with jitter is not simulated yet")
     if job.sequences is None:
-        return replace(_of(job, steps, unfold), job=job)
+        return replace(_of(job, steps, run), job=job)
     whole = floor(job.sequences / size + 1e-9)
     rest = job.sequences - whole * size
     if rest < _SAME * size:
-        return replace(_of(job, whole, unfold), job=job)
+        return replace(_of(job, whole, run), job=job)
     smaller = max(1, round(rest))
     last = replace(job, training=replace(job.training, micro_batch_size=smaller))
     if whole == 0:
-        step = _of(last, 1, unfold)
+        step = _of(last, 1, run)
         step = replace(step, seconds=step.seconds * rest / smaller, terms=((rest / smaller, step.outcome),))
     else:
-        three, two = _of(last, FEW, unfold), _of(last, FEW - 1, unfold)
+        three, two = _of(last, FEW, run), _of(last, FEW - 1, run)
         more = three.seconds - two.seconds
-        step = _of(job, whole, unfold)
+        step = _of(job, whole, run)
         part = rest / smaller
         terms = (*step.terms, (part, three.outcome), (-part, two.outcome))
         step = replace(step, seconds=step.seconds + more * rest / smaller, terms=terms)
@@ -111,28 +118,28 @@ def longer(few: float, less: float, more: int) -> float:
     return few + more * (few - less)
 
 
-def _of(job: Job, steps: int, unfold: bool) -> SimulatedStep:
+def _of(job: Job, steps: int, run: Simulate) -> SimulatedStep:
     """A step of so many whole micro-batches. Where the allocator runs short no two of them are alike, and
     many are as many times the mean of some."""
     if job.simulation.every_micro_batch:
-        return _simulated(job, steps, unfold)
-    few = _simulated(job, min(steps, FEW), unfold)
+        return _simulated(job, steps, run)
+    few = _simulated(job, min(steps, FEW), run)
     if steps <= FEW:
         return few
     if few.retries_per_micro_batch:
         count = min(steps, _FEW_SHORT)
-        some = _simulated(job, count, unfold)
+        some = _simulated(job, count, run)
         seconds = some.seconds * steps / count
         return replace(some, seconds=seconds, terms=((steps / count, some.outcome),))
-    less = _simulated(job, FEW - 1, unfold)
+    less = _simulated(job, FEW - 1, run)
     more = steps - FEW
     seconds = longer(few.seconds, less.seconds, more)
     return replace(few, seconds=seconds, terms=((1.0 + more, few.outcome), (-float(more), less.outcome)))
 
 
-def _simulated(job: Job, steps: int, unfold: bool) -> SimulatedStep:
+def _simulated(job: Job, steps: int, run: Simulate) -> SimulatedStep:
     job = _with_steps(job, steps)
-    outcome = simulate_job(job, unfold=unfold)
+    outcome = run(job)
     return SimulatedStep(job, outcome, outcome.trace.step_seconds, ((1.0, outcome),), outcome.plan)
 
 

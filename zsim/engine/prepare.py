@@ -11,7 +11,7 @@ import simpy
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.gpu import KernelPricer
-from zsim.cost.rates.host_calls import host_seconds, load_host_costs
+from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
@@ -121,7 +121,7 @@ def prepare(
         program_of=plan.program_of,
         is_connected=is_connected,
     )
-    pricer, costs, host = KernelPricer(job.cluster.gpu), load_host_costs(), job.cluster.host
+    pricer, costs, host = KernelPricer(job.cluster.gpu), shipped_host_costs(), job.cluster.host
     programs = tuple(
         price_program(
             program,

@@ -59,17 +59,61 @@ def price_program(
     A stream takes `launch_queue` launches that have not run yet; then the host waits. Streams share
     `connections` hardware queues. `is_serial`: as if kernels and collectives were all on one stream.
     """
+    order = program.once(program_order, tuple(groups), launch_queue, connections, is_serial)
+    prices = [_together([(kernel_seconds(k), k.launches) for k in work.kernels]) for work in order.works]
+    seconds: list[float | None] = [price for price, _ in prices]
+    concentrations = [concentration for _, concentration in prices]
+    seconds.append(None)  # of what has no kernels, at place -1
+    concentrations.append(0.0)
+    issued = [host_seconds(op) for op in order.issues]
+    return PricedProgram(
+        program,
+        order.pending,
+        order.successors,
+        [issued[place] for place in order.issue_of],
+        [seconds[place] for place in order.work_of],
+        [concentrations[place] for place in order.work_of],
+        order.host_waits,
+        order.meetings,
+        sides_of(program, groups),
+        order.behind,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOrder:
+    """What of a program no price changes: see `PricedProgram`. `works` are its distinct kernels, `work_of[i]`
+    the place of op i's among them (-1: it has none); `issues` are the distinct ways to issue an op, each by
+    the first op that is issued so, and `issue_of[i]` is that of op i."""
+
+    pending: list[int]
+    successors: list[tuple[int, ...]]
+    host_waits: list[tuple[int, ...]]
+    meetings: list[int]
+    behind: list[int] | None
+    works: list[Kernels]
+    work_of: list[int]
+    issues: list[Op]
+    issue_of: list[int]
+
+
+def program_order(
+    program: Program, groups: tuple[str, ...], launch_queue: int, connections: int, is_serial: bool
+) -> ProgramOrder:
+    """Which op waits for which, which meet and which cost the same; see `price_program`. Members of a
+    communicator meet at its n-th call, whatever else each of them does (NCCL's own rule)."""
     num_ops = len(program.ops)
     pending = [0] * num_ops
     successors: list[list[int]] = [[] for _ in range(num_ops)]
     last_on_stream: dict[str, int] = {}
-    known: dict[int, tuple[float, float]] = {}
-    host_of: dict[tuple[str | None, int, int], float] = {}
-    durations: list[float | None] = []
-    concentration: list[float] = []
-    host: list[float] = []
-    place_of = {name: place for place, name in enumerate(groups)}
+    place_of_group = {name: place for place, name in enumerate(groups)}
     calls, meetings = [0] * len(groups), [-1] * num_ops
+    place_of_work: dict[int, int] = {}
+    place_of_issue: dict[tuple[str | None, int, int], int] = {}
+    works: list[Kernels] = []
+    work_of: list[int] = []
+    issues: list[Op] = []
+    issue_of: list[int] = []
     for index, op in enumerate(program.ops):
         work, before = op.work, op.after
         if work is not None:
@@ -85,40 +129,29 @@ def price_program(
                 successors[other].append(index)
             pending[index] = len(distinct)
         if isinstance(work, Kernels):
-            key = id(work)
-            if key not in known:
-                known[key] = _together([(kernel_seconds(k), k.launches) for k in work.kernels])
-            durations.append(known[key][0])
-            concentration.append(known[key][1])
+            place = place_of_work.setdefault(id(work), len(works))
+            if place == len(works):
+                works.append(work)
+            work_of.append(place)
         else:
-            concentration.append(0.0)
-            durations.append(None)
+            work_of.append(-1)
             if isinstance(work, Collective):
-                place = place_of[work.group]
+                place = place_of_group[work.group]
                 meetings[index] = calls[place] * len(groups) + place
                 calls[place] += 1
             else:
                 assert work is None or isinstance(work, _TIMED_ELSEWHERE)
-        host_key = (op.overhead, op.events, op.launches)
-        if host_key not in host_of:
-            host_of[host_key] = host_seconds(op)
-        host.append(host_of[host_key])
+        place = place_of_issue.setdefault((op.overhead, op.events, op.launches), len(issues))
+        if place == len(issues):
+            issues.append(op)
+        issue_of.append(place)
     waits = _with_launch_queue(program, launch_queue)
     after = behind(program.ops, connections)
     for held in after or ():
         if held >= 0:
             pending[held] += 1
-    return PricedProgram(
-        program,
-        pending,
-        [tuple(s) for s in successors],
-        host,
-        durations,
-        concentration,
-        waits,
-        meetings,
-        sides_of(program, groups),
-        after,
+    return ProgramOrder(
+        pending, [tuple(s) for s in successors], waits, meetings, after, works, work_of, issues, issue_of
     )
 
 

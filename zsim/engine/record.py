@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from zsim.arrays import Floats, Ints
 from zsim.engine.executor import Executor, Lane
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
+    Category,
     Collective,
     Copy,
+    Device,
     DriveIo,
     HostWork,
     Kernels,
@@ -32,8 +36,7 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     rank had ended the first run (see zsim.plan.passes.twice). Ranks that are not held up by a slower one
     begin earlier than that one: `Trace.begins` says when. A step lasts from the last rank's end to its next.
     """
-    infos: list[SpanInfo] = []
-    shown = [_Shown.of(program, plan, infos) for program in plan.programs]
+    infos, shown = plan.once(_shown)
     lanes = [_Times(lane, plan, shown) for lane in executor.lanes]
     step_seconds = end_seconds - max(lane.begin for lane in lanes)
     origin = lanes[0].begin
@@ -42,7 +45,7 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
         lane.start_at(origin)
     return Trace(
         source="simulated",
-        infos=tuple(infos),
+        infos=infos,
         ranks=np.repeat(np.array([lane.rank for lane in lanes]), [len(lane.shown.ops) for lane in lanes]),
         info_indices=np.concatenate([lane.shown.infos for lane in lanes]),
         issue_seconds=np.concatenate([lane.issue[lane.shown.ops] for lane in lanes]),
@@ -89,6 +92,12 @@ class _Shown:
         first, tracks = len(infos), _copy_tracks(program)
         infos += [_info(program.ops[number], plan, tracks) for number in numbers]
         return _Shown(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
+
+
+def _shown(plan: Plan) -> tuple[tuple[SpanInfo, ...], list[_Shown]]:
+    infos: list[SpanInfo] = []
+    shown = [_Shown.of(program, plan, infos) for program in plan.programs]
+    return tuple(infos), shown
 
 
 def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
@@ -195,29 +204,52 @@ def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> Memor
     program = lane.shown.program
     issue, num_ops = lane.issue, len(program.ops)
     reached = _reached(program, lane.start, step_seconds)
-    resident, changes = [*program.resident, framework_memory(job, plan, lane.number)], program.memory
-    ops = np.array([change.op for change in changes], dtype=np.int64)
+    resident = [*program.resident, framework_memory(job, plan, lane.number)]
+    ops, devices, categories, deltas, names = program.once(_changes)
     # The host makes a change once the op before is issued; op 0's come first of all.
     host = np.where(ops > 0, issue[np.clip(ops, 1, num_ops) - 1], 0.0)
     stream = np.where(ops < num_ops, reached[np.clip(ops, 0, num_ops - 1)], step_seconds)
     first = len(resident)
     zeros = np.zeros(first)
     return MemoryEvents(
-        ranks=np.full(first + len(changes), lane.rank, dtype=np.int64),
+        ranks=np.full(first + len(ops), lane.rank, dtype=np.int64),
         host_seconds=np.concatenate([zeros, host]),
         stream_seconds=np.concatenate([zeros, stream]),
-        devices=(*(m.device for m in resident), *(change.device for change in changes)),
-        categories=(*(m.category for m in resident), *(change.category for change in changes)),
-        deltas=np.array(
-            [*(m.bytes for m in resident), *(change.bytes for change in changes)], dtype=np.int64
-        ),
-        names=(*("start" for _ in resident), *(program.ops[min(c.op, num_ops - 1)].name for c in changes)),
+        devices=(*(m.device for m in resident), *devices),
+        categories=(*(m.category for m in resident), *categories),
+        deltas=np.concatenate([np.array([m.bytes for m in resident], dtype=np.int64), deltas]),
+        names=(*("start" for _ in resident), *names),
     )
+
+
+class _Changes(NamedTuple):
+    """A program's changes of memory, column by column; `names` of the ops that they come before."""
+
+    ops: Ints
+    devices: tuple[Device, ...]
+    categories: tuple[Category, ...]
+    deltas: Ints
+    names: tuple[str, ...]
+
+
+def _changes(program: Program) -> _Changes:
+    changes, last = program.memory, len(program.ops) - 1
+    return _Changes(
+        np.array([change.op for change in changes], dtype=np.int64),
+        tuple(change.device for change in changes),
+        tuple(change.category for change in changes),
+        np.array([change.bytes for change in changes], dtype=np.int64),
+        tuple(program.ops[min(change.op, last)].name for change in changes),
+    )
+
+
+def _are_compute(program: Program) -> npt.NDArray[np.bool_]:
+    return np.array([op.stream == "compute" and op.work is not None for op in program.ops], dtype=np.bool_)
 
 
 def _reached(program: Program, start: Floats, step_seconds: float) -> Floats:
     """Per op, when the compute stream begins the next kernel that the host issues from there on."""
-    is_compute = np.array([op.stream == "compute" and op.work is not None for op in program.ops])
+    is_compute = program.once(_are_compute)
     times = np.where(is_compute, start, np.inf)
     reached = np.minimum.accumulate(times[::-1])[::-1]
     return np.where(np.isinf(reached), step_seconds, reached)

@@ -23,10 +23,10 @@ from zsim.engine.together import ConcurrentJob, run_together
 from zsim.errors import NotSimulatedError
 from zsim.fabric.fabric import LinkLoad
 from zsim.fabric.folding.classes import Classes
-from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes, usable_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.plan.passes.twice import is_drained, twice
+from zsim.plan.plans import Plans
 from zsim.specs.experiment.faults import kernel_slowdowns
 from zsim.specs.experiment.job import Job, job_topology, slowdowns_of, slowest_of, topology_beside
 from zsim.specs.topology.topology import Topology
@@ -87,6 +87,7 @@ def simulate_job(
     plan: Plan | None = None,
     is_for_network: bool = False,
     is_serial: bool = False,
+    plans: Plans | None = None,
 ) -> Outcome:
     """Run one steady step; as many as `[jitter]` draws; or a few beside those of `[jobs]`.
 
@@ -96,22 +97,24 @@ def simulate_job(
     that runs short, and with groups that do the same as slow as the slowest of them. A job that does not fit
     runs as if torch's allocator had room for it; one that is `known_to_fit` only where its tensors are more
     than the GPU has. `is_serial` runs kernels and collectives one after the
-    other.
+    other. `plans`: those that other simulations have made, and make, too.
     """
+    plans = plans or Plans()
     began = time.perf_counter()
     topology = job_topology(job)
     slowdowns = slowdowns_of(job, topology)
     most = _most_bytes(job)
     with garbage_collection.paused():
         if job.others and plan is None:
-            outcome = _beside_others(job, topology, slowdowns, unfold)
+            outcome = _beside_others(job, topology, slowdowns, unfold, plans)
         else:
             outcome = _by_itself(
                 job,
                 topology,
                 slowdowns,
                 unfold,
-                plan,
+                plan or plans.of(job),
+                is_steady=plan is None,
                 allocator_bytes=None if is_for_network else most,
                 by_links=not is_for_network,
                 is_serial=is_serial,
@@ -127,16 +130,15 @@ def _by_itself(
     topology: Topology,
     slowdowns: Floats,
     unfold: bool,
-    plan: Plan | None = None,
+    plan: Plan,
     *,
+    is_steady: bool = True,
     allocator_bytes: int | None = None,
     by_links: bool = True,
     is_serial: bool = False,
 ) -> Outcome:
     """`allocator_bytes`: up to how many bytes of tensors torch's allocator holds a step up where it runs
-    short; None leaves the allocator out. `by_links`: as of `find_classes`."""
-    is_steady = plan is None
-    plan = plan or make_plan(job)
+    short; None leaves the allocator out. `by_links`: as of `find_classes`; `is_steady`: after other steps."""
     jitter = job.jitter
     unfold = unfold or (jitter is not None and job.world_size <= _MOST_DRAWN)
     is_plain = job.placement.is_plain
@@ -145,7 +147,7 @@ def _by_itself(
     )
     if jitter is not None and not unfold:
         classes = with_firsts_apart(topology, plan, slowdowns, classes)
-    repeated = twice(plan) if is_steady and not is_drained(plan) else plan
+    repeated = plan.once(twice) if is_steady and not plan.once(is_drained) else plan
     prepared = prepare(
         job, plan, repeated, topology, classes, slowdowns, simpy.Environment(), is_serial=is_serial
     )
@@ -178,7 +180,7 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
     if len(classes.representatives) == job.world_size:  # maybe unfolded
         is_plain = job.placement.is_plain
         classes, _ = find_classes(outcome.topology, plan, outcome.slowdowns, is_plain=is_plain, unfold=False)
-    repeated = plan if is_drained(plan) else twice(plan)
+    repeated = plan if plan.once(is_drained) else plan.once(twice)
     with garbage_collection.paused():
         prepared = prepare(
             job, plan, repeated, outcome.topology, classes, outcome.slowdowns, simpy.Environment(),
@@ -244,19 +246,19 @@ def _with_allocators(
     return short, held, allocation, settled
 
 
-def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool) -> Outcome:
+def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plans: Plans) -> Outcome:
     """The job's step while the others run theirs, and how long each takes alone and together; both without
     what an allocator that runs short would cost."""
     if job.jitter is not None:
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
         )
-    parties = {OWN_NAME: ConcurrentJob(job, topology, slowdowns, make_plan(job))}
+    parties = {OWN_NAME: ConcurrentJob(job, topology, slowdowns, plans.of(job))}
     for name, other in job.others.items():
         place = topology_beside(topology, other)
         slow = kernel_slowdowns(place, job.faults, is_beside=True) * slowest_of(other)
-        parties[name] = ConcurrentJob(other, place, slow, make_plan(other))
-    alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold) for one in parties.values()]
+        parties[name] = ConcurrentJob(other, place, slow, plans.of(other))
+    alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold, one.plan) for one in parties.values()]
     loops, notes = run_together(list(parties.values()), unfold=unfold)
     own = loops[0]
     outcome = _outcome(own.prepared, own.executor, own.typical, notes)

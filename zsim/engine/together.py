@@ -85,7 +85,7 @@ def run_together(parties: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[lis
         prepare(
             party.job,
             party.plan,
-            party.plan if is_drained(party.plan) else twice(party.plan),
+            party.plan if party.plan.once(is_drained) else party.plan.once(twice),
             party.topology,
             own,
             party.slowdowns,

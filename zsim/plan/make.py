@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
@@ -14,6 +14,31 @@ from zsim.plan.pipeline.schedules import no_pipeline
 from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.experiment.job import Job
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBasis:
+    """All that a plan is made from: jobs whose bases are equal have the same plan, whatever their hardware.
+
+    `is_cpu`: the ranks are CPUs, which do what GPUs are given in the one thread that issues it; then
+    `copies_scatters` says that their backend reduce-scatters by an all-reduce of a copy (else it is False).
+    """
+
+    world_size: int
+    is_cpu: bool
+    copies_scatters: bool
+    training: Training
+    strategy: Strategy
+    model: ModelSpec
+
+
+def plan_basis(job: Job) -> PlanBasis:
+    """What a job's plan is made from."""
+    is_cpu = job.cluster.gpu.vendor == "cpu"
+    copies = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
+    return PlanBasis(job.world_size, is_cpu, copies, job.training, job.strategy, job.model)
 
 
 def is_offloaded(job: Job) -> bool:
@@ -23,10 +48,18 @@ def is_offloaded(job: Job) -> bool:
 
 def make_plan(job: Job) -> Plan:
     """What every rank does in one steady step; no hardware but what kind of device it is, no seconds."""
-    workload = make_workload(job.model, job.training)
-    copies = job.cluster.collectives.reduce_scatter == "all_reduce"
-    is_cpu = job.cluster.gpu.vendor == "cpu"
-    return plan_step(workload, job.strategy, job.world_size, is_cpu=is_cpu, copies_scatters=copies)
+    return plan_of(plan_basis(job))
+
+
+def plan_of(basis: PlanBasis) -> Plan:
+    """The plan of all jobs with this basis. Raises as `plan_step` does."""
+    return plan_step(
+        make_workload(basis.model, basis.training),
+        basis.strategy,
+        basis.world_size,
+        is_cpu=basis.is_cpu,
+        copies_scatters=basis.copies_scatters,
+    )
 
 
 def plan_step(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self, TypeVar, TypeVarTuple
 
 import numpy as np
 
@@ -38,6 +38,8 @@ CollectiveKind = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send", "recv"
 ]
 MessageKind = Literal["send", "recv", "send_recv"]
+Arguments = TypeVarTuple("Arguments")
+Derived = TypeVar("Derived")
 Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate"]
 
 
@@ -258,8 +260,23 @@ class Group:
         return rows
 
 
+class Unchanging:
+    """A value of which what follows is worked out once: runs on other hardware have it in common."""
+
+    _derived: dict[Any, Any]
+
+    def once(self, derive: Callable[[Self, *Arguments], Derived], *arguments: *Arguments) -> Derived:
+        """What `derive`, a function of a module, makes of this value and the arguments. It is made the first
+        time, and not to be changed."""
+        key = (derive, arguments)
+        if key not in self._derived:
+            self._derived[key] = derive(self, *arguments)
+        found: Derived = self._derived[key]
+        return found
+
+
 @dataclass(frozen=True)
-class Program:
+class Program(Unchanging):
     """What the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there is one.
 
     `startup_bytes`: what each GPU holds before the first step where that is more than it keeps (a model that
@@ -271,6 +288,7 @@ class Program:
     resident: tuple[Memory, ...] = ()
     memory: tuple[MemoryChange, ...] = ()
     startup_bytes: int = 0
+    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def calls_with_messages(self) -> tuple[int, ...]:
@@ -279,7 +297,7 @@ class Program:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Unchanging):
     """One steady training step of every rank: rank r runs `programs[program_of[r]]`."""
 
     framework: str
@@ -288,6 +306,7 @@ class Plan:
     groups: Mapping[str, Group]
     notes: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def uniform(

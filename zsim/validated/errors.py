@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -35,22 +34,11 @@ ENOUGH = 3
 # Repeated, the same configuration gives steps that differ by this (MosaicML's, validation/published).
 REPEATS = 0.006
 
-_Key = Callable[[Features], tuple[Any, ...]]
-
-# From runs that are like the job in all that matters to any run at all.
-CELLS: tuple[_Key, ...] = (
-    lambda f: (f.framework, f.is_several, f.binding, f.chip),
-    lambda f: (f.framework, f.is_several, f.binding),
-    lambda f: (f.framework, f.is_several),
-    lambda f: (f.is_several,),
-    lambda f: (),
-)
-
 UNLIKE = 3  # from this cell on runs are not like the job
 
-# By the number of a cell that is leant on, the cells within it that a job is trusted no better than: another
-# chip's; where its own binding is little known, those bound by kernels, what zsim is best at; where its
-# framework is, the other frameworks'.
+# By the number of a cell (`Features.cells`) that is leant on, the cells within it that a job is trusted no
+# better than: another chip's; where its own binding is little known, those bound by kernels, what zsim is
+# best at; where its framework is, the other frameworks'.
 _FRAMEWORK = 2
 _FRAMEWORKS: tuple[tuple[int, ...], Callable[[Features], bool]] = ((_FRAMEWORK,), lambda f: True)
 _WITHIN: tuple[tuple[tuple[int, ...], Callable[[Features], bool]], ...] = (
@@ -65,7 +53,7 @@ _WITHIN: tuple[tuple[tuple[int, ...], Callable[[Features], bool]], ...] = (
 @dataclass(frozen=True)
 class Errors:
     """Signed errors (as `ValidatedRun.error`) with weights; `alike` are the runs of the job's closest cell
-    that has any, empty where only unlike ones are left; `cell` is which of `CELLS` that is."""
+    that has any, empty where only unlike ones are left; `cell` is the number of that cell."""
 
     values: Floats
     weights: Floats
@@ -84,15 +72,14 @@ def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0
     `first` on."""
     weights, opposite, rest = np.zeros(len(runs)), np.zeros(len(runs)), 1.0
     alike: tuple[ValidatedRun, ...] | None = None
-    closest = len(CELLS) - 1
-    for number, key in enumerate(CELLS):
-        if number < first:
-            continue
-        wanted = key(features)
-        inside = [index for index, run in enumerate(runs) if key(run.features) == wanted]
+    cells = features.cells
+    closest = len(cells) - 1
+    for number in range(first, len(cells)):
+        wanted = cells[number]
+        inside = [index for index, run in enumerate(runs) if run.features.cells[number] == wanted]
         if not inside:
             continue
-        is_last = number == len(CELLS) - 1
+        is_last = number == len(cells) - 1
         if alike is None:
             alike, closest = (() if number >= UNLIKE else tuple(runs[index] for index in inside)), number
         own, num_sources = weights_by_source([runs[index].source for index in inside])
@@ -119,11 +106,14 @@ def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Err
 
 def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
     """The number of the closest cell with runs of enough sources; of the last one, where none has."""
-    for number, key in enumerate(CELLS):
-        wanted = key(features)
-        if len({run.source for run in runs if key(run.features) == wanted}) >= ENOUGH:
-            return number
-    return len(CELLS) - 1
+    return next(
+        (
+            number
+            for number, wanted in enumerate(features.cells)
+            if len({run.source for run in runs if run.features.cells[number] == wanted}) >= ENOUGH
+        ),
+        len(features.cells) - 1,
+    )
 
 
 def _broader(features: Features, runs: Sequence[ValidatedRun]) -> list[tuple[int, Features]]:
@@ -131,12 +121,10 @@ def _broader(features: Features, runs: Sequence[ValidatedRun]) -> list[tuple[int
     job's own."""
     number = broader_cell(features, runs)
     levels, holds = _WITHIN[number]
-    key = CELLS[number]
-    wanted = key(features)
-    inside = [run for run in runs if key(run.features) == wanted]
+    inside = [run for run in runs if run.features.cells[number] == features.cells[number]]
     found = [(number, features)] if number else []
     for level in levels:
-        cells = {CELLS[level](run.features): run.features for run in inside if holds(run.features)}
+        cells = {run.features.cells[level]: run.features for run in inside if holds(run.features)}
         found += [(level, other) for other in cells.values() if broader_cell(other, inside) <= level]
     if number == _FRAMEWORK and not any(_is_bound_alike(run.features, features) for run in inside):
         bound = [run.features for run in runs if _is_bound_alike(run.features, features)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 ALLOCATOR, OFFLOADING, NETWORK, HOST, KERNELS = (
     "the allocator",
@@ -22,7 +23,7 @@ _SHARES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Features:
     """`framework`: FSDP, DeepSpeed, DDP ..., `strategy` one of its ways ("ZeRO-3"), `fabric` what joins the
     GPUs: on one node its links, on several the network ("" where neither is known or needed); `binding` what
@@ -46,6 +47,17 @@ class Features:
     def is_several(self) -> bool:
         """Whether the job runs on several nodes."""
         return self.nodes > 1
+
+    @cached_property
+    def cells(self) -> tuple[tuple[str | bool, ...], ...]:
+        """What it has in common with runs that are like it, from all that matters to any run at all."""
+        return (
+            (self.framework, self.is_several, self.binding, self.chip),
+            (self.framework, self.is_several, self.binding),
+            (self.framework, self.is_several),
+            (self.is_several,),
+            (),
+        )
 
 
 def chip_of(gpu: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, expm1
 from typing import Any
 
-from zsim.validated.errors import CELLS, UNLIKE, broader_cell, interval_like
+from zsim.validated.errors import UNLIKE, broader_cell, interval_like
 from zsim.validated.extrapolation import extrapolations, stretch_of
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, shipped_estimates, validated_runs, without_source
@@ -79,9 +79,9 @@ def validation_of(
 
 def _less_alike(features: Features, runs: Sequence[ValidatedRun], alike: int) -> int:
     """Of the cell that the interval is no narrower than, the runs that are not like the job."""
-    key = CELLS[broader_cell(features, runs)]
-    wanted = key(features)
-    return max(0, sum(key(run.features) == wanted for run in runs) - alike)
+    number = broader_cell(features, runs)
+    wanted = features.cells[number]
+    return max(0, sum(run.features.cells[number] == wanted for run in runs) - alike)
 
 
 def regime_of(features: Features, cell: int = 0) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +56,12 @@ def load_host_costs(path: Path | None = None) -> HostCosts:
         sources={name: cost.source for name, cost in file.events.items()},
         evidence={name: cost.evidence for name, cost in file.events.items()},
     )
+
+
+@cache
+def shipped_host_costs() -> HostCosts:
+    """Those of the shipped file."""
+    return load_host_costs()
 
 
 def host_seconds(

@@ -41,7 +41,7 @@ def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
 def step_peak_bytes(job: Job, plan: Plan) -> int:
     """Maximum GPU memory of the fullest rank over a step."""
     return max(
-        device_peaks(program, [framework_memory(job, plan, number)]).get("gpu", 0)
+        program.once(device_peaks).get("gpu", 0) + framework_memory(job, plan, number).bytes
         for number, program in enumerate(plan.programs)
     )
 
@@ -61,12 +61,14 @@ def startup_bytes(job: Job, plan: Plan) -> int:
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
     """Maximum host or NVMe memory of a node over a step: that of all its ranks."""
-    return _of_fullest_node(job, plan, [device_peaks(program).get(device, 0) for program in plan.programs])
+    return _of_fullest_node(
+        job, plan, [program.once(device_peaks).get(device, 0) for program in plan.programs]
+    )
 
 
 def pinned_bytes(job: Job, plan: Plan) -> int:
     """Maximum page-locked host memory of a node over a step."""
-    return _of_fullest_node(job, plan, [pinned_peak(program) for program in plan.programs])
+    return _of_fullest_node(job, plan, [program.once(pinned_peak) for program in plan.programs])
 
 
 def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:

@@ -52,9 +52,9 @@ def owner_of(change: Memory | MemoryChange) -> Owned:
     return change.category, change.owner if isinstance(change, MemoryChange) else ""
 
 
-def device_peaks(program: Program, more: Iterable[Memory] = ()) -> dict[Device, int]:
-    """Maximum bytes of a rank on each device over the step, with `more` resident."""
-    return maxima((*program.resident, *more, *program.memory), lambda change: change.device)
+def device_peaks(program: Program) -> dict[Device, int]:
+    """Maximum bytes of a rank on each device over the step."""
+    return maxima((*program.resident, *program.memory), lambda change: change.device)
 
 
 def pinned_peak(program: Program) -> int:

@@ -27,18 +27,21 @@ from zsim.specs.presets import gpu_preset_path, topology_preset_path
 _ORIGIN_KEYS = frozenset({"source", "evidence"})
 _LABELS = frozenset({"schema", "extends", "name", "description"})
 _MAX_DEPTH = 8
+Read = Callable[[Path], Mapping[str, Any]]  # the tables of a TOML file
 
 
-def load_cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
-    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables themselves.
+def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Cluster:
+    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables themselves; files
+    are read by `read` (`read_toml`).
 
     Raises InputError when there is none, or when something in it is wrong.
     """
+    read = read or read_toml
     if isinstance(source, Mapping):
-        file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path)
+        file, data = "cluster", _with_parents(source, "cluster", Path(), topology_preset_path, read)
     else:
         path = _find(source, topology_preset_path)
-        file, data = path.name, _read_with_parents(path, topology_preset_path)
+        file, data = path.name, _read_with_parents(path, topology_preset_path, read)
     for key in ("gpu", "nodes"):
         if isinstance(data.get(key), list):
             raise NotSimulatedError(
@@ -47,7 +50,7 @@ def load_cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
             )
     if isinstance(data.get("gpu"), str | Mapping):
         # The path of `gpu` is relative to the file that says it, which may be a parent.
-        data["gpu"] = load_gpu(data["gpu"])
+        data["gpu"] = load_gpu(data["gpu"], read)
     elif "gpu" in data and not isinstance(data["gpu"], Gpu):
         raise InputError(
             f"{file}: gpu: expected the name of a GPU ('h100-sxm-80gb') or the path of a GPU file"
@@ -55,12 +58,13 @@ def load_cluster(source: str | Path | Mapping[str, Any]) -> Cluster:
     return validated(data, file, Cluster)
 
 
-def load_gpu(source: str | Path | Mapping[str, Any]) -> Gpu:
+def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Gpu:
     """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables themselves."""
+    read = read or read_toml
     if isinstance(source, Mapping):
-        return validated(_with_parents(source, "gpu", Path(), gpu_preset_path), "gpu", Gpu)
+        return validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
     path = _find(source, gpu_preset_path)
-    return validated(_read_with_parents(path, gpu_preset_path), path.name, Gpu)
+    return validated(_read_with_parents(path, gpu_preset_path, read), path.name, Gpu)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -88,15 +92,22 @@ def _find(name_or_path: str | Path, preset: Callable[[str], Path]) -> Path:
     return preset(text)
 
 
-def _read_with_parents(path: Path, preset: Callable[[str], Path], depth: int = 0) -> dict[str, Any]:
-    data = read_toml(path)
+def _read_with_parents(
+    path: Path, preset: Callable[[str], Path], read: Read, depth: int = 0
+) -> dict[str, Any]:
+    data = dict(read(path))
     if isinstance(data.get("gpu"), str) and data["gpu"].endswith(".toml"):
         data["gpu"] = str(path.parent / data["gpu"])
-    return _with_parents(data, path.name, path.parent, preset, depth)
+    return _with_parents(data, path.name, path.parent, preset, read, depth)
 
 
 def _with_parents(
-    data: Mapping[str, Any], file: str, folder: Path, preset: Callable[[str], Path], depth: int = 0
+    data: Mapping[str, Any],
+    file: str,
+    folder: Path,
+    preset: Callable[[str], Path],
+    read: Read,
+    depth: int = 0,
 ) -> dict[str, Any]:
     """The file's tables over those of the file that it extends, all the way up."""
     if "extends" not in data:
@@ -107,7 +118,7 @@ def _with_parents(
     if depth == _MAX_DEPTH:
         raise InputError(f"{file}: extends: more than {_MAX_DEPTH} files deep; does one extend itself?")
     parent_path = folder / parent_name if parent_name.endswith(".toml") else preset(parent_name)
-    parent = _read_with_parents(parent_path, preset, depth + 1)
+    parent = _read_with_parents(parent_path, preset, read, depth + 1)
     merged = dict(parent)
     merged["name"] = Path(file).stem
     changed = [key for key in data if key not in _LABELS]

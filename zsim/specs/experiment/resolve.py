@@ -8,7 +8,6 @@ from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.cluster.cluster import Cluster
-from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.batch import micro_batches_of, sequences_of
 from zsim.specs.experiment.checkpointing import block_policies
 from zsim.specs.experiment.faults import FaultsTable, idle_faults_note
@@ -34,8 +33,8 @@ from zsim.specs.experiment.tables import (
     TrainingTable,
 )
 from zsim.specs.experiment.trainer import with_trainer
+from zsim.specs.library import Library
 from zsim.specs.model.config_reader import MOST_BLOCKS
-from zsim.specs.model.huggingface import load_model, model_from_config
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.names import check_names
@@ -53,24 +52,25 @@ _MOST_TOKENS = 2**27
 _MOST_PARAMETERS = 10**16
 
 
-def resolve(experiment: Experiment) -> Job:
-    """Look up model and cluster, fill in defaults, check everything against everything.
+def resolve(experiment: Experiment, library: Library | None = None) -> Job:
+    """Look up model and cluster in `library`, fill in defaults, check everything against everything.
 
     Raises InputError for what contradicts itself, NotSimulatedError for what zsim cannot do yet.
     """
+    library = library or Library()
     try:
-        cluster = load_cluster(experiment.cluster)
+        cluster = library.cluster(experiment.cluster)
     except InputError:
         check_names(experiment.model, experiment.cluster)
         raise
     if not experiment.jobs:
         placement = place(experiment.placement, cluster, experiment.nodes, experiment.gpus)
-        job = _resolve(experiment, cluster, placement)
+        job = _resolve(experiment, library, cluster, placement)
     else:
         others = neighbours(experiment)
         placement, places = place_together(experiment, others, cluster)
-        beside = {name: _resolve(other, cluster, places[name]) for name, other in others.items()}
-        job = replace(_resolve(experiment, cluster, placement), others=beside)
+        beside = {name: _resolve(other, library, cluster, places[name]) for name, other in others.items()}
+        job = replace(_resolve(experiment, library, cluster, placement), others=beside)
     if experiment.faults != FaultsTable():
         slowdowns_of(job, job_topology(job))
         places = {"this job": placement} | {f"'{name}'": one.placement for name, one in job.others.items()}
@@ -79,8 +79,8 @@ def resolve(experiment: Experiment) -> Job:
     return job
 
 
-def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> Job:
-    model = _model(experiment.model)
+def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placement: Placement) -> Job:
+    model = library.model(experiment.model)
     cluster = with_attention(cluster, experiment.training.attention)
     if model.not_simulated:
         raise NotSimulatedError(f"model '{model.name}': {model.not_simulated}")
@@ -135,12 +135,6 @@ def _resolve(experiment: Experiment, cluster: Cluster, placement: Placement) -> 
         jitter=resolve_jitter(experiment.jitter),
         cost=experiment.cost,
     )
-
-
-def _model(model: str | dict[str, Any]) -> ModelSpec:
-    if isinstance(model, dict):
-        return model_from_config(model, str(model.get("_name_or_path", "model")), "experiment")
-    return load_model(model)
 
 
 def _training_table(experiment: Experiment, world_size: int) -> TrainingTable:

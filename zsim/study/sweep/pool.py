@@ -16,6 +16,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.row import failed_record, point_record
@@ -42,10 +43,12 @@ def run_tasks(
     jobs: int,
     backend: str = "loky",
     scheduler: str | None = None,
+    simulator: Simulator | None = None,
 ) -> None:
     """Run every task and hand each record over, in the order in which they get done; records are kept in
-    `folder`. `backend` is joblib's name ("loky", "dask", "multiprocessing", "threading", ...), `scheduler`
-    the address of a running Dask scheduler; without it Dask runs `jobs` processes here.
+    `folder`. What runs in this process does so by `simulator`. `backend` is joblib's name ("loky", "dask",
+    "multiprocessing", "threading", ...), `scheduler` the address of a running Dask scheduler; without it Dask
+    runs `jobs` processes here.
 
     KeyboardInterrupt leaves every finished point on disk.
     """
@@ -59,7 +62,7 @@ def run_tasks(
                 store.save(record)
             on_record(record)
 
-    with _engine(backend, jobs, scheduler) as parallel:
+    with _engine(backend, jobs, scheduler, simulator or Simulator()) as parallel:
 
         def run(some: Sequence[Task], size: int) -> bool:
             """Whether no worker died."""
@@ -91,14 +94,15 @@ def run_tasks(
                 finish(failed_record(identity, "WorkerDied", said) | {"is_kept": False})
 
 
-def run_batch(tasks: Sequence[Task], folder: Path | None) -> list[Record]:
-    """What a worker does."""
+def run_batch(tasks: Sequence[Task], folder: Path | None, simulator: Simulator | None = None) -> list[Record]:
+    """What a worker does: simulate one after the other, with what they have in common made once."""
+    simulator = simulator or Simulator()
     store = None if folder is None else Store(folder)
     records = []
     for task in tasks:
         if store is not None:
             store.mark(task.identity)
-        record = point_record(task.identity, task.experiment)
+        record = point_record(task.identity, task.experiment, simulator)
         if store is not None:
             if record.get("is_kept", True):
                 store.save(record)
@@ -130,14 +134,14 @@ Parallel = Callable[[list[list[Task]], Path | None], Iterator[list[Record]]]
 
 
 @contextmanager
-def _engine(backend: str, jobs: int, scheduler: str | None) -> Iterator[Parallel]:
+def _engine(backend: str, jobs: int, scheduler: str | None, simulator: Simulator) -> Iterator[Parallel]:
     """joblib with one backend, ready to run batches."""
     import joblib
 
     if scheduler is not None and backend != "dask":
         raise InputError(f"--scheduler {scheduler}: is for --backend dask, found {backend}")
     if jobs == 1 and backend == "loky":
-        yield lambda batches, folder: (run_batch(batch, folder) for batch in batches)
+        yield lambda batches, folder: (run_batch(batch, folder, simulator) for batch in batches)
         return
     with _dask_client(jobs, scheduler) if backend == "dask" else nullcontext():
         try:

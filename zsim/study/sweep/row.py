@@ -7,24 +7,25 @@ import time
 import traceback
 from typing import Any
 
-from zsim.engine.micro_batches import simulate_step
+from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
 from zsim.report.report import Report
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.deepspeed.effects import describe
 from zsim.study.sweep.store import Record
 
 
-def point_record(identity: str, experiment: Experiment) -> Record:
-    """Simulate; what goes wrong is part of the record, so that one point never ends a study."""
+def point_record(identity: str, experiment: Experiment, simulator: Simulator | None = None) -> Record:
+    """Simulate by the study's `simulator`; what goes wrong is part of the record, so that one point never
+    ends a study."""
+    simulator = simulator or Simulator()
     try:
         began = time.perf_counter()
-        job = resolve(experiment)
-        step = simulate_step(job)
+        job = simulator.job(experiment)
+        step = simulator.step(job)
         report = report_of_step(step, time.perf_counter() - began)
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)

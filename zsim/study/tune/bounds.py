@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zsim.cost.rates.gpu import KernelPricer
-from zsim.cost.rates.host_calls import host_seconds, load_host_costs
+from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
 from zsim.plan.workload.workload import Workload, make_workload
@@ -95,17 +95,28 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
     sheet's rates.
     """
     cluster, per_node = job.cluster, job.gpus_per_node
-    pricer, costs = KernelPricer(cluster.gpu), load_host_costs()
+    pricer, costs = KernelPricer(cluster.gpu), shipped_host_costs()
     bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
     compute = host = 0.0
+    issued: dict[tuple[str | None, int, int], float] = {}  # seconds of the host, by way of issuing
+    computed: dict[int, float] = {}  # by identity of work
+    shares: dict[tuple[str, str], float] = {}
     for op in plan.ops:
-        host += host_seconds(op.overhead, op.events, op.launches, cluster.host, costs)
+        way = op.overhead, op.events, op.launches
+        if way not in issued:
+            issued[way] = host_seconds(*way, cluster.host, costs)
+        host += issued[way]
         work = op.work
         if isinstance(work, Kernels):
             if op.stream == COMPUTE:
-                compute += sum(pricer.seconds(kernel) for kernel in work.kernels)
+                if id(work) not in computed:
+                    computed[id(work)] = sum(pricer.seconds(kernel) for kernel in work.kernels)
+                compute += computed[id(work)]
         elif isinstance(work, Collective):
-            bytes_of["nic"] += work.bytes * _share_from_outside(job, plan, work)
+            group = work.kind, work.group
+            if group not in shares:
+                shares[group] = _share_from_outside(job, plan, work)
+            bytes_of["nic"] += work.bytes * shares[group]
         elif isinstance(work, Copy):
             bytes_of[work.direction] += work.bytes
         elif isinstance(work, HostWork):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from zsim.engine.micro_batches import FEW, longer
+from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
-from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import (
     exceeds_pinned_limit,
     node_capacity_bytes,
@@ -24,7 +25,6 @@ from zsim.plan.memory.capacity import (
 from zsim.plan.ops import Device
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.experiment.job import Job
-from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.study.sweep.identity import Identities
 from zsim.study.sweep.pool import Task, run_tasks
@@ -33,6 +33,9 @@ from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOS
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 
+# Other processes take seconds to start and share nothing with this one, so that a search of seconds is over
+# sooner without them: they are started when it has taken so long already.
+_ALONE_SECONDS = 10.0
 _KEY = "training.gradient_accumulation_steps"
 _OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, LOSS)
 _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
@@ -96,16 +99,17 @@ class Measured:
         return value
 
 
-def memory_of(experiment: Experiment) -> MemoryBounds | str:
-    """Exact peaks from the plan alone, or why there is no plan."""
+def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> MemoryBounds | str:
+    """Exact peaks from the plan alone, which is the study's `simulator`'s, or why there is no plan."""
+    simulator = simulator or Simulator()
     steps = experiment.training.gradient_accumulation_steps or 1
     try:
-        job = resolve(few_micro_batches(experiment))
-        plan = make_plan(job)
+        job = simulator.job(few_micro_batches(experiment))
+        plan = simulator.plan(job)
         seconds = plan_seconds(job, plan)
         if steps > FEW:
-            less = resolve(few_micro_batches(experiment, FEW - 1))
-            shorter = plan_seconds(less, make_plan(less))
+            less = simulator.job(few_micro_batches(experiment, FEW - 1))
+            shorter = plan_seconds(less, simulator.plan(less))
             seconds = {name: longer(busy, shorter[name], steps - FEW) for name, busy in seconds.items()}
         if exceeds_pinned_limit(job, plan):
             return "more host memory would be page-locked than the host allows"
@@ -148,6 +152,8 @@ class Evaluator:
         self.on_done = on_done or (lambda what, count: None)
         self.num_simulated = self.num_checked = 0
         self.refused: dict[str, int] = {}
+        self.simulator = Simulator()
+        self._seconds = 0.0  # of work in this process
         self._cache = cache
         self._bounds = Bounds()
         self._identities = Identities()
@@ -191,7 +197,7 @@ class Evaluator:
         key = _key(candidate)
         if key not in self._resolved:
             try:
-                self._resolved[key] = resolve(candidate.experiment())
+                self._resolved[key] = self.simulator.job(candidate.experiment())
             except ZsimError as error:
                 self._refuse(key, str(error))
         return self._resolved[key]
@@ -223,8 +229,9 @@ class Evaluator:
         return [found if isinstance(found, MemoryBounds) else None for found in results]
 
     def _map(self, experiments: list[Experiment]) -> list[MemoryBounds | str]:
-        if self.jobs == 1 or len(experiments) < 2 * self.jobs:
-            return [memory_of(experiment) for experiment in experiments]
+        if self._processes() == 1 or len(experiments) < 2 * self.jobs:
+            with self._timed():
+                return [memory_of(experiment, self.simulator) for experiment in experiments]
         import joblib
 
         run: Any = joblib.Parallel(n_jobs=self.jobs)
@@ -281,8 +288,19 @@ class Evaluator:
         if not tasks:
             return
         with _folder(self._cache) as folder:
-            jobs = self.jobs if len(tasks) > 1 else 1
-            run_tasks(tasks, folder, take, jobs=jobs)
+            jobs = self._processes() if len(tasks) > 1 else 1
+            with self._timed() if jobs == 1 else nullcontext():
+                run_tasks(tasks, folder, take, jobs=jobs, simulator=self.simulator)
+
+    def _processes(self) -> int:
+        """How many are worth it by now: see `_ALONE_SECONDS`."""
+        return self.jobs if self._seconds >= _ALONE_SECONDS else 1
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        self._seconds += time.process_time() - began
 
     def _measured(self, candidate: Candidate, tasks: list[Task]) -> Measured | None:
         job = self._job(candidate)

@@ -1,0 +1,68 @@
+"""The simulations of one study: what its jobs have in common is read, planned and run once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zsim.engine.micro_batches import SimulatedStep, simulate_step
+from zsim.engine.simulate import Outcome, simulate_job
+from zsim.plan.ops import Plan
+from zsim.plan.plans import Plans
+from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import Experiment
+from zsim.specs.library import Library
+
+_MOST_SPANS = 400_000  # of all traces that are kept together
+
+
+class Simulator:
+    """Resolves, plans and simulates the jobs of one study. Each result is that of the job simulated alone."""
+
+    def __init__(self) -> None:
+        self._library = Library()
+        self._plans = Plans()
+        self._outcomes: list[Outcome] = []  # that used last at the end
+
+    def job(self, experiment: Experiment) -> Job:
+        """The experiment resolved; each file is read once. Raises what `resolve` raises."""
+        return resolve(experiment, self._library)
+
+    def plan(self, job: Job) -> Plan:
+        """The job's plan. Raises what `make_plan` raises."""
+        return self._plans.of(job)
+
+    def step(self, job: Job) -> SimulatedStep:
+        """One steady step. Raises what `simulate_step` raises."""
+        return simulate_step(job, simulate=self.outcome)
+
+    def outcome(self, job: Job) -> Outcome:
+        """One steady step: that of another job where nothing but settings without effect tells them apart.
+        Raises what `simulate_job` raises."""
+        plan = self.plan(job)
+        for place, known in enumerate(self._outcomes):
+            if known.plan is plan and _differ_in_strategy_alone(known.job, job):
+                self._outcomes.append(self._outcomes.pop(place))
+                return replace(known, job=job)
+        outcome = simulate_job(job, plans=self._plans)
+        self._outcomes.append(outcome)
+        total = sum(len(one.trace) for one in self._outcomes)
+        while total > _MOST_SPANS:
+            total -= len(self._outcomes.pop(0).trace)
+        return outcome
+
+
+def _differ_in_strategy_alone(job: Job, other: Job) -> bool:
+    """Whether the jobs, which have one plan, are equal in everything else that a simulation reads."""
+    return (
+        job.training == other.training
+        and job.placement == other.placement
+        and job.simulation == other.simulation
+        and job.sequences == other.sequences
+        and job.faults == other.faults
+        and job.jitter == other.jitter
+        and not job.others
+        and not other.others
+        and job.cluster == other.cluster
+        and job.model == other.model
+    )

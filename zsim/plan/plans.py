@@ -1,0 +1,59 @@
+"""The plans of a study's jobs, each made once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zsim.plan.make import PlanBasis, plan_basis, plan_of
+from zsim.plan.ops import Plan
+from zsim.specs.experiment.job import Job
+
+_MOST_OPS = 400_000  # of all plans that are kept together
+
+
+class Plans:
+    """Jobs that differ in nothing but hardware have one plan, and with it all that `Plan.once` knows of it.
+
+    So have jobs whose settings differ without changing the plan. The plans used last are kept, up to
+    `most_ops` operations in all.
+    """
+
+    def __init__(self, most_ops: int = _MOST_OPS) -> None:
+        self._most_ops = most_ops
+        self._known: list[tuple[PlanBasis, Plan]] = []  # that used last at the end
+
+    def of(self, job: Job) -> Plan:
+        """The job's plan. Raises what `make_plan` raises."""
+        basis = plan_basis(job)
+        for place, (other, plan) in enumerate(self._known):
+            if other == basis:
+                self._known.append(self._known.pop(place))
+                return plan
+        made = plan_of(basis)
+        plan = next((plan for _, plan in self._known if _is_equal(plan, made)), made)
+        self._known.append((basis, plan))
+        self._forget()
+        return plan
+
+    def _forget(self) -> None:
+        """Drop what was not used for longest."""
+        total = sum({id(plan): _num_ops(plan) for _, plan in self._known}.values())
+        while total > self._most_ops and len(self._known) > 1:
+            _, plan = self._known.pop(0)
+            if not any(other is plan for _, other in self._known):
+                total -= _num_ops(plan)
+
+
+def _num_ops(plan: Plan) -> int:
+    return sum(len(program.ops) for program in plan.programs)
+
+
+def _is_equal(plan: Plan, other: Plan) -> bool:
+    """Whether two plans ask the same of every rank."""
+    if plan.programs != other.programs or not np.array_equal(plan.program_of, other.program_of):
+        return False
+    if (plan.framework, plan.notes, plan.labels) != (other.framework, other.notes, other.labels):
+        return False
+    return plan.groups.keys() == other.groups.keys() and all(
+        np.array_equal(group.members, other.groups[name].members) for name, group in plan.groups.items()
+    )

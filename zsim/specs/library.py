@@ -1,0 +1,52 @@
+"""Models and clusters as files describe them, each file read once: what the jobs of one study share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.cluster.files import load_cluster, read_toml
+from zsim.specs.model.huggingface import load_model, model_from_config
+from zsim.specs.model.spec import ModelSpec
+
+
+class Library:
+    """Looks models and clusters up as an experiment names them; what was looked up stays as it was read."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelSpec] = {}
+        self._clusters: dict[str, Cluster] = {}
+        self._tables: dict[Path, dict[str, Any]] = {}
+
+    def model(self, asked: str | Mapping[str, Any]) -> ModelSpec:
+        """A preset's or a file's model, or that of a config.json's content. Raises InputError."""
+        key = _key(asked)
+        if key not in self._models:
+            is_named = isinstance(asked, str)
+            self._models[key] = load_model(asked) if is_named else model_of_config(asked)  # type: ignore[arg-type]
+        return self._models[key]
+
+    def cluster(self, asked: str | Mapping[str, Any]) -> Cluster:
+        """A preset's or a file's cluster, or that of a file's tables. Raises InputError."""
+        key = _key(asked)
+        if key not in self._clusters:
+            self._clusters[key] = load_cluster(asked, self._read)
+        return self._clusters[key]
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        if path not in self._tables:
+            self._tables[path] = read_toml(path)
+        return self._tables[path]
+
+
+def model_of_config(config: Mapping[str, Any]) -> ModelSpec:
+    """The model of a config.json's content, as an experiment holds it."""
+    return model_from_config(config, str(config.get("_name_or_path", "model")), "experiment")
+
+
+def _key(asked: str | Mapping[str, Any]) -> str:
+    """Names and contents apart; numbers of another type are other contents."""
+    return f"name {asked}" if isinstance(asked, str) else json.dumps(asked, sort_keys=True, default=repr)
