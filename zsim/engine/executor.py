@@ -22,6 +22,7 @@ from zsim.engine.priced_program import PricedProgram
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
+from zsim.fabric.flight import Flight
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint, Work
 
 _HOST = -1  # on the agenda, in place of an op: the host goes on
@@ -132,6 +133,7 @@ class Executor:
             if lane.next_op < lane.program.num_ops or any(map(math.isnan, lane.ended)):
                 raise StuckError(self._who_waits(lane))
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
+            del lane.gpu  # which calls back: without it all of this goes with its last user
         return last
 
     # -- the host -----------------------------------------------------------------------------------
@@ -275,10 +277,13 @@ class Executor:
         flights = [member.flights for member, _ in members]
 
         def end() -> None:
+            nonlocal flight
+            assert flight is not None
             landed(flight, flights)
+            flight = None  # which calls this
             on_end()
 
-        flight = self.fabric.run(transfer, end, num_busy(member.gpu for member, _ in members))
+        flight: Flight | None = self.fabric.run(transfer, end, num_busy(member.gpu for member, _ in members))
         took_off(flight, flights)
 
     def _end_collective(self, members: list[tuple[Lane, int]]) -> None:

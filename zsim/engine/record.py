@@ -38,7 +38,7 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
     """
     infos, shown = plan.once(_shown)
     lanes = [_Times(lane, plan, shown) for lane in executor.lanes]
-    step_seconds = end_seconds - max(lane.begin for lane in lanes)
+    length = end_seconds - max(lane.begin for lane in lanes)
     origin = lanes[0].begin
     begins = {lane.rank: lane.begin - origin for lane in lanes if lane.begin != origin}
     for lane in lanes:
@@ -52,8 +52,8 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
         start_seconds=np.concatenate([lane.start[lane.shown.ops] for lane in lanes]),
         end_seconds=np.concatenate([lane.ended[lane.shown.ops] for lane in lanes]),
         world_size=job.world_size,
-        step_seconds=step_seconds,
-        memory=_memory(job, plan, lanes, step_seconds),
+        step_seconds=length,
+        memory=_memory(job, plan, lanes, length),
         begins=begins,
         host_blocks=_host_blocks(lanes),
         allocator_blocks=tuple(
@@ -75,6 +75,17 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
             "sm_count": job.cluster.gpu.sm_count,
         },
     )
+
+
+def step_seconds(plan: Plan, executor: Executor, end_seconds: float) -> float:
+    """From the last rank's begin of the step to the end of it, without a trace of what is between."""
+    lengths = [len(program.ops) for program in plan.programs]
+    return end_seconds - max(_begin(lane, lengths[plan.program_of[lane.rank]]) for lane in executor.lanes)
+
+
+def _begin(lane: Lane, num_ops: int) -> float:
+    """When the plan's last run, of so many ops, begins on a lane: with the end of the run before."""
+    return max(lane.ended[: len(lane.ended) - num_ops], default=lane.began)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +167,7 @@ class _Times:
         self.issue: Floats = np.asarray(lane.issue)[self.first :]
         self.start: Floats = np.asarray(lane.start)[self.first :]
         self.ended: Floats = np.asarray(lane.ended)[self.first :]
-        self.begin = max(lane.ended[: self.first], default=lane.began)
+        self.begin = _begin(lane, len(self.shown.program.ops))
         self.host_blocks = lane.host_blocks
         self.allocator_blocks = lane.allocator_blocks
 

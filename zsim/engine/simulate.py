@@ -192,9 +192,9 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
             has_room_at(one.empty, one.allocation, lane.issue, lane.ended)
             for one, lane in zip(outcome.settled, lanes, strict=False)
         ):
-            return run.trace.step_seconds
+            return run.step_seconds
         empty = [one.empty for one in outcome.settled]
-        return _with_allocators(prepared, run, empty, _most_bytes(job))[1].trace.step_seconds
+        return _with_allocators(prepared, run, empty, _most_bytes(job))[1].step_seconds
 
 
 def _most_bytes(job: Job) -> int:
@@ -241,7 +241,7 @@ def _with_allocators(
         active_bytes=memory.peak_active_bytes,
         reserved_bytes=min(memory.peak_reserved_bytes, limit),
         counts=allocator.counts,
-        extra_seconds=held.trace.step_seconds - run.trace.step_seconds,
+        extra_seconds=held.step_seconds - run.step_seconds,
     )
     return short, held, allocation, settled
 

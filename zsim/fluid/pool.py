@@ -118,6 +118,14 @@ class FluidPool:
         if not self._active:
             return
         rates = self._rates_of_active()
+        if len(self._active) == 1:
+            activity = self._active[0]
+            rate = activity.rate = rates[activity.profile.number]
+            if activity.remaining <= 0:
+                self._wake_up(0.0, [activity])
+            elif rate > 0:
+                self._wake_up(activity.remaining / rate, [activity])
+            return
         soonest = float("inf")
         for activity in self._active:
             activity.rate = rates[activity.profile.number]
@@ -135,8 +143,12 @@ class FluidPool:
             for activity in self._active
             if activity.remaining <= 0 or (activity.rate > 0 and activity.remaining / activity.rate <= limit)
         ]
+        self._wake_up(soonest, ending)
+
+    def _wake_up(self, delay: float, ending: list[Activity]) -> None:
+        """End these in `delay` seconds, if there is no other solution by then."""
         generation = self._generation
-        wake_up = simpy.Timeout(self.env, soonest)
+        wake_up = simpy.Timeout(self.env, delay)
         wake_up.callbacks = [lambda _event: self._finish(ending, generation)]
 
     def _rates_of_active(self) -> dict[int, float]:
@@ -153,9 +165,12 @@ class FluidPool:
         if generation != self._generation:
             return  # something started meanwhile: a later solution has its own wake-up
         self._settle()
-        ended = set(map(id, ending))
-        self._active = [activity for activity in self._active if id(activity) not in ended]
-        self._mark_dirty()
+        if len(ending) == len(self._active):
+            self._active = []
+        else:
+            ended = set(map(id, ending))
+            self._active = [activity for activity in self._active if id(activity) not in ended]
+            self._mark_dirty()
         for activity in ending:
             activity.remaining = 0.0
             activity.on_end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,17 +13,27 @@ from zsim.engine.jitter.crowd import Crowd
 from zsim.engine.jitter.draw import crowd_generator, op_seconds, rank_factors
 from zsim.engine.prepare import Prepared, Seconds
 from zsim.engine.priced_program import slowed
-from zsim.engine.record import make_trace
+from zsim.engine.record import make_trace, step_seconds
 from zsim.specs.experiment.jitter import Jitter
 from zsim.trace.trace import Trace
 
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """One run of a program: who ran it, what happened."""
+    """One run of a job's programs: who ran them, and when the last one had ended."""
 
+    prepared: Prepared
     executor: Executor
-    trace: Trace
+    end_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        return step_seconds(self.prepared.plan, self.executor, self.end_seconds)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """What happened."""
+        return make_trace(self.prepared.job, self.prepared.plan, self.executor, self.end_seconds)
 
 
 @dataclass(frozen=True)
@@ -40,8 +51,7 @@ class Jittered:
 def run_once(prepared: Prepared, kernel_seconds: Sequence[Seconds] | None = None) -> ProgramRun:
     """One run from now on."""
     executor = prepared.executor(kernel_seconds)
-    end_seconds = executor.run()
-    return ProgramRun(executor, make_trace(prepared.job, prepared.plan, executor, end_seconds))
+    return ProgramRun(prepared, executor, executor.run())
 
 
 def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jittered:
