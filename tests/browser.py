@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+P = ParamSpec("P")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -29,7 +30,7 @@ _TOO_WIDE = """() => [...document.querySelectorAll("html, .card, .table")]
     .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.className || box.tagName)"""
 
 
-def in_browser(test):
+def in_browser(test: Callable[P, None]) -> Callable[P, None]:
     """Marks a test that opens a page; it is skipped where there is no Chromium."""
     return pytest.mark.browser(pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")(test))
 
@@ -46,17 +47,17 @@ class Page(HTMLParser):
         self._element: tuple[str, dict[str, str | None]] = ("", {})
         self.feed(text)
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self._element = (tag, dict(attributes))
         values = dict(attributes)
         self.fetched += [str(values[key]) for key in ("src", "data", "poster", "srcset") if key in values]
         if "href" in values:
             (self.links if tag == "a" else self.fetched).append(str(values["href"]))
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         self._element = ("", {})
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         tag, attributes = self._element
         if tag == "script" and "data-plot" in attributes:
             self.figures[str(attributes["data-plot"])] = data
@@ -139,5 +140,5 @@ def listen(page: Any) -> tuple[list[str], list[str]]:
     return said, asked
 
 
-def _has_values(trace) -> bool:
+def _has_values(trace: dict[str, Any]) -> bool:
     return any(trace.get(axis) for axis in ("x", "y", "z", "base"))

@@ -112,7 +112,7 @@ def build_sharded_step(num_blocks: int = 4, world_size: int = 16, rank: int = 0)
     0.1 ms per op. A block is 1 GB of gathered bf16 parameters and 3 GB of activations.
     """
     millisecond = 1e-3
-    group = {"group": "shard", "group_size": world_size, "dtype": "bf16", "bytes": 10**9}
+    group: dict[str, Any] = {"group": "shard", "group_size": world_size, "dtype": "bf16", "bytes": 10**9}
     spans: list[dict[str, Any]] = []
     free = {"compute": 0.0, "all_gather": 0.0, "reduce_scatter": 0.0}
     host = 0.0
