@@ -43,11 +43,11 @@ def build_report() -> Callable[..., Report]:
 
 
 @pytest.fixture
-def make_step_report(make_sharded_step) -> Callable[..., Report]:
+def make_step_report(make_sharded_step: Callable[..., Trace]) -> Callable[..., Report]:
     """4 blocks over 16 ranks; the trace's peak: 2 of framework, 0.25 + 1.5 of shards, 12 of activations and
     2 of gathered parameters: 17.75 GB."""
 
-    def build(trace=None, **changes) -> Report:
+    def build(trace: Trace | None = None, **changes: Any) -> Report:
         values = {
             "zsim_version": "0.1.0",
             "experiment": EXPERIMENT,

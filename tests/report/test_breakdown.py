@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.expect import there
 from zsim.report.breakdown import compute_stream, step_breakdown
 from zsim.trace.trace import SpanInfo, Trace
 
 
-def gather(start, end, **fields):
+def gather(start: float, end: float, **fields: Any) -> dict[str, Any]:
     return {
         "kind": "all_gather",
         "stream": "all_gather",
@@ -28,34 +31,38 @@ def gather(start, end, **fields):
     }
 
 
-def kernel(start, end, issue=0.0, **fields):
+def kernel(start: float, end: float, issue: float = 0.0, **fields: Any) -> dict[str, Any]:
     return {"start": start, "end": end, "issue": issue, "name": "kernel", "phase": "forward", **fields}
 
 
-def seconds(trace, rank=None):
+def seconds(trace: Trace, rank: int | None = None) -> dict[str, float]:
     return {name: value for name, value in step_breakdown(trace, rank).seconds.items() if value}
 
 
-def test_a_gap_that_ends_when_a_collective_ends_is_exposed_communication(make_trace):
+def test_a_gap_that_ends_when_a_collective_ends_is_exposed_communication(
+    make_trace: Callable[..., Trace],
+) -> None:
     """Compute 0-2, all-gather 1-5, compute 5-6: 3 s computing, 3 s waiting."""
     trace = make_trace([kernel(0, 2), gather(1, 5), kernel(5, 6)])
     assert seconds(trace) == {"compute": 3.0, "exposed_communication": 3.0}
 
 
-def test_a_gap_before_the_host_issued_the_op_is_host_bound(make_trace):
+def test_a_gap_before_the_host_issued_the_op_is_host_bound(make_trace: Callable[..., Trace]) -> None:
     """Compute ends at 2, the next op is issued at 3 and waits for a collective until 5."""
     trace = make_trace([kernel(0, 2), gather(1, 5), kernel(5, 6, issue=3)])
     assert seconds(trace) == {"compute": 3.0, "host_bound": 1.0, "exposed_communication": 2.0}
 
 
-def test_a_host_blocked_on_a_collective_is_exposed_communication(make_trace):
+def test_a_host_blocked_on_a_collective_is_exposed_communication(make_trace: Callable[..., Trace]) -> None:
     """The op is issued at 5; the host stood in a synchronize for the all-gather from 1 to 4."""
     spans = [kernel(0, 2), gather(1, 4), kernel(5, 6, issue=5)]
     trace = make_trace(spans, host_blocks=[(0, 1.0, 4.0, "gather")])
     assert seconds(trace) == {"compute": 3.0, "exposed_communication": 2.0, "host_bound": 1.0}
 
 
-def test_a_host_in_an_allocator_that_is_short_is_the_allocators_whatever_it_waits_for(make_trace):
+def test_a_host_in_an_allocator_that_is_short_is_the_allocators_whatever_it_waits_for(
+    make_trace: Callable[..., Trace],
+) -> None:
     """The op is issued at 9: the allocator waits for the all-gather from 1 to 4 and asks the driver until 7,
     then the host is busy; compute stands still from 2 on."""
     spans = [kernel(0, 2), gather(1, 4), kernel(9, 10, issue=9)]
@@ -64,13 +71,13 @@ def test_a_host_in_an_allocator_that_is_short_is_the_allocators_whatever_it_wait
     assert seconds(trace) == {"compute": 3.0, "allocator": 5.0, "host_bound": 2.0}
 
 
-def test_an_allocator_that_the_gpu_does_not_wait_for_costs_nothing(make_trace):
+def test_an_allocator_that_the_gpu_does_not_wait_for_costs_nothing(make_trace: Callable[..., Trace]) -> None:
     """The host asks while the first kernel runs, and issues the second before that ends."""
     trace = make_trace([kernel(0, 4), kernel(4, 6, issue=3)], allocator_blocks=[(0, 1.0, 3.0)])
     assert seconds(trace) == {"compute": 6.0}
 
 
-def test_a_host_blocked_on_a_kernel_is_host_bound(make_trace):
+def test_a_host_blocked_on_a_kernel_is_host_bound(make_trace: Callable[..., Trace]) -> None:
     """A synchronize with the compute stream itself leaves a gap that is the host's doing."""
     spans = [kernel(0, 2), kernel(3, 4, issue=3)]
     trace = make_trace(spans, host_blocks=[(0, 1.0, 2.5, "kernel")])
@@ -78,39 +85,43 @@ def test_a_host_blocked_on_a_kernel_is_host_bound(make_trace):
 
 
 @pytest.mark.parametrize("kind", ["h2d", "d2h", "cpu", "nvme_read", "nvme_write"])
-def test_waiting_for_a_copy_or_the_cpu_is_an_offload_stall(make_trace, kind):
+def test_waiting_for_a_copy_or_the_cpu_is_an_offload_stall(
+    make_trace: Callable[..., Trace], kind: str
+) -> None:
     trace = make_trace([kernel(0, 2), kernel(1, 5, kind=kind, stream=kind, name=kind), kernel(5, 6)])
     assert seconds(trace) == {"compute": 3.0, "offload_stall": 3.0}
 
 
-def test_a_chain_of_waits_is_split_where_one_hands_over_to_the_next(make_trace):
+def test_a_chain_of_waits_is_split_where_one_hands_over_to_the_next(make_trace: Callable[..., Trace]) -> None:
     """Compute ends at 1; the weights come from the host until 3, are gathered until 7."""
     copy = kernel(0, 3, kind="h2d", stream="h2d", name="load")
     trace = make_trace([kernel(0, 1), copy, gather(3, 7), kernel(7, 8)])
     assert seconds(trace) == {"compute": 2.0, "offload_stall": 2.0, "exposed_communication": 4.0}
 
 
-def test_what_ended_last_is_the_cause_not_what_still_runs(make_trace):
+def test_what_ended_last_is_the_cause_not_what_still_runs(make_trace: Callable[..., Trace]) -> None:
     """A long prefetch 0-9 is under way; the op at 4 waited for the copy that ended at 4."""
     copy = kernel(1, 4, kind="h2d", stream="h2d", name="load")
     trace = make_trace([kernel(0, 2), gather(0, 9), copy, kernel(4, 9)])
     assert seconds(trace) == {"compute": 7.0, "offload_stall": 2.0}
 
 
-def test_an_idle_stretch_before_a_collective_is_the_hosts_until_it_was_issued(make_trace):
+def test_an_idle_stretch_before_a_collective_is_the_hosts_until_it_was_issued(
+    make_trace: Callable[..., Trace],
+) -> None:
     """Compute ends at 1, the all-gather is issued at 3, waits for its peers until 4, ends at 6."""
     trace = make_trace([kernel(0, 1), gather(4, 6, issue=3), kernel(6, 7, issue=1)])
     assert seconds(trace) == {"compute": 2.0, "host_bound": 2.0, "exposed_communication": 3.0}
 
 
-def test_a_collective_on_the_compute_stream_is_exposed(make_trace):
+def test_a_collective_on_the_compute_stream_is_exposed(make_trace: Callable[..., Trace]) -> None:
     """DeepSpeed without overlap: the all-gather runs on the compute stream, 2 s of it."""
     trace = make_trace([kernel(0, 2), gather(2, 4, stream="compute"), kernel(4, 5)])
     assert seconds(trace) == {"compute": 3.0, "exposed_communication": 2.0}
-    assert [trace.infos[wait.info].name for wait in step_breakdown(trace).waits] == ["gather"]
+    assert [trace.infos[there(wait.info)].name for wait in step_breakdown(trace).waits] == ["gather"]
 
 
-def test_kernels_of_the_optimizer_phase_are_optimizer(make_trace):
+def test_kernels_of_the_optimizer_phase_are_optimizer(make_trace: Callable[..., Trace]) -> None:
     """1 s of a copy in the optimizer phase and 2 s of the update; its all-gather is communication."""
     trace = make_trace(
         [
@@ -123,19 +134,19 @@ def test_kernels_of_the_optimizer_phase_are_optimizer(make_trace):
     assert seconds(trace) == {"compute": 3.0, "optimizer": 3.0, "exposed_communication": 1.0}
 
 
-def test_the_tail_of_the_step_belongs_to_what_still_runs(make_trace):
+def test_the_tail_of_the_step_belongs_to_what_still_runs(make_trace: Callable[..., Trace]) -> None:
     """Compute ends at 2, a reduce-scatter at 5, the host returns at 6."""
     trace = make_trace([kernel(0, 2), gather(1, 5, kind="reduce_scatter")], step_seconds=6.0)
     assert seconds(trace) == {"compute": 2.0, "exposed_communication": 3.0, "host_bound": 1.0}
 
 
-def test_the_start_of_the_step_is_a_gap_too(make_trace):
+def test_the_start_of_the_step_is_a_gap_too(make_trace: Callable[..., Trace]) -> None:
     """The first kernel starts at 4: issued at 1, after the first all-gather (0.5 to 4)."""
     trace = make_trace([gather(0.5, 4, issue=0.5), kernel(4, 5, issue=1)])
     assert seconds(trace) == {"host_bound": 1.0, "exposed_communication": 3.0, "compute": 1.0}
 
 
-def test_without_issue_times_every_explained_gap_is_a_wait(make_trace):
+def test_without_issue_times_every_explained_gap_is_a_wait(make_trace: Callable[..., Trace]) -> None:
     """A recorded trace may not know when ops were issued; an unexplained gap is the host's."""
     nan = math.nan
     spans = [
@@ -147,14 +158,14 @@ def test_without_issue_times_every_explained_gap_is_a_wait(make_trace):
     assert seconds(make_trace(spans)) == {"compute": 3.0, "exposed_communication": 2.0, "host_bound": 1.0}
 
 
-def test_one_rank_is_broken_down_and_others_do_not_disturb(make_trace):
+def test_one_rank_is_broken_down_and_others_do_not_disturb(make_trace: Callable[..., Trace]) -> None:
     """Rank 1 computes 0-3; rank 0 waits from 1 on for its own all-gather."""
     spans = [kernel(0, 1), gather(0, 3), kernel(3, 4), kernel(0, 4, rank=1)]
     assert seconds(make_trace(spans)) == {"compute": 2.0, "exposed_communication": 2.0}
     assert seconds(make_trace(spans), rank=1) == {"compute": 4.0}
 
 
-def test_the_parts_are_the_step_and_the_phases_are_the_parts(make_trace):
+def test_the_parts_are_the_step_and_the_phases_are_the_parts(make_trace: Callable[..., Trace]) -> None:
     """3 s forward (1 of them waiting), 4 s backward; a gap counts to the phase of the op that ends it."""
     trace = make_trace([kernel(0, 2), gather(0, 3), kernel(3, 7, phase="backward")])
     breakdown = step_breakdown(trace)
@@ -164,13 +175,13 @@ def test_the_parts_are_the_step_and_the_phases_are_the_parts(make_trace):
     assert breakdown.by_phase["backward"]["compute"] == 4.0
 
 
-def test_waits_name_what_was_waited_for(make_trace):
+def test_waits_name_what_was_waited_for(make_trace: Callable[..., Trace]) -> None:
     trace = make_trace([kernel(0, 1), gather(0, 3), kernel(3, 4)])
     (wait,) = step_breakdown(trace).waits
-    assert (wait.start_seconds, wait.end_seconds, trace.infos[wait.info].name) == (1.0, 3.0, "gather")
+    assert (wait.start_seconds, wait.end_seconds, trace.infos[there(wait.info)].name) == (1.0, 3.0, "gather")
 
 
-def test_spans_that_last_nothing_and_host_marks_are_no_time(make_trace):
+def test_spans_that_last_nothing_and_host_marks_are_no_time(make_trace: Callable[..., Trace]) -> None:
     """A collective over one rank and a host-only op inside a gap are no reason to wait."""
     spans = [
         kernel(0, 1),
@@ -181,16 +192,21 @@ def test_spans_that_last_nothing_and_host_marks_are_no_time(make_trace):
     assert seconds(make_trace(spans)) == {"compute": 2.0, "host_bound": 2.0}
 
 
-def test_an_empty_trace_is_a_host_bound_step(make_trace):
+def test_an_empty_trace_is_a_host_bound_step(make_trace: Callable[..., Trace]) -> None:
     assert seconds(make_trace([], step_seconds=2.0)) == {"host_bound": 2.0}
 
 
-def test_the_busiest_stream_is_the_compute_stream_of_a_recording(make_trace):
+def test_the_busiest_stream_is_the_compute_stream_of_a_recording(make_trace: Callable[..., Trace]) -> None:
     spans = [kernel(0, 5, stream="stream 7"), kernel(0, 1, stream="stream 20")]
     assert compute_stream(make_trace(spans)) == "stream 7"
 
 
-def raw_trace(spans, step_seconds, blocks, asking=()):
+def raw_trace(
+    spans: Sequence[dict[str, Any]],
+    step_seconds: float,
+    blocks: Iterable[tuple[float, float, str]],
+    asking: Iterable[tuple[float, float]] = (),
+) -> Trace:
     columns = {key: np.array([span[key] for span in spans], dtype=float) for key in ("issue", "start", "end")}
     names = [span["name"] for span in spans]
     return Trace(
@@ -209,7 +225,7 @@ def raw_trace(spans, step_seconds, blocks, asking=()):
 
 
 @st.composite
-def steps(draw):
+def steps(draw: st.DrawFn) -> Trace:
     """Streams of back-to-back spans with gaps, issued at some time before they start; and host blocks."""
     spans, infos = [], []
     for stream, kind in (("compute", "compute"), ("gather", "all_gather"), ("load", "h2d"), ("side", "copy")):
@@ -238,7 +254,7 @@ def steps(draw):
 
 
 @given(steps())
-def test_the_parts_are_never_negative_and_always_the_step(trace):
+def test_the_parts_are_never_negative_and_always_the_step(trace: Trace) -> None:
     """The law: every instant of the step belongs to one part, and each wait lies within the step."""
     breakdown = step_breakdown(trace)
     assert min(breakdown.seconds.values()) >= 0

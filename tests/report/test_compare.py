@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import zsim
+from tests.expect import about, there
 from zsim.comparison import planted
-from zsim.comparison.compare import compare
+from zsim.comparison.compare import Comparison, compare
 from zsim.comparison.verdict import Tolerances, doubt_about_times
 from zsim.errors import InputError
+from zsim.trace.trace import Trace
 
 
 @pytest.fixture
-def step(make_sharded_step):
+def step(make_sharded_step: Callable[..., Trace]) -> Trace:
     """4 blocks over 16 ranks: 8 gathers and 4 reduce-scatters of 1 GB; a step of 30.1 ms."""
     return make_sharded_step()
 
 
-def recorded(trace, **metadata):
+def recorded(trace: Trace, **metadata: Any) -> Trace:
     return replace(trace, source="recorded", metadata={**trace.metadata, **metadata})
 
 
-def first(comparison) -> str:
+def first(comparison: Comparison) -> str:
     return comparison.differences[0].sentence
 
 
-def test_a_trace_is_the_same_as_itself(step) -> None:
+def test_a_trace_is_the_same_as_itself(step: Trace) -> None:
     comparison = zsim.compare(step, recorded(step))
     assert comparison.verdict == "pass"
     assert comparison.differences == ()
     assert {metric.error for metric in comparison.metrics} == {0.0}
 
 
-def test_a_dropped_collective_is_caught_and_named(step) -> None:
+def test_a_dropped_collective_is_caught_and_named(step: Trace) -> None:
     comparison = compare(step, planted.drop_call(recorded(step), 2))
     assert comparison.verdict == comparison.plan_verdict == "fail"
     assert first(comparison) == (
@@ -43,20 +47,20 @@ def test_a_dropped_collective_is_caught_and_named(step) -> None:
     )
 
 
-def test_a_doubled_message_is_caught_and_named(step) -> None:
+def test_a_doubled_message_is_caught_and_named(step: Trace) -> None:
     comparison = compare(step, planted.double_message(recorded(step), 3))
     assert comparison.verdict == "fail"
     assert first(comparison).startswith("changed: call 4, all-gather of blocks.3")
     assert first(comparison).endswith("bytes 1,000,000,000 simulated, 2,000,000,000 recorded (2 x)")
 
 
-def test_a_swapped_order_is_caught_and_named(step) -> None:
+def test_a_swapped_order_is_caught_and_named(step: Trace) -> None:
     comparison = compare(step, planted.swap_calls(recorded(step), 1))
     assert comparison.plan_verdict == "fail"
     assert first(comparison).startswith("order: all-gather of blocks.")
 
 
-def test_a_ten_percent_slower_link_is_caught_and_named(step) -> None:
+def test_a_ten_percent_slower_link_is_caught_and_named(step: Trace) -> None:
     """8 ms of gathers become 8.8: recorded 1.10 times as long, 1 / 1.1 = 0.91 of the bandwidth."""
     comparison = compare(step, planted.slow_link(recorded(step), 1.1), tolerances=0.05)
     assert comparison.plan_verdict == "pass"
@@ -71,7 +75,7 @@ def test_a_ten_percent_slower_link_is_caught_and_named(step) -> None:
     )
 
 
-def test_a_leaked_buffer_is_caught_and_named(step) -> None:
+def test_a_leaked_buffer_is_caught_and_named(step: Trace) -> None:
     """The first block's gathered gigabyte stays: 1 GB at the end where nothing was, and a higher peak."""
     comparison = compare(step, planted.leak(recorded(step)))
     assert (comparison.plan_verdict, comparison.verdict) == ("pass", "fail")
@@ -82,7 +86,7 @@ def test_a_leaked_buffer_is_caught_and_named(step) -> None:
     ) in [row.sentence for row in comparison.differences]
 
 
-def test_what_is_lost_in_time_but_not_in_calls_is_an_error_of_its_class_alone(step) -> None:
+def test_what_is_lost_in_time_but_not_in_calls_is_an_error_of_its_class_alone(step: Trace) -> None:
     """Backward kernels twice as slow: 16 ms simulated, and nothing said about forward's."""
     slow = replace(step, end_seconds=step.end_seconds.copy())
     for span, index in enumerate(step.info_indices):
@@ -93,10 +97,10 @@ def test_what_is_lost_in_time_but_not_in_calls_is_an_error_of_its_class_alone(st
     assert "forward kernels" not in names
 
 
-def test_a_latency_is_told_from_a_bandwidth(make_trace) -> None:
+def test_a_latency_is_told_from_a_bandwidth(make_trace: Callable[..., Trace]) -> None:
     """Calls of 1, 2 and 4 ms: all 0.5 ms longer is a latency, all 1.5 times as long a bandwidth."""
 
-    def calls(extra: float, factor: float):
+    def calls(extra: float, factor: float) -> Trace:
         spans, at = [], 0.0
         for size in (1, 2, 4):
             end = at + factor * size * 1e-3 + extra
@@ -111,7 +115,7 @@ def test_a_latency_is_told_from_a_bandwidth(make_trace) -> None:
             at = end
         return make_trace(spans)
 
-    def why(trace) -> str:
+    def why(trace: Trace) -> str:
         (row,) = compare(calls(0.0, 1.0), recorded(trace)).clock.classes
         return row.metric.reason
 
@@ -129,13 +133,13 @@ def test_a_latency_is_told_from_a_bandwidth(make_trace) -> None:
         ({"backend": "nccl"}, ""),
     ],
 )
-def test_times_beside_foreign_load_are_doubtful(step, metadata: dict[str, object], doubt: str) -> None:
+def test_times_beside_foreign_load_are_doubtful(step: Trace, metadata: dict[str, object], doubt: str) -> None:
     assert doubt_about_times(recorded(step, **metadata)) == doubt
     assert doubt_about_times(replace(step, metadata=metadata)) == ""  # simulated
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
-def test_foreign_load_is_never_a_failure_and_never_a_success(step, factor: float) -> None:
+def test_foreign_load_is_never_a_failure_and_never_a_success(step: Trace, factor: float) -> None:
     """Neither when the times agree nor when they are three times as long."""
     busy = recorded(planted.slow_link(step, factor), foreign_cpu_fraction=0.4)
     comparison = compare(step, busy)
@@ -145,25 +149,27 @@ def test_foreign_load_is_never_a_failure_and_never_a_success(step, factor: float
     assert {metric.verdict for metric in comparison.memory.metrics} == {"pass"}
 
 
-def test_a_wrong_call_fails_whatever_the_load(step) -> None:
+def test_a_wrong_call_fails_whatever_the_load(step: Trace) -> None:
     busy = recorded(planted.drop_call(step, 2), foreign_cpu_fraction=0.9)
     assert compare(step, busy).verdict == "fail"
 
 
-def test_errors_are_signed_and_relative_to_the_recording(step) -> None:
+def test_errors_are_signed_and_relative_to_the_recording(step: Trace) -> None:
     """Simulated 30.1 ms, recorded 33.11: 30.1 / 33.11 - 1 = -9.1 %."""
     (metric, *_) = compare(step, replace(step, step_seconds=33.11e-3)).metrics
-    assert (metric.name, metric.error) == ("step", pytest.approx(-1 / 11))
+    assert (metric.name, metric.error) == ("step", about(-1 / 11))
 
 
-def test_without_phases_the_recordings_kernels_are_one_class(step) -> None:
+def test_without_phases_the_recordings_kernels_are_one_class(step: Trace) -> None:
     kinds = {"optimizer": "compute"}
     infos = tuple(info._replace(phase="", kind=kinds.get(info.kind, info.kind)) for info in step.infos)
     names = [row.name for row in compare(step, recorded(replace(step, infos=infos))).clock.classes]
     assert names == ["all-gather, 16 ranks", "kernels", "reduce-scatter, 16 ranks"]
 
 
-def test_a_folded_simulation_stands_for_every_recorded_rank(step, make_sharded_step) -> None:
+def test_a_folded_simulation_stands_for_every_recorded_rank(
+    step: Trace, make_sharded_step: Callable[..., Trace]
+) -> None:
     other = make_sharded_step(rank=5)
     comparison = compare(step, recorded(other))
     assert list(comparison.plans) == [5]
@@ -173,9 +179,9 @@ def test_a_folded_simulation_stands_for_every_recorded_rank(step, make_sharded_s
     )
 
 
-def test_the_framework_is_left_out_where_the_allocator_could_not_see_it(step) -> None:
+def test_the_framework_is_left_out_where_the_allocator_could_not_see_it(step: Trace) -> None:
     """17.75 GB with 2 GB of CUDA context; 15.75 without."""
-    memory = step.memory
+    memory = there(step.memory)
     keep = [i for i, name in enumerate(memory.categories) if name != "framework"]
     seen = replace(
         memory,
@@ -193,13 +199,13 @@ def test_the_framework_is_left_out_where_the_allocator_could_not_see_it(step) ->
     assert comparison.not_checked[-1] == "gpu memory of the framework (known to one side only)"
 
 
-def test_gloos_reduce_scatters_are_compared_as_the_all_reduces_that_they_are(step) -> None:
+def test_gloos_reduce_scatters_are_compared_as_the_all_reduces_that_they_are(step: Trace) -> None:
     infos = tuple(i._replace(kind="all_reduce") if i.kind == "reduce_scatter" else i for i in step.infos)
     gloo = recorded(replace(step, infos=infos), backend="gloo")
     assert compare(step, gloo).plan_verdict == "pass"
 
 
-def test_the_json_is_whole_and_plain(step) -> None:
+def test_the_json_is_whole_and_plain(step: Trace) -> None:
     content = json.loads(json.dumps(compare(step, planted.drop_call(recorded(step), 2)).to_dict()))
     assert content["verdict"] == "fail"
     assert content["plan"]["0"]["differences"][0]["kind"] == "only simulated"
@@ -207,7 +213,7 @@ def test_the_json_is_whole_and_plain(step) -> None:
     assert content["differences"][0]["sentence"].startswith("dropped: ")
 
 
-def test_the_text_fits_80_columns_and_says_the_worst_first(step) -> None:
+def test_the_text_fits_80_columns_and_says_the_worst_first(step: Trace) -> None:
     text = str(compare(step, planted.drop_call(recorded(step), 2)))
     assert text.startswith("DIFFERENT  simulated | recorded\n")
     assert max(map(len, text.splitlines())) <= 80
@@ -222,7 +228,7 @@ def test_the_text_fits_80_columns_and_says_the_worst_first(step) -> None:
         ({"memory": 0.01}, Tolerances(0.05, 0.10, 0.01, 0.05)),
     ],
 )
-def test_tolerances_are_given_at_once_or_by_name(given: object, expected: Tolerances) -> None:
+def test_tolerances_are_given_at_once_or_by_name(given: Any, expected: Tolerances) -> None:
     assert Tolerances.of(given) == expected
 
 
@@ -240,7 +246,9 @@ def test_a_wrong_tolerance_is_refused(text: str, message: str) -> None:
         Tolerances.parse([text])
 
 
-def test_traces_of_different_worlds_and_empty_ones_are_refused(step, make_sharded_step, make_trace) -> None:
+def test_traces_of_different_worlds_and_empty_ones_are_refused(
+    step: Trace, make_sharded_step: Callable[..., Trace], make_trace: Callable[..., Trace]
+) -> None:
     with pytest.raises(InputError, match="simulated is of 16 ranks and recorded of 8"):
         compare(step, make_sharded_step(world_size=8))
     with pytest.raises(InputError, match="recorded has no spans"):
@@ -249,7 +257,7 @@ def test_traces_of_different_worlds_and_empty_ones_are_refused(step, make_sharde
         compare(step, step, rank=3)
 
 
-def test_an_exact_tolerance_accepts_equality_alone(step) -> None:
+def test_an_exact_tolerance_accepts_equality_alone(step: Trace) -> None:
     assert compare(step, recorded(step), tolerances=0).verdict == "pass"
     almost = replace(step, step_seconds=step.step_seconds * (1 + 1e-9))
     assert compare(step, recorded(almost), tolerances=0).verdict == "fail"

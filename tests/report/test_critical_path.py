@@ -39,12 +39,15 @@ def step(
     flat = [moment for rank in times for moment in rank]
     count = len(times[0])
     plan = Plan.uniform("by hand", ranks, Program("", tuple(ops)), {"world": Group.regular("world", ranks)})
+    issued, started, ended = (np.array([moment[i] for moment in flat]) for i in range(3))
     trace = Trace(
         "simulated",
         tuple(SpanInfo(o.name, "compute", o.stream) for o in ops if o.work is not None),
         np.repeat(np.arange(ranks), count),
         np.tile(np.arange(count), ranks),
-        *(np.array([moment[i] for moment in flat]) for i in range(3)),
+        issued,
+        started,
+        ended,
         world_size=ranks,
         step_seconds=end,
         host_blocks=blocks,

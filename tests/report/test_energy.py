@@ -27,7 +27,7 @@ from zsim.specs.experiment.tables import Experiment
 
 POWER = Power(
     source="a made-up board", evidence="measured", idle="100 W", memory_bound="400 W", maximum="700 W"
-)  # type: ignore[arg-type]
+)
 
 
 def breakdown(**seconds: float) -> Breakdown:
@@ -83,7 +83,7 @@ def test_money_and_energy_of_a_run() -> None:
     """16 GPUs, a step of 9 s and 1,000,000 tokens, 3 crowns per GPU-hour: 0.04 GPU-hours and 0.12 crowns a
     step. Of 2e9 tokens: 2,000 steps, 80 GPU-hours, 240 crowns, 5 hours. Each GPU spends 4,500 J, two nodes
     1 kW each: 16 * 4,500 + 2 * 9,000 = 90 kJ, at PUE 1.5 135 kJ = 3.75e-5 MWh a step, 0.075 MWh in all."""
-    table = CostTable(gpu_hour_price=3.0, currency="crowns", tokens=2e9, pue=1.5, node_power="1 kW")  # type: ignore[arg-type]
+    table = CostTable(gpu_hour_price=3.0, currency="crowns", tokens=2e9, pue=1.5, node_power="1 kW")
     energy = Energy(4500.0, 500.0, {}, "measured", "a meter")
     cost = run_cost(table, energy, step_seconds=9.0, step_tokens=10**6, gpus=16, nodes=2, parameters=1000)
     assert cost.step_money == pytest.approx(0.12)

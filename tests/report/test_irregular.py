@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import about
 from zsim.report.irregular import JobRow, RankRow, StepSpread, rank_rows, spread_of
 from zsim.report.views.text.irregular import irregular_tables
 from zsim.specs.experiment.jitter import Jitter
@@ -29,8 +30,8 @@ def two_ranks(make_trace: Callable[..., Any]) -> Any:
 
 def test_a_row_says_what_a_class_computes_and_how_long_it_waits(make_trace: Callable[..., Any]) -> None:
     assert rank_rows(two_ranks(make_trace), [7, 1], [1.0, 2.0]) == (
-        RankRow(0, 7, 1.0, pytest.approx(1.0), pytest.approx(1.5)),
-        RankRow(5, 1, 2.0, pytest.approx(2.0), pytest.approx(0.5)),
+        RankRow(0, 7, 1.0, about(1.0), about(1.5)),
+        RankRow(5, 1, 2.0, about(2.0), about(0.5)),
     )
 
 

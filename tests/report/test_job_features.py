@@ -9,10 +9,11 @@ from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import STRATEGIES as KINDS
 from zsim.specs.experiment.tables import Experiment
+from zsim.validated.features import Features
 from zsim.validated.regimes import STRATEGIES
 
 
-def features(seconds: dict[str, float] | None = None, retries: float = 0, **changes: Any):
+def features(seconds: dict[str, float] | None = None, retries: float = 0, **changes: Any) -> Features:
     experiment = Experiment(**{"model": "gpt2", "cluster": "dgx-h100", "nodes": 2, **changes})
     return job_features(resolve(experiment), seconds or {"compute": 1.0}, 1.0, retries)
 
@@ -28,7 +29,7 @@ def features(seconds: dict[str, float] | None = None, retries: float = 0, **chan
         ({"strategy": {"stage": 3}, "nodes": None, "gpus": 1}, "DDP", "one GPU"),
     ],
 )
-def test_what_shards_is_named(changes, framework, strategy) -> None:
+def test_what_shards_is_named(changes: dict[str, Any], framework: str, strategy: str) -> None:
     found = features(**changes)
     assert (found.framework, found.strategy) == (framework, strategy)
 
@@ -55,7 +56,7 @@ def test_a_job_on_one_node_has_its_links_and_one_on_several_its_network() -> Non
         ("gb200-nvl72", "NVSwitch", "an NVLink domain of several nodes"),
     ],
 )
-def test_presets_say_what_joins_their_gpus(cluster, node, network) -> None:
+def test_presets_say_what_joins_their_gpus(cluster: str, node: str, network: str) -> None:
     found = load_cluster(cluster)
     assert (node_fabric(found), network_fabric(found)) == (node, network)
 
@@ -65,6 +66,6 @@ def test_gloo_joins_the_ranks_of_a_host_by_no_switch_of_a_gpus() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_strategy_is_among_those_that_may_lack_a_run(kind) -> None:
+def test_every_kind_of_strategy_is_among_those_that_may_lack_a_run(kind: str) -> None:
     stage = {"stage": 3} if kind in ("reference", "deepspeed") else {}
     assert features(strategy={"kind": kind, **stage}).strategy in STRATEGIES

@@ -26,12 +26,15 @@ def held_up() -> tuple[Plan, Trace]:
     )  # fmt: skip
     times = [(0.0, 0.0, 4.0), (0.0, 4.0, 7.0), (0.0, 4.0, 5.0), (0.0, 5.0, 7.5)]
     plan = Plan.uniform("by hand", 1, Program("", ops), {"world": Group.regular("world", 1)})
+    issued, started, ended = (np.array([moment[i] for moment in times]) for i in range(3))
     trace = Trace(
         "simulated",
         tuple(SpanInfo(op.name, "compute", op.stream) for op in ops),
         np.zeros(4, dtype=np.int64),
         np.arange(4),
-        *(np.array([moment[i] for moment in times]) for i in range(3)),
+        issued,
+        started,
+        ended,
         world_size=1,
         step_seconds=7.5,
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from tests.expect import there
 from zsim.plan.ops import CATEGORIES
 from zsim.report.memory import Ledger, first_over_capacity, memory_peaks
+from zsim.trace.trace import MemoryEvents
 
 STEP = [
     (0, 0.0, "gpu", "parameters", 40, "start"),
@@ -17,7 +21,9 @@ STEP = [
 ]
 
 
-def test_each_category_has_its_own_peak_and_the_total_is_the_peak_of_the_sum(make_memory):
+def test_each_category_has_its_own_peak_and_the_total_is_the_peak_of_the_sum(
+    make_memory: Callable[..., MemoryEvents],
+) -> None:
     """Sums after the events: 40, 70, 40, 60, 85, 60. Categories peak at 40, 30, 20, 25: 115 in all."""
     peak = memory_peaks(make_memory(STEP))["gpu"]
     assert peak.total == 85
@@ -29,14 +35,16 @@ def test_each_category_has_its_own_peak_and_the_total_is_the_peak_of_the_sum(mak
     assert peak.seconds == 3.0
 
 
-def test_events_of_one_instant_count_in_their_order(make_memory):
+def test_events_of_one_instant_count_in_their_order(make_memory: Callable[..., MemoryEvents]) -> None:
     """Freed before allocated, the peak is 30; the other way round it would be 50."""
     events = [(0, 0.0, "gpu", "buffers", 30, "a"), (0, 1.0, "gpu", "buffers", -30, "b")]
     events += [(0, 1.0, "gpu", "gradients", 20, "b")]
     assert memory_peaks(make_memory(events))["gpu"].total == 30
 
 
-def test_every_category_of_every_device_is_there_and_zero_when_unused(make_memory):
+def test_every_category_of_every_device_is_there_and_zero_when_unused(
+    make_memory: Callable[..., MemoryEvents],
+) -> None:
     peaks = memory_peaks(make_memory(STEP))
     assert set(peaks) == {"gpu", "host", "nvme"}
     assert peaks["nvme"].total == 0
@@ -44,18 +52,18 @@ def test_every_category_of_every_device_is_there_and_zero_when_unused(make_memor
     assert memory_peaks(None)["gpu"].total == 0
 
 
-def test_the_gpu_is_the_fullest_rank(make_memory):
+def test_the_gpu_is_the_fullest_rank(make_memory: Callable[..., MemoryEvents]) -> None:
     events = [(0, 0.0, "gpu", "parameters", 5, "a"), (3, 0.0, "gpu", "parameters", 9, "a")]
     assert memory_peaks(make_memory(events))["gpu"].total == 9
 
 
-def test_the_host_is_the_node_with_all_its_ranks(make_memory):
+def test_the_host_is_the_node_with_all_its_ranks(make_memory: Callable[..., MemoryEvents]) -> None:
     """Eight ranks like the traced one pin 10 bytes each: 80."""
     events = [(0, 0.0, "host", "optimizer_states", 10, "a")]
     assert memory_peaks(make_memory(events), gpus_per_node=8)["host"].total == 80
 
 
-def test_ranks_of_different_kinds_share_a_node_as_told(make_memory):
+def test_ranks_of_different_kinds_share_a_node_as_told(make_memory: Callable[..., MemoryEvents]) -> None:
     """Node one: 2 ranks like rank 0 (10 bytes from 0 to 2); node two: one like rank 0, one like rank 1
     (7 bytes from 1): 20 and 17."""
     events = [
@@ -69,7 +77,7 @@ def test_ranks_of_different_kinds_share_a_node_as_told(make_memory):
     assert peaks["host"].total == 17
 
 
-def test_a_timeline_never_runs_backwards_and_keeps_the_peak(make_memory):
+def test_a_timeline_never_runs_backwards_and_keeps_the_peak(make_memory: Callable[..., MemoryEvents]) -> None:
     """A free that the stream reaches early is drawn where the order of events puts it."""
     events = make_memory(STEP)
     events.stream_seconds[4] = 0.5
@@ -79,12 +87,14 @@ def test_a_timeline_never_runs_backwards_and_keeps_the_peak(make_memory):
     assert np.array_equal(held.levels[-1], [40, 20, 0, 0, 0, 0])
 
 
-def test_a_job_that_fits_has_no_finding(make_memory):
+def test_a_job_that_fits_has_no_finding(make_memory: Callable[..., MemoryEvents]) -> None:
     """85 bytes fit into exactly 85; what has no capacity given is unlimited."""
     assert first_over_capacity(make_memory(STEP), {"gpu": 85, "host": None}) is None
 
 
-def test_the_first_op_over_capacity_is_named_with_what_is_missing(make_memory):
+def test_the_first_op_over_capacity_is_named_with_what_is_missing(
+    make_memory: Callable[..., MemoryEvents],
+) -> None:
     """Capacity 65: at `forward` 70 are held, 5 too many; at the peak of 85 it is 20."""
     finding = first_over_capacity(make_memory(STEP), {"gpu": 65})
     assert (finding.op, finding.pool, finding.seconds) == ("forward", "gpu", 1.0)
@@ -92,8 +102,8 @@ def test_the_first_op_over_capacity_is_named_with_what_is_missing(make_memory):
     assert (finding.capacity_bytes, finding.least_gpus) == (65, None)
 
 
-def test_the_earliest_pool_to_overflow_is_the_finding(make_memory):
+def test_the_earliest_pool_to_overflow_is_the_finding(make_memory: Callable[..., MemoryEvents]) -> None:
     """The host is over at 0.5, before the GPU at 1."""
     events = [*STEP, (0, 0.5, "host", "optimizer_states", 10, "pin")]
-    finding = first_over_capacity(make_memory(events), {"gpu": 65, "host": 9})
+    finding = there(first_over_capacity(make_memory(events), {"gpu": 65, "host": 9}))
     assert (finding.pool, finding.op, finding.missing_bytes) == ("host", "pin", 1)

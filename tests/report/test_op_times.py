@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.expect import about
 from zsim.comparison.compare import compare
 from zsim.comparison.op_times import op_seconds, waiting_seconds, with_alike_times, with_transfers
+from zsim.trace.trace import Trace
 
 GATHER = {"kind": "all_gather", "stream": "comm", "bytes": 10**6, "group_size": 2, "dtype": "bf16"}
 
 
 @pytest.fixture
-def on_time(make_trace):
+def on_time(make_trace: Callable[..., Trace]) -> Trace:
     """One rank of two: a gather of 1 ms, computing of 9 ms beside it."""
     return make_trace([{"start": 0, "end": 1e-3, **GATHER}, {"start": 0, "end": 9e-3}], world_size=2)
 
 
 @pytest.fixture
-def late(on_time):
+def late(on_time: Trace) -> Trace:
     """The same recorded, but the other rank came 2 ms later: 3 ms, of which 1 is transfer."""
     return replace(
         on_time,
@@ -30,16 +33,16 @@ def late(on_time):
     )
 
 
-def test_a_late_rank_is_waiting_and_no_slow_link(on_time, late) -> None:
+def test_a_late_rank_is_waiting_and_no_slow_link(on_time: Trace, late: Trace) -> None:
     comparison = compare(on_time, late)
     (gathers, *_) = comparison.clock.classes
-    assert (gathers.metric.verdict, gathers.metric.recorded) == ("pass", pytest.approx(1e-3))
+    assert (gathers.metric.verdict, gathers.metric.recorded) == ("pass", about(1e-3))
     waits = [metric for metric in comparison.metrics if metric.name == "waiting for other ranks"]
-    assert [(metric.simulated, metric.recorded) for metric in waits] == [(0.0, pytest.approx(2e-3))]
+    assert [(metric.simulated, metric.recorded) for metric in waits] == [(0.0, about(2e-3))]
     assert waits[0].verdict == "fail"
 
 
-def test_a_transfer_that_is_only_a_bound_is_not_used(on_time, late) -> None:
+def test_a_transfer_that_is_only_a_bound_is_not_used(on_time: Trace, late: Trace) -> None:
     """One rank of two: 1 ms is the shortest of its repeats, no more. Whole spans are compared."""
     bounded = replace(late, metadata={"transfers_bounded": 1})
     comparison = compare(on_time, bounded)
@@ -49,13 +52,13 @@ def test_a_transfer_that_is_only_a_bound_is_not_used(on_time, late) -> None:
     assert waiting_seconds(with_transfers(bounded)) is None
 
 
-def test_both_sides_give_transfers_or_neither_does(on_time, late) -> None:
+def test_both_sides_give_transfers_or_neither_does(on_time: Trace, late: Trace) -> None:
     unknown = replace(late, transfer_seconds=None)
     for trace in (*with_alike_times(on_time, unknown), *with_alike_times(late, unknown)):
         assert op_seconds(trace).tolist() == (trace.end_seconds - trace.start_seconds).tolist()
 
 
-def test_of_simulated_ranks_the_last_one_waits_for_nobody(make_trace) -> None:
+def test_of_simulated_ranks_the_last_one_waits_for_nobody(make_trace: Callable[..., Trace]) -> None:
     """Rank 1 arrives after 2 ms; both leave at 3: rank 0 waited 2 of its 3 ms."""
     trace = make_trace(
         [
@@ -70,7 +73,9 @@ def test_of_simulated_ranks_the_last_one_waits_for_nobody(make_trace) -> None:
     assert waiting_seconds(known.of_rank(1)) == 0
 
 
-def test_an_op_that_a_rank_runs_again_and_again_has_no_known_transfer(make_trace) -> None:
+def test_an_op_that_a_rank_runs_again_and_again_has_no_known_transfer(
+    make_trace: Callable[..., Trace],
+) -> None:
     """Three spans of one info on one rank: their shortest is not the others' transfer."""
     spans = [{"start": k, "end": k + 1 + k / 10, **GATHER} for k in range(3)]
     known = with_transfers(make_trace(spans, world_size=2))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from zsim.comparison.calls import Call, calls_of_trace
 from zsim.comparison.plan_check import check_plan, first_difference
+from zsim.trace.trace import Trace
 
 GATHERS = [Call("all_gather", 400 + block, "bf16", 8, 1, "gather", f"blocks.{block}") for block in range(4)]
 REDUCES = [Call("reduce_scatter", 800, "fp32", 8, 1, "reduce", f"blocks.{block}") for block in range(4)]
@@ -58,7 +61,7 @@ def test_a_doubled_message_is_a_change_of_its_bytes() -> None:
         ("kind", "broadcast", "kind all_gather simulated, broadcast recorded"),
     ],
 )
-def test_any_other_change_is_named_too(field: str, value: object, words: str) -> None:
+def test_any_other_change_is_named_too(field: str, value: Any, words: str) -> None:
     (sentence,) = sentences(CALLS, [replace(CALLS[0], **{field: value}), *CALLS[1:]])
     assert sentence.startswith("changed: call 1, all-gather of blocks.0")
     assert sentence.endswith(words)
@@ -123,7 +126,7 @@ def test_programs_that_have_nothing_in_common_are_one_line() -> None:
     assert sentence.startswith("the 700 simulated and the 700 recorded calls have too little in common")
 
 
-def test_a_trace_gives_its_calls_in_the_order_the_host_made_them(make_trace) -> None:
+def test_a_trace_gives_its_calls_in_the_order_the_host_made_them(make_trace: Callable[..., Trace]) -> None:
     """The second was issued first; its stream was busy. Kernels are no calls."""
     common = {"stream": "c", "group": "world", "group_size": 8, "dtype": "bf16"}
     trace = make_trace(

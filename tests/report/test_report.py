@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
-from zsim.report.report import StepWork, plain
+from zsim.report.report import Report, StepWork, plain
 from zsim.report.traffic import TrafficRow
 from zsim.trace.stats import SimulationStats
+from zsim.trace.trace import Trace
 
 KEYS = [
     "zsim_version", "experiment", "step_seconds", "tokens_per_second_per_gpu",
@@ -20,7 +23,7 @@ KEYS = [
 
 
 @pytest.fixture
-def trace(make_trace):
+def trace(make_trace: Callable[..., Trace]) -> Trace:
     """8 s: 6 computing, 1 waiting for an all-gather of 1000 bytes, 1 optimizer; 50 bytes on the GPU."""
     gather = {"kind": "all_gather", "stream": "all_gather", "name": "embed", "bytes": 1000, "dtype": "bf16"}
     return make_trace(
@@ -35,8 +38,8 @@ def trace(make_trace):
 
 
 @pytest.fixture
-def report_of(build_report):
-    def build(trace, **changes):
+def report_of(build_report: Callable[..., Report]) -> Report:
+    def build(trace: Trace, **changes: Any) -> Report:
         values = {
             "zsim_version": "0.1.0",
             "experiment": {"model": "tiny"},
@@ -50,7 +53,7 @@ def report_of(build_report):
     return build
 
 
-def test_the_dictionary_has_the_promised_keys_first(trace, report_of):
+def test_the_dictionary_has_the_promised_keys_first(trace: Trace, report_of: Callable[..., Report]) -> None:
     result = report_of(trace).to_dict()
     assert list(result)[: len(KEYS)] == KEYS
     assert set(result["peak_bytes"]["nvme"]) == {
@@ -68,7 +71,7 @@ def test_the_dictionary_has_the_promised_keys_first(trace, report_of):
     }  # fmt: skip
 
 
-def test_rates_are_work_over_the_step(trace, report_of):
+def test_rates_are_work_over_the_step(trace: Trace, report_of: Callable[..., Report]) -> None:
     """4096 tokens, 3.2 TFLOP of the model and 4 TFLOP in all, in 8 s, on a GPU of 1 TFLOP/s."""
     result = report_of(trace).to_dict()
     assert result["tokens_per_second_per_gpu"] == 512.0
@@ -77,14 +80,16 @@ def test_rates_are_work_over_the_step(trace, report_of):
     assert result["hfu_fraction"] == pytest.approx(0.5)
 
 
-def test_utilisation_is_null_where_the_peak_is_unknown(trace, report_of):
+def test_utilisation_is_null_where_the_peak_is_unknown(
+    trace: Trace, report_of: Callable[..., Report]
+) -> None:
     work = StepWork(4096, 3.2e12, 4e12, None, "6N per token")
     result = report_of(trace, work=work).to_dict()
     assert result["mfu_fraction"] is None
     assert result["hfu_fraction"] is None
 
 
-def test_a_job_that_does_not_fit_is_reported_in_full(trace, report_of):
+def test_a_job_that_does_not_fit_is_reported_in_full(trace: Trace, report_of: Callable[..., Report]) -> None:
     """50 bytes on 45: 5 missing when the gather buffer came at 2 s."""
     result = report_of(trace, capacity_bytes={"gpu": 45}).to_dict()
     assert result["fits"] is False
@@ -94,7 +99,9 @@ def test_a_job_that_does_not_fit_is_reported_in_full(trace, report_of):
     assert result["breakdown_seconds"]["compute"] == 6.0
 
 
-def test_the_dictionary_is_strict_json_and_the_same_every_time(trace, report_of):
+def test_the_dictionary_is_strict_json_and_the_same_every_time(
+    trace: Trace, report_of: Callable[..., Report]
+) -> None:
     row = TrafficRow("nvlink", 5e9, 0.25)
     first, second = (
         json.dumps(report_of(trace, traffic=[row], notes=["a note"]).to_dict(), allow_nan=False)
@@ -106,21 +113,25 @@ def test_the_dictionary_is_strict_json_and_the_same_every_time(trace, report_of)
     ]
 
 
-def test_labels_come_from_the_trace_unless_given(trace, report_of):
+def test_labels_come_from_the_trace_unless_given(trace: Trace, report_of: Callable[..., Report]) -> None:
     labels = report_of(trace, labels={"cluster": "box"}).labels
     assert (labels["model"], labels["cluster"], labels["world_size"]) == ("tiny", "box", "8")
 
 
-def test_what_is_not_finite_becomes_null():
+def test_what_is_not_finite_becomes_null() -> None:
     assert plain({"a": math.nan, "b": (1, math.inf), 3: {"c"}}) == {"a": None, "b": [1, None], "3": ["c"]}
 
 
-def test_a_step_without_duration_is_refused(make_trace, report_of):
+def test_a_step_without_duration_is_refused(
+    make_trace: Callable[..., Trace], report_of: Callable[..., Report]
+) -> None:
     with pytest.raises(ValueError, match="step of 0"):
         report_of(make_trace([], step_seconds=0.0))
 
 
-def test_the_sentence_says_what_limits_the_step_and_what_it_waits_for(trace, report_of):
+def test_the_sentence_says_what_limits_the_step_and_what_it_waits_for(
+    trace: Trace, report_of: Callable[..., Report]
+) -> None:
     """6 of 8 s compute, 1 s waiting for the one all-gather, 1 s optimizer; nothing runs under the gather;
     4 TFLOP in 6 s are 2/3 of the peak of 1 TFLOP/s."""
     assert report_of(trace).limit == (
@@ -129,13 +140,13 @@ def test_the_sentence_says_what_limits_the_step_and_what_it_waits_for(trace, rep
     )
 
 
-def test_the_sentence_says_that_the_peak_is_fp8s(trace, report_of):
+def test_the_sentence_says_that_the_peak_is_fp8s(trace: Trace, report_of: Callable[..., Report]) -> None:
     breakdown = report_of(trace).breakdown
     assert limiting_sentence(trace, breakdown, 0.0, 0.24, "fp8").endswith("kernels reach 24 % of fp8's peak.")
     assert limiting_sentence(trace, breakdown, 0.0, 0.24, "bf16").endswith("kernels reach 24 % of the peak.")
 
 
-def test_what_a_step_becomes_without_overlap_is_said_where_it_is_longer():
+def test_what_a_step_becomes_without_overlap_is_said_where_it_is_longer() -> None:
     assert without_overlap_sentence(10.0, 12.5) == (
         " With nothing hidden, to which most published runs of DeepSpeed over several nodes are nearer, the "
         "step would be 12.500 s."
@@ -143,7 +154,9 @@ def test_what_a_step_becomes_without_overlap_is_said_where_it_is_longer():
     assert without_overlap_sentence(10.0, 10.01) == without_overlap_sentence(10.0, None) == ""
 
 
-def test_a_step_that_mostly_waits_is_communication_bound(make_trace, report_of):
+def test_a_step_that_mostly_waits_is_communication_bound(
+    make_trace: Callable[..., Trace], report_of: Callable[..., Report]
+) -> None:
     """Ten seconds: one computing, nine waiting for three different reduce-scatters."""
     reduce = {"kind": "reduce_scatter", "stream": "reduce_scatter"}
     spans = [

@@ -7,7 +7,7 @@ import pytest
 from zsim.report.settings import sections
 
 
-def test_tables_become_sections_with_their_source_and_grade():
+def test_tables_become_sections_with_their_source_and_grade() -> None:
     experiment = {"nodes": 2, "link": {"source": "a data sheet", "evidence": "measured", "bandwidth": 450e9}}
     top = sections(experiment)
     assert top.rows == [("nodes", "2")]
@@ -31,25 +31,27 @@ def test_tables_become_sections_with_their_source_and_grade():
         ("gradient_clipping", 1.0, "1"),
     ],
 )
-def test_values_are_shown_with_the_unit_of_their_key(key, value, words):
+def test_values_are_shown_with_the_unit_of_their_key(
+    key: str, value: bool | float | list[int], words: str
+) -> None:
     assert sections({key: value}).rows == [(key.replace("_", " "), words)]
 
 
-def test_peaks_are_flops_per_second():
+def test_peaks_are_flops_per_second() -> None:
     (peak,) = sections({"peak": {"bf16": 989.4e12}}).children
     assert peak.rows == [("bf16", "989.40 TFLOP/s")]
 
 
-def test_what_is_not_set_is_left_out_and_lists_of_tables_are_numbered():
+def test_what_is_not_set_is_left_out_and_lists_of_tables_are_numbered() -> None:
     top = sections({"nvme": None, "extra": {}, "links": [{"kind": "switch"}, {"kind": "none"}]})
     assert top.rows == []
     assert [child.title for child in top.children] == ["links 1", "links 2"]
 
 
-def test_a_users_own_dotted_key_stays_as_written():
+def test_a_users_own_dotted_key_stays_as_written() -> None:
     assert sections({"zero_optimization.stage": 3}).rows == [("zero_optimization.stage", "3")]
 
 
-def test_long_values_ask_for_a_line_of_their_own():
+def test_long_values_ask_for_a_line_of_their_own() -> None:
     assert sections({"effect": "x" * 41}).has_long_values
     assert not sections({"effect": "x" * 40}).has_long_values

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import plotly.graph_objects as go
 import pytest
 
+from tests.expect import about
 from zsim.report.breakdown import step_breakdown
 from zsim.report.views.html.timeline import stream_timeline, views
+from zsim.trace.trace import Trace
 
 
-def drawn(trace, **options):
+def drawn(trace: Trace, **options: Any) -> tuple[go.Figure, dict[str, go.Bar]]:
     figure = stream_timeline(trace, step_breakdown(trace), **options)
     return figure, {bar.name: bar for bar in figure.data}
 
 
-def test_every_span_is_a_bar_on_its_stream_with_its_time(make_sharded_step):
+def test_every_span_is_a_bar_on_its_stream_with_its_time(make_sharded_step: Callable[..., Trace]) -> None:
     """4 blocks: kernels of 2 ms forward, 4 ms backward; the first starts after the first gather at 1.1 ms."""
     figure, by_name = drawn(make_sharded_step())
     compute = by_name["compute"]
@@ -25,7 +31,9 @@ def test_every_span_is_a_bar_on_its_stream_with_its_time(make_sharded_step):
     assert figure.layout.xaxis.range == (0, pytest.approx(30.1))
 
 
-def test_rows_are_the_waits_the_compute_stream_then_the_others(make_sharded_step):
+def test_rows_are_the_waits_the_compute_stream_then_the_others(
+    make_sharded_step: Callable[..., Trace],
+) -> None:
     figure, _ = drawn(make_sharded_step())
     assert figure.layout.yaxis.categoryarray[::-1] == (
         "compute waits",
@@ -35,7 +43,9 @@ def test_rows_are_the_waits_the_compute_stream_then_the_others(make_sharded_step
     )
 
 
-def test_waits_are_in_the_colour_of_the_breakdown_and_say_for_what(make_sharded_step):
+def test_waits_are_in_the_colour_of_the_breakdown_and_say_for_what(
+    make_sharded_step: Callable[..., Trace],
+) -> None:
     _, by_name = drawn(make_sharded_step())
     waits = by_name["exposed communication"]
     assert set(waits.y) == {"compute waits"}
@@ -43,19 +53,19 @@ def test_waits_are_in_the_colour_of_the_breakdown_and_say_for_what(make_sharded_
     assert "for reduce_scatter blocks.0" in waits.hovertext[-1]
 
 
-def test_only_one_rank_is_drawn(make_trace):
+def test_only_one_rank_is_drawn(make_trace: Callable[..., Trace]) -> None:
     trace = make_trace([{"start": 0, "end": 1}, {"start": 0, "end": 2, "rank": 1}])
     _, by_name = drawn(trace, rank=1)
     assert list(by_name["compute"].x) == [2.0]
 
 
-def test_recomputation_has_its_own_colour(make_trace):
+def test_recomputation_has_its_own_colour(make_trace: Callable[..., Trace]) -> None:
     spans = [{"start": 0, "end": 1, "phase": "recompute"}, {"start": 1, "end": 2, "phase": "backward"}]
     _, by_name = drawn(make_trace(spans))
     assert set(by_name) == {"compute", "recomputation"}
 
 
-def test_a_long_trace_is_cut_to_the_longest_spans_and_says_so(make_trace):
+def test_a_long_trace_is_cut_to_the_longest_spans_and_says_so(make_trace: Callable[..., Trace]) -> None:
     """100 spans of 1 s and 100 of 0.1 s, at most 100 bars of which 80 are for spans: 80 of 110 s are left."""
     spans = [{"start": i, "end": i + (1.0 if i % 2 else 0.1), "name": f"k{i}"} for i in range(200)]
     figure, by_name = drawn(make_trace(spans), most_bars=100)
@@ -65,22 +75,24 @@ def test_a_long_trace_is_cut_to_the_longest_spans_and_says_so(make_trace):
     assert note == "the 80 longest of 200 spans, 72.7 % of all busy time; the trace file has every one"
 
 
-def test_a_short_trace_has_no_note(make_trace):
+def test_a_short_trace_has_no_note(make_trace: Callable[..., Trace]) -> None:
     figure, _ = drawn(make_trace([{"start": 0, "end": 1}]))
     assert figure.layout.annotations == ()
 
 
-def test_ten_thousand_bars_are_a_few_traces(make_trace):
+def test_ten_thousand_bars_are_a_few_traces(make_trace: Callable[..., Trace]) -> None:
     """Browsers are slow by trace, not by bar."""
     spans = [{"start": i, "end": i + 1, "name": "k"} for i in range(8000)]
     figure, _ = drawn(make_trace(spans))
     assert [len(bar.x) for bar in figure.data] == [8000]
 
 
-def test_views_are_the_whole_the_ends_and_the_turn_to_backward(make_sharded_step):
+def test_views_are_the_whole_the_ends_and_the_turn_to_backward(
+    make_sharded_step: Callable[..., Trace],
+) -> None:
     """30.1 ms; forward ends at 9.1 ms; a close-up is 3 %: 0.903 ms."""
     found = {name: (start, end) for name, start, end in views(make_sharded_step())}
-    assert found["whole step"] == (0.0, pytest.approx(30.1))
-    assert found["start"] == (0.0, pytest.approx(0.903))
+    assert found["whole step"] == (0.0, about(30.1))
+    assert found["start"] == (0.0, about(0.903))
     assert found["forward to backward"] == pytest.approx((9.1 - 0.4515, 9.1 + 0.4515))
     assert found["end"] == pytest.approx((29.197, 30.1))
