@@ -5,14 +5,19 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 import zsim
+from tests.conftest import KinetoBuilder
+
+Mode = Literal["w", "w:gz", "w:bz2", "w:xz"]
 
 
-def archive(path, files, mode="w:gz"):
+def archive(path: Path, files: Mapping[str, bytes], mode: Mode = "w:gz") -> Path:
     """A tar of {name: bytes}; a name that ends in `->` is a link to what its bytes say."""
     with tarfile.open(path, mode) as tar:
         for name, content in files.items():
@@ -27,7 +32,7 @@ def archive(path, files, mode="w:gz"):
 
 
 @pytest.fixture
-def ranks(kineto, tmp_path):
+def ranks(kineto: Callable[..., KinetoBuilder], tmp_path: Path) -> dict[str, bytes]:
     """Two ranks' files, the second gzipped."""
     files = {}
     for rank, name in enumerate(("rank0.json", "rank1.json.gz")):
@@ -39,7 +44,9 @@ def ranks(kineto, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "mode"), [("run.tar.gz", "w:gz"), ("run.tgz", "w:gz"), ("run.tar", "w")])
-def test_an_archive_is_read_like_a_folder(tmp_path, ranks, name, mode):
+def test_an_archive_is_read_like_a_folder(
+    tmp_path: Path, ranks: dict[str, bytes], name: str, mode: Mode
+) -> None:
     """What a Mac puts beside files, summaries and notes are no traces."""
     others = {"run/._rank0.json": b"\x00\x05\x16\x07", "run/summary.json": b"{}", "run/notes.txt": b"x"}
     trace = zsim.read_trace(archive(tmp_path / name, {**others, **ranks}, mode))
@@ -48,7 +55,7 @@ def test_an_archive_is_read_like_a_folder(tmp_path, ranks, name, mode):
     assert trace.metadata["files"][0] == str(tmp_path / name / "run" / "rank0.json")
 
 
-def test_span_logs_of_an_archive_go_before_profiles(tmp_path):
+def test_span_logs_of_an_archive_go_before_profiles(tmp_path: Path) -> None:
     folder = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero3-even-2ranks"
     packed = archive(tmp_path / "a.tar", {path.name: path.read_bytes() for path in folder.iterdir()}, "w")
     one, other = zsim.read_trace(packed), zsim.read_trace(folder)
@@ -56,7 +63,9 @@ def test_span_logs_of_an_archive_go_before_profiles(tmp_path):
     assert len(one) == len(other)
 
 
-def test_nothing_is_written_to_disk(tmp_path, ranks, monkeypatch):
+def test_nothing_is_written_to_disk(
+    tmp_path: Path, ranks: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = archive(tmp_path / "a.tar.gz", ranks)
     before = sorted(tmp_path.rglob("*"))
@@ -73,19 +82,21 @@ def test_nothing_is_written_to_disk(tmp_path, ranks, monkeypatch):
         ({"rank0.json": b'{"traceEvents": ['}, r"a\.tar\.gz/rank0\.json: is cut off"),
     ],
 )
-def test_what_cannot_be_read_in_an_archive_is_one_clear_error(tmp_path, files, message):
+def test_what_cannot_be_read_in_an_archive_is_one_clear_error(
+    tmp_path: Path, files: dict[str, Any], message: str
+) -> None:
     with pytest.raises(zsim.InputError, match=message):
         zsim.read_trace(archive(tmp_path / "a.tar.gz", files))
 
 
-def test_an_archive_that_is_cut_off_says_so(tmp_path, ranks):
+def test_an_archive_that_is_cut_off_says_so(tmp_path: Path, ranks: dict[str, bytes]) -> None:
     path = archive(tmp_path / "a.tar", ranks, "w")
     path.write_bytes(path.read_bytes()[:700])
     with pytest.raises(zsim.InputError, match=r"a\.tar(/run/rank0\.json)?: (the archive )?is cut off"):
         zsim.read_trace(path)
 
 
-def test_an_archive_that_unpacks_without_end_is_refused_where_it_does(tmp_path):
+def test_an_archive_that_unpacks_without_end_is_refused_where_it_does(tmp_path: Path) -> None:
     """3 GB that no trace is in, of which 16 MB are looked at: a header, and zeros packed a thousand times."""
     header = tarfile.TarInfo("large.bin")
     header.size = 3 * 2**30

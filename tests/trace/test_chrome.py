@@ -7,10 +7,14 @@ import importlib.util
 import json
 import re
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zsim.trace.chrome.write import chrome_trace, write_chrome_trace, write_chrome_traces
+from zsim.trace.trace import Trace
 
 GATHER = {
     "kind": "all_gather", "stream": "all_gather", "name": "gather layer 0", "bytes": 1600, "dtype": "bf16",
@@ -18,7 +22,7 @@ GATHER = {
 }  # fmt: skip
 
 
-def events_of(document, **wanted):
+def events_of(document: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
     return [
         event
         for event in document["traceEvents"]
@@ -26,7 +30,9 @@ def events_of(document, **wanted):
     ]
 
 
-def test_a_kernel_is_written_in_microseconds_with_its_stream_and_correlation(make_trace):
+def test_a_kernel_is_written_in_microseconds_with_its_stream_and_correlation(
+    make_trace: Callable[..., Trace],
+) -> None:
     """A kernel from 1 to 3 ms, issued at 0.5 ms."""
     trace = make_trace([{"name": "gemm", "issue": 0.5e-3, "start": 1e-3, "end": 3e-3, "flops": 7.0}])
     (kernel,) = events_of(chrome_trace(trace), cat="kernel")
@@ -50,8 +56,13 @@ def test_a_kernel_is_written_in_microseconds_with_its_stream_and_correlation(mak
     ],
 )
 def test_collectives_carry_the_metadata_of_recorded_ones(
-    make_trace, kind, collective, kernel, elements_in, elements_out
-):
+    make_trace: Callable[..., Trace],
+    kind: str,
+    collective: str,
+    kernel: str,
+    elements_in: int,
+    elements_out: int,
+) -> None:
     """1600 bytes of bf16 are 800 elements, 200 for each of 4 ranks."""
     trace = make_trace([{**GATHER, "kind": kind, "start": 0, "end": 1}])
     document = chrome_trace(trace)
@@ -65,7 +76,7 @@ def test_collectives_carry_the_metadata_of_recorded_ones(
         assert args["Process Group Description"] == "shard"
 
 
-def test_groups_have_the_ranks_of_the_rank_that_is_written(make_trace):
+def test_groups_have_the_ranks_of_the_rank_that_is_written(make_trace: Callable[..., Trace]) -> None:
     """World 16, group of 4 with stride 4: rank 6 is with 2, 10 and 14. Rank 6 of 8 GPUs is device 6."""
     span = {**GATHER, "start": 0, "end": 1, "rank": 6}
     metadata = {"groups": {"shard": (4, 4)}, "gpus_per_node": 8}
@@ -76,20 +87,20 @@ def test_groups_have_the_ranks_of_the_rank_that_is_written(make_trace):
     assert events_of(document, cat="kernel")[0]["pid"] == 6
 
 
-def test_a_second_stream_is_a_second_track_with_its_name(make_trace):
+def test_a_second_stream_is_a_second_track_with_its_name(make_trace: Callable[..., Trace]) -> None:
     document = chrome_trace(make_trace([{"start": 1, "end": 2}, {**GATHER, "start": 0, "end": 1}]))
     tracks = {event["tid"]: event["args"]["name"] for event in events_of(document, name="thread_name", pid=0)}
     assert tracks == {7: "stream 7 compute", 20: "stream 20 all_gather"}
     assert events_of(document, cat="kernel")[0]["tid"] == 20
 
 
-def test_spans_that_overlap_on_a_stream_get_a_track_each(make_trace):
+def test_spans_that_overlap_on_a_stream_get_a_track_each(make_trace: Callable[..., Trace]) -> None:
     spans = [{"start": 0, "end": 2, "name": "a"}, {"start": 1, "end": 3, "name": "b"}, {"start": 2, "end": 4}]
     kernels = events_of(chrome_trace(make_trace(spans)), cat="kernel")
     assert [kernel["tid"] for kernel in kernels] == [7, 20, 7]
 
 
-def test_copies_and_cpu_work_are_where_a_profiler_puts_them(make_trace):
+def test_copies_and_cpu_work_are_where_a_profiler_puts_them(make_trace: Callable[..., Trace]) -> None:
     """A copy is a memcpy on the GPU's process; the CPU optimizer is on a thread of the host's."""
     spans = [
         {"kind": "h2d", "stream": "h2d", "bytes": 64, "start": 0, "end": 1},
@@ -102,7 +113,7 @@ def test_copies_and_cpu_work_are_where_a_profiler_puts_them(make_trace):
     assert (adam["cat"], adam["pid"]) == ("cpu_op", events_of(document, name="cudaMemcpyAsync")[0]["pid"])
 
 
-def test_the_host_thread_works_between_issues_and_shows_its_blocks(make_trace):
+def test_the_host_thread_works_between_issues_and_shows_its_blocks(make_trace: Callable[..., Trace]) -> None:
     """Issued at 1 and 6; from 2 to 5 the host was blocked on the first op: working 0-1 and 5-6. Then a hook
     took it until 8."""
     spans = [{"name": "a", "issue": 1, "start": 1, "end": 5}, {"name": "b", "issue": 6, "start": 6, "end": 7}]
@@ -118,7 +129,7 @@ def test_the_host_thread_works_between_issues_and_shows_its_blocks(make_trace):
     assert (hook["ts"], hook["dur"]) == (6e6, 2e6)
 
 
-def test_memory_is_a_counter_per_device_with_a_series_per_category(make_trace):
+def test_memory_is_a_counter_per_device_with_a_series_per_category(make_trace: Callable[..., Trace]) -> None:
     """What one instant allocates is one sample, and what it frees after that another."""
     memory = [
         (0, 0.0, "gpu", "parameters", 10, "a"),
@@ -141,7 +152,7 @@ def test_memory_is_a_counter_per_device_with_a_series_per_category(make_trace):
     ]
 
 
-def test_the_step_and_its_phases_are_annotated(make_sharded_step):
+def test_the_step_and_its_phases_are_annotated(make_sharded_step: Callable[..., Trace]) -> None:
     document = chrome_trace(make_sharded_step(), step=3)
     (step,) = events_of(document, cat="user_annotation")
     assert (step["name"], step["ts"]) == ("ProfilerStep#3", 0.0)
@@ -149,13 +160,13 @@ def test_the_step_and_its_phases_are_annotated(make_sharded_step):
     assert names == ["## forward ##", "## backward ##", "## optimizer ##"]
 
 
-def test_recomputation_is_part_of_the_backward_pass(make_trace):
+def test_recomputation_is_part_of_the_backward_pass(make_trace: Callable[..., Trace]) -> None:
     spans = [{"start": i, "end": i + 1, "phase": phase} for i, phase in enumerate(["recompute", "backward"])]
     (backward,) = events_of(chrome_trace(make_trace(spans)), cat="gpu_user_annotation")
     assert (backward["name"], backward["dur"]) == ("## backward ##", 2e6)
 
 
-def test_complete_events_of_a_thread_nest_and_never_cross(make_sharded_step):
+def test_complete_events_of_a_thread_nest_and_never_cross(make_sharded_step: Callable[..., Trace]) -> None:
     """In whole nanoseconds, as viewers read them."""
     rows = defaultdict(list)
     for event in events_of(chrome_trace(make_sharded_step(num_blocks=7)), ph="X"):
@@ -170,7 +181,9 @@ def test_complete_events_of_a_thread_nest_and_never_cross(make_sharded_step):
             open_ends.append(start - negative)
 
 
-def test_the_same_trace_gives_the_same_bytes_and_gz_is_the_same_json(make_sharded_step, tmp_path):
+def test_the_same_trace_gives_the_same_bytes_and_gz_is_the_same_json(
+    make_sharded_step: Callable[..., Trace], tmp_path: Path
+) -> None:
     first, second = (
         write_chrome_trace(make_sharded_step(), tmp_path / name) for name in ("a.json.gz", "b.json.gz")
     )
@@ -185,20 +198,22 @@ def test_the_same_trace_gives_the_same_bytes_and_gz_is_the_same_json(make_sharde
     assert json.loads(text, parse_constant=refuse)["displayTimeUnit"] == "ms"
 
 
-def test_the_rank_stands_on_a_line_with_a_space_where_traceinsight_looks_for_it(make_sharded_step, tmp_path):
+def test_the_rank_stands_on_a_line_with_a_space_where_traceinsight_looks_for_it(
+    make_sharded_step: Callable[..., Trace], tmp_path: Path
+) -> None:
     path = write_chrome_trace(make_sharded_step(rank=3), tmp_path / "a.json")
     lines = [line for line in path.read_text().splitlines() if re.search(r'"rank":\s+3\b', line)]
     assert len(lines) == 1
     assert len(lines[0]) < 1000
 
 
-def test_a_recording_without_issue_times_has_no_launches(make_trace):
+def test_a_recording_without_issue_times_has_no_launches(make_trace: Callable[..., Trace]) -> None:
     document = chrome_trace(make_trace([{"issue": float("nan"), "start": 0, "end": 1}]))
     assert events_of(document, cat="cuda_runtime") == []
     assert len(events_of(document, cat="kernel")) == 1
 
 
-def test_each_rank_gets_a_file(make_trace, tmp_path):
+def test_each_rank_gets_a_file(make_trace: Callable[..., Trace], tmp_path: Path) -> None:
     trace = make_trace([{"start": 0, "end": 1, "rank": 2}, {"start": 0, "end": 2, "rank": 5}])
     paths = write_chrome_traces(trace, tmp_path / "traces")
     assert [path.name for path in paths] == ["rank2.json.gz", "rank5.json.gz"]
@@ -208,7 +223,9 @@ def test_each_rank_gets_a_file(make_trace, tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("hta") is None, reason="traceinsight is not installed")
-def test_traceinsight_reads_it_and_finds_the_same_overlap(make_sharded_step, tmp_path):
+def test_traceinsight_reads_it_and_finds_the_same_overlap(
+    make_sharded_step: Callable[..., Trace], tmp_path: Path
+) -> None:
     """4 blocks: 8 gathers of 1 ms and 4 reduce-scatters of 2 ms are 16 ms of communication. Exposed are the
     first gather and the last reduce-scatter, 3 ms; the rest runs under kernels: 13/16 = 81.25 %."""
     from hta.trace_analysis import TraceAnalysis

@@ -7,6 +7,7 @@ import json
 import random
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,14 +25,16 @@ def refusal(path: Path) -> str:
 
 
 @pytest.mark.parametrize("piece", [b" " * MEGABYTE, b"{}," * 2**18, b"\n" * MEGABYTE])
-def test_three_gigabytes_in_three_megabytes_are_refused_where_it_shows(tmp_path, monkeypatch, piece):
+def test_three_gigabytes_in_three_megabytes_are_refused_where_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: bytes
+) -> None:
     monkeypatch.setattr("zsim.trace.readers.content._SURELY_SMALL", 2 * MEGABYTE)
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(piece) * 3072)
     assert "unpacks to more than 200 times its size" in refusal(path)
 
 
-def test_three_gigabytes_of_blanks_are_refused_in_little_memory(tmp_path):
+def test_three_gigabytes_of_blanks_are_refused_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(b" " * MEGABYTE) * 3072)
     tracemalloc.start()
@@ -41,7 +44,9 @@ def test_three_gigabytes_of_blanks_are_refused_in_little_memory(tmp_path):
     assert peak < 64 * MEGABYTE
 
 
-def test_a_trace_that_packs_well_is_read_whatever_its_size(tmp_path, monkeypatch):
+def test_a_trace_that_packs_well_is_read_whatever_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kineto's JSON packs 10 to 60 times; here the size from which the ratio counts is nothing."""
     monkeypatch.setattr("zsim.trace.readers.content._SURELY_SMALL", 0)
     number = random.Random(0).random
@@ -54,7 +59,7 @@ def test_a_trace_that_packs_well_is_read_whatever_its_size(tmp_path, monkeypatch
     assert len(zsim.read_trace(path, whole=True)) == 2000
 
 
-def test_blanks_without_end_are_refused_unzipped_too(tmp_path, monkeypatch):
+def test_blanks_without_end_are_refused_unzipped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zsim.trace.readers.content._MOST_BLANK", 3 * MEGABYTE)
     path = tmp_path / "rank0.json"
     path.write_bytes(b'{"traceEvents": [' + b" " * 6 * MEGABYTE + b"]}")
@@ -71,20 +76,24 @@ def test_blanks_without_end_are_refused_unzipped_too(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("place", [b'{"traceEvents": [{"ts": VALUE}]}', b'{"schemaVersion": VALUE}'])
-def test_what_python_gives_up_on_is_said_where_it_is(tmp_path, monkeypatch, place, value, message):
+def test_what_python_gives_up_on_is_said_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: bytes, value: bytes, message: str
+) -> None:
     monkeypatch.setattr("zsim.trace.readers.json_stream._LONGEST_VALUE", MEGABYTE)
     path = tmp_path / "rank0.json"
     path.write_bytes(place.replace(b"VALUE", value))
     assert message in refusal(path)
 
 
-def test_a_long_value_is_not_read_anew_for_every_piece_of_it(tmp_path, monkeypatch):
+def test_a_long_value_is_not_read_anew_for_every_piece_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """8 MB in pieces of 4 kB: begun when it is twice as long as before, a dozen times and not 2,000."""
     from zsim.trace.readers import json_stream
 
     begun = 0
 
-    def count(text, at):
+    def count(text: str, at: int) -> Any:
         nonlocal begun
         begun += 1
         return decode(text, at)
@@ -101,13 +110,15 @@ def test_a_long_value_is_not_read_anew_for_every_piece_of_it(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"step": ' + "9" * 5000 + "}"])
-def test_a_line_of_a_span_log_that_python_gives_up_on_is_named(tmp_path, line):
+def test_a_line_of_a_span_log_that_python_gives_up_on_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rank0.jsonl"
     path.write_text('{"rank": 0, "world_size": 2}\n' + line + "\n")
     assert "line 2 is not JSON" in refusal(path)
 
 
-def test_lines_come_one_at_a_time_and_a_line_without_end_is_refused(tmp_path, monkeypatch):
+def test_lines_come_one_at_a_time_and_a_line_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zsim.trace.readers.content.CHUNK_BYTES", 3)
     path = tmp_path / "log"
     path.write_text("one\ntwenty\n\nthree")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import zsim
+from tests.expect import there
 from zsim.trace.trace import COLLECTIVES
 
 FOLDER = Path(
@@ -18,7 +19,7 @@ FOLDER = Path(
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there: other people's traces")
 
 
-def test_resnet50_has_the_buckets_that_ddp_makes():
+def test_resnet50_has_the_buckets_that_ddp_makes() -> None:
     """Holistic Trace Analysis' test data, 2x A100, rank 0, 3 steps: elements of ResNet-50's five buckets
     (closing one at 1 MiB first and at 25 MiB later gives the same), and its BatchNorm buffers."""
     trace = zsim.read_trace(FOLDER / "resnet50_ddp_2xA100_rank0_nccl_data.json.gz")
@@ -31,7 +32,7 @@ def test_resnet50_has_the_buckets_that_ddp_makes():
     assert trace.step_seconds == pytest.approx(0.2224, abs=1e-4)
 
 
-def test_dlrm_of_2023_is_sized_by_shapes_and_its_ranks_wait_for_each_other(tmp_path):
+def test_dlrm_of_2023_is_sized_by_shapes_and_its_ranks_wait_for_each_other(tmp_path: Path) -> None:
     """facebookresearch/param, 8x V100: sizes stand only in the shapes of inputs. Rank 0's first all-to-all
     lasts 2.1 ms, of which 10 us are transfer."""
     with tarfile.open(FOLDER / "dlrm_8xv100_kineto.tar.gz") as archive:
@@ -41,7 +42,7 @@ def test_dlrm_of_2023_is_sized_by_shapes_and_its_ranks_wait_for_each_other(tmp_p
     first = trace.of_rank(0)
     found = [
         (info.kind, info.bytes, round((end - start) * 1e6), round(transfer * 1e6))
-        for (_, info, start, end), transfer in zip(first.rows(), first.transfer_seconds, strict=True)
+        for (_, info, start, end), transfer in zip(first.rows(), there(first.transfer_seconds), strict=True)
         if info.kind in COLLECTIVES
     ]
     assert found[0] == ("all_to_all", 24_576, 2146, 10)
@@ -50,13 +51,13 @@ def test_dlrm_of_2023_is_sized_by_shapes_and_its_ranks_wait_for_each_other(tmp_p
 
 
 @pytest.mark.parametrize("step", [4, 5, 6])
-def test_resnet50_replayed_without_changes_is_what_it_was(step):
+def test_resnet50_replayed_without_changes_is_what_it_was(step: int) -> None:
     trace = zsim.read_trace(FOLDER / "resnet50_ddp_2xA100_rank0_nccl_data.json.gz")
     parts = zsim.replay(trace, step=step).breakdowns()
     assert parts["replayed"] == pytest.approx(parts["recorded"], abs=1e-9)
 
 
-def test_eight_real_ranks_that_wait_for_each_other_are_replayed():
+def test_eight_real_ranks_that_wait_for_each_other_are_replayed() -> None:
     """DLRM again, from the archive as it is: waiting for hosts that came later, and copies from pageable
     memory that block the host a millisecond for microseconds of copying."""
     archive = FOLDER / "dlrm_8xv100_kineto.tar.gz"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from zsim.trace.readers.json_stream import JsonStream
 EVENT = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1.5, "dur": 2.0}
 
 
-def text_of(count=3, **head):
+def text_of(count: int = 3, **head: Any) -> str:
     return json.dumps({**head, "traceEvents": [EVENT] * count})
 
 
@@ -38,7 +40,7 @@ def text_of(count=3, **head):
         (text_of().replace("1.5", '"soon"').encode(), "event 'gemm': ts is 'soon'; expected microseconds"),
     ],
 )
-def test_a_file_that_is_no_trace_is_one_clear_error(tmp_path, content, message):
+def test_a_file_that_is_no_trace_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(zsim.InputError, match=message) as error:
@@ -46,7 +48,7 @@ def test_a_file_that_is_no_trace_is_one_clear_error(tmp_path, content, message):
     assert str(path) in str(error.value)
 
 
-def test_a_missing_file_and_an_empty_folder_are_named(tmp_path):
+def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(zsim.InputError, match="no such file or folder"):
         zsim.read_trace(tmp_path / "nothing.json")
     with pytest.raises(zsim.InputError, match="has no trace in it"):
@@ -55,7 +57,7 @@ def test_a_missing_file_and_an_empty_folder_are_named(tmp_path):
         zsim.read_trace([])
 
 
-def test_entries_around_the_events_are_read_in_the_same_pass(tmp_path):
+def test_entries_around_the_events_are_read_in_the_same_pass(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"a": 1, "traceEvents": [{"ph": "X"}, {"ph": "M"}], "b": [2, {"c": NaN}], "d": 12}')
     stream = JsonStream(path)
@@ -63,13 +65,13 @@ def test_entries_around_the_events_are_read_in_the_same_pass(tmp_path):
     assert (stream.head["a"], stream.head["b"][0], stream.head["d"]) == (1, 2, 12)
 
 
-def test_a_bare_list_of_events_may_lack_its_end(tmp_path):
+def test_a_bare_list_of_events_may_lack_its_end(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('[{"ph": "X"},\n{"ph": "M"},\n')
     assert len(list(JsonStream(path).items("traceEvents"))) == 2
 
 
-def test_values_across_the_edges_of_pieces_are_whole(tmp_path, monkeypatch):
+def test_values_across_the_edges_of_pieces_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 1 to 40 bytes cut numbers, strings and two-byte letters everywhere."""
     path = tmp_path / "trace.json"
     path.write_text('{"n": 1234567, "traceEvents": [{"ph": "µ\\u00b5", "ts": 12.25e2}], "m": -3}', "utf-8")
@@ -80,14 +82,14 @@ def test_values_across_the_edges_of_pieces_are_whole(tmp_path, monkeypatch):
         assert (stream.head["n"], stream.head["m"]) == (1234567, -3)
 
 
-def test_bytes_that_are_not_utf8_do_not_stop_the_reading(tmp_path):
+def test_bytes_that_are_not_utf8_do_not_stop_the_reading(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(text_of(1).encode().replace(b"gemm", b"ge\xff\xffmm"))
     (event,) = JsonStream(path).items("traceEvents")
     assert event["name"] == "ge��mm"
 
 
-def test_memory_does_not_grow_with_what_is_not_kept(tmp_path):
+def test_memory_does_not_grow_with_what_is_not_kept(tmp_path: Path) -> None:
     """16 MB of Python frames around one kernel: their events are forgotten as they are read."""
     path = tmp_path / "trace.json"
     frame = json.dumps({**EVENT, "cat": "python_function", "name": "f" * 1000}) + ",\n"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 import zsim
+from tests.expect import about
 
 PROCESS = 5 * 0x1000000
 THREAD = PROCESS + 77
@@ -19,7 +22,7 @@ NAMES = {
 }
 
 
-def make_export(path, processes=(PROCESS,), has_kernels=True):
+def make_export(path: Path, processes: Sequence[int] = (PROCESS,), has_kernels: bool = True) -> Path:
     database = sqlite3.connect(path)
     run = database.execute
     run("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL)")
@@ -49,19 +52,19 @@ def make_export(path, processes=(PROCESS,), has_kernels=True):
             ):
                 row = (start, end, thread, number, name)
                 run("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?,?,?,?,?)", row)
-            for row in (
+            for text_row in (
                 (0, 100_000, 59, None, STEP, thread),
                 (2_500, 4_500, 59, "FSDP::all_gather (layers.1)", None, thread),
             ):
-                run("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)", row)
+                run("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)", text_row)
     database.commit()
     database.close()
     return path
 
 
-def test_an_export_has_kernels_copies_ranges_and_waits(tmp_path):
+def test_an_export_has_kernels_copies_ranges_and_waits(tmp_path: Path) -> None:
     trace = zsim.read_trace(make_export(tmp_path / "report.sqlite"))
-    assert [(s.number, s.seconds) for s in trace.steps] == [(7, pytest.approx(100e-6))]
+    assert [(s.number, s.seconds) for s in trace.steps] == [(7, about(100e-6))]
     rows = {(i.kind, i.stream, i.bytes, i.module, round(s * 1e6), round(e * 1e6))
             for _, i, s, e in trace.rows()}  # fmt: skip
     assert rows == {
@@ -69,17 +72,17 @@ def test_an_export_has_kernels_copies_ranges_and_waits(tmp_path):
         ("all_gather", "all_gather", 0, "layers.1", 15, 45),
         ("h2d", "compute", 640, "", 50, 52),
     }
-    assert [block[:3] for block in trace.host_blocks] == [(0, pytest.approx(10e-6), pytest.approx(60e-6))]
+    assert [block[:3] for block in trace.host_blocks] == [(0, about(10e-6), about(60e-6))]
     assert "1 collectives whose size is not recorded" in trace.metadata["notes"]
 
 
-def test_each_process_with_a_gpu_is_a_rank(tmp_path):
+def test_each_process_with_a_gpu_is_a_rank(tmp_path: Path) -> None:
     trace = zsim.read_trace(make_export(tmp_path / "node.sqlite", (9 * 0x1000000, PROCESS)))
     assert trace.metadata["ranks"] == (0, 1)
     assert trace.world_size == 2
 
 
-def test_an_export_without_kernels_and_a_damaged_one_are_refused(tmp_path):
+def test_an_export_without_kernels_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(zsim.InputError, match=r"has no table CUPTI_ACTIVITY_KIND_KERNEL \(it has StringIds"):
         zsim.read_trace(make_export(tmp_path / "a.sqlite", has_kernels=False))
     damaged = tmp_path / "b.sqlite"

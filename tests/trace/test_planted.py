@@ -5,36 +5,39 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.expect import there
 from zsim.comparison import planted
 from zsim.comparison.compare import compare
 from zsim.study.check.check import run_check
 from zsim.trace.readers.read import read_trace
+from zsim.trace.trace import Trace
 
 RECORDED = Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero3-even-2ranks"
 
 
 @pytest.fixture
-def step(make_sharded_step):
+def step(make_sharded_step: Callable[..., Trace]) -> Trace:
     return make_sharded_step()
 
 
-def calls(trace) -> list[str]:
+def calls(trace: Trace) -> list[str]:
     infos = [trace.infos[index] for index in trace.info_indices.tolist()]
     return [f"{info.name} {info.bytes // 10**9}" for info in infos if info.group]
 
 
-def test_a_call_is_dropped_doubled_or_swapped_with_the_next(step) -> None:
+def test_a_call_is_dropped_doubled_or_swapped_with_the_next(step: Trace) -> None:
     before = calls(step)
     assert calls(planted.drop_call(step, 3)) == before[:3] + before[4:]
     assert calls(planted.double_message(step, 3)) == [*before[:3], "all_gather blocks.3 2", *before[4:]]
     assert calls(planted.swap_calls(step, 1)) == [before[0], before[2], before[1], *before[3:]]
 
 
-def test_a_slow_link_lengthens_calls_and_puts_off_what_follows(make_trace) -> None:
+def test_a_slow_link_lengthens_calls_and_puts_off_what_follows(make_trace: Callable[..., Trace]) -> None:
     """A call of 2 s becomes 3; what started at 2 starts at 3, what ran beside it stays; 1 s more in all."""
     trace = make_trace(
         [
@@ -50,14 +53,14 @@ def test_a_slow_link_lengthens_calls_and_puts_off_what_follows(make_trace) -> No
     assert planted.slow_link(trace, 1.5, group_size=4).end_seconds.tolist() == [2, 2, 5]
 
 
-def test_a_leak_is_the_largest_block_that_is_freed(step) -> None:
+def test_a_leak_is_the_largest_block_that_is_freed(step: Trace) -> None:
     """All freed activations are 3 GB; the first to be freed is the last block's."""
-    lost = planted.leak(step, "activations").memory
-    assert len(lost.deltas) == len(step.memory.deltas) - 1
-    assert int(lost.deltas.sum() - step.memory.deltas.sum()) == 3 * 10**9
+    lost, held = there(planted.leak(step, "activations").memory), there(step.memory)
+    assert len(lost.deltas) == len(held.deltas) - 1
+    assert int(lost.deltas.sum() - held.deltas.sum()) == 3 * 10**9
 
 
-def test_what_cannot_be_planted_is_refused(step, make_trace) -> None:
+def test_what_cannot_be_planted_is_refused(step: Trace, make_trace: Callable[..., Trace]) -> None:
     with pytest.raises(ValueError, match="no memory events"):
         planted.leak(make_trace([{"start": 0, "end": 1}]))
     with pytest.raises(ValueError, match="nothing of parameters is freed on gpu"):
@@ -89,7 +92,9 @@ def without_a_free(folder: Path, rank: int, unit: str) -> None:
         ((0,), "model.layers.2", "1.48 MB", "rank 0"),
     ],
 )
-def test_a_leak_in_a_recorded_run_fails_the_check_and_is_named(ranks, unit, size, where, tmp_path) -> None:
+def test_a_leak_in_a_recorded_run_fails_the_check_and_is_named(
+    ranks: tuple[int, ...], unit: str, size: str, where: str, tmp_path: Path
+) -> None:
     """Two steps of 524,800 or 738,304 bytes; the root's is the last free of a step, so that no peak grows in
     the first."""
     folder = Path(shutil.copytree(RECORDED, tmp_path / "run"))
@@ -110,7 +115,7 @@ def test_a_recorded_run_as_it_is_holds_nothing_back() -> None:
     assert (row.outcome, row.predicted, row.measured, row.sentence) == ("pass", 0, 0, "")
 
 
-def test_a_leak_on_one_rank_alone_is_seen_where_no_peak_grows(make_trace) -> None:
+def test_a_leak_on_one_rank_alone_is_seen_where_no_peak_grows(make_trace: Callable[..., Trace]) -> None:
     """Rank 0 has the higher peak and frees all; rank 1 keeps 2 of its 3 bytes."""
     spans = [{"start": 0, "end": 3, "rank": rank} for rank in (0, 1)]
     good = [

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import zsim
+from tests.expect import there
 from zsim.report.breakdown import step_breakdown
 from zsim.trace.chrome.write import write_chrome_trace, write_chrome_traces
+from zsim.trace.trace import Trace
 
 
-def deepspeed(stage, **zero):
+def deepspeed(stage: int, **zero: Any) -> dict[str, Any]:
     config = {
         "train_micro_batch_size_per_gpu": 1,
         "bf16": {"enabled": True},
@@ -45,7 +49,7 @@ STRATEGIES = {
     ],
     ids=["hsdp", "offload"],
 )
-def both(request, tmp_path_factory):
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
     """A simulated trace, and what its files hold."""
     training = {"sequence_length": 256}
     experiment = zsim.Experiment(model="gpt2", cluster="dgx-h100", training=training, **request.param)
@@ -55,7 +59,7 @@ def both(request, tmp_path_factory):
     return simulated, zsim.read_trace(folder)
 
 
-def rows(trace):
+def rows(trace: Trace) -> Counter[tuple[Any, ...]]:
     """All of a span but its dtype, which only collectives write; times in whole nanoseconds."""
     return Counter(
         (
@@ -66,7 +70,7 @@ def rows(trace):
     )  # fmt: skip
 
 
-def test_every_span_comes_back(both):
+def test_every_span_comes_back(both: tuple[Trace, Trace]) -> None:
     simulated, read = both
     assert rows(read) == rows(simulated)
     assert read.step_seconds == pytest.approx(simulated.step_seconds, abs=1e-9)
@@ -74,7 +78,7 @@ def test_every_span_comes_back(both):
     assert read.world_size == simulated.world_size
 
 
-def test_what_the_host_launched_and_waited_for_comes_back(both):
+def test_what_the_host_launched_and_waited_for_comes_back(both: tuple[Trace, Trace]) -> None:
     simulated, read = both
     on_gpu = np.array([info.kind not in ("cpu", "host", "nvme_read", "nvme_write") for info in read.infos])
     known = np.sort(read.issue_seconds[on_gpu[read.info_indices]])
@@ -86,9 +90,10 @@ def test_what_the_host_launched_and_waited_for_comes_back(both):
     assert len(read.host_blocks) == len(simulated.host_blocks)
 
 
-def peaks_and_ends(trace):
+def peaks_and_ends(trace: Trace) -> dict[tuple[str, str], tuple[int, int]]:
     """Of each category and of the sum, per device, as allocated one after the other."""
-    events, found = trace.memory, {}
+    events = there(trace.memory)
+    found: dict[tuple[str, str], tuple[int, int]] = {}
     for device in sorted(set(events.devices)):
         own = np.array([on == device for on in events.devices])
         for category in [*sorted(set(events.categories)), "total"]:
@@ -99,7 +104,9 @@ def peaks_and_ends(trace):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_trace_of_a_run_is_the_same_as_the_run_and_has_its_peaks_to_the_byte(name, tmp_path):
+def test_the_trace_of_a_run_is_the_same_as_the_run_and_has_its_peaks_to_the_byte(
+    name: str, tmp_path: Path
+) -> None:
     """With checkpointing: much is allocated and freed within one instant there."""
     training = {"sequence_length": 256, "activation_checkpointing": "full"}
     experiment = zsim.Experiment(
@@ -112,7 +119,9 @@ def test_the_trace_of_a_run_is_the_same_as_the_run_and_has_its_peaks_to_the_byte
     assert peaks_and_ends(read) == peaks_and_ends(simulated)
 
 
-def test_where_an_allocator_that_runs_short_held_the_host_up_comes_back_and_is_replayed(tmp_path):
+def test_where_an_allocator_that_runs_short_held_the_host_up_comes_back_and_is_replayed(
+    tmp_path: Path,
+) -> None:
     """The step of ZeRO-3 of llama-3-70b on 128 GPUs, which runs short."""
     short = zsim.Experiment(
         model="llama-3-70b",
