@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import of_kind, there
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import Experiment, Fsdp1Table, Fsdp2Table
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 FSDP = """
 compute_environment: LOCAL_MACHINE
@@ -53,7 +55,7 @@ def deepspeed(folder: Path, *lines: str) -> Experiment:
 def test_fsdp2_gathers_and_reduces_in_mixed_precision(tmp_path: Path) -> None:
     """`set_mixed_precision` uses one type for both; the units are those of Accelerate 1.15."""
     experiment = fsdp(tmp_path, 2, "fsdp_reshard_after_forward: false", "fsdp_activation_checkpointing: true")
-    strategy = experiment.strategy
+    strategy = of_kind(experiment.strategy, Fsdp2Table)
     assert (experiment.nodes, experiment.gpus) == (2, 16)
     assert (strategy.kind, strategy.param_dtype, strategy.reduce_dtype) == ("fsdp2", "bf16", "bf16")
     assert (strategy.reshard_after_forward, strategy.wrapping) == (False, "torchtitan")
@@ -66,7 +68,7 @@ def test_parallelism_config_makes_replicas(tmp_path: Path) -> None:
     text = FSDP.format(version=2, more="")
     prefix = "parallelism_config"
     sizes = f"{prefix}:\n  {prefix}_dp_replicate_size: 2\n  {prefix}_dp_shard_size: 8\n"
-    assert imported(tmp_path, text + sizes).strategy.replicate == 2
+    assert of_kind(imported(tmp_path, text + sizes).strategy, Fsdp2Table).replicate == 2
     with pytest.raises(NotSimulatedError, match="tp_size: zsim does not simulate tensor parallelism"):
         imported(tmp_path, text + "parallelism_config:\n  parallelism_config_tp_size: 2\n")
     with pytest.raises(InputError, match="2 replicas of 4 shards are 8 GPUs, but the experiment has 16"):
@@ -76,28 +78,26 @@ def test_parallelism_config_makes_replicas(tmp_path: Path) -> None:
 
 
 def test_fsdp1_has_no_backward_prefetch_unless_asked(tmp_path: Path) -> None:
-    strategy = fsdp(tmp_path, 1, "fsdp_sharding_strategy: SHARD_GRAD_OP").strategy
+    strategy = of_kind(fsdp(tmp_path, 1, "fsdp_sharding_strategy: SHARD_GRAD_OP").strategy, Fsdp1Table)
     assert (strategy.kind, strategy.sharding_strategy) == ("fsdp1", "SHARD_GRAD_OP")
     assert (strategy.backward_prefetch, strategy.wrapping) == ("none", "huggingface")
-    assert (
-        fsdp(tmp_path, 1, "fsdp_backward_prefetch: BACKWARD_PRE").strategy.backward_prefetch == "BACKWARD_PRE"
-    )
+    asked = fsdp(tmp_path, 1, "fsdp_backward_prefetch: BACKWARD_PRE")
+    assert of_kind(asked.strategy, Fsdp1Table).backward_prefetch == "BACKWARD_PRE"
 
 
 def test_reshard_after_forward_alone_leaves_fsdp1_fully_sharded(tmp_path: Path) -> None:
     """The launcher also passes fsdp_sharding_strategy, FULL_SHARD by default, and the plugin prefers it
     (tried with accelerate 1.15.0: FSDP_RESHARD_AFTER_FORWARD=shard_grad_op gives FULL_SHARD)."""
     experiment = fsdp(tmp_path, 1, "fsdp_reshard_after_forward: SHARD_GRAD_OP")
-    assert experiment.strategy.sharding_strategy == "FULL_SHARD"
+    assert of_kind(experiment.strategy, Fsdp1Table).sharding_strategy == "FULL_SHARD"
     assert any("SHARD_GRAD_OP: no effect" in note for note in experiment.notes)
 
 
 def test_sizes_and_no_wrapping_of_fsdp1(tmp_path: Path) -> None:
     def wrapping(*lines: str) -> str:
         text = FSDP.format(version=1, more="\n".join(f"  {line}" for line in lines))
-        return imported(
-            tmp_path, text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")
-        ).strategy.wrapping
+        text = text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")
+        return of_kind(imported(tmp_path, text).strategy, Fsdp1Table).wrapping
 
     assert wrapping() == "none"
     assert (
@@ -117,9 +117,10 @@ def test_deepspeed_keys_become_the_json_that_the_plugin_writes(tmp_path: Path) -
         tmp_path, "zero_stage: 3", "offload_optimizer_device: cpu", "gradient_accumulation_steps: 4"
     )
     job = resolve(experiment)
-    assert (job.strategy.stage, job.strategy.zero.offload_optimizer.device) == (3, "cpu")
+    strategy = of_kind(job.strategy, DeepSpeedConfig)
+    assert (strategy.stage, there(strategy.zero.offload_optimizer).device) == (3, "cpu")
     assert job.training.gradient_accumulation_steps == 4
-    assert (job.training.precision, job.strategy.gradient_clipping) == ("bf16", 1.0)
+    assert (job.training.precision, strategy.gradient_clipping) == ("bf16", 1.0)
 
 
 def test_a_named_deepspeed_json_is_read_beside_the_yaml(tmp_path: Path) -> None:
@@ -127,7 +128,8 @@ def test_a_named_deepspeed_json_is_read_beside_the_yaml(tmp_path: Path) -> None:
         '{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 2}'
     )
     job = resolve(deepspeed(tmp_path, "deepspeed_config_file: ds.json"))
-    assert (job.strategy.stage, job.training.micro_batch_size, job.training.precision) == (1, 2, "bf16")
+    assert of_kind(job.strategy, DeepSpeedConfig).stage == 1
+    assert (job.training.micro_batch_size, job.training.precision) == (2, "bf16")
     with pytest.raises(InputError, match="zero_stage: Accelerate refuses them beside deepspeed_config_file"):
         deepspeed(tmp_path, "deepspeed_config_file: ds.json", "zero_stage: 3")
 
@@ -157,7 +159,7 @@ def test_an_experiment_file_may_name_the_yaml(tmp_path: Path) -> None:
         'model = "llama-3-8b"\ncluster = "dgx-h100"\n'
         '[strategy]\nconfig = "accelerate.yaml"\nno_sync = false\n'
     )
-    strategy = load_experiment(toml).strategy
+    strategy = of_kind(load_experiment(toml).strategy, Fsdp2Table)
     assert (strategy.kind, strategy.no_sync) == ("fsdp2", False)
 
 

@@ -239,7 +239,7 @@ def test_a_reduce_bucket_of_nothing_was_allowed_before_0_19_6() -> None:
 
 
 def test_aio_threads_changed_their_name() -> None:
-    offload = {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
+    offload: dict[str, Any] = {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
     old, new = {"aio": {"thread_count": 4}}, {"aio": {"intra_op_parallelism": 4}}
     assert load({**bf16(3, **offload), **old}, "0.14.5").aio.intra_op_parallelism == 4
     assert load({**bf16(3, **offload), **new}).aio.intra_op_parallelism == 4

@@ -149,7 +149,7 @@ def read_back(name: str, file: Path) -> Experiment:
     strategy, training = CASES[name]
     said = {"sequence_length": 2048}
     if file.name == "accelerate.yaml":
-        keys = ("micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
+        keys: tuple[str, ...] = ("micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
         if strategy.get("kind") == "ddp":
             keys += ("activation_checkpointing",)
         said |= {key: training[key] for key in keys if key in training}
@@ -159,7 +159,7 @@ def read_back(name: str, file: Path) -> Experiment:
             for key, value in {**said, **training}.items()
             if key in ("sequence_length", "activation_checkpointing")
         }
-    data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, "training": said}
+    data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2, "training": said}
     beside = {key: strategy[key] for key in ("version", *DDP_OPTIONS) if key in strategy}
     from zsim.specs.experiment.load import experiment_from
 
@@ -193,7 +193,7 @@ def test_the_deepspeed_json_gives_the_same_plan_whatever_the_release_would_defau
     """Gradient clipping, pinned memory and `use_multi_rank_bucket_allreduce` changed from release to
     release; they are written out."""
     exported(name, tmp_path)
-    data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2}
+    data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2}
     said = {key: CASES[name][1][key] for key in ("activation_checkpointing",) if key in CASES[name][1]}
     training = {"sequence_length": 2048, **said}
     strategy = {
@@ -258,7 +258,7 @@ def test_accelerate_does_not_reduce_every_micro_batch() -> None:
 def test_accelerate_refuses_or_reads_past(strategy: dict[str, Any], reason: str) -> None:
     """Accelerate 1.15.0: `_validate_accelerator` refuses `dp_shard_size` 1 with fsdp_version 2; nothing reads
     `fsdp_limit_all_gathers`, the plugin's own is true."""
-    data = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2}
+    data: dict[str, Any] = {"model": "llama-3-8b", "cluster": "dgx-h100", "nodes": 2}
     files = export_files(resolve(zsim.Experiment(**data, strategy={**strategy, "reduce_dtype": "bf16"})))
     assert files.missing["accelerate.yaml"] == reason
 

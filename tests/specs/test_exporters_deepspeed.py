@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.expect import of_kind
 from tests.specs.written_files import cases_with, job_of
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig as OurConfig
 
 pytest.importorskip("deepspeed", reason="needs DeepSpeed: pip install zsim[interop]")
 
@@ -45,7 +47,7 @@ def test_deepspeeds_own_class_reads_the_same_values(deepspeed_config: Any, stage
         )
     )  # fmt: skip
     theirs = deepspeed_config(json.loads(export_files(job).files["ds_config.json"]))
-    ours = job.strategy
+    ours = of_kind(job.strategy, OurConfig)
     assert theirs.train_batch_size == ours.batch.train_batch_size == 128
     assert theirs.gradient_accumulation_steps == 4
     assert theirs.gradient_clipping == ours.gradient_clipping

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.expect import of_kind, there
 from tests.specs.written_files import cases_with, job_of, write
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.formats.export import export_files
+from zsim.specs.strategy.frameworks import Fsdp2
 
 FOUND = importlib.util.find_spec("torchtitan")
 pytestmark = pytest.mark.skipif(
@@ -39,27 +41,28 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", cases_with("torchtitan.toml"))
 def test_its_parser_takes_every_toml(manager: Any, name: str, tmp_path: Path) -> None:
     job = job_of(name)
+    strategy = of_kind(job.strategy, Fsdp2)
     write(job, tmp_path)
     config = manager.parse_args([f"--job.config_file={tmp_path / 'torchtitan.toml'}"])
     assert config.training.seq_len == 32
     assert config.training.global_batch_size == 16 * job.training.gradient_accumulation_steps
-    assert config.training.enable_cpu_offload == job.strategy.cpu_offload
+    assert config.training.enable_cpu_offload == strategy.cpu_offload
     degree = config.parallelism.data_parallel_replicate_degree
     assert (degree, config.parallelism.data_parallel_shard_degree) == (
-        job.strategy.replicate,
-        16 // job.strategy.replicate,
+        strategy.replicate,
+        16 // strategy.replicate,
     )
     is_fp8 = job.training.precision == "fp8"
     assert config.model.converters == (["quantize.linear.float8"] if is_fp8 else [])
     gathers = config.quantize["linear"]["float8"] if isinstance(config.quantize, dict) else None
     gathers = gathers or vars(config.quantize.linear.float8)
-    assert gathers["enable_fsdp_float8_all_gather"] == (job.strategy.param_dtype == "fp8")
+    assert gathers["enable_fsdp_float8_all_gather"] == (strategy.param_dtype == "fp8")
 
 
 def registered(folder: str, pattern: str) -> set[str]:
     """What torchtitan's source registers there."""
     assert FOUND is not None
-    [root] = FOUND.submodule_search_locations or ()
+    (root,) = there(FOUND.submodule_search_locations)
     return set(re.findall(pattern, (Path(root) / folder).read_text()))
 
 

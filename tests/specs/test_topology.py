@@ -65,7 +65,8 @@ def test_every_route_is_a_shortest_path_in_the_graph(topology: Topology) -> None
     """From GPU 1 to all others: link by link an edge of the graph, shares that add up to 1, and, between the
     two cards (a GPU uses its own, not its neighbour's), no longer than the way that networkx finds."""
     graph = topology_graph(topology)
-    edge_of = {link: edge for *edge, links in graph.edges(data="links") for link in links or ()}
+    edges_with_links: list[tuple[str, str, Any]] = list(graph.edges(data="links"))
+    edge_of = {link: (begin, end) for begin, end, links in edges_with_links for link in links or ()}
     network = graph.edge_subgraph([edge for edge in graph.edges if graph.edges[edge]["length"]])
     own = f"nic{int(topology.nic_of(np.array([1]))[0])}"
     lengths = dict(networkx.single_source_dijkstra_path_length(network, own, weight="length"))

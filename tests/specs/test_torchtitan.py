@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.load import experiment_from, load_experiment
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import DdpTable, Experiment, Fsdp2Table
 from zsim.specs.formats.torchtitan.read import read_torchtitan
 
 NEW = """
@@ -81,7 +82,7 @@ def imported(config: str, **overrides: Any) -> Experiment:
 def test_a_toml_is_an_fsdp2_experiment(tmp_path: Path) -> None:
     """Batch 2 x 8192 tokens as it says; clipping at 1.0, bf16 gathers and fp32 reductions by default."""
     experiment = imported(written(tmp_path, NEW))
-    training, strategy = experiment.training, experiment.strategy
+    training, strategy = experiment.training, of_kind(experiment.strategy, Fsdp2Table)
     assert experiment.model == "llama-3-8b"
     assert (training.micro_batch_size, training.sequence_length) == (2, 8192)
     assert training.activation_checkpointing == "selective-op"
@@ -153,7 +154,7 @@ def test_the_json_that_0_3_saves_is_read(tmp_path: Path) -> None:
     file = read_torchtitan(path)
     assert (file.says["training.micro_batch_size"], file.says["strategy.replicate"]) == (4, 2)
     assert file.says["training.activation_checkpointing"] == "none"
-    assert imported(path, model="llama-3-8b").strategy.replicate == 2
+    assert of_kind(imported(path, model="llama-3-8b").strategy, Fsdp2Table).replicate == 2
 
 
 @pytest.mark.parametrize(
@@ -185,14 +186,14 @@ def test_a_global_batch_is_accumulated(tmp_path: Path) -> None:
 def test_replicas_and_shards_must_make_the_gpus(tmp_path: Path) -> None:
     degrees = "--parallelism.data_parallel_replicate_degree=2 --parallelism.data_parallel_shard_degree={}"
     path = written(tmp_path, NEW)
-    assert imported(f"{path} {degrees.format(8)}").strategy.replicate == 2
+    assert of_kind(imported(f"{path} {degrees.format(8)}").strategy, Fsdp2Table).replicate == 2
     with pytest.raises(InputError, match="2 replicas of 4 shards are 8 GPUs, but the experiment has 16"):
         imported(f"{path} {degrees.format(4)}")
 
 
 def test_shards_of_one_are_ddp_before_0_3(tmp_path: Path) -> None:
     text = NEW.replace("shard_degree = -1", "shard_degree = 1\ndata_parallel_replicate_degree = 16")
-    strategy = imported(written(tmp_path, text)).strategy
+    strategy = of_kind(imported(written(tmp_path, text)).strategy, DdpTable)
     assert (strategy.kind, strategy.bucket_cap_mb) == ("ddp", 100.0)
     assert strategy.no_sync is False
 
@@ -226,7 +227,8 @@ def test_ddp_that_offloads_is_refused(tmp_path: Path) -> None:
 def test_float8_converters_train_in_fp8(tmp_path: Path) -> None:
     text = NEW.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["float8"]')
     experiment = imported(written(tmp_path, text + "\n[float8]\nenable_fsdp_float8_all_gather = true\n"))
-    assert (experiment.training.precision, experiment.strategy.param_dtype) == ("fp8", "fp8")
+    strategy = of_kind(experiment.strategy, Fsdp2Table)
+    assert (experiment.training.precision, strategy.param_dtype) == ("fp8", "fp8")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError, ZsimError
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import Experiment, Fsdp1Table, Fsdp2Table
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 ARGUMENTS = """
 output_dir: out
@@ -42,12 +44,15 @@ def test_the_batch_and_the_precision_are_read_and_the_rest_is_named(tmp_path: Pa
 
 
 def test_fsdp_is_version_2_by_block_unless_it_says_otherwise(tmp_path: Path) -> None:
-    strategy = imported(tmp_path, "fsdp: true\nfsdp_config:\n  reshard_after_forward: false\n").strategy
+    text = "fsdp: true\nfsdp_config:\n  reshard_after_forward: false\n"
+    strategy = of_kind(imported(tmp_path, text).strategy, Fsdp2Table)
     assert (strategy.kind, strategy.reshard_after_forward, strategy.no_sync) == ("fsdp2", False, True)
     assert (strategy.param_dtype, strategy.reduce_dtype) == ("bf16", "bf16")
-    one = imported(tmp_path, 'fsdp: "full_shard auto_wrap"\nfsdp_config:\n  version: 1\n').strategy
+    text = 'fsdp: "full_shard auto_wrap"\nfsdp_config:\n  version: 1\n'
+    one = of_kind(imported(tmp_path, text).strategy, Fsdp1Table)
     assert (one.kind, one.sharding_strategy, one.backward_prefetch) == ("fsdp1", "FULL_SHARD", "none")
-    old = imported(tmp_path, 'fsdp: "shard_grad_op auto_wrap offload"\n').strategy
+    text = 'fsdp: "shard_grad_op auto_wrap offload"\n'
+    old = of_kind(imported(tmp_path, text).strategy, Fsdp2Table)
     assert (old.kind, old.reshard_after_forward, old.cpu_offload) == ("fsdp2", False, True)
 
 
@@ -66,8 +71,9 @@ def test_deepspeeds_auto_is_filled_from_the_arguments(tmp_path: Path) -> None:
     }
     (tmp_path / "ds.json").write_text(json.dumps(config))
     job = resolve(imported(tmp_path, "deepspeed: ds.json\n"))
-    assert (job.strategy.batch.micro_batch_size, job.strategy.batch.gradient_accumulation_steps) == (2, 4)
-    assert (job.training.precision, job.strategy.zero.reduce_bucket_size) == ("bf16", 4096 * 4096)
+    strategy = of_kind(job.strategy, DeepSpeedConfig)
+    assert (strategy.batch.micro_batch_size, strategy.batch.gradient_accumulation_steps) == (2, 4)
+    assert (job.training.precision, strategy.zero.reduce_bucket_size) == ("bf16", 4096 * 4096)
 
 
 def test_what_is_not_simulated_or_cannot_be_is_refused(tmp_path: Path) -> None:

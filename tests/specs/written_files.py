@@ -46,10 +46,10 @@ def strategies() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
                     strategy = deepspeed_strategy(stage, precision, offload)
                     found[f"deepspeed{stage}-{precision}-{offload}"] = (strategy, {})
         for kind in ("fsdp1", "fsdp2"):
-            for offload in (False, True):
+            for is_offloaded in (False, True):
                 for reduce in sorted({precision, "fp32"} - {"fp8"}):
-                    strategy = {"kind": kind, "reduce_dtype": reduce, "cpu_offload": offload}
-                    name = f"{kind}-{precision}-{reduce}{'-offload' if offload else ''}"
+                    strategy = {"kind": kind, "reduce_dtype": reduce, "cpu_offload": is_offloaded}
+                    name = f"{kind}-{precision}-{reduce}{'-offload' if is_offloaded else ''}"
                     found[name] = (strategy, said)
         found[f"hsdp-{precision}"] = ({"kind": "fsdp2", "replicate": 2, "reduce_dtype": "fp32"}, said)
         found[f"ddp-{precision}"] = ({"kind": "ddp"}, said)
