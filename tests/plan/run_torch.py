@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     FullyShardedDataParallel,
@@ -109,7 +110,8 @@ class Log:
         self._watch(_runtime_utils, "_reduce_grad_no_shard", self._on_reduce("AR"))
         self._watch(_runtime_utils, "_reshard", self._on_reshard)
         self._watch(_limiter_utils._FreeEventQueue, "enqueue", self._on_enqueue)
-        dequeue = _limiter_utils._FreeEventQueue.dequeue_if_needed
+        event_queue: Any = _limiter_utils._FreeEventQueue
+        dequeue = event_queue.dequeue_if_needed
 
         def dequeue_if_needed(queue: Any) -> Any:
             event = dequeue(queue)
@@ -117,7 +119,7 @@ class Log:
                 self.calls.append(f"limit {self.events[id(event)]}")
             return event
 
-        _limiter_utils._FreeEventQueue.dequeue_if_needed = dequeue_if_needed
+        event_queue.dequeue_if_needed = dequeue_if_needed
 
     def _watch(self, owner: Any, name: str, look: Any) -> None:
         original = getattr(owner, name)
@@ -156,7 +158,7 @@ def fsdp1(log: Log, question: dict[str, Any]) -> list[str]:
     prefetch = question["backward_prefetch"]
     options: dict[str, Any] = {}
     if "HYBRID" in strategy:
-        options["device_mesh"] = dist.init_device_mesh("cpu", (2, RANKS // 2))
+        options["device_mesh"] = init_device_mesh("cpu", (2, RANKS // 2))
     model = FullyShardedDataParallel(
         Model(question["num_blocks"], question["checkpoints"]),
         auto_wrap_policy=policy,

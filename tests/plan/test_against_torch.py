@@ -80,7 +80,7 @@ FSDP1 = {
     "single linears": question(wrapping="size:500", num_blocks=2, checkpoints=True),
     "one flat parameter": question(wrapping="none"),
 }
-DDP = {
+DDP: dict[str, dict[str, Any]] = {
     f"{cap} MiB, {'tied' if is_tied else 'not tied'}": {
         "kind": "ddp",
         "num_blocks": 4,

@@ -164,6 +164,16 @@ class LlamaBlock(nn.Module):
     """Linear in q and k between product and attention, as rotary embeddings are; `norms`: two, or four as in
     Gemma 2."""
 
+    q: nn.Module
+    k: nn.Module
+    v: nn.Module
+    o: nn.Module
+    gate: nn.Module
+    up: nn.Module
+    down: nn.Module
+    after_attention: nn.Module
+    after_mlp: nn.Module
+
     def __init__(self, norms: int) -> None:
         super().__init__()
         for name, inside, outside in LLAMA_PRODUCTS:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.expect import of_kind
 from zsim.plan.frameworks.ddp import ddp_buckets
 from zsim.plan.make import plan_step
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Kernels, Plan
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.strategy.frameworks import Ddp
 
@@ -126,7 +127,7 @@ def test_a_modules_bias_is_ready_before_its_weight(toys: Any) -> None:
     caps = Ddp(bucket_cap_bytes=64, first_bucket_cap_bytes=64)
     plan = plan_step(make_workload(model, toys.training()), caps, 8)
     assert [work.bytes // 4 for work in toys.collectives_of(plan)] == [16, 256, 16, 256]
-    copies = [op.work for op in plan.ops if op.name.startswith("copy to bucket")]
+    copies = [of_kind(op.work, Kernels) for op in plan.ops if op.name.startswith("copy to bucket")]
     assert [kernels.kernels[0].hbm_bytes for kernels in copies] == [2 * 4 * 16, 2 * 4 * 256] * 2
 
 

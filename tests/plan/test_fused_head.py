@@ -96,7 +96,7 @@ def test_the_loss_after_a_fused_head_has_no_kernels_of_its_own() -> None:
 def test_a_model_built_whole_is_whole_on_every_gpu_first() -> None:
     """Llama-3-70B: 70,553,706,496 bf16 weights on an H100 of 85 GB, and 1.28 GiB of context and communicator;
     built under zero.Init it never is."""
-    experiment = {
+    experiment: dict[str, Any] = {
         "model": "llama-3-70b", "cluster": "dgx-h100", "nodes": 4,
         "training": {"activation_checkpointing": "full"},
     }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.expect import of_kind
 from tests.plan.steps import walk_step
 from zsim.plan.builder import PlanBuilder, moves
 from zsim.plan.hooks import Hooks
@@ -60,9 +61,8 @@ def test_every_metric_is_torchs_loss_again_after_each_backward(toys: Any) -> Non
     assert [names[i - 1] for i, name in enumerate(names) if name == METRICS] == [
         "model.emb backward", METRICS, "model.emb backward", METRICS,
     ]  # fmt: skip
-    metrics = [op.work for op in builder.ops if op.name == METRICS]
-    assert all(isinstance(work, Kernels) for work in metrics)
-    assert sum(kernel.hbm_bytes for kernel in metrics[0].kernels) == 600 * 10  # type: ignore[union-attr]
+    metrics = [of_kind(op.work, Kernels) for op in builder.ops if op.name == METRICS]
+    assert sum(kernel.hbm_bytes for kernel in metrics[0].kernels) == 600 * 10
 
 
 def test_the_outputs_stay_until_the_next_ones(toys: Any) -> None:

@@ -119,7 +119,12 @@ def test_a_ratio_that_moves_sub_groups_has_no_note() -> None:
 def test_the_report_says_what_the_plan_notes() -> None:
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}
     strategy = {"config": {"bf16": {"enabled": True}, "zero_optimization": zero}}
-    data = {"model": MODEL, "cluster": "dgx-h100", "gpus": 4, "training": {"micro_batch_size": 1}}
+    data: dict[str, Any] = {
+        "model": MODEL,
+        "cluster": "dgx-h100",
+        "gpus": 4,
+        "training": {"micro_batch_size": 1},
+    }
     notes = simulate(Experiment(**data, strategy=strategy)).report.notes
     said = (
         "0.5 of 1 sub-group, rounded down, is none that the GPU steps; a smaller sub_group_size than 1,000,"
@@ -166,12 +171,13 @@ def test_zero_infinity_reads_and_writes_states_and_gradients_once(pipelined: boo
     gradients = 1_048_576 + blocks + 2 * 262_144
     weights = 1_048_576 + blocks
     assert moved(plan, "write") == 12 * states + 4 * gradients + 2 * weights
-    reads = [op for op in plan.ops if isinstance(op.work, DriveIo) and op.work.direction == "read"]
-    of_step = sum(op.work.bytes for op in reads if op.phase == "optimizer")  # type: ignore[union-attr]
+    drives = [(op.phase, op.work) for op in plan.ops if isinstance(op.work, DriveIo)]
+    reads = [(phase, work.bytes) for phase, work in drives if work.direction == "read"]
+    of_step = sum(size for phase, size in reads if phase == "optimizer")
     assert of_step == 12 * states + 4 * gradients
     assert cpu_bytes(plan, "optimizer") == 28 * SHARD
     # every gather reads what is on NVMe: blocks twice; the embedding for itself and the head, each twice
-    fetched = sum(op.work.bytes for op in reads if op.phase != "optimizer")  # type: ignore[union-attr]
+    fetched = sum(size for phase, size in reads if phase != "optimizer")
     assert fetched == 2 * (2 * blocks + 4 * 1_048_576)
 
 

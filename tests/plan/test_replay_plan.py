@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from zsim.plan.recorded.alone import with_work_alone
 from zsim.plan.recorded.infer import replay_plans
+from zsim.plan.recorded.replay_ops import ReplayOp
 from zsim.plan.recorded.replay_twice import is_drained, twice
+from zsim.trace.trace import Trace
 
 GATHER = {"kind": "all_gather", "stream": "all_gather", "bytes": 8, "group": "world", "group_size": 8}
 REDUCE = {"kind": "reduce_scatter", "stream": "reduce", "bytes": 8, "group": "world", "group_size": 8}
 
 
-def kernel(name, issue, start, end, **fields):
+def kernel(name: str, issue: float, start: float, end: float, **fields: Any) -> dict[str, Any]:
     return {"name": name, "issue": issue, "start": start, "end": end, **fields}
 
 
-def ops_of(trace):
+def ops_of(trace: Trace) -> dict[str, ReplayOp]:
     return {op.info.name: op for op in replay_plans(trace)[0].ops}
 
 
-def waits_of(trace):
+def waits_of(trace: Trace) -> dict[str, list[str]]:
     """What each op waits for on other streams, by name."""
     plan = replay_plans(trace)[0]
     return {op.info.name: [plan.ops[other].info.name for other in op.after] for op in plan.ops}
 
 
-def test_an_op_that_begins_as_another_ends_waited_for_it(make_trace):
+def test_an_op_that_begins_as_another_ends_waited_for_it(make_trace: Callable[..., Trace]) -> None:
     """The kernel could have begun at 3; it begins at 10, when the copy on another stream ends."""
     trace = make_trace([
         kernel("before", 0, 0, 3),
@@ -37,7 +42,7 @@ def test_an_op_that_begins_as_another_ends_waited_for_it(make_trace):
     assert ops_of(trace)["after"].lag_seconds == 0
 
 
-def test_a_wait_that_was_over_in_time_is_known_by_the_units_name(make_trace):
+def test_a_wait_that_was_over_in_time_is_known_by_the_units_name(make_trace: Callable[..., Trace]) -> None:
     """The gather of layer 1 is over at 4; layer 0 computes until 9. Only layer 1's kernel needs it."""
     trace = make_trace([
         kernel("layer 0", 0, 0, 9, module="layers.0"),
@@ -50,7 +55,9 @@ def test_a_wait_that_was_over_in_time_is_known_by_the_units_name(make_trace):
     assert waits["layer 1"] == ["gather 1"]
 
 
-def test_a_kernel_that_began_before_a_gather_ended_did_not_wait_for_it(make_trace):
+def test_a_kernel_that_began_before_a_gather_ended_did_not_wait_for_it(
+    make_trace: Callable[..., Trace],
+) -> None:
     trace = make_trace([
         kernel("gather 1", 0, 0, 8, module="layers.1", **GATHER),
         kernel("layer 1", 1, 5, 20, module="layers.1"),
@@ -58,7 +65,9 @@ def test_a_kernel_that_began_before_a_gather_ended_did_not_wait_for_it(make_trac
     assert waits_of(trace)["layer 1"] == []
 
 
-def test_a_reduction_waits_for_the_gradients_and_the_optimizer_for_it(make_trace):
+def test_a_reduction_waits_for_the_gradients_and_the_optimizer_for_it(
+    make_trace: Callable[..., Trace],
+) -> None:
     """The reduction begins long after `backward 1`, for its stream was busy until 10: nothing shows."""
     trace = make_trace([
         kernel("backward 2", 0, 0, 3, phase="backward"),
@@ -74,14 +83,14 @@ def test_a_reduction_waits_for_the_gradients_and_the_optimizer_for_it(make_trace
     assert waits["update"] == ["reduce 1"]  # the last on its stream stands for both
 
 
-def test_what_nothing_explains_is_a_delay_and_counted(make_trace):
+def test_what_nothing_explains_is_a_delay_and_counted(make_trace: Callable[..., Trace]) -> None:
     trace = make_trace([kernel("a", 0, 0, 1), kernel("b", 0.5, 4, 5)])
     plan = replay_plans(trace)[0]
     assert [op.lag_seconds for op in plan.ops] == [0, 3]
     assert plan.unexplained_seconds == 3
 
 
-def test_the_host_works_waits_and_works_again(make_trace):
+def test_the_host_works_waits_and_works_again(make_trace: Callable[..., Trace]) -> None:
     """Issues at 1 and 9; blocked from 3 to 8 on the kernel: 2 s of work before, 1 s after."""
     trace = make_trace(
         [kernel("a", 1, 1, 8), kernel("b", 9, 9, 10)], step_seconds=10, host_blocks=[(0, 3.0, 8.0, "a")]
@@ -91,7 +100,7 @@ def test_the_host_works_waits_and_works_again(make_trace):
     assert op.host_seconds == 1.0
 
 
-def test_what_a_blocked_call_lasts_beyond_the_op_is_its_own(make_trace):
+def test_what_a_blocked_call_lasts_beyond_the_op_is_its_own(make_trace: Callable[..., Trace]) -> None:
     """Blocked from 3 to 8 on a kernel that is over at 6; then from 8.5 to 9 on one that is over already."""
     trace = make_trace(
         [kernel("a", 1, 1, 6), kernel("b", 9, 9, 10)],
@@ -103,7 +112,9 @@ def test_what_a_blocked_call_lasts_beyond_the_op_is_its_own(make_trace):
     assert op.host_seconds == 0.0
 
 
-def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(make_trace):
+def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(
+    make_trace: Callable[..., Trace],
+) -> None:
     """A copy from pageable memory, from 2 to 9, whose copy is issued at 5: 3 s of its own, then the copy."""
     copy = kernel("copy", 5, 5, 8, kind="h2d", stream="h2d")
     trace = make_trace(
@@ -117,13 +128,13 @@ def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(make_tra
     assert ops["b"].host_seconds == 1.0
 
 
-def test_a_stream_that_is_free_late_delays_nothing_twice(make_trace):
+def test_a_stream_that_is_free_late_delays_nothing_twice(make_trace: Callable[..., Trace]) -> None:
     """Issued 3 s before the step: the op starts at 0.5 because its stream is free at 0, then waits 0.5."""
     (plan,) = replay_plans(make_trace([kernel("a", -3, 0.5, 1)])).values()
     assert plan.ops[0].lag_seconds == 0.5
 
 
-def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace):
+def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace: Callable[..., Trace]) -> None:
     """The host issues b at 4 and waits for it at once."""
     trace = make_trace(
         [kernel("a", 1, 1, 2), kernel("b", 4, 4, 8), kernel("c", 9, 9, 10)],
@@ -133,7 +144,7 @@ def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace):
     assert [wait[:3] for wait in ops_of(trace)["c"].host_waits] == [(0.0, 1, 0.0)]
 
 
-def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace):
+def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace: Callable[..., Trace]) -> None:
     """Computing from 0 to 6 on the host, a gather issued at 2: 2 s, the gather, 4 s."""
     trace = make_trace(
         [{"start": 0, "end": 6}, kernel("gather", 2, 2, 5, **{**GATHER, "stream": ""})],
@@ -147,7 +158,7 @@ def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace):
     ]
 
 
-def test_spans_that_overlap_on_one_stream_are_several(make_trace):
+def test_spans_that_overlap_on_one_stream_are_several(make_trace: Callable[..., Trace]) -> None:
     """Two reads of files at once, and one after the first: two queues."""
     trace = make_trace([
         kernel("r1", 0, 0, 4, kind="nvme_read", stream="nvme"),
@@ -157,7 +168,7 @@ def test_spans_that_overlap_on_one_stream_are_several(make_trace):
     assert [op.stream for op in replay_plans(trace)[0].ops] == ["nvme", "nvme (2)", "nvme"]
 
 
-def test_work_alone_is_time_without_what_it_shared(make_trace):
+def test_work_alone_is_time_without_what_it_shared(make_trace: Callable[..., Trace]) -> None:
     """A kernel from 0 to 10 under a collective from 4 to 10 that makes it 1.2 times slower: 4 + 6 / 1.2 = 9.
     Another runs beside it from 6 to 10, at half speed each: 4 + 2 / 1.2 + 4 / 2.4, and 4 / 2.4."""
     one = [kernel("a", 0, 0, 10), kernel("gather", 0, 4, 10, **GATHER)]
@@ -171,7 +182,7 @@ def test_work_alone_is_time_without_what_it_shared(make_trace):
     assert alone["gather"] == 6
 
 
-def test_twice_the_second_step_follows_the_first(make_trace):
+def test_twice_the_second_step_follows_the_first(make_trace: Callable[..., Trace]) -> None:
     """The gather of the second step waits for the first step's last kernel; meetings are numbered on."""
     trace = make_trace([kernel("gather", 0, 0, 2, **GATHER), kernel("a", 1, 2, 5), kernel("b", 2, 5, 6)])
     (plan,) = replay_plans(trace).values()
@@ -182,7 +193,7 @@ def test_twice_the_second_step_follows_the_first(make_trace):
     assert not is_drained(plan)
 
 
-def test_a_host_that_waits_before_the_update_is_drained(make_trace):
+def test_a_host_that_waits_before_the_update_is_drained(make_trace: Callable[..., Trace]) -> None:
     trace = make_trace(
         [kernel("a", 0, 0, 5), kernel("u", 6, 6, 7, kind="optimizer", phase="optimizer")],
         host_blocks=[(0, 1.0, 5.0, "a")],

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import zsim
+from tests.expect import of_kind
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Op, Plan
+from zsim.plan.ops import Collective, Op, Plan
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 
@@ -88,7 +89,10 @@ def test_quantised_weights_are_sliced_when_they_have_arrived() -> None:
 
 def test_gathers_inside_the_node_are_sliced_for_its_gpus() -> None:
     plan = plan_of({**SEVERAL, "zero_hpz_partition_size": 8})
-    sizes = [(plan.groups[op.work.group].size, count) for op, count in gathers_of_several(plan)]
+    sizes = [
+        (plan.groups[of_kind(op.work, Collective).group].size, count)
+        for op, count in gathers_of_several(plan)
+    ]
     assert {size for size, _ in sizes} == {8, 16}
     assert events(plan, "deepspeed_gathered_part") == sum(size * count for size, count in sizes)
 
@@ -133,7 +137,7 @@ def test_stage_2_slices_in_the_order_of_gradients() -> None:
     numels = {name: parameter.numel for name, parameter in job.model.named_parameters()}
     starts = dict(zip(numels, np.cumsum([0, *numels.values()]), strict=False))
     shard = -(-sum(numels.values()) // 32) * 2
-    owners = []
+    owners: list[int] = []
     for op in plan.ops:
         if op.overhead == "deepspeed_gradient_hook":
             name = f"{op.module}.weight"
