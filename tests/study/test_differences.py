@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from zsim.study.differences import differing_settings, is_told_apart, range_of_row, row_words
@@ -30,7 +32,7 @@ def test_a_row_without_an_interval_has_no_words() -> None:
         ({"strategy": "HSDP", "allocator_retries": 2}, ["strategy", SHORT]),
     ],
 )
-def test_what_differs_is_found_in_the_rows(changes, settings) -> None:
+def test_what_differs_is_found_in_the_rows(changes: dict[str, Any], settings: list[str]) -> None:
     assert differing_settings(ROW, {**ROW, **changes}) == settings
 
 

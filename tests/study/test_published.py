@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.expect import there
 from zsim.cli import app
 from zsim.devices.allocator import AllocatorCounts
 from zsim.engine.allocation import Allocation
@@ -77,11 +78,11 @@ def test_every_predicted_row_has_a_range_and_none_vouches_for_itself(tmp_path: P
     path.write_text(path.read_text() + ROW.replace("a-1,mine", "b-1,fms-acceleration") + ",1.0,,ok\n")
     result = check_runs([path])
     for row in result.rows:
-        low, high = row.predicted_range_seconds
-        assert low < row.predicted_seconds < high
+        low, high = there(row.predicted_range_seconds)
+        assert low < there(row.predicted_seconds) < high
         assert row.is_within_range is (low <= 1.0 <= high)
     assert result.to_dict()["rows"][0]["predicted_range_seconds"] == result.rows[0].predicted_range_seconds
-    new, known = (row.validation for row in result.rows)
+    new, known = (there(row.validation) for row in result.rows)
     assert new.features == known.features
     assert known.sources < new.sources
 

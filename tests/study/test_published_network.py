@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from zsim.study.published.cluster import network_of
@@ -18,5 +20,7 @@ from zsim.study.published.table import PublishedRun
         ("azure-qwen-fsdp", {"inter_gbps_per_gpu": "3.2"}, "Ethernet"),
     ],
 )
-def test_the_network_is_the_rows_own_or_what_is_known_of_its_source(source, cells, network) -> None:
+def test_the_network_is_the_rows_own_or_what_is_known_of_its_source(
+    source: str, cells: dict[str, Any], network: str
+) -> None:
     assert network_of(PublishedRun("r", source, "report", cells, "here")) == network

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import zsim
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_recipe_runs(capsys, monkeypatch) -> None:
+def test_the_recipe_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / "docs" / "recipes" / "replay.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}

@@ -51,7 +51,7 @@ def job_on(cluster: Cluster, nodes: int, strategy: dict[str, Any] = FSDP) -> Job
     return replace(resolve(experiment), cluster=cluster)
 
 
-TREES = st.builds(
+TREES: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     nodes_per_leaf=st.sampled_from([1, 2, 4]),
     oversubscription=st.sampled_from([1.0, 2.0, 4.0]),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser import check_page, in_browser
+from tests.expect import about
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
@@ -183,15 +184,15 @@ def test_efficiency_is_what_a_token_costs_where_it_costs_least() -> None:
 def test_a_knee_has_the_cause_that_grew_most_and_neighbours_are_one() -> None:
     """16 to 64: a token costs 1.0 more for the network; 64 to 128: 1.0 more for latency, of 2.0."""
     first, second = LOST.knees()
-    one = pytest.approx(1.0)
+    one = about(1.0)
     assert first == Bend(16, 64, 1.0, 0.5, "network", one, one, one)
-    assert second == Bend(64, 128, 0.5, pytest.approx(1 / 3), "latency", 0.5, 0.5, 0.5)
+    assert second == Bend(64, 128, 0.5, about(1 / 3), "latency", 0.5, 0.5, 0.5)
     assert LOST.gains() == []
 
 
 def test_a_gain_has_the_cause_that_shrank_most() -> None:
     gained = by_hand((8, {"compute": 1.0, "cpu": 1.0}), (16, {"compute": 1.0, "cpu": 0.6}))
-    assert gained.gains() == [Bend(8, 16, 1.0, 1.25, "cpu", -0.2, pytest.approx(-0.2), pytest.approx(-0.2))]
+    assert gained.gains() == [Bend(8, 16, 1.0, 1.25, "cpu", -0.2, about(-0.2), about(-0.2))]
     assert list(sentences(gained)) == [
         "8 -> 16 GPUs: efficiency rises from 100 % to 125 %; a token costs 20 % less because of the CPU."
     ]

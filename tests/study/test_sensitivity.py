@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser import check_page, in_browser
+from tests.expect import about
 from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
@@ -127,10 +128,10 @@ def test_a_stated_spread_is_taken_instead_of_the_default() -> None:
     link, slowdown = turns["NVLink efficiency"], turns["slowdown beside collectives"]
     assert (link.is_known, link.low, link.high) == (
         True,
-        pytest.approx(0.803 / 0.81),
-        pytest.approx(0.822 / 0.81),
+        about(0.803 / 0.81),
+        about(0.822 / 0.81),
     )
-    assert (slowdown.low, slowdown.high) == (pytest.approx(0.7), pytest.approx(1.6))
+    assert (slowdown.low, slowdown.high) == (about(0.7), about(1.6))
     assert (turns["HBM bandwidth"].is_known, turns["HBM bandwidth"].low) == (False, 0.8)
     assert turns["network efficiency"].high == pytest.approx(1 / 0.95)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,8 @@ def test_an_oversubscribed_fabric_is_slower_and_cheaper(tmp_path: Path) -> None:
     assert "plot-heat" in page
 
 
-def step_of(cluster: str, seconds: float, gpu: str = "h100") -> SimpleNamespace:
+def step_of(cluster: str, seconds: float, gpu: str = "h100") -> Any:
+    """What is asked of a TopologyComparison: its cluster, the seconds of a step and the GPU."""
     experiment = {"cluster": {"gpu": {"name": gpu}}}
     return SimpleNamespace(
         cluster=cluster, report=SimpleNamespace(step_seconds=seconds, experiment=experiment)

@@ -18,7 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from zsim.cli import app
+from zsim.engine.simulate import Outcome, simulate_job
 from zsim.errors import InputError
+from zsim.specs.experiment.job import Job
 from zsim.study.progress import Counts, Progress, duration
 from zsim.study.sweep import row as record_module
 from zsim.study.sweep.pool import Task, run_tasks
@@ -158,8 +160,12 @@ def test_a_cache_serves_other_studies(tmp_path: Path) -> None:
 def test_equal_points_are_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A label is no key of the experiment: three labels of one point are one simulation, three rows."""
     calls: list[str] = []
-    real = record_module.simulate_job
-    monkeypatch.setattr(record_module, "simulate_job", lambda job: calls.append("") or real(job))
+
+    def counted(job: Job) -> Outcome:
+        calls.append("")
+        return simulate_job(job)
+
+    monkeypatch.setattr(record_module, "simulate_job", counted)
     text = SMALL.replace("[1, 3]", "[1]").replace("[8, 16]", "[8]") + '"label" = ["a", "b", "c"]\n'
     assert swept(tmp_path, text).done == 3
     assert len(calls) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import zsim
+from tests.expect import of_kind, there
 from zsim.engine.micro_batches import FEW
 from zsim.errors import InputError, NotSimulatedError
 from zsim.specs.experiment.job import Job
@@ -172,7 +173,7 @@ def test_the_largest_batch_is_the_largest(make_tiny: Tiny) -> None:
     keep = ("checkpointing", "cross-entropy", "offload", "replicas", "reshard", "no_sync")
     result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-batch", keep=keep)
     best = result.best[0].candidate.experiment()
-    size = best.training.micro_batch_size
+    size = there(best.training.micro_batch_size)
     assert fits(best)
     more = best.training.model_copy(update={"micro_batch_size": size + 1})
     assert not fits(best.model_copy(update={"training": more}))
@@ -183,7 +184,7 @@ def test_the_longest_sequence_is_the_longest(make_tiny: Tiny) -> None:
     """Every length up to the model's 8,192 learned positions, in steps of 256 tokens."""
     keep = ("checkpointing", "cross-entropy", "offload", "replicas", "reshard", "no_sync")
     made = make_tiny({"kind": "fsdp2"}, memory="2.5 GB")
-    longer = made.model_copy(update={"model": {**made.model, "n_positions": 8192}})  # type: ignore[dict-item]
+    longer = made.model_copy(update={"model": {**of_kind(made.model, dict), "n_positions": 8192}})
     result = tune(longer, "longest-sequence", keep=keep)
     best = result.best[0].candidate.experiment()
     length = best.training.sequence_length
@@ -204,18 +205,19 @@ def test_everything_may_be_kept_but_what_the_goal_sets(make_tiny: Tiny) -> None:
     assert not kept.steps
     batch = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-batch", keep=("all",))
     assert batch.found.num_candidates == 1
-    assert batch.best[0].candidate.experiment().training.micro_batch_size > 1  # type: ignore[operator]
+    assert there(batch.best[0].candidate.experiment().training.micro_batch_size) > 1
 
 
 def test_the_largest_model_is_the_largest(make_tiny: Tiny) -> None:
     keep = ("checkpointing", "cross-entropy", "offload", "replicas", "reshard", "no_sync")
     result = tune(make_tiny({"kind": "fsdp2"}, memory="2.5 GB"), "largest-model", keep=keep)
     best = result.best[0].candidate.experiment()
-    layers = best.model["n_layer"]
+    model = of_kind(best.model, dict)
+    layers = model["n_layer"]
     assert layers > 3
     assert fits(best)
     assert f"{layers} layers instead of 3" in result.settled
-    assert not fits(best.model_copy(update={"model": {**best.model, "n_layer": layers + 1}}))
+    assert not fits(best.model_copy(update={"model": {**model, "n_layer": layers + 1}}))
 
 
 def test_the_cheapest_needs_fewest_gpu_seconds(make_tiny: Tiny) -> None:
