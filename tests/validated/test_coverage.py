@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.expect import there
 from zsim.study.published.predict import shipped_tables
 from zsim.study.published.table import read_runs
 from zsim.validated.coverage import Judged, coverage_of, leave_one_source_out, mean_of_sources
@@ -16,23 +17,25 @@ def judged() -> list[Judged]:
     return leave_one_source_out(validated_runs())
 
 
-def test_over_all_rows_75_to_90_percent_lie_within(judged) -> None:
-    found = coverage_of(judged)
+def test_over_all_rows_75_to_90_percent_lie_within(judged: list[Judged]) -> None:
+    found = there(coverage_of(judged))
     assert 0.75 <= found.covered <= 0.90
     assert 0.65 <= found.covered_by_source <= 0.95
 
 
 @pytest.mark.parametrize(("framework", "is_several"), [(None, False), ("FSDP", True), ("DeepSpeed", True)])
-def test_in_each_regime_65_to_95_percent_do(judged, framework, is_several) -> None:
-    found = coverage_of(
-        judged, lambda job: job.is_several == is_several and framework in (None, job.framework)
+def test_in_each_regime_65_to_95_percent_do(
+    judged: list[Judged], framework: str | None, is_several: bool
+) -> None:
+    found = there(
+        coverage_of(judged, lambda job: job.is_several == is_several and framework in (None, job.framework))
     )
     assert 0.65 <= found.covered <= 0.95
     assert 0.65 <= found.covered_by_source <= 0.95
 
 
-def test_half_the_intervals_of_fsdp_are_narrower_than_8_percent_each_way(judged) -> None:
-    assert coverage_of(judged, lambda job: job.framework == "FSDP").half_width <= 0.08
+def test_half_the_intervals_of_fsdp_are_narrower_than_8_percent_each_way(judged: list[Judged]) -> None:
+    assert there(coverage_of(judged, lambda job: job.framework == "FSDP")).half_width <= 0.08
 
 
 def test_sources_count_once_in_their_mean() -> None:

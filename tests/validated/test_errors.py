@@ -1,28 +1,33 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.expect import about
 from zsim.validated.errors import REPEATS, UNLIKE, errors_like, interval_like, quantiles
+from zsim.validated.runs import ValidatedRun
 
 
-def test_every_source_weighs_the_same_however_many_rows_it_has(make_run) -> None:
+def test_every_source_weighs_the_same_however_many_rows_it_has(make_run: Callable[..., ValidatedRun]) -> None:
     """90 rows of one source at +2 % and one of another at +10 %: half of the weight is the other's, so the
     upper end is its error, which is 1 % of the rows."""
     runs = [*(make_run("many", 0.02) for _ in range(90)), make_run("one", 0.10)]
     assert errors_like(runs[0].features, runs).interval()[1] == pytest.approx(0.10)
 
 
-def test_the_source_that_is_missing_errs_the_other_way_round(make_run) -> None:
+def test_the_source_that_is_missing_errs_the_other_way_round(make_run: Callable[..., ValidatedRun]) -> None:
     """One source at +20 %: half of the weight is its mirror image, so the interval holds both signs."""
     runs = [make_run("one", 0.2) for _ in range(3)]
     low, high = errors_like(runs[0].features, runs).interval()
-    assert (low, high) == (pytest.approx(-0.2), pytest.approx(0.2))
+    assert (low, high) == (about(-0.2), about(0.2))
 
 
-def test_many_sources_that_err_one_way_make_an_interval_on_that_side(make_run) -> None:
+def test_many_sources_that_err_one_way_make_an_interval_on_that_side(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     """20 sources at +10 %: their mirror image has 1/21 of the weight, less than the tenth left out below."""
     runs = [make_run(f"source {number}", 0.1) for number in range(20)]
     low, high = errors_like(runs[0].features, runs).interval()
@@ -30,7 +35,7 @@ def test_many_sources_that_err_one_way_make_an_interval_on_that_side(make_run) -
     assert low == -REPEATS
 
 
-def test_runs_of_the_same_chip_and_binding_count_most(make_run) -> None:
+def test_runs_of_the_same_chip_and_binding_count_most(make_run: Callable[..., ValidatedRun]) -> None:
     """Six sources on the job's chip at +-1 %, six on another at +-30 %: the closest cell has 6 / (6 + 1) of
     the weight, and half of the rest is the job's chip's again. Half of the other's fourteenth lies beyond
     each end, within the tenth that is left out; between two runs the quantile is in proportion."""
@@ -45,7 +50,7 @@ def test_runs_of_the_same_chip_and_binding_count_most(make_run) -> None:
     assert weights[:6].sum() == pytest.approx(6 / 7 + 1 / 14)
 
 
-def test_without_a_run_of_its_like_a_job_is_judged_by_all(make_run) -> None:
+def test_without_a_run_of_its_like_a_job_is_judged_by_all(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run("one", 0.1), make_run("two", -0.1)]
     errors = errors_like(make_run("x", 0.0, framework="DDP").features, runs)
     assert errors.alike == ()
@@ -59,7 +64,9 @@ def test_weighted_quantiles_of_equal_weights_are_the_usual_ones() -> None:
     assert quantiles(values, weights, (0.1, 0.5, 0.9, 0.2)) == pytest.approx([1.0, 3.0, 5.0, 1.5])
 
 
-def test_few_sources_are_trusted_no_better_than_the_broader_cell_and_what_kernels_bind(make_run) -> None:
+def test_few_sources_are_trusted_no_better_than_the_broader_cell_and_what_kernels_bind(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     """One source that the network binds is right to 1 %; of four that kernels bind two are 30 % slow."""
     runs = [make_run("net", 0.01, binding="the network")]
     runs += [make_run(f"s{n}", 0.3 * (n % 2)) for n in range(4)]
@@ -69,13 +76,15 @@ def test_few_sources_are_trusted_no_better_than_the_broader_cell_and_what_kernel
     assert high >= kernels[1] >= 0.3
 
 
-def test_enough_sources_are_trusted_by_themselves(make_run) -> None:
+def test_enough_sources_are_trusted_by_themselves(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run(f"net {n}", 0.01 * (-1) ** n, binding="the network") for n in range(20)]
     runs += [make_run(f"s{n}", 0.3 * (n % 2)) for n in range(4)]
     assert interval_like(runs[0].features, runs)[1][1] < 0.05
 
 
-def test_a_framework_without_a_run_is_trusted_no_better_than_any_other_as_large(make_run) -> None:
+def test_a_framework_without_a_run_is_trusted_no_better_than_any_other_as_large(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     """DeepSpeed's three sources on several nodes are 50 % slow, on one node right."""
     runs = [make_run(f"f{n}", 0.01 * (-1) ** n) for n in range(20)]
     runs += [make_run(f"d{n}", 0.5, framework="DeepSpeed") for n in range(3)]
@@ -88,7 +97,9 @@ def test_a_framework_without_a_run_is_trusted_no_better_than_any_other_as_large(
     assert interval_like(replace(job, nodes=1), runs)[1][1] < 0.1
 
 
-def test_a_binding_that_only_other_frameworks_have_is_trusted_no_better_than_theirs(make_run) -> None:
+def test_a_binding_that_only_other_frameworks_have_is_trusted_no_better_than_theirs(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     runs = [make_run(f"f{n}", 0.01 * (-1) ** n) for n in range(20)]
     runs += [make_run(f"d{n}", 0.5, framework="DeepSpeed", binding="offloading") for n in range(3)]
     assert interval_like(replace(runs[0].features, binding="offloading"), runs)[1][1] >= 0.5

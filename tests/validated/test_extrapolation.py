@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,15 +14,17 @@ from zsim.validated.extrapolation import (
     scores_without,
     stretch_of,
 )
+from zsim.validated.features import Features
+from zsim.validated.runs import ValidatedRun
 
 WIDENING = dict.fromkeys(RESPECTS, 1.5)
 
 
-def sentences(job, runs) -> list[str]:
+def sentences(job: Features, runs: Sequence[ValidatedRun]) -> list[str]:
     return [one.sentence for one in extrapolations(job, runs)]
 
 
-def test_a_job_like_a_run_extrapolates_nothing(make_run) -> None:
+def test_a_job_like_a_run_extrapolates_nothing(make_run: Callable[..., ValidatedRun]) -> None:
     assert sentences(FEATURES, [make_run("one", 0.0)]) == []
 
 
@@ -35,20 +39,22 @@ def test_a_job_like_a_run_extrapolates_nothing(make_run) -> None:
         ({"binding": "the network"}, "no validated run of FSDP on several nodes is bound by the network"),
     ],
 )
-def test_each_respect_is_named_by_itself(make_run, changes, sentence) -> None:
+def test_each_respect_is_named_by_itself(
+    make_run: Callable[..., ValidatedRun], changes: dict[str, Any], sentence: str
+) -> None:
     assert sentences(replace(FEATURES, **changes), [make_run("one", 0.0)]) == [sentence]
 
 
-def test_a_framework_without_a_run_on_several_nodes_is_named(make_run) -> None:
+def test_a_framework_without_a_run_on_several_nodes_is_named(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run("one", 0.0, nodes=1, gpus=16)]
     assert "no validated run of FSDP on several nodes" in sentences(FEATURES, runs)
 
 
-def test_a_fabric_that_is_not_known_is_not_judged(make_run) -> None:
+def test_a_fabric_that_is_not_known_is_not_judged(make_run: Callable[..., ValidatedRun]) -> None:
     assert sentences(replace(FEATURES, fabric=""), [make_run("one", 0.0)]) == []
 
 
-def test_excesses_add_in_squares_and_doublings_as_well(make_run) -> None:
+def test_excesses_add_in_squares_and_doublings_as_well(make_run: Callable[..., ValidatedRun]) -> None:
     """Two respects that stretch by 1.5 each: 1 + sqrt(0.25 + 0.25); four times as many GPUs: 1 + sqrt(2 x
     0.25)."""
     runs = [make_run("one", 0.0)]
@@ -59,7 +65,7 @@ def test_excesses_add_in_squares_and_doublings_as_well(make_run) -> None:
     assert stretch_of(more, WIDENING) == pytest.approx(1 + 0.5**0.5)
 
 
-def test_each_further_doubling_and_respect_stretches_more(make_run) -> None:
+def test_each_further_doubling_and_respect_stretches_more(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run("one", 0.0)]
     jobs = [replace(FEATURES, gpus=count) for count in (16, 17, 32, 64, 1024)]
     jobs.append(replace(FEATURES, gpus=1024, gpu="b200"))
@@ -68,7 +74,7 @@ def test_each_further_doubling_and_respect_stretches_more(make_run) -> None:
     assert len(set(stretches)) == len(stretches)
 
 
-def test_widening_is_what_left_out_groups_need(make_run) -> None:
+def test_widening_is_what_left_out_groups_need(make_run: Callable[..., ValidatedRun]) -> None:
     """Two sources on each of three chips err by +-1 %, two on a fourth by +-5 %. Without its own runs the
     fourth is judged by +-1 %, five times too narrow; each of the others by the worst of the rest, +-5 %, a
     fifth of which it errs. The fourth's two runs are the highest quarter of the scores."""
@@ -80,7 +86,7 @@ def test_widening_is_what_left_out_groups_need(make_run) -> None:
     assert all(factor >= 1.0 for factor in estimate_widening(runs).values())
 
 
-def test_a_source_is_never_among_those_that_judge_it(make_run) -> None:
+def test_a_source_is_never_among_those_that_judge_it(make_run: Callable[..., ValidatedRun]) -> None:
     """The source errs by 50 %, the others by 1 %: judged by them it is far outside; with itself among them
     it would be at the end of its interval."""
     runs = [
@@ -91,7 +97,9 @@ def test_a_source_is_never_among_those_that_judge_it(make_run) -> None:
     assert min(score for run, score in scores.items() if run.source == "bad") > 5
 
 
-def test_a_framework_without_a_run_is_named_and_all_that_no_run_at_all_has(make_run) -> None:
+def test_a_framework_without_a_run_is_named_and_all_that_no_run_at_all_has(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     job = replace(FEATURES, framework="the reference engine", gpus=64, parameters=7 * 10**10)
     assert sentences(job, [make_run("one", 0.0)]) == [
         "no validated run of the reference engine",
@@ -101,7 +109,7 @@ def test_a_framework_without_a_run_is_named_and_all_that_no_run_at_all_has(make_
     assert "no validated run on several nodes" in sentences(job, [make_run("one", 0.0, nodes=1)])
 
 
-def test_a_gpu_that_only_another_framework_ran_on_is_named(make_run) -> None:
+def test_a_gpu_that_only_another_framework_ran_on_is_named(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run("one", 0.0), make_run("two", 0.0, framework="DDP", gpu="b200-sxm-180gb")]
     assert sentences(replace(FEATURES, gpu="b200-sxm-180gb"), runs) == [
         "GPU b200-sxm-180gb without a validated run of FSDP"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from zsim.validated import ratios
@@ -14,23 +16,23 @@ from zsim.validated.ratios import (
     kind_of,
     ratio_range,
 )
-from zsim.validated.runs import shipped_estimates
+from zsim.validated.runs import ValidatedRun, shipped_estimates
 
 
-def test_errors_that_two_runs_share_do_not_count(make_run) -> None:
+def test_errors_that_two_runs_share_do_not_count(make_run: Callable[..., ValidatedRun]) -> None:
     """Both are 30 % off: their ratio is right."""
     runs = [make_run("one", 0.3), make_run("one", 0.3, gpus=32)]
     assert estimate_ratio_errors(runs)["GPUs"] == 0.0
 
 
-def test_pairs_are_of_one_source_model_and_gpu(make_run) -> None:
+def test_pairs_are_of_one_source_model_and_gpu(make_run: Callable[..., ValidatedRun]) -> None:
     """Only the two runs of "one" on H100 are a pair; they are off by 4 %."""
     runs = [make_run("one", 0.0), make_run("one", 0.04, gpus=32), make_run("two", 0.9, gpus=32)]
     runs += [make_run("one", 0.5, gpus=32, gpu="a100"), make_run("one", 0.7, gpus=32, model="other")]
     assert estimate_ratio_errors(runs)["GPUs"] == pytest.approx(0.04)
 
 
-def test_pairs_that_run_short_of_memory_are_their_own_kind(make_run) -> None:
+def test_pairs_that_run_short_of_memory_are_their_own_kind(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [
         make_run("one", 0.0),
         make_run("one", 0.04, gpus=32),
@@ -41,7 +43,7 @@ def test_pairs_that_run_short_of_memory_are_their_own_kind(make_run) -> None:
     assert found[SHORT] > 0.1
 
 
-def test_a_setting_that_few_vary_leans_on_all(make_run) -> None:
+def test_a_setting_that_few_vary_leans_on_all(make_run: Callable[..., ValidatedRun]) -> None:
     """One source varies the strategy, and is right; five vary the batch and are 20 % off: half of the
     weight is the strategy's own."""
     runs = [make_run("s", 0.0), make_run("s", 0.0, strategy="HSDP")]
@@ -74,7 +76,7 @@ def test_what_is_shipped_knows_every_kind() -> None:
     assert set(shipped_estimates()["ratios"]) == set(ratios.KINDS)
 
 
-def test_pairs_of_a_source_are_judged_by_those_of_others(make_run) -> None:
+def test_pairs_of_a_source_are_judged_by_those_of_others(make_run: Callable[..., ValidatedRun]) -> None:
     """Eight sources vary the batch and are off by 1 %, one by 50 %: none of its pairs is within, all others'
     are."""
     runs = []

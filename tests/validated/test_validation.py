@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp
 
@@ -10,13 +11,15 @@ from hypothesis import strategies as st
 from tests.validated.conftest import FEATURES
 from zsim.validated.errors import errors_like
 from zsim.validated.extrapolation import RESPECTS
-from zsim.validated.runs import validated_runs
+from zsim.validated.runs import ValidatedRun, validated_runs
 from zsim.validated.validation import range_words, validation_of, validation_words
 
 NONE = dict.fromkeys(RESPECTS, 1.0)
 
 
-def test_the_interval_is_of_the_measured_step_over_the_predicted_one(make_run) -> None:
+def test_the_interval_is_of_the_measured_step_over_the_predicted_one(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     """Nine sources that were 10 % slower than predicted (ln 1.1), nine that were 5 % faster."""
     runs = [make_run(f"slow {n}", 0.0953) for n in range(9)] + [
         make_run(f"fast {n}", -0.0513) for n in range(9)
@@ -28,7 +31,7 @@ def test_the_interval_is_of_the_measured_step_over_the_predicted_one(make_run) -
     assert (found.runs, found.sources) == (18, 18)
 
 
-def test_errors_are_those_of_the_runs_like_it(make_run) -> None:
+def test_errors_are_those_of_the_runs_like_it(make_run: Callable[..., ValidatedRun]) -> None:
     """Predicted over measured, less one: exp(-0.1) - 1 is -9.5 %, exp(0.2) - 1 is 22.1 %."""
     runs = [make_run("one", 0.1), make_run("two", -0.2), make_run("three", 3.0, gpu="v100")]
     found = validation_of(FEATURES, runs, NONE)
@@ -38,14 +41,18 @@ def test_errors_are_those_of_the_runs_like_it(make_run) -> None:
     assert found.mean_absolute_error == pytest.approx((0.0952 + 0.2214) / 2, abs=1e-4)
 
 
-def test_a_binding_that_no_run_has_is_judged_by_all_of_the_framework(make_run) -> None:
+def test_a_binding_that_no_run_has_is_judged_by_all_of_the_framework(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     runs = [make_run("one", 0.1), make_run("two", -0.2, binding="the network")]
     found = validation_of(replace(FEATURES, binding="the host"), runs, NONE)
     assert (found.regime, found.runs) == ("FSDP, several nodes", 2)
     assert found.extrapolates == ("no validated run of FSDP on several nodes is bound by the host",)
 
 
-def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(make_run) -> None:
+def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(
+    make_run: Callable[..., ValidatedRun],
+) -> None:
     runs = [make_run("one", 0.1), make_run("two", -0.2)]
     found = validation_of(replace(FEATURES, framework="DDP", strategy="DDP"), runs, NONE)
     assert found.runs == 0
@@ -55,7 +62,7 @@ def test_without_runs_of_its_like_there_are_no_errors_but_an_interval(make_run) 
     assert validation_words(found, 10.0).endswith("(80 %), by runs that are not like it")
 
 
-def test_a_source_does_not_vouch_for_itself(make_run) -> None:
+def test_a_source_does_not_vouch_for_itself(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [
         *(make_run(f"s{n}", 0.01 * (-1) ** n) for n in range(8)),
         *(make_run("bad", 0.5) for _ in range(9)),
@@ -108,13 +115,15 @@ def test_a_gpu_without_a_run_is_trusted_less_than_any_with_one() -> None:
         ((98.76, 123.4), "98.8 to 123 s"),
     ],
 )
-def test_ranges_have_three_digits_and_one_unit(seconds, text) -> None:
+def test_ranges_have_three_digits_and_one_unit(seconds: tuple[float, float], text: str) -> None:
     assert range_words(seconds) == text
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
 @pytest.mark.parametrize("framework", ["FSDP", "DeepSpeed", "Megatron"])
-def test_a_framework_without_a_run_is_trusted_less_than_any_regime_of_one_with_runs(nodes, framework) -> None:
+def test_a_framework_without_a_run_is_trusted_less_than_any_regime_of_one_with_runs(
+    nodes: int, framework: str
+) -> None:
     """Of the shipped runs; judged by those of the cells that all its jobs of this size are in."""
     job = replace(FEATURES, nodes=nodes, gpus=8 * nodes, gpu="a100-sxm-80gb", fabric="")
     unknown = validation_of(replace(job, framework="the reference engine", strategy="ZeRO stage 3"))
@@ -124,7 +133,7 @@ def test_a_framework_without_a_run_is_trusted_less_than_any_regime_of_one_with_r
     assert unknown.extrapolates[0] == "no validated run of the reference engine"
 
 
-def test_what_it_leans_on_is_said(make_run) -> None:
+def test_what_it_leans_on_is_said(make_run: Callable[..., ValidatedRun]) -> None:
     runs = [make_run("net", 0.01, binding="the network"), *(make_run(f"s{n}", 0.1) for n in range(4))]
     found = validation_of(runs[0].features, runs, NONE)
     assert (found.runs, found.runs_less_alike, found.to_dict()["runs_less_alike"]) == (1, 4, 4)
