@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.expect import about
 from zsim.calibrate.measurements import joined
 from zsim.calibrate.readers import read_measurements
 from zsim.errors import InputError
@@ -40,8 +41,8 @@ def write(folder: Path, name: str, text: str) -> Path:
 def test_nccl_tests_says_its_collective_its_ranks_and_its_nodes(tmp_path: Path) -> None:
     found = read_measurements(write(tmp_path, "log.txt", NCCL_TESTS))
     assert [(row["kind"], row.bytes, row.seconds, row["ranks"], row["nodes"]) for row in found.rows] == [
-        ("all_gather", 1048576.0, pytest.approx(50e-6), 2, 2),
-        ("all_gather", 4194304.0, pytest.approx(150e-6), 2, 2),
+        ("all_gather", 1048576.0, about(50e-6), 2, 2),
+        ("all_gather", 4194304.0, about(150e-6), 2, 2),
     ]
 
 
@@ -56,8 +57,8 @@ def test_comms_logger_gives_the_shard_of_an_all_gather(tmp_path: Path) -> None:
     """1.0 MB is 2^20 bytes from each of 8 ranks; the barrier is left out aloud."""
     found = read_measurements(write(tmp_path, "ds.log", COMMS_LOGGER), ranks=8)
     assert [(row["kind"], row.bytes, row.seconds) for row in found.rows] == [
-        ("all_gather", 8 * 2.0**20, pytest.approx(2e-3)),
-        ("reduce_scatter", 8 * 2.0**20, pytest.approx(4e-3)),
+        ("all_gather", 8 * 2.0**20, about(2e-3)),
+        ("reduce_scatter", 8 * 2.0**20, about(4e-3)),
     ]
     assert found.notes == ("ds.log: 1 lines of other operations or empty times left out",)
     with pytest.raises(InputError, match="--ranks"):

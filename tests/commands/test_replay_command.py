@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 import zsim
 from zsim.cli import main
 
+Run = Callable[..., tuple[str | int, str, str]]
 TRACE = str(Path(__file__).resolve().parents[2] / "traces" / "gloo" / "zero3-even-2ranks")
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*arguments):
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str) -> tuple[str | int, str, str]:
         """(exit code, stdout, stderr)"""
         monkeypatch.setattr("sys.argv", ["zsim", "replay", *arguments])
         with pytest.raises(SystemExit) as stopped:
@@ -26,7 +28,7 @@ def run(monkeypatch, capsys):
     return call
 
 
-def test_it_prints_both_steps_within_80_columns(run):
+def test_it_prints_both_steps_within_80_columns(run: Run) -> None:
     code, out, _ = run(TRACE)
     assert code == 0
     assert re.search(r"recorded +replayed +change$", out, re.MULTILINE)
@@ -36,7 +38,7 @@ def test_it_prints_both_steps_within_80_columns(run):
     assert max(len(line) for line in out.splitlines() if TRACE not in line) <= 80
 
 
-def test_json_on_standard_output_is_nothing_else(run):
+def test_json_on_standard_output_is_nothing_else(run: Run) -> None:
     _, out, _ = run(TRACE, "--json", "-")
     result = json.loads(out)
     assert result["ranks_replayed"] == [0, 1]
@@ -46,13 +48,13 @@ def test_json_on_standard_output_is_nothing_else(run):
     assert sum(breakdown.values()) == pytest.approx(result["step_seconds"], rel=1e-6)
 
 
-def test_the_replayed_ranks_are_traces_again(run, tmp_path):
+def test_the_replayed_ranks_are_traces_again(run: Run, tmp_path: Path) -> None:
     code, _, _ = run(TRACE, "--out", str(tmp_path / "out"))
     again = zsim.read_trace(tmp_path / "out")
     assert (code, again.metadata["ranks"]) == (0, (0, 1))
 
 
-def test_one_rank_of_two_is_written_as_the_only_one(run, tmp_path):
+def test_one_rank_of_two_is_written_as_the_only_one(run: Run, tmp_path: Path) -> None:
     code, _, err = run(TRACE, "--cluster", "dgx-h100", "--gpus", "1", "--out", str(tmp_path / "out"))
     assert code == 0, err
     again = zsim.read_trace(tmp_path / "out")
@@ -69,7 +71,7 @@ def test_one_rank_of_two_is_written_as_the_only_one(run, tmp_path):
         ((TRACE, "--step", "3"), r"recorded are \[27, 28\]"),
     ],
 )
-def test_mistakes_are_one_paragraph_and_exit_2(run, arguments, message):
+def test_mistakes_are_one_paragraph_and_exit_2(run: Run, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("zsim: ")

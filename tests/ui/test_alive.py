@@ -77,7 +77,7 @@ def lengths(page: Any, plot: str) -> Any:
     return page.evaluate(LENGTHS, plot)
 
 
-def end_of_timeline(page: Any) -> float:
+def end_of_timeline(page: Any) -> Any:
     return page.evaluate(
         "() => document.querySelector('#plot-timeline .js-plotly-plot').layout.xaxis.range[1]"
     )

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.expect import of_kind, there
 from zsim.errors import InputError
 from zsim.specs.experiment.load import changed
 from zsim.specs.experiment.resolve import resolve
-from zsim.specs.experiment.tables import Experiment
+from zsim.specs.experiment.tables import DdpTable, Experiment, Fsdp2Table
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.ui.form import Form, form_of, resolved
 
 ZERO3: dict[str, Any] = {
@@ -80,7 +82,8 @@ def test_an_emptied_field_leaves_the_value_open() -> None:
 def test_an_emptied_field_goes_back_to_the_frameworks_default() -> None:
     """torch's DDP has buckets of 25 MiB."""
     form = form_of(made(strategy=STRATEGIES[0]))
-    assert turned(form, strategy__bucket_cap_mb=None).strategy.bucket_cap_mb == 25.0
+    emptied = turned(form, strategy__bucket_cap_mb=None)
+    assert of_kind(emptied.strategy, DdpTable).bucket_cap_mb == 25.0
 
 
 def test_nodes_and_gpus_are_as_the_page_shows_them() -> None:
@@ -103,15 +106,17 @@ def test_a_value_of_the_experiments_own_is_no_default_of_another_framework() -> 
     form = form_of(made(strategy={"kind": "fsdp1", "wrapping": "size:1000000"}))
     changed_kind = turned(form, strategy__kind="FSDP2", strategy__wrapping="default")
     assert changed_kind.strategy == made(strategy={"kind": "fsdp2"}).strategy
-    assert turned(form, strategy__kind="FSDP2").strategy.wrapping == "size:1000000"
+    kept = turned(form, strategy__kind="FSDP2")
+    assert of_kind(kept.strategy, Fsdp2Table).wrapping == "size:1000000"
 
 
 def test_offloading_is_deepspeeds_own_block() -> None:
     """The largest shard of gpt2 on 16 GPUs, 50,257 x 768 / 16, is smaller than the least buffer, 1e8."""
     job = resolve(turned(form_of(made()), offload_optimizer="host memory", offload_param="NVMe"))
-    zero = job.strategy.zero
-    assert zero.offload_optimizer.device == "cpu"
-    assert (zero.offload_param.device, zero.offload_param.buffer_size) == ("nvme", 10**8)
+    zero = of_kind(job.strategy, DeepSpeedConfig).zero
+    param = there(zero.offload_param)
+    assert there(zero.offload_optimizer).device == "cpu"
+    assert (param.device, param.buffer_size) == ("nvme", 10**8)
     assert zero.stage == 3
 
 
@@ -152,16 +157,17 @@ def test_a_deepspeed_json_is_changed_where_a_field_is_and_kept_where_not(from_js
     )
     assert job.training.micro_batch_size == 8
     assert job.training.gradient_accumulation_steps == 3
-    assert job.strategy.stage == 3
-    assert job.strategy.zero.reduce_bucket_size == 1234
-    assert job.strategy.zero.offload_optimizer is None
+    strategy = of_kind(job.strategy, DeepSpeedConfig)
+    assert strategy.stage == 3
+    assert strategy.zero.reduce_bucket_size == 1234
+    assert strategy.zero.offload_optimizer is None
 
 
 def test_other_settings_are_any_key() -> None:
     more = "\ncluster.nvme.drives = 3\n  strategy.config.zero_optimization.reduce_bucket_size = 1000\n"
     job = resolve(turned(form_of(made()), more))
-    assert job.cluster.nvme.drives == 3
-    assert job.strategy.zero.reduce_bucket_size == 1000
+    assert there(job.cluster.nvme).drives == 3
+    assert of_kind(job.strategy, DeepSpeedConfig).zero.reduce_bucket_size == 1000
 
 
 @pytest.mark.parametrize(

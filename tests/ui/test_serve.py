@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ SMALL = ["--model", "gpt2", "--gpus", "8"]
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory):
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serve.listening("127.0.0.1", 0) as place:
         server = serve.make_server(make_app(made(), tmp_path_factory.mktemp("ui")), place, "127.0.0.1")
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -79,7 +80,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 
 def test_without_dash_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'zsim\[ui\]'"):
         serve.require_dash()
 
@@ -117,7 +118,8 @@ def test_a_host_that_others_reach_is_warned_of() -> None:
 
 
 def test_a_mistake_of_ours_is_no_traceback_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    found, text = said(lambda: {}["missing"])
+    nothing: dict[str, str] = {}
+    found, text = said(lambda: nothing["missing"])
     assert found is None
     assert text == "zsim made a mistake here (KeyError); the terminal has the details"
     assert "Traceback" in capsys.readouterr().err
