@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zsim
+from tests.expect import there
 
 SMALL: dict[str, Any] = {
     "model": "llama-3.2-1b",
@@ -173,7 +174,7 @@ def test_a_job_that_does_not_fit_is_simulated_all_the_same() -> None:
 
 def test_the_least_gpus_that_would_do_are_named_and_do() -> None:
     """Sharding helps ZeRO-3: the named count fits, one node less does not."""
-    question = {
+    question: dict[str, Any] = {
         "model": "llama-3-70b",
         "cluster": "dgx-h100",
         "training": {"sequence_length": 1024, "activation_checkpointing": "full"},
@@ -208,16 +209,16 @@ def test_a_report_says_how_far_to_trust_its_step() -> None:
     )
     report = zsim.simulate(experiment).report
     content = report.to_dict()
-    low, high = report.step_seconds_range
+    low, high = there(report.step_seconds_range)
     assert content["step_seconds_range"] == [low, high]
     assert 0 < low < report.step_seconds < high
     found = content["validation"]
     assert found["regime"].startswith("FSDP, one node")
-    assert found["runs"] == report.validation.runs
+    assert found["runs"] == there(report.validation).runs
     assert set(found) >= {"regime", "runs", "mean_absolute_error", "worst_absolute_error", "extrapolates"}
 
 
 def test_a_gpu_that_nobody_measured_is_named_as_such() -> None:
     experiment = zsim.Experiment(model="gpt2", cluster="mi300x-x8", gpus=8, strategy={"kind": "ddp"})
-    found = zsim.simulate(experiment).report.validation
+    found = there(zsim.simulate(experiment).report.validation)
     assert "GPU mi300x-192gb without a validated run" in found.extrapolates

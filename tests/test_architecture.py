@@ -113,7 +113,7 @@ def test_only_the_four_clock_packages_import_simpy(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_heavy_is_imported_at_module_level(path: Path) -> None:
     tree = ast.parse(path.read_text())
-    top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    top: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     for module, _ in imports(ast.Module(body=top, type_ignores=[])):
         assert module.split(".")[0] not in HEAVY
 

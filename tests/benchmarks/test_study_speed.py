@@ -4,7 +4,9 @@ simulations, known points against new ones."""
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +38,7 @@ def study(folder: Path) -> Study:
 def raw_timeout_seconds() -> float:
     import simpy
 
-    def process(env):
+    def process(env: simpy.Environment) -> Generator[simpy.Event, Any, Any]:
         for _ in range(TIMEOUTS):
             yield env.timeout(1)
 

@@ -47,7 +47,7 @@ def test_selective_recomputation_drops_the_core_of_attention() -> None:
     """34 sbh, with written-out attention and with flash (Korthikanti et al. 2022, section 5)."""
     block = load_model("gpt-3-175b").blocks[0]
     for attention in ("math", "flash"):
-        options = WorkOptions("bf16", attention, compile=True)  # type: ignore[arg-type]
+        options = WorkOptions("bf16", attention, compile=True)
         assert kept(block, options, "selective") == TOKENS * 12288 * 34
 
 
@@ -241,7 +241,7 @@ def test_a_loss_whose_logits_are_held_keeps_them_once() -> None:
     """The fused one reads the trainer's; a copy in fp32 is another tensor."""
     fused = WorkOptions(cross_entropy="fused")
     sizes = [
-        saved_bytes(Module("loss", Loss(100, holds_logits=held)), SHAPE, fused)  # type: ignore[arg-type]
+        saved_bytes(Module("loss", Loss(100, holds_logits=held)), SHAPE, fused)
         for held in ("no", "as they are", "in fp32")
     ]
     assert sizes == [200 * TOKENS, 0, 200 * TOKENS]

@@ -34,8 +34,8 @@ def job_of(
     gpu = job.cluster.gpu
     update = {"compute_slowdown": slowdown, "communication_slowdown": communication}
     interference = gpu.interference.model_copy(update=update)
-    cluster = job.cluster.model_copy(update={"gpu": gpu.model_copy(update={"interference": interference})})
-    return replace(job, cluster=cluster)
+    changed = job.cluster.model_copy(update={"gpu": gpu.model_copy(update={"interference": interference})})
+    return replace(job, cluster=changed)
 
 
 JOB = job_of()

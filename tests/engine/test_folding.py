@@ -22,7 +22,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"kind": "ddp", "bucket_cap_mb": 100},
     "megatron": {"kind": "megatron", "distributed_optimizer": True, "overlap_grad_reduce": True},
 }
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 
 
 def simulate(strategy: dict[str, Any], nodes: int, cluster: str, *, unfold: bool) -> Outcome:

@@ -28,8 +28,11 @@ class Clock:
             assert name not in self.ended
             self.ended[name] = self.env.now
 
+        def begin(_event: simpy.Event) -> None:
+            self.pool.start(profile, size, end)
+
         event = simpy.Timeout(self.env, at)
-        event.callbacks = [lambda _event: self.pool.start(profile, size, end)]
+        event.callbacks = [begin]
 
     def run(self) -> dict[str, float]:
         self.env.run()

@@ -7,8 +7,10 @@ from typing import Any
 
 MODEL = str(Path(__file__).parent / "model.json")
 _TRAINING = {"sequence_length": 2048, "micro_batch_size": 1}
-_NVME = {"offload_optimizer": {"device": "nvme", "nvme_path": "/drive"},
-         "offload_param": {"device": "nvme", "nvme_path": "/drive"}}  # fmt: skip
+_NVME: dict[str, Any] = {
+    "offload_optimizer": {"device": "nvme", "nvme_path": "/drive"},
+    "offload_param": {"device": "nvme", "nvme_path": "/drive"},
+}
 _SPINE = {
     "extends": "dgx-h100",
     "network": {
