@@ -100,6 +100,7 @@ def study(rate: str, sequences: int, steps: int) -> dict[str, Any]:
         link_rate=rate,
         timeout=300,
     )
+    busy, total, _ = ranks[0]["cpu_ticks"]
     own = sum(rank["cpu_ticks"][2] for rank in ranks)
     result: dict[str, Any] = {
         "model": asdict(MEDIUM),
@@ -107,7 +108,7 @@ def study(rate: str, sequences: int, steps: int) -> dict[str, Any]:
         "sequences_per_node": sequences,
         "sequence_length": LENGTH,
         "nodes": 2,
-        "foreign_cpu_fraction": foreign_fraction(*ranks[0]["cpu_ticks"][:2], own),
+        "foreign_cpu_fraction": foreign_fraction(busy, total, own),
     }
     for way in WAYS:
         seconds = [max(pair) for pair in zip(*(rank[way]["seconds"] for rank in ranks), strict=True)][2:]

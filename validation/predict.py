@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from validation.cases.cases import CPU_CLUSTER, case_rows
 from validation.probe import ELEMENTS, WIDTH
@@ -88,7 +87,7 @@ def main(words: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     machine = options.out / f"{machine_folder()}.toml"
     machine.write_text(machine_text(microbench, ranks=2))
-    recording = SimpleNamespace(out=options.out, kineto=False, timed_steps=12, attempts=options.attempts)
+    recording = argparse.Namespace(out=options.out, kineto=False, timed_steps=12, attempts=options.attempts)
     for strategy, model in runs():
         if options.only and strategy.name not in options.only:
             continue

@@ -21,7 +21,7 @@ from validation.record.run import minor_faults
 from validation.training import TrainCase, micro_batches
 from validation.zero import checkpoint
 from validation.zero.closed_forms import FlatSize
-from validation.zero.config import ZeroConfig
+from validation.zero.config import Stage, ZeroConfig
 from validation.zero.engine import ZeroEngine
 from zsim.comparison.calls import Call
 
@@ -187,7 +187,7 @@ def resume(rank: int, world_size: int, cases: list[ResumeCase]) -> list[Resumed]
 # -- ends -------------------------------------------------------------------------------------------------
 
 
-def die_in_backward(rank: int, world_size: int, victim: int, how: str, stage: int) -> str:
+def die_in_backward(rank: int, world_size: int, victim: int, how: str, stage: Stage) -> str:
     """The victim leaves without a word in the middle of its second backward."""
     engine, vocab = make_engine(EngineCase(ZeroConfig(stage=stage)))
 

@@ -57,7 +57,7 @@ class LambdaWork:
 @pytest.mark.parametrize("is_blocking", [True, False])
 def test_a_call_without_a_future_has_an_end_where_its_caller_waits(is_blocking: bool) -> None:
     tracer, work = Tracer(), LambdaWork()
-    call = collective_log.Call("reduce_scatter", 64, "fp32", 2, 1)
+    call = Call("reduce_scatter", 64, "fp32", 2, 1)
     tracer.collective(call).track(work, is_blocking=is_blocking)
     (event,) = tracer.events
     assert ("done_ns" in event, work.waits) == (is_blocking, int(is_blocking))

@@ -56,7 +56,8 @@ def test_the_share_of_others_is_busy_less_own_of_all_ticks() -> None:
 def test_what_the_file_has_is_measured_again_only_if_others_disturbed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, calls, foreign = tmp_path / "out.json", [], {"first": 0.05, "second": 0.3, "third": 0.0}
+    calls: list[str] = []
+    path, foreign = tmp_path / "out.json", {"first": 0.05, "second": 0.3, "third": 0.0}
     names = ["first", "second"]
 
     def measure(benchmark: bench.Benchmark) -> bench.Times:

@@ -12,7 +12,8 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 
 def test_every_recorded_file_has_the_checksum_that_was_written_down() -> None:
-    written = dict(reversed(line.split("  ", 1)) for line in (TRACES / "SHA256SUMS").read_text().splitlines())
+    lines = [line.split("  ", 1) for line in (TRACES / "SHA256SUMS").read_text().splitlines()]
+    written = {name: checksum for checksum, name in lines}
     assert checksums(TRACES) == written
 
 

@@ -24,6 +24,8 @@ from validation.zero.config import ZeroConfig  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zsim.comparison.calls import Call
+
 pytestmark = pytest.mark.torch
 # two runs at once must not share files
 NVME = Path(tempfile.gettempdir()) / f"zsim-validation-nvme-bytes-{os.getpid()}"
@@ -64,7 +66,7 @@ def measured(world_size: int) -> dict[str, list[Bytes]]:
     return {name: [rank[index] for rank in ranks] for index, name in enumerate(CASES)}
 
 
-def volume_of(calls: Sequence[object]) -> dict[str, int]:
+def volume_of(calls: Sequence[Call]) -> dict[str, int]:
     volume: dict[str, int] = {}
     for call in calls:
         volume[call.kind] = volume.get(call.kind, 0) + call.bytes

@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def damage_largest_file(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _clean_up():
+def _clean_up() -> Iterator[None]:
     yield
     if saved.cache_info().currsize:
         shutil.rmtree(saved()[0])

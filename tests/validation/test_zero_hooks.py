@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
 import torch.nn as nn  # noqa: E402
+from torch import Tensor  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from validation.examples import blocks_of, make_batch, make_model  # noqa: E402
@@ -96,7 +97,7 @@ def test_the_running_and_the_next_unit_are_gathered_and_no_more() -> None:
             seen.append([flat.name for flat in engine.flats[1:] if flat.full.untyped_storage().nbytes()])
 
         for block in blocks:
-            block.mlp.register_forward_hook(note_gathered)
+            block.get_submodule("mlp").register_forward_hook(note_gathered)
         calls_of_a_step(engine)
         seen.clear()
         calls_of_a_step(engine)
@@ -114,13 +115,14 @@ class Odd(nn.Module):
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
         self.out = nn.Linear(6, 1)
 
-    def forward(self, x: torch.Tensor, *, skips: bool = False) -> torch.Tensor:
+    def forward(self, x: Tensor, *, skips: bool = False) -> Tensor:
         x = self.blocks[0](x)  # x needs no gradient
         x = self.blocks[1](self.blocks[1](x))
         x = checkpoint(self.blocks[2], x, use_reentrant=False)
         if not skips:
             x = self.blocks[3](x)
-        return self.out(x).square().mean()
+        loss: Tensor = self.out(x).square().mean()
+        return loss
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -183,7 +185,7 @@ def test_padding_of_gradients_is_zero() -> None:
 
 def test_a_parameter_that_is_not_gathered_has_its_shape_and_no_number() -> None:
     model = make_model("small")
-    weight = model.model.layers[0].mlp.up_proj.weight
+    weight = model.get_parameter("model.layers.0.mlp.up_proj.weight")
     with engine_on(8, model, blocks_of(model), stage=3):
         assert weight.shape == (112, 48)
         assert weight.isnan().all()
@@ -218,13 +220,14 @@ def test_a_model_on_the_meta_device_is_filled_unit_by_unit() -> None:
         model = make_model("tied")
     seen: list[str] = []
 
-    def fill(name: str, tensor: torch.Tensor) -> None:
+    def fill(name: str, tensor: Tensor) -> None:
         seen.append(name)
         tensor.fill_(0.02)
 
     with fake_world(4):
         engine = ZeroEngine(model, ZeroConfig(stage=3), blocks=blocks_of(model), initialize=fill)
-        assert model.lm_head.weight is model.model.embed_tokens.weight
+        head, table = "lm_head.weight", "model.embed_tokens.weight"
+        assert model.get_parameter(head) is model.get_parameter(table)
         assert len(seen) == len(set(seen)) == len(list(model.parameters()))
         assert not any(parameter.is_meta for parameter in model.parameters())
         assert len(calls_of_a_step(engine)) == 7

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +69,7 @@ def test_the_pipeline_reads_ahead_and_uses_three_buffers(tmp_path: Path) -> None
     for op in ("read", "write"):
         original = getattr(states.drive, op)
 
-        def noted(name, *rest, op=op, original=original):
+        def noted(name: str, *rest: Any, op: str = op, original: Callable[..., None] = original) -> None:
             submitted.append((op, name))
             original(name, *rest)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
+
+from tests.expect import there
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
 import torch.nn as nn  # noqa: E402
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 from validation.examples import Awkward, make_batch, make_model, vocab_of  # noqa: E402
 from validation.zero.adamw import runs_of_equal_decay, step_shard  # noqa: E402
@@ -78,9 +84,10 @@ def test_every_parameter_is_in_exactly_one_part() -> None:
 
 
 def test_blocks_inside_blocks_are_refused() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    inner = nn.Sequential(nn.Linear(2, 2))
+    model = nn.Sequential(inner)
     with pytest.raises(ValueError, match="blocks must not contain each other"):
-        partition(model, [model[0], model[0][0]])
+        partition(model, [inner, inner[0]])
 
 
 # -- the update -------------------------------------------------------------------------------------------
@@ -102,7 +109,7 @@ def test_adamw_on_a_shard_is_torchs_to_the_bit(world_size: int, rank: int) -> No
     optimizer = torch.optim.AdamW(groups, lr=0.1, foreach=False)
     owned = layout.shard_of(rank)
 
-    def shard(tensors: list[torch.Tensor]) -> torch.Tensor:
+    def shard(tensors: Sequence[Tensor]) -> Tensor:
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         return nn.functional.pad(flat, (0, layout.padded_numel - layout.numel))[owned].clone()
 
@@ -110,7 +117,7 @@ def test_adamw_on_a_shard_is_torchs_to_the_bit(world_size: int, rank: int) -> No
     for step in range(1, 4):
         for parameter in parameters:
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        step_shard(layout, owned, config, step, states, shard([p.grad for p in parameters]))
+        step_shard(layout, owned, config, step, states, shard([there(p.grad) for p in parameters]))
         optimizer.step()
     assert torch.equal(states[0], shard(parameters))
 
@@ -149,7 +156,7 @@ def test_a_fixed_loss_scale_stays() -> None:
         ({"compute_dtype": torch.float16}, "loss_scale: fp16 gradients vanish"),
     ],
 )
-def test_configs_that_cannot_work_are_refused(options: dict[str, object], complaint: str) -> None:
+def test_configs_that_cannot_work_are_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         ZeroConfig(**options)
 

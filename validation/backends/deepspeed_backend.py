@@ -32,7 +32,7 @@ class DeepSpeedTrainer:
             raise BackendMissing("DeepSpeed is not installed (pip install deepspeed)")
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
         os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
-        import deepspeed  # type: ignore[import-not-found]
+        import deepspeed
 
         full = {
             "train_micro_batch_size_per_gpu": 1,  # DeepSpeed wants a number; nothing is scaled by it

@@ -153,7 +153,12 @@ def fit(name: str, curves: Sequence[Curve]) -> list[float]:
     begins = [start, *(start + 0.7 * generator.standard_normal((FITS[name].num_starts - 1, len(start))))]
     found = [
         least_squares(
-            residuals, np.clip(begin, *bounds), bounds=bounds, loss="soft_l1", f_scale=SCALE, diff_step=0.01
+            residuals,
+            np.clip(begin, *bounds),
+            bounds=bounds,
+            loss="soft_l1",
+            f_scale=SCALE,
+            diff_step=np.full_like(start, 0.01),
         )
         for begin in begins
     ]

@@ -15,7 +15,7 @@ STAGE_3 = {
     "stage3_param_persistence_threshold": 1_000,
     "stage3_max_reuse_distance": 100_000,
 }
-BF16 = {"bf16": {"enabled": True}}
+BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 OPTIMIZER_ON_CPU = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 PARAMETERS_ON_CPU = {"offload_param": {"device": "cpu", "pin_memory": False}}
 
@@ -135,7 +135,7 @@ def low_precision() -> Iterator[Recording]:
         yield configuration(f"stage{stage}-bf16-clip", zero, gradient_clipping=1.0, **BF16)
         yield configuration(f"stage{stage}-fp32-sent", zero, communication_data_type="fp32", **BF16)
         if stage:
-            summed = {"data_types": {"grad_accum_dtype": "fp32"}, **BF16}
+            summed: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}, **BF16}
             yield configuration(f"stage{stage}-fp32-summed", zero, accumulation_steps=2, **summed)
 
 

@@ -72,10 +72,8 @@ def family(name: str) -> str:
 def entered(rank: int, world_size: int, config: dict[str, Any], model_type: str, checkpointing: bool) -> Any:
     """Module names in the order in which they are entered, in the fourth step; the model itself is ""."""
     import torch
-    from deepspeed.runtime.zero.partitioned_param_coordinator import (  # type: ignore[import-not-found]
-        PartitionedParameterCoordinator,
-    )
-    from transformers import AutoConfig, AutoModelForCausalLM  # type: ignore[import-not-found]
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from validation.backends import Optimization, Strategy, make_trainer
     from validation.deepspeed_calls.configurations import STAGE_3, configuration

@@ -33,10 +33,10 @@ def gemm(device: str, quick: bool) -> Iterator[Benchmark]:
     """
     if device == "cpu":
         widths = [(128, 128), (128, 352), (128, 512), (512, 512), (512, 1408), (1024, 4096)]
-        tokens, dtypes = (128, 512, 2048), ["fp32", "bf16"]
+        tokens, dtypes = [128, 512, 2048], ["fp32", "bf16"]
     else:
         widths = [(4096, 4096), (4096, 14336), (4096, 128_256), (8192, 8192), (8192, 28_672)]
-        tokens, dtypes = (2048, 8192), ["bf16", "fp16", "tf32", "fp32"]
+        tokens, dtypes = [2048, 8192], ["bf16", "fp16", "tf32", "fp32"]
         if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
             dtypes.append("fp8")
     if quick:
@@ -98,7 +98,12 @@ def attention(device: str, quick: bool) -> Iterator[Benchmark]:
 
             forward = 2.0 * batch * heads * length * length * head_dim  # two products, half of each masked
             flops = forward * (1 if direction == "forward" else 3.5)
-            parameters = {"batch": batch, "heads": heads, "length": length, "head_dim": head_dim}
+            parameters: dict[str, Any] = {
+                "batch": batch,
+                "heads": heads,
+                "length": length,
+                "head_dim": head_dim,
+            }
             parameters |= {"direction": direction, "dtype": dtype}
             yield Benchmark("attention", parameters, prepare, {"flops": flops}, clock(device))
 

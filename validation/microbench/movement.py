@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ def host_copies(device: str, quick: bool) -> Iterator[Benchmark]:
                 yield Benchmark("host_copy", parameters, prepare, work, "device")
     for way in ("none", "h2d", "d2h", "both"):
         flops = {"flops": 2.0 * GEMM_WIDTH**3}
-        yield Benchmark(
-            "gemm_beside_copy", {"way": way}, lambda way=way: beside(device, way), flops, "device"
-        )
+        yield Benchmark("gemm_beside_copy", {"way": way}, partial(beside, device, way), flops, "device")
 
 
 def copies(device: str, size: int, pinned: bool) -> dict[str, Callable[[], Any]]:

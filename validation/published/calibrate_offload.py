@@ -12,7 +12,7 @@ factors, and the error of every row as the files are, fitted, and left out of th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def _gpu(cluster: Cluster, part: str, *names: str, factor: float) -> Cluster:
     return cluster.model_copy(update={"gpu": gpu})
 
 
-SCALERS = {
+SCALERS: dict[str, Callable[[Cluster, float], Cluster]] = {
     "cpu": _cpu,
     "attention": lambda cluster, factor: _gpu(
         cluster, "attention", "forward_fraction", "backward_fraction", factor=factor
@@ -76,7 +76,8 @@ def log_errors(runs: Sequence[PublishedRun], names: Sequence[str], theta: Floats
     """Logarithm of predicted over measured seconds, one per run."""
     tweak = Scale(tuple(zip(names, np.exp(theta).tolist(), strict=True)))
     errors = [predict_row(run, tweak=tweak).relative_error for run in runs]
-    return np.log1p(np.array(errors, dtype=float))
+    logarithms: Floats = np.log1p(np.array(errors, dtype=float))
+    return logarithms
 
 
 def fit(runs: Sequence[PublishedRun], names: Sequence[str]) -> Floats:

@@ -84,17 +84,19 @@ class Recording:
 
 _FSDP2 = {"kind": "fsdp2", "wrapping": "torchtitan-0.1", "param_dtype": "fp32", "reduce_dtype": "fp32"}
 
+_ENGINE: dict[str, dict[str, Any]] = {
+    "zero1": {"stage": 1},
+    "zero2": {"stage": 2},
+    "zero3": {"stage": 3},
+    "zero3-host": {"stage": 3, "optimizer_place": "host", "parameter_place": "host"},
+    "zero3-nvme": {"stage": 3, "optimizer_place": "nvme", "parameter_place": "nvme"},
+}
+
 STRATEGIES = (
     Recording("ddp", "ddp", {}, {"kind": "ddp"}),
     *(
         Recording(name, "engine", options, {"kind": "reference", **options})
-        for name, options in {
-            "zero1": {"stage": 1},
-            "zero2": {"stage": 2},
-            "zero3": {"stage": 3},
-            "zero3-host": {"stage": 3, "optimizer_place": "host", "parameter_place": "host"},
-            "zero3-nvme": {"stage": 3, "optimizer_place": "nvme", "parameter_place": "nvme"},
-        }.items()
+        for name, options in _ENGINE.items()
     ),
     Recording("fsdp2-reshard", "fsdp2", {}, {**_FSDP2, "reshard_after_forward": True}),
     Recording(

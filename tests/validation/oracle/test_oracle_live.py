@@ -8,10 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install zsim[validate]")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from validation.collective_log import CollectiveLog  # noqa: E402
 from validation.llama import Llama, find_shape  # noqa: E402
 from validation.oracle import run, sharding  # noqa: E402
 from validation.oracle.answer import Answer  # noqa: E402
-from validation.oracle.case import Case  # noqa: E402
+from validation.oracle.case import Case, Checkpointing, Wrapping  # noqa: E402
+from validation.oracle.memory import CategoryTracker  # noqa: E402
+from validation.oracle.shortcuts import fsdp_shortcuts  # noqa: E402
+from zsim.comparison.calls import Call  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -29,19 +35,19 @@ def test_llama_8b_on_1024_ranks_answers_as_recorded() -> None:
     assert answer.between_steps == recorded.between_steps
 
 
-def fake_step(case: Case, tracker_type: type | None, shortcuts: bool = True):
+def fake_step(case: Case, tracker_type: type | None, shortcuts: bool = True) -> tuple[list[Call], int]:
     """(calls, peak of the sum) of a case with another tracker or without."""
     from contextlib import nullcontext
 
     with run.fake_world(case.world_size):
         mesh = sharding.make_mesh(case.world_size, case.replicate)
-        with run.FakeTensorMode():
+        with FakeTensorMode():
             model = Llama(find_shape(case.model), checkpointing=case.activation_checkpointing == "full")
-            with run.fsdp_shortcuts() if shortcuts else nullcontext():
+            with fsdp_shortcuts() if shortcuts else nullcontext():
                 sharding.shard_case(model, mesh, case)
             optimizer = run.ShardOptimizer(model, case.optimizer)
             tracker = tracker_type(model, optimizer.adamw) if tracker_type else None
-            with tracker or nullcontext(), run.CollectiveLog() as log:
+            with tracker or nullcontext(), CollectiveLog() as log:
                 tokens = torch.zeros(1, 256, dtype=torch.int64)
                 if tracker:
                     tracker.track_inputs((tokens,))
@@ -53,19 +59,19 @@ def fake_step(case: Case, tracker_type: type | None, shortcuts: bool = True):
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_the_sum_is_the_original_trackers_where_that_works(checkpointing: str) -> None:
+def test_the_sum_is_the_original_trackers_where_that_works(checkpointing: Checkpointing) -> None:
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
     case = Case("llama-tiny", 8, activation_checkpointing=checkpointing)
-    ours, theirs = fake_step(case, run.CategoryTracker), fake_step(case, FSDPMemTracker)
+    ours, theirs = fake_step(case, CategoryTracker), fake_step(case, FSDPMemTracker)
     assert ours == theirs
     assert ours[1] > 0
 
 
 @pytest.mark.parametrize("wrapping", ["torchtitan-0.1", "torchtitan", "huggingface"])
-def test_watching_memory_changes_no_collective(wrapping: str) -> None:
+def test_watching_memory_changes_no_collective(wrapping: Wrapping) -> None:
     case = Case("llama-tiny", 8, wrapping=wrapping)
-    assert fake_step(case, run.CategoryTracker)[0] == fake_step(case, None)[0]
+    assert fake_step(case, CategoryTracker)[0] == fake_step(case, None)[0]
 
 
 def test_the_original_tracker_changes_the_collectives_of_a_grouped_head() -> None:
@@ -78,7 +84,7 @@ def test_the_original_tracker_changes_the_collectives_of_a_grouped_head() -> Non
 
 def test_the_shortcut_for_many_ranks_changes_nothing() -> None:
     case = Case("llama-tiny", 12, wrapping="huggingface")  # 12 divides none of its sizes
-    assert fake_step(case, run.CategoryTracker) == fake_step(case, run.CategoryTracker, shortcuts=False)
+    assert fake_step(case, CategoryTracker) == fake_step(case, CategoryTracker, shortcuts=False)
 
 
 def test_categories_add_up_to_the_peak() -> None:
