@@ -38,7 +38,7 @@ def trace(make_trace: Callable[..., Trace]) -> Trace:
 
 
 @pytest.fixture
-def report_of(build_report: Callable[..., Report]) -> Report:
+def report_of(build_report: Callable[..., Report]) -> Callable[..., Report]:
     def build(trace: Trace, **changes: Any) -> Report:
         values = {
             "zsim_version": "0.1.0",
