@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 from zsim.engine.simulate import simulate_job
+from zsim.plan.builder import PlanBuilder
+from zsim.plan.frameworks.fsdp2.schedule import Fsdp2Schedule
+from zsim.plan.frameworks.fsdp2.units import MeshInfo
 from zsim.plan.make import plan_step
 from zsim.plan.ops import Collective, Plan
+from zsim.plan.pipeline.run_actions import run_actions
+from zsim.plan.pipeline.schedules import no_pipeline
+from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -366,3 +372,28 @@ def test_the_host_takes_every_dtensor_apart_once_per_list_or_for_every_operator(
     plan = toy_plan(toys, toys.linear_blocks([(64, 32)] * 4), training=training)
     found = [(op.name, op.overhead, op.events) for op in plan.ops if "DTensors" in op.name]
     assert found == [("norm of DTensors", "dtensor_in_list", 4), ("update of DTensors", event, 4)]
+
+
+def test_each_group_of_parameters_has_its_own_ranks(toys: Any) -> None:
+    """As experts on a mesh of their own: blocks of 10 x 4 in fp32 on eight ranks, of which the second is
+    sharded over every other rank (4 x 3 rows) and replicated on neighbours, the others over all (8 x 2). Two
+    gathers and a reduction of each, at its own padded size in its own group."""
+    builder = PlanBuilder([])
+    workload = make_workload(toys.linear_blocks([(10, 4)] * 3), toys.training())
+    stage = Stage(builder, workload, DataParallel(8))
+    owner = Fsdp2Schedule(stage, fsdp2(param_dtype="fp32"))
+    experts = MeshInfo(stage.group("efsdp", 4, 2), stage.group("ereplicate", 2))
+    owner.units[1].mesh = experts
+    run_actions(builder, {0: owner}, no_pipeline(1)[0])
+    calls = Counter(
+        (op.work.kind, op.work.group, op.work.bytes)
+        for op in builder.ops
+        if isinstance(op.work, Collective) and op.phase != "optimizer"
+    )
+    all_rows, padded = 4 * 8 * 2 * 4, 4 * 4 * 3 * 4
+    assert calls == {
+        ("all_gather", "shard", all_rows): 4, ("reduce_scatter", "shard", all_rows): 2,
+        ("all_gather", "efsdp", padded): 2, ("reduce_scatter", "efsdp", padded): 1,
+        ("all_reduce", "ereplicate", padded // 4): 1,
+    }  # fmt: skip
+    assert sum(change.bytes for change in builder.memory) == 0

@@ -69,7 +69,7 @@ class ReferenceHome:
             self.builder.allocate("buffers", size, owner=unit.name)
             self.host.copy(f"fetch {unit.name}", "h2d", size, COMPUTE, module=unit.name, is_blocking=True)
 
-    def let_go(self, unit: EngineUnit, gathered: int) -> None:
+    def drop(self, unit: EngineUnit, gathered: int) -> None:
         """What `bring` brought is needed until event `gathered`."""
         if self.parameters != "gpu":
             size = self._shard_bytes(unit)
@@ -91,7 +91,7 @@ class ReferenceHome:
 
     # -- gradients --------------------------------------------------------------------------------------
 
-    def add_gradient(self, unit: EngineUnit, numel: int, *, is_first: bool) -> None:
+    def keep_gradient(self, unit: EngineUnit, numel: int, *, is_first: bool) -> None:
         """A reduced shard leaves the device; on stages 2 and 3 it is added to earlier micro-batches'."""
         builder, host, name, size = self.builder, self.host, unit.name, numel * self.reduce_bytes
         if is_first:

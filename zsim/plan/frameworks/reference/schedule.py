@@ -104,7 +104,7 @@ class ReferenceSchedule(Hooks):
         self.builder.allocate("buffers", size, owner=unit.name)
         unit.gathered = self._collective("all_gather", size, self.strategy.param_dtype, unit.name)
         if self.home is not None and unit.gathered is not None:
-            self.home.let_go(unit, unit.gathered)
+            self.home.drop(unit, unit.gathered)
 
     def _gather(self, unit: EngineUnit) -> None:
         self._start_gather(unit)
@@ -265,7 +265,7 @@ class ReferenceSchedule(Hooks):
         if self._has_far_states:
             assert self.home is not None
             for unit in units:
-                self.home.add_gradient(unit, self._owned(unit), is_first=self._is_first or stage <= 1)
+                self.home.keep_gradient(unit, self._owned(unit), is_first=self._is_first or stage <= 1)
             if stage:
                 self._free_parts(units)
         elif stage == 0:

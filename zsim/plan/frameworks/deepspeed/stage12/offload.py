@@ -81,7 +81,7 @@ class Zero12Home:
         self._seen += elements
         return self._seen * self.shard_numel // self.workload.numel - before
 
-    def keep_slice(
+    def keep_gradients(
         self, tensors: Sequence[str], elements: int, stream: str, *, micro_batch: int, is_boundary: bool
     ) -> int:
         """copy_grads_in_partition, of a reduced bucket of so many `elements`: sums in host memory while

@@ -198,7 +198,7 @@ class Zero12Schedule(DeepSpeedEngine):
     def _keep_slice(self, stream: str) -> int:
         """What becomes of the own slice of a reduced bucket before the next; returns its last event."""
         if self.home is not None:
-            return self.home.keep_slice(
+            return self.home.keep_gradients(
                 self._tensors, self._elements, stream,
                 micro_batch=self._micro_batch, is_boundary=self._is_boundary,
             )  # fmt: skip

@@ -168,7 +168,7 @@ class Zero3Gradients(DeepSpeedEngine):
         event."""
         config = self.config
         if self.home is not None:
-            return self.home.keep_shards(
+            return self.home.keep_gradients(
                 bucket, is_first=self._micro_batch == 0, is_boundary=self._is_boundary
             )
         if self._micro_batch == 0:

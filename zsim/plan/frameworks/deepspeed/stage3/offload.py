@@ -109,7 +109,7 @@ class Zero3Home:
 
     # -- gradients --------------------------------------------------------------------------------------
 
-    def keep_shards(self, bucket: GradientBucket, *, is_first: bool, is_boundary: bool) -> int:
+    def keep_gradients(self, bucket: GradientBucket, *, is_first: bool, is_boundary: bool) -> int:
         """partition_grads: to the host and back, and at the boundary on in fp32; see [Note: three copies of a
         gradient]. Returns the last event."""
         builder, stream, config = self.builder, self.stream, self.config

@@ -77,7 +77,7 @@ class QuantizedReducer:
         raise InputError(
             f"{self.config.name}: zero_optimization.zero_quantized_gradients: {parameter.name} has "
             f"{parameter.numel:,} elements, which two hops over {self.world_size} GPUs cannot divide (they "
-            f"need a multiple of {2 * self.world_size}); DeepSpeed {self.config.version} fails, 0.13.2 and "
+            f"need a multiple of {2 * self.world_size}); DeepSpeed {self.config.release} fails, 0.13.2 and "
             "later reduce-scatter it"
         )
 
