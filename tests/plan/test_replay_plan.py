@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from zsim.plan.passes.twice import program_is_drained, program_twice
 from zsim.plan.recorded.alone import with_work_alone
-from zsim.plan.recorded.infer import replay_plans
-from zsim.plan.recorded.replay_ops import ReplayOp
-from zsim.plan.recorded.replay_twice import is_drained, twice
+from zsim.plan.recorded.infer import recorded_ranks
+from zsim.plan.recorded.rank import recorded
+from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import Trace
 
 GATHER = {"kind": "all_gather", "stream": "all_gather", "bytes": 8, "group": "world", "group_size": 8}
@@ -21,14 +22,21 @@ def kernel(name: str, issue: float, start: float, end: float, **fields: Any) -> 
     return {"name": name, "issue": issue, "start": start, "end": end, **fields}
 
 
-def ops_of(trace: Trace) -> dict[str, ReplayOp]:
-    return {op.info.name: op for op in replay_plans(trace)[0].ops}
+def ops_of(trace: Trace) -> dict[str, Recorded]:
+    return {op.name: recorded(op) for op in recorded_ranks(trace)[0].program.ops}
+
+
+def calls_before(trace: Trace, name: str) -> list[tuple[float, int | None, float]]:
+    """The host's calls before it issues an op: its work, the op that it waits for, the call's own seconds."""
+    op = next(op for op in recorded_ranks(trace)[0].program.ops if op.name == name)
+    waits, calls = iter(op.host_waits), recorded(op).calls
+    return [(call.seconds, next(waits) if call.waits else None, call.own_seconds) for call in calls]
 
 
 def waits_of(trace: Trace) -> dict[str, list[str]]:
     """What each op waits for on other streams, by name."""
-    plan = replay_plans(trace)[0]
-    return {op.info.name: [plan.ops[other].info.name for other in op.after] for op in plan.ops}
+    ops = recorded_ranks(trace)[0].program.ops
+    return {op.name: [ops[other].name for other in op.after] for op in ops}
 
 
 def test_an_op_that_begins_as_another_ends_waited_for_it(make_trace: Callable[..., Trace]) -> None:
@@ -85,9 +93,9 @@ def test_a_reduction_waits_for_the_gradients_and_the_optimizer_for_it(
 
 def test_what_nothing_explains_is_a_delay_and_counted(make_trace: Callable[..., Trace]) -> None:
     trace = make_trace([kernel("a", 0, 0, 1), kernel("b", 0.5, 4, 5)])
-    plan = replay_plans(trace)[0]
-    assert [op.lag_seconds for op in plan.ops] == [0, 3]
-    assert plan.unexplained_seconds == 3
+    rank = recorded_ranks(trace)[0]
+    assert [work.lag_seconds for work in rank.works] == [0, 3, 0]  # and the end of the step
+    assert rank.unexplained_seconds == 3
 
 
 def test_the_host_works_waits_and_works_again(make_trace: Callable[..., Trace]) -> None:
@@ -95,9 +103,8 @@ def test_the_host_works_waits_and_works_again(make_trace: Callable[..., Trace]) 
     trace = make_trace(
         [kernel("a", 1, 1, 8), kernel("b", 9, 9, 10)], step_seconds=10, host_blocks=[(0, 3.0, 8.0, "a")]
     )
-    op = ops_of(trace)["b"]
-    assert [wait[:3] for wait in op.host_waits] == [(2.0, 0, 0.0)]
-    assert op.host_seconds == 1.0
+    assert calls_before(trace, "b") == [(2.0, 0, 0.0)]
+    assert ops_of(trace)["b"].host_seconds == 1.0
 
 
 def test_what_a_blocked_call_lasts_beyond_the_op_is_its_own(make_trace: Callable[..., Trace]) -> None:
@@ -107,9 +114,8 @@ def test_what_a_blocked_call_lasts_beyond_the_op_is_its_own(make_trace: Callable
         step_seconds=10,
         host_blocks=[(0, 3.0, 8.0, "a"), (0, 8.5, 9.0, "a")],
     )
-    op = ops_of(trace)["b"]
-    assert [wait[:3] for wait in op.host_waits] == [(2.0, 0, 2.0), (0.5, 0, 0.5)]
-    assert op.host_seconds == 0.0
+    assert calls_before(trace, "b") == [(2.0, 0, 2.0), (0.5, 0, 0.5)]
+    assert ops_of(trace)["b"].host_seconds == 0.0
 
 
 def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(
@@ -122,16 +128,15 @@ def test_a_call_that_blocks_and_issues_a_copy_waits_for_it_from_then_on(
         step_seconds=11,
         host_blocks=[(0, 2.0, 9.0, "copy")],
     )
-    ops = ops_of(trace)
-    assert [wait[:3] for wait in ops["copy"].host_waits] == [(1.0, None, 3.0)]
-    assert [wait[:3] for wait in ops["b"].host_waits] == [(0.0, 1, 1.0)]
-    assert ops["b"].host_seconds == 1.0
+    assert calls_before(trace, "copy") == [(1.0, None, 3.0)]
+    assert calls_before(trace, "b") == [(0.0, 1, 1.0)]
+    assert ops_of(trace)["b"].host_seconds == 1.0
 
 
 def test_a_stream_that_is_free_late_delays_nothing_twice(make_trace: Callable[..., Trace]) -> None:
     """Issued 3 s before the step: the op starts at 0.5 because its stream is free at 0, then waits 0.5."""
-    (plan,) = replay_plans(make_trace([kernel("a", -3, 0.5, 1)])).values()
-    assert plan.ops[0].lag_seconds == 0.5
+    (rank,) = recorded_ranks(make_trace([kernel("a", -3, 0.5, 1)])).values()
+    assert rank.works[0].lag_seconds == 0.5
 
 
 def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace: Callable[..., Trace]) -> None:
@@ -140,8 +145,8 @@ def test_a_block_that_begins_when_an_op_is_issued_comes_after_it(make_trace: Cal
         [kernel("a", 1, 1, 2), kernel("b", 4, 4, 8), kernel("c", 9, 9, 10)],
         host_blocks=[(0, 4.0, 8.0, "b")],
     )
-    assert ops_of(trace)["b"].host_waits == ()
-    assert [wait[:3] for wait in ops_of(trace)["c"].host_waits] == [(0.0, 1, 0.0)]
+    assert calls_before(trace, "b") == []
+    assert calls_before(trace, "c") == [(0.0, 1, 0.0)]
 
 
 def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace: Callable[..., Trace]) -> None:
@@ -150,11 +155,11 @@ def test_a_cpu_run_computes_on_the_host_and_issues_in_between(make_trace: Callab
         [{"start": 0, "end": 6}, kernel("gather", 2, 2, 5, **{**GATHER, "stream": ""})],
         metadata={"computes_on": "cpu"},
     )
-    ops = replay_plans(trace)[0].ops
-    assert [(op.info.kind, op.seconds, op.is_on_host) for op in ops] == [
+    assert [(work.kind, work.seconds, work.is_on_host) for work in recorded_ranks(trace)[0].works] == [
         ("compute", 2, True),
         ("all_gather", 3, False),
         ("compute", 4, True),
+        ("", 0, True),  # the end of the step
     ]
 
 
@@ -165,32 +170,34 @@ def test_spans_that_overlap_on_one_stream_are_several(make_trace: Callable[..., 
         kernel("r2", 1, 1, 9, kind="nvme_read", stream="nvme"),
         kernel("r3", 5, 5, 6, kind="nvme_read", stream="nvme"),
     ])  # fmt: skip
-    assert [op.stream for op in replay_plans(trace)[0].ops] == ["nvme", "nvme (2)", "nvme"]
+    *ops, _ = recorded_ranks(trace)[0].program.ops
+    assert [op.stream for op in ops] == ["nvme", "nvme (2)", "nvme"]
 
 
 def test_work_alone_is_time_without_what_it_shared(make_trace: Callable[..., Trace]) -> None:
     """A kernel from 0 to 10 under a collective from 4 to 10 that makes it 1.2 times slower: 4 + 6 / 1.2 = 9.
     Another runs beside it from 6 to 10, at half speed each: 4 + 2 / 1.2 + 4 / 2.4, and 4 / 2.4."""
     one = [kernel("a", 0, 0, 10), kernel("gather", 0, 4, 10, **GATHER)]
-    (plan,) = replay_plans(make_trace(one)).values()
-    assert with_work_alone(plan, 1.2).ops[0].seconds == pytest.approx(9.0)
+    (rank,) = recorded_ranks(make_trace(one)).values()
+    assert with_work_alone(rank, 1.2).works[0].seconds == pytest.approx(9.0)
     both = [*one, kernel("b", 0, 6, 10, stream="side")]
-    (plan,) = replay_plans(make_trace(both)).values()
-    alone = {op.info.name: op.seconds for op in with_work_alone(plan, 1.2).ops}
+    (rank,) = recorded_ranks(make_trace(both)).values()
+    alone = {op.name: recorded(op).seconds for op in with_work_alone(rank, 1.2).program.ops}
     assert alone["a"] == pytest.approx(4 + 2 / 1.2 + 4 / 2.4)
     assert alone["b"] == pytest.approx(4 / 2.4)
     assert alone["gather"] == 6
 
 
 def test_twice_the_second_step_follows_the_first(make_trace: Callable[..., Trace]) -> None:
-    """The gather of the second step waits for the first step's last kernel; meetings are numbered on."""
+    """The gather of the second step waits for the first step's last kernel; the end of the first step, which
+    is the host's, comes between."""
     trace = make_trace([kernel("gather", 0, 0, 2, **GATHER), kernel("a", 1, 2, 5), kernel("b", 2, 5, 6)])
-    (plan,) = replay_plans(trace).values()
-    double = twice(plan)
-    assert [op.info.name for op in double.ops] == ["gather", "a", "b"] * 2
-    assert double.ops[3].after == (2,)
-    assert [op.meeting for op in double.ops if op.meeting] == [("world", 0), ("world", 1)]
-    assert not is_drained(plan)
+    (rank,) = recorded_ranks(trace).values()
+    double = program_twice(rank.program)
+    assert [op.name for op in double.ops] == ["gather", "a", "b", "end of step"] * 2
+    assert double.ops[4].after == (2,)
+    assert [recorded(op).meets for op in double.ops] == [True, False, False, False] * 2
+    assert not program_is_drained(rank.program)
 
 
 def test_a_host_that_waits_before_the_update_is_drained(make_trace: Callable[..., Trace]) -> None:
@@ -198,4 +205,4 @@ def test_a_host_that_waits_before_the_update_is_drained(make_trace: Callable[...
         [kernel("a", 0, 0, 5), kernel("u", 6, 6, 7, kind="optimizer", phase="optimizer")],
         host_blocks=[(0, 1.0, 5.0, "a")],
     )
-    assert is_drained(replay_plans(trace)[0])
+    assert program_is_drained(recorded_ranks(trace)[0].program)

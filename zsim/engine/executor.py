@@ -18,12 +18,14 @@ from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
 from zsim.engine.beside import Flights, landed, num_busy, took_off
 from zsim.engine.offload import Offload
-from zsim.engine.priced_program import PricedProgram
+from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.flight import Flight
 from zsim.plan.ops import Collective, OffloadWork, PointToPoint, Work
+from zsim.plan.recorded.alone import runs_on_gpu
+from zsim.trace.trace import SpanInfo
 
 _HOST = -1  # on the agenda, in place of an op: the host goes on
 
@@ -32,9 +34,31 @@ class Lane:
     """One simulated rank: where its host is, and when each op was issued, started and ended."""
 
     __slots__ = (
-        "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
-        "host_time", "instances", "is_in_allocator", "issue", "kernel_seconds", "messages_left", "next_op",
-        "peers", "pending", "program", "rank", "start", "successors", "works",
+        "allocator",
+        "allocator_blocks",
+        "began",
+        "blocked_on",
+        "ended",
+        "flights",
+        "gpu",
+        "host_blocks",
+        "host_time",
+        "instances",
+        "is_in_allocator",
+        "issue",
+        "kernel_seconds",
+        "messages_left",
+        "next_call",
+        "next_op",
+        "peers",
+        "pending",
+        "program",
+        "rank",
+        "ready",
+        "recorded_blocks",
+        "start",
+        "successors",
+        "works",
     )  # fmt: skip
 
     def __init__(
@@ -58,10 +82,18 @@ class Lane:
         self.issue, self.start, self.ended = nan[:], nan[:], nan[:]
         self.next_op = 0
         self.host_time = began
+        self.ready: list[float] | None = (
+            None  # of a recorded program: when all that an op waited for was over
+        )
+        self.next_call = 0  # of the recorded host, before the next op
+        if program.recorded is not None:
+            self.ready = list(program.recorded.ready)
+            self.host_time += program.recorded.host_begin
         self.blocked_on = -1
         self.is_in_allocator = False  # what it is blocked on, its allocator waits for
         self.allocator: Allocator | None = None
         self.host_blocks: list[tuple[float, float, int]] = []
+        self.recorded_blocks: list[tuple[float, float, SpanInfo]] = []  # what a recorded wait counts as
         self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
         self.flights = Flights()
         self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
@@ -73,24 +105,24 @@ class Executor:
     """Runs one step: on each of `ranks` (all of them, or one per class) its program.
 
     `kernel_seconds` are the programs' on these ranks. `allocators` are the ranks' before the step, where
-    memory is short, so that they hold the host up. `on_finish` is called once, when the last op of all lanes
-    has ended.
+    memory is short, so that they hold the host up. Recorded programs need no `offload`, and no `fabric`
+    where they meet nobody. `on_finish` is called once, when the last op of all lanes has ended.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
         programs: Sequence[PricedProgram],
-        fabric: Fabric,
+        fabric: Fabric | None,
         ranks: Sequence[int],
         kernel_seconds: Sequence[Sequence[float | None]],
         slowdown: float,
-        offload: Offload,
+        offload: Offload | None,
         allocators: Sequence[Allocator] = (),
     ) -> None:
         self.env = env
-        self.fabric = fabric
-        self.offload = offload
+        self._fabric = fabric
+        self._offload = offload
         self.num_events = 0
         self.on_finish: Callable[[], None] | None = None
         self._left = sum(program.num_ops for program in programs)
@@ -99,18 +131,31 @@ class Executor:
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
         self._sides: dict[tuple[str, int, int], tuple[Lane, int]] = {}  # come, and waiting for the other side
-        self._slows_collectives = fabric.slowdown > 1
+        self._is_recorded = any(program.recorded is not None for program in programs)
+        self._slows_collectives = fabric is not None and fabric.slowdown > 1
         works = {id(program): [op.work for op in program.program.ops] for program in programs}
         for number, (rank, program, seconds) in enumerate(zip(ranks, programs, kernel_seconds, strict=True)):
-            instances = {name: fabric.instance_of(name, rank) for name in fabric.groups}
+            groups = () if fabric is None else fabric.groups
+            instances = {name: self.fabric.instance_of(name, rank) for name in groups}
             lane = Lane(rank, program, works[id(program)], instances, seconds, env.now)
             turn = lane.flights.turn if self._slows_collectives else None
             lane.gpu = GpuKernels(slowdown, self._call_at, partial(self._end, lane), turn)
             if allocators:
                 lane.allocator = allocators[number].copy()
             self.lanes.append(lane)
-            for key in instances.items():
-                self._members[key] = self._members.get(key, 0) + 1
+            used = instances if program.recorded is None else program.recorded.groups
+            for name in used:
+                self._members[name, instances[name]] = self._members.get((name, instances[name]), 0) + 1
+
+    @property
+    def fabric(self) -> Fabric:
+        assert self._fabric is not None
+        return self._fabric
+
+    @property
+    def offload(self) -> Offload:
+        assert self._offload is not None
+        return self._offload
 
     def run(self) -> float:
         """The time at which every op of every lane has ended.
@@ -141,6 +186,9 @@ class Executor:
     def _advance_host(self, lane: Lane) -> None:
         """Issue ops until the host must block on one that has not ended."""
         program = lane.program
+        if program.recorded is not None:
+            self._advance_recorded_host(lane, program.recorded)
+            return
         host_seconds, waits, pending = program.host_seconds, program.host_waits, lane.pending
         works, successors = lane.works, lane.successors
         ended, issue = lane.ended, lane.issue
@@ -195,6 +243,39 @@ class Executor:
         if self._left == 0:
             self._finish()
 
+    def _advance_recorded_host(self, lane: Lane, recorded: RecordedTimes) -> None:
+        """Make the calls that the host was recorded to make, and issue ops, until it must block on one."""
+        ops, num_ops = lane.program.program.ops, lane.program.num_ops
+        while lane.next_op < num_ops:
+            op = lane.next_op
+            work, waits = recorded.works[op], iter(ops[op].host_waits)
+            for place, call in enumerate(work.calls):
+                wait = next(waits) if call.waits else -1
+                if place < lane.next_call:
+                    continue
+                if wait >= 0 and lane.ended[wait] != lane.ended[wait]:  # not ended yet
+                    lane.blocked_on = wait
+                    return
+                lane.next_call += 1
+                began = lane.host_time + call.seconds
+                over = began if wait < 0 else max(began, lane.ended[wait])
+                lane.host_time = max(began, over + call.own_seconds)
+                if lane.host_time > began and call.info is not None:
+                    lane.recorded_blocks.append((began, lane.host_time, call.info))
+            lane.next_call = 0
+            lane.host_time += work.host_seconds
+            lane.issue[op] = lane.host_time
+            lane.next_op += 1
+            if work.is_on_host:
+                lane.start[op] = lane.host_time
+                lane.host_time += work.seconds
+                lane.ended[op] = lane.host_time
+                self._left -= 1
+            elif lane.pending[op] == 0:
+                self._start_recorded(lane, op)
+        if self._left == 0:
+            self._finish()
+
     # -- the agenda: one simpy event for all that happens at one instant ------------------------------
 
     def _call_at(self, delay: float, what: Lane | GpuKernels, number: int) -> None:
@@ -216,15 +297,20 @@ class Executor:
         for what, number in entries:
             if type(what) is GpuKernels:
                 what.on_wake(now, number)
+            elif number >= 0:
+                self._start(what, number)  # type: ignore[arg-type]
             elif number == _HOST:
                 self._advance_host(what)  # type: ignore[arg-type]
             else:
-                self._start(what, number)  # type: ignore[arg-type]
+                self._end_recorded(what, _HOST - 1 - number)  # type: ignore[arg-type]
 
     # -- ops ----------------------------------------------------------------------------------------
 
     def _start(self, lane: Lane, op: int) -> None:
         now = self.env.now
+        if lane.ready is not None:
+            self._run_recorded(lane, op, now)
+            return
         lane.start[op] = now
         if lane.program.behind is not None:
             self._leave_queue(lane, op, now)
@@ -242,6 +328,31 @@ class Executor:
             self.fabric.run(transfer, lambda: self._end(lane, op, self.env.now))
         else:
             self._end(lane, op, now)
+
+    def _start_recorded(self, lane: Lane, op: int) -> None:
+        """Start an op that is issued, and all that it waits for is over, its lag later."""
+        assert lane.ready is not None
+        assert lane.program.recorded is not None
+        work = lane.program.recorded.works[op]
+        lane.start[op] = time = max(lane.issue[op], lane.ready[op]) + work.lag_seconds
+        self._call_at(max(time - self.env.now, 0.0), lane, op)
+
+    def _run_recorded(self, lane: Lane, op: int, now: float) -> None:
+        recorded = lane.program.recorded
+        assert recorded is not None
+        work, call = recorded.works[op], recorded.calls[op]
+        if call is not None:
+            lane.gpu.collective_started(now)
+            self._arrive(lane, op, call)
+        elif recorded.shares_gpu and runs_on_gpu(work):
+            lane.gpu.start(now, op, work.seconds)
+        else:
+            self._call_at(max(lane.start[op] + work.seconds - now, 0.0), lane, _HOST - 1 - op)
+
+    def _end_recorded(self, lane: Lane, op: int) -> None:
+        """An op of fixed length is over, at the time that its start says."""
+        assert lane.program.recorded is not None
+        self._end(lane, op, lane.start[op] + lane.program.recorded.works[op].seconds)
 
     def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
         """Let the launch behind this one go; `zsim.plan.passes.queues` [Note: one queue, several streams]."""
@@ -265,7 +376,7 @@ class Executor:
         del self._arrived[call]
         transfer = self.fabric.transfer(work, instance)
         now = self.env.now
-        for member, _ in arrived:
+        for member, _ in () if self._is_recorded else arrived:  # a recorded one was under way since it came
             member.gpu.collective_started(now)
         self._fly(transfer, arrived, lambda: self._end_collective(arrived))
 
@@ -325,11 +436,15 @@ class Executor:
     def _end(self, lane: Lane, op: int, now: float) -> None:
         lane.ended[op] = now
         self._left -= 1
-        pending, is_queued = lane.pending, lane.program.behind is not None
+        pending, is_queued, ready = lane.pending, lane.program.behind is not None, lane.ready
         for successor in lane.successors[op]:
             left = pending[successor] - 1
             pending[successor] = left
-            if left == 0 and successor < lane.next_op:  # issued already
+            if ready is not None:
+                ready[successor] = max(ready[successor], now)
+                if left == 0 and successor < lane.next_op:
+                    self._start_recorded(lane, successor)
+            elif left == 0 and successor < lane.next_op:  # issued already
                 delay = lane.issue[successor] - now
                 seconds = lane.kernel_seconds[successor]
                 if delay > 0:
@@ -339,7 +454,10 @@ class Executor:
                     lane.gpu.start(now, successor, seconds)
                 else:
                     self._start(lane, successor)
-        if lane.blocked_on == op:
+        if lane.blocked_on == op and ready is not None:
+            lane.blocked_on = -1
+            self._advance_host(lane)
+        elif lane.blocked_on == op:
             lane.host_blocks.append((lane.host_time, max(now, lane.host_time), op))
             if lane.is_in_allocator:
                 lane.allocator_blocks.append((lane.host_time, max(now, lane.host_time)))

@@ -10,12 +10,31 @@ from typing import get_args
 from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
+from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program, Recorded
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 _ON_GPU = (Kernels, Collective, PointToPoint)
 _TIMED_ELSEWHERE = (PointToPoint, *get_args(OffloadWork))  # by the fabric and the host's devices
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTimes:
+    """What a recorded program has besides: `works` by op; `ready`: when the op could start, were there
+    nothing to wait for (-inf: at any time); `calls`: the collective that it is where it meets others on a
+    fabric; `host_begin`: when its host begins; `shares_gpu`: kernels have their time alone on the GPU, and
+    share it."""
+
+    works: list[Recorded]
+    ready: list[float]
+    calls: list[Collective | None]
+    host_begin: float
+    shares_gpu: bool
+
+    @property
+    def groups(self) -> set[str]:
+        """Those in which it meets others."""
+        return {call.group for call in self.calls if call is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,7 @@ class PricedProgram:
     meetings: list[int]
     sides: dict[int, tuple[Side, ...]]
     behind: list[int] | None = None
+    recorded: RecordedTimes | None = None
 
     @property
     def num_ops(self) -> int:

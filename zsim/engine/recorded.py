@@ -1,20 +1,22 @@
-"""Replayed ranks on a clock: collectives take what each rank recorded, or what a topology's links need."""
+"""Recorded ranks on a clock: collectives take what each rank recorded, or what a topology's links need."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import simpy
 
-from zsim.engine.replay import OnEnd, Replayer
+from zsim.engine.executor import Executor, Lane
+from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.fabric.fabric import Fabric
-from zsim.fabric.flight import Flight
 from zsim.fabric.folding.alike import are_alike
-from zsim.plan.ops import Collective, CollectiveKind, Group
-from zsim.plan.recorded.replay_ops import ReplayOp, ReplayPlan, as_recorded
+from zsim.plan.ops import Collective, CollectiveKind, Group, Recorded
+from zsim.plan.recorded.rank import RecordedRank, as_recorded
 from zsim.specs.topology.topology import Topology
-from zsim.trace.trace import Trace
+from zsim.trace.trace import SpanInfo, Trace
 
 _KINDS: Mapping[str, CollectiveKind] = {
     "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "all_reduce": "all_reduce",
@@ -38,47 +40,161 @@ class Place:
 
 
 def run_replay(
-    step: Trace, plans: Mapping[int, ReplayPlan], place: Place | None, num_steps: int = 1
+    step: Trace, ranks: Mapping[int, RecordedRank], place: Place | None, num_steps: int = 1
 ) -> tuple[dict[int, float], Trace]:
-    """Seconds of each rank's step, and the step as a trace; the last of `num_steps` that the plans hold.
+    """Seconds of each rank's step, and the step as a trace; the last of `num_steps` that the programs hold.
 
     Without a `place` nothing is another than it was, and every span has its recorded time.
     """
     if place is None:
-        plans = {rank: as_recorded(plan) for rank, plan in plans.items()}
-    runner = _Runner(plans, place)
-    seconds = runner.replayer.run(num_steps)
-    return seconds, runner.replayer.trace(step, seconds)
+        ranks = {number: as_recorded(rank) for number, rank in ranks.items()}
+    begins = [time for rank in ranks.values() for time in (rank.host_begin, *rank.stream_begins.values())]
+    zero = -min([0.0, *begins])  # the clock starts so long before the first rank's step
+    programs = [_priced(rank, zero, place) for rank in ranks.values()]
+    env, fabric = simpy.Environment(), None
+    if place is not None:
+        works = [call for one in programs if one.recorded for call in one.recorded.calls if call is not None]
+        fabric = Fabric(env, place.topology, place.groups, is_folded=place.is_folded, works=works)
+    # A rank that stands for all is at the place of the first, for its own may be one that the fabric lacks.
+    places = [0] if place is not None and place.is_folded else list(ranks)
+    seconds = [program.kernel_seconds for program in programs]
+    executor = Executor(
+        env, programs, fabric, places, seconds, 1.0 if place is None else place.slowdown, offload=None
+    )
+    executor.run()
+    lanes = [
+        _Replayed(rank, lane, zero, num_steps)
+        for rank, lane in zip(ranks.values(), executor.lanes, strict=True)
+    ]
+    return {lane.rank: lane.step_seconds for lane in lanes}, _trace(step, lanes)
 
 
-class _Runner:
-    """What decides how long a collective takes."""
+def _priced(rank: RecordedRank, zero: float, place: Place | None) -> PricedProgram:
+    """The rank's program, on a clock that begins `zero` seconds before the step."""
+    ops, works = rank.program.ops, rank.works
+    pending, successors = [0] * len(ops), [list[int]() for _ in ops]
+    ready = [-math.inf] * len(ops)
+    calls: list[Collective | None] = [None] * len(ops)
+    names = {} if place is None else {name: number for number, name in enumerate(place.groups)}
+    meetings, counts = [-1] * len(ops), dict.fromkeys(names, 0)
+    last: dict[str, int] = {}
+    for number, (op, work) in enumerate(zip(ops, works, strict=True)):
+        if work.is_on_host:
+            continue
+        before = set(op.after)
+        if op.stream in last:
+            before.add(last[op.stream])
+        else:
+            ready[number] = rank.stream_begins.get(op.stream, 0.0) + zero
+        last[op.stream] = number
+        for other in before:
+            successors[other].append(number)
+        pending[number] = len(before)
+        if work.meets and place is not None:
+            call = calls[number] = _collective(work)
+            meetings[number] = counts[call.group] * len(names) + names[call.group]
+            counts[call.group] += 1
+    times = RecordedTimes(works, ready, calls, rank.host_begin + zero, place is not None)
+    none: list[float | None] = [None] * len(ops)
+    return PricedProgram(
+        program=rank.program,
+        pending=pending,
+        successors=[tuple(others) for others in successors],
+        host_seconds=[],
+        kernel_seconds=none,
+        concentration=[],
+        host_waits=[],
+        meetings=meetings,
+        sides={},
+        recorded=times,
+    )
 
-    def __init__(self, plans: Mapping[int, ReplayPlan], place: Place | None) -> None:
-        self.env = simpy.Environment()
-        self.fabric: Fabric | None = None
-        self.is_folded = place is not None and place.is_folded
-        if place is not None:
-            ops = [op for plan in plans.values() for op in plan.ops if op.meeting is not None]
-            works = dict.fromkeys(_work(op) for op in ops)
-            self.fabric = Fabric(
-                self.env, place.topology, place.groups, is_folded=place.is_folded, works=works
-            )
-        slowdown = None if place is None else place.slowdown
-        self.replayer = Replayer(self.env, plans, self._block_of, self._run_collective, slowdown)
 
-    def _run_collective(self, op: ReplayOp, rank: int, on_end: OnEnd, busy: int) -> Flight:
-        """As modelled, beside the kernels of the replay."""
-        assert self.fabric is not None
-        instance = self._block_of(op.info.group, rank)
-        return self.fabric.run(self.fabric.transfer(_work(op), instance), on_end, busy)
-
-    def _block_of(self, group: str, rank: int) -> int:
-        """The number of a group's block on the fabric; the one there is when one rank stands for all, whose
-        own number may be that of a rank which the fabric is too small for."""
-        assert self.fabric is not None
-        return 0 if self.is_folded else self.fabric.instance_of(group, rank)
+def _collective(work: Recorded) -> Collective:
+    info = work.info
+    assert info is not None
+    return Collective(_KINDS[info.kind], info.bytes, info.dtype, info.group)
 
 
-def _work(op: ReplayOp) -> Collective:
-    return Collective(_KINDS[op.info.kind], op.info.bytes, op.info.dtype, op.info.group)
+class _Replayed:
+    """A rank that was replayed: its lane, from the beginning of the step that counts, the last of several."""
+
+    def __init__(self, rank: RecordedRank, lane: Lane, zero: float, num_steps: int) -> None:
+        self.rank, self.lane, self.works = rank.rank, lane, rank.works
+        self.first = len(self.works) * (num_steps - 1) // num_steps
+        self.begin = max(self._shown_ends(0, self.first)) if self.first else rank.begin + zero
+
+    def _shown_ends(self, first: int, end: int) -> list[float]:
+        return [self.lane.ended[op] for op in range(first, end) if self.works[op].info is not None]
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the step that counts; of two the second, which shows what the host did after the first."""
+        last = max(self._shown_ends(self.first, len(self.works)), default=0.0)
+        return (last if self.first else max(last, self.lane.host_time)) - self.begin
+
+    def rows(self) -> Iterator[tuple[SpanInfo, float, float, float]]:
+        """(info, issue, start, end) of what a trace shows."""
+        lane = self.lane
+        for op in range(self.first, len(self.works)):
+            info = self.works[op].info
+            if info is not None:
+                issue = lane.issue[op] if self.works[op].is_issue_known else math.nan
+                yield info, issue, lane.start[op], lane.ended[op]
+
+    def in_allocator(self) -> Iterator[tuple[float, float]]:
+        """When the host was in torch's allocator; what it waits for there may take another time now."""
+        before = self.begin
+        for op in range(self.first, len(self.works)):
+            issue = self.lane.issue[op]
+            for since, until in self.works[op].in_allocator:
+                if issue - until > before + since:
+                    yield before + since, issue - until
+            before = issue
+
+
+def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
+    """The replayed step as a trace, with the metadata of the recorded one."""
+    index_of: dict[SpanInfo, int] = {}
+    rows: list[tuple[int, int, float, float, float]] = []
+    blocks: list[tuple[int, float, float, SpanInfo]] = []
+    zero = min(lane.begin for lane in lanes)
+    in_allocator: list[tuple[int, float, float]] = []
+    for lane in lanes:
+        rank = lane.rank
+        in_allocator += [
+            (rank, max(start - zero, 0.0), end - zero) for start, end in lane.in_allocator() if end > zero
+        ]
+        for work in lane.works:
+            if work.info is not None:
+                index_of.setdefault(work.info, len(index_of))
+        rows += [(rank, index_of[info], issue, start, end) for info, issue, start, end in lane.rows()]
+        blocks += [
+            (rank, max(start - zero, 0.0), end - zero, info)
+            for start, end, info in lane.lane.recorded_blocks
+            if end > zero
+        ]
+    host_blocks = tuple(
+        (rank, start, end, index_of.setdefault(info, len(index_of))) for rank, start, end, info in blocks
+    )
+    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
+    times = table[:, 2:] - zero
+    return replace(
+        like,
+        source="simulated",
+        infos=tuple(index_of),
+        ranks=table[:, 0].astype(np.int64),
+        info_indices=table[:, 1].astype(np.int64),
+        issue_seconds=times[:, 0],
+        start_seconds=times[:, 1],
+        end_seconds=times[:, 2],
+        step_seconds=max(lane.step_seconds for lane in lanes),
+        memory=None,
+        host_blocks=host_blocks,
+        allocator_blocks=tuple(in_allocator),
+        begins={lane.rank: lane.begin - zero for lane in lanes if lane.begin > zero},
+        steps=(),
+        step_numbers=None,
+        transfer_seconds=None,
+        follows_wait=None,
+    )

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Mapping
 
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.cost.rates.power import GpuActivity, kernel_activity
-from zsim.plan.ops import Collective, DriveIo, HostWork, Kernels, Plan, PointToPoint, Work, offload_kind
+from zsim.plan.ops import (
+    Collective,
+    DriveIo,
+    HostWork,
+    Kernels,
+    Plan,
+    PointToPoint,
+    Recorded,
+    Work,
+    offload_kind,
+)
 from zsim.report.critical_path import ALLOCATOR, HOST, OTHERS, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu
@@ -103,6 +113,7 @@ class OpCauses:
             }
         if work is None:
             return {"host": 0.0}
+        assert not isinstance(work, Recorded), "a recorded rank is replayed, and not taken apart"
         resource = self._limits.get(offload_kind(work), "")
         default = "cpu" if isinstance(work, HostWork) else "drives" if isinstance(work, DriveIo) else "pcie"
         return {_OF_RESOURCE.get(resource, default): 0.0}

@@ -4,6 +4,9 @@ A host that never waits for the GPU is ahead of it when a step begins, and the G
 plan is run twice on one clock, and the second run is the step; its time is from the end of the first to its
 own end. Where a number is read from the GPU before or after the update (DeepSpeed's norm, a gradient scaler,
 composer's loss) the queue is drained in every step, and one run is enough.
+
+A recorded step is run twice in the same way where it is run on other hardware: one step from an idle machine
+would show what its host hides.
 """
 
 from __future__ import annotations
@@ -11,37 +14,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import OffloadWork, Op, Plan, Program
+from zsim.plan.ops import OffloadWork, Op, Plan, Program, Recorded
+from zsim.trace.trace import COLLECTIVES
 
 
 def is_drained(plan: Plan) -> bool:
-    """Whether the host waits for the GPU between backward and the end of the step, as it does where the
-    update runs on the CPU."""
-    return all(_is_drained(program) for program in plan.programs)
+    """Whether all ranks' hosts wait for the GPU between backward and the end of the step, as they do where
+    the update runs on the CPU."""
+    return all(program_is_drained(program) for program in plan.programs)
 
 
-def _is_drained(program: Program) -> bool:
+def program_is_drained(program: Program) -> bool:
+    """Whether the host waits for the GPU between backward and the end of the step, or computes itself."""
     return any(
-        (op.phase == "optimizer" and op.host_waits) or isinstance(op.work, OffloadWork) for op in program.ops
+        (op.phase == "optimizer" and op.host_waits)
+        or isinstance(op.work, OffloadWork)
+        or (isinstance(op.work, Recorded) and op.work.is_on_host and op.work.info is not None)
+        for op in program.ops
     )
 
 
 def twice(plan: Plan) -> Plan:
     """The plan and the plan again."""
-    return plan.with_programs(_twice)
+    return plan.with_programs(program_twice)
 
 
-def _twice(program: Program) -> Program:
+def program_twice(program: Program) -> Program:
     """On every stream the second begins after the first's last kernel: nothing may read a parameter before
-    the optimizer has written it."""
-    count = len(program.ops)
-    last = max(
-        number for number, op in enumerate(program.ops) if op.stream == COMPUTE and op.work is not None
-    )
+    the optimizer has written it. The host goes on where it was."""
+    count, last = len(program.ops), _last_kernel(program)
     seen: set[str] = set()
     again = []
     for op in program.ops:
-        is_first = op.work is not None and op.stream not in seen
+        on_stream = op.work is not None and not (isinstance(op.work, Recorded) and op.work.is_on_host)
+        is_first = on_stream and op.stream not in seen
         seen.add(op.stream)
         again.append(_later(op, count, last if is_first else -1))
     changes = (
@@ -49,6 +55,23 @@ def _twice(program: Program) -> Program:
         for change in program.memory
     )
     return replace(program, ops=(*program.ops, *again), memory=(*program.memory, *changes))
+
+
+def _last_kernel(program: Program) -> int:
+    """The last op of the compute stream, of a recorded rank that of the stream that computes most; -1 without
+    one."""
+    compute, busy = COMPUTE, dict[str, float]()
+    for op in program.ops if program.is_recorded else ():
+        if isinstance(op.work, Recorded) and not op.work.is_on_host and op.work.kind not in COLLECTIVES:
+            busy[op.stream] = busy.get(op.stream, 0.0) + op.work.seconds
+    if busy:
+        compute = max(busy, key=lambda stream: busy[stream])
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        on_host = isinstance(op.work, Recorded) and (op.work.is_on_host or op.work.kind in COLLECTIVES)
+        if op.stream == compute and op.work is not None and not on_host:
+            return number
+    return -1
 
 
 def _later(op: Op, count: int, after: int) -> Op:

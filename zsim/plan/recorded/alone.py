@@ -11,34 +11,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.plan.recorded.replay_ops import ReplayOp, ReplayPlan
+from zsim.plan.ops import Recorded
+from zsim.plan.recorded.rank import RecordedRank
 from zsim.trace.trace import COLLECTIVES
 
 GPU_KERNELS = frozenset({"compute", "optimizer", "copy"})
 
 
-def runs_on_gpu(op: ReplayOp) -> bool:
+def runs_on_gpu(work: Recorded) -> bool:
     """Whether an op shares the GPU's multiprocessors."""
-    return op.info.kind in GPU_KERNELS and not op.is_on_host
+    return work.kind in GPU_KERNELS and not work.is_on_host
 
 
-def with_work_alone(plan: ReplayPlan, slowdown: float) -> ReplayPlan:
-    """The plan with kernels' seconds as they would be alone, to be run where they share the GPU again."""
-    kernels = [number for number, op in enumerate(plan.ops) if runs_on_gpu(op)]
-    events = [(plan.ops[number].recorded, number) for number in kernels]
+def with_work_alone(rank: RecordedRank, slowdown: float) -> RecordedRank:
+    """The rank with kernels' seconds as they would be alone, to be run where they share the GPU again."""
     marks: list[tuple[float, int, int]] = []  # time, change of running kernels, change of collectives
-    for (start, end), _ in events:
-        marks += [(start, 1, 0), (end, -1, 0)]
-    for op in plan.ops:
-        if op.info.kind in COLLECTIVES:
-            marks += [(op.recorded[0], 0, 1), (op.recorded[1], 0, -1)]
+    for work in rank.works:
+        start, end = work.recorded
+        if runs_on_gpu(work):
+            marks += [(start, 1, 0), (end, -1, 0)]
+    for work in rank.works:
+        if work.kind in COLLECTIVES:
+            marks += [(work.recorded[0], 0, 1), (work.recorded[1], 0, -1)]
     marks.sort(key=lambda mark: mark[0])
     times, done = _work_done(marks, slowdown)
-    ops = list(plan.ops)
-    place_of = {time: place for place, time in enumerate(times)}
-    for (start, end), number in events:
-        ops[number] = replace(ops[number], seconds=done[place_of[end]] - done[place_of[start]])
-    return replace(plan, ops=ops)
+    done_by = dict(zip(times, done, strict=True))
+
+    def alone(work: Recorded) -> Recorded:
+        start, end = work.recorded
+        return replace(work, seconds=done_by[end] - done_by[start]) if runs_on_gpu(work) else work
+
+    return rank.with_works(alone)
 
 
 def _work_done(marks: Sequence[tuple[float, int, int]], slowdown: float) -> tuple[list[float], list[float]]:

@@ -13,13 +13,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from zsim.plan.recorded.replay_ops import HostWait, ReplayPlan
+from zsim.plan.ops import HostCall
 from zsim.trace.trace import SpanInfo
 
 LONGEST_LAG = 50e-6  # seconds: an op that ended longer ago than this did not make the other wait
 _INSTANT = 1e-9  # times are whole nanoseconds
 Block = tuple[float, float, SpanInfo]  # start, end, and what the host waited for
+
+
+class HostPart(NamedTuple):
+    """What a host did before it issued an op: calls, the ops that these waited for, and work after them."""
+
+    calls: tuple[HostCall, ...]
+    waits: tuple[int, ...]
+    seconds: float
 
 
 @dataclass
@@ -31,20 +40,24 @@ class HostReader:
     blocks: deque[Block]
     _numbers: dict[SpanInfo, list[int]] = field(default_factory=dict)
 
-    def add_to(self, plan: ReplayPlan, begin: float, end: float) -> None:
-        """The host's work and waits from `begin` to `end`, in the plan."""
-        time = begin
-        for number, op in enumerate(plan.ops):
-            op.host_waits, time = self._blocked(self.issue[number], time)
-            op.host_seconds = max(self.issue[number] - time, 0.0)
-            time = max(time, self.end[number] if op.is_on_host else self.issue[number])
-            self._numbers.setdefault(op.info, []).append(number)
-        plan.tail_waits, time = self._blocked(end, time)
-        plan.tail_seconds = max(end - time, 0.0)
+    def parts(
+        self, infos: Sequence[SpanInfo], is_on_host: Sequence[bool], begin: float, end: float
+    ) -> list[HostPart]:
+        """What the host did from `begin` to `end`: before each op, and after the last."""
+        found, time = [], begin
+        for number, (info, on_host) in enumerate(zip(infos, is_on_host, strict=True)):
+            calls, waits, time = self._blocked(self.issue[number], time)
+            found.append(HostPart(calls, waits, max(self.issue[number] - time, 0.0)))
+            time = max(time, self.end[number] if on_host else self.issue[number])
+            self._numbers.setdefault(info, []).append(number)
+        calls, waits, time = self._blocked(end, time)
+        return [*found, HostPart(calls, waits, max(end - time, 0.0))]
 
-    def _blocked(self, until: float, time: float) -> tuple[tuple[HostWait, ...], float]:
-        """What the host was blocked on from `time` to `until`, and when it was free again."""
-        waits: list[HostWait] = []
+    def _blocked(self, until: float, time: float) -> tuple[tuple[HostCall, ...], tuple[int, ...], float]:
+        """What the host was blocked on from `time` to `until`, the ops it waited for, and when it was free
+        again."""
+        calls: list[HostCall] = []
+        waits: list[int] = []
         while self.blocks and self.blocks[0][0] < until - _INSTANT:
             start, end, info = self.blocks.popleft()
             if end <= time:
@@ -54,9 +67,10 @@ class HostReader:
                 self.blocks.appendleft((until, end, info))
             awaited = self._awaited(info, free)
             over = start if awaited is None else max(start, self.end[awaited])
-            waits.append(HostWait(start - time, awaited, free - over, info))
+            calls.append(HostCall(start - time, awaited is not None, free - over, info))
+            waits += [] if awaited is None else [awaited]
             time = free
-        return tuple(waits), time
+        return tuple(calls), tuple(waits), time
 
     def _awaited(self, info: SpanInfo, end: float) -> int | None:
         """The op that a block of the host was for: the last one issued like it that is over by then."""

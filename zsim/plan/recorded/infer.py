@@ -34,8 +34,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.plan.recorded.host import LONGEST_LAG, HostReader
-from zsim.plan.recorded.replay_ops import ReplayOp, ReplayPlan
+from zsim.plan.ops import Op, Phase, Program, Recorded
+from zsim.plan.recorded.host import LONGEST_LAG, HostPart, HostReader
+from zsim.plan.recorded.rank import RecordedRank
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _TOLERANCE = 2e-6  # seconds: launches and clocks are no better
@@ -45,10 +46,10 @@ _ON_HOST = frozenset({"compute", "optimizer", "copy"})  # what a CPU run compute
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # they meet nobody here: they take what they took
 
 
-def replay_plans(step: Trace) -> dict[int, ReplayPlan]:
+def recorded_ranks(step: Trace) -> dict[int, RecordedRank]:
     """The program of each rank of one recorded step (`Trace.typical_step()`), or of a simulated one."""
     ranks = np.unique(step.ranks).tolist()
-    return {rank: _Reader(step, rank).plan() for rank in ranks}
+    return {rank: _Reader(step, rank).rank_recorded() for rank in ranks}
 
 
 class _Row(NamedTuple):
@@ -104,6 +105,7 @@ class _Reader:
             rows = _cut_where_the_host_issues(rows)
         rows.sort(key=lambda row: (row.issue, row.start, self.is_cpu and row.info.kind in _ON_HOST))
         self.infos = [row.info for row in rows]
+        self.is_on_host = [self.is_cpu and info.kind in _ON_HOST for info in self.infos]
         self.issue = [row.issue for row in rows]
         self.start = [row.start for row in rows]
         self.end = [row.end for row in rows]
@@ -114,26 +116,53 @@ class _Reader:
         self.before = self._before_on_stream()
         self.compute = self._compute_stream()
 
-    def plan(self) -> ReplayPlan:
-        times = zip(self.start, self.end, strict=True)
-        columns = zip(self.infos, self.streams, self.seconds, times, strict=True)
-        ops = [ReplayOp(*column) for column in columns]
-        for op, is_known in zip(ops, self.is_issue_known, strict=True):
-            op.is_issue_known = is_known
-        self._number_meetings(ops)
+    def rank_recorded(self) -> RecordedRank:
         begin, host_begin, end, host_end = self._bounds()
-        plan = ReplayPlan(self.rank, ops, begin, host_begin, self._stream_begins(begin))
-        plan.recorded_seconds = end - begin
-        for op in ops:
-            op.is_on_host = self.is_cpu and op.info.kind in _ON_HOST
-        HostReader(self.issue, self.end, self._blocks()).add_to(plan, host_begin, host_end)
-        self._add_allocator(ops, host_begin)
-        waits = self._explain(ops)
-        for number, others in enumerate(waits):
-            ops[number].after = self._last_of_each_stream(others)
-        self._add_lags(plan)
-        plan.unexplained_seconds = sum(op.lag_seconds for op in ops if op.lag_seconds > LONGEST_LAG)
-        return plan
+        host = HostReader(self.issue, self.end, self._blocks())
+        *parts, tail = host.parts(self.infos, self.is_on_host, host_begin, host_end)
+        allocator = self._in_allocator(host_begin)
+        after = [self._last_of_each_stream(others) for others in self._explain()]
+        stream_begins = self._stream_begins(begin)
+        lags = self._lags(after, stream_begins)
+        ops = [
+            self._op(number, part, after[number], lags[number], tuple(allocator.get(number, ())))
+            for number, part in enumerate(parts)
+        ]
+        last = Recorded(None, 0.0, host_seconds=tail.seconds, calls=tail.calls, is_on_host=True)
+        ops.append(Op("end of step", "host", last, (), tail.waits, phase="optimizer"))
+        return RecordedRank(
+            rank=self.rank,
+            program=Program("", tuple(ops)),
+            begin=begin,
+            host_begin=host_begin,
+            stream_begins=stream_begins,
+            recorded_seconds=end - begin,
+            unexplained_seconds=sum(lag for lag in lags if lag > LONGEST_LAG),
+        )
+
+    def _op(
+        self,
+        number: int,
+        host: HostPart,
+        after: tuple[int, ...],
+        lag: float,
+        in_allocator: tuple[tuple[float, float], ...],
+    ) -> Op:
+        info = self.infos[number]
+        work = Recorded(
+            info,
+            self.seconds[number],
+            (self.start[number], self.end[number]),
+            info.kind in COLLECTIVES and info.kind not in POINT_TO_POINT,
+            lag,
+            host.seconds,
+            host.calls,
+            in_allocator,
+            self.is_on_host[number],
+            self.is_issue_known[number],
+        )
+        phase: Phase = "optimizer" if info.phase == "optimizer" else "forward"
+        return Op(info.name, self.streams[number], work, after, host.waits, phase=phase, module=info.module)
 
     # -- what is where ------------------------------------------------------------------------------
 
@@ -183,13 +212,15 @@ class _Reader:
         rows = sorted(block[1:] for block in self.step.host_blocks if block[0] == self.rank)
         return deque((start, end, self.step.infos[info]) for start, end, info in rows)
 
-    def _add_allocator(self, ops: list[ReplayOp], begin: float) -> None:
-        """When the host was in torch's allocator, between the issue of two ops."""
+    def _in_allocator(self, begin: float) -> dict[int, list[tuple[float, float]]]:
+        """By op, when the host was in torch's allocator since it issued the op before."""
+        found: dict[int, list[tuple[float, float]]] = {}
         for rank, start, end in self.step.allocator_blocks:
             number = bisect_right(self.issue, start)
-            if rank == self.rank and number < len(ops):
+            if rank == self.rank and number < len(self.issue):
                 since = start - (self.issue[number - 1] if number else begin)
-                ops[number].in_allocator += ((since, self.issue[number] - end),)
+                found.setdefault(number, []).append((since, self.issue[number] - end))
+        return found
 
     def _stream_begins(self, begin: float) -> dict[str, float]:
         """When each stream is free: at the step's start, or before where it was already at work then."""
@@ -198,30 +229,23 @@ class _Reader:
             begins.setdefault(stream, min(start, begin))
         return begins
 
-    def _number_meetings(self, ops: list[ReplayOp]) -> None:
-        counts: dict[str, int] = {}
-        for op in ops:
-            if op.info.kind in COLLECTIVES and op.info.kind not in POINT_TO_POINT:
-                number = counts.get(op.info.group, 0)
-                op.meeting, counts[op.info.group] = (op.info.group, number), number + 1
-
     # -- the streams --------------------------------------------------------------------------------
 
-    def _explain(self, ops: list[ReplayOp]) -> list[set[int]]:
+    def _explain(self) -> list[set[int]]:
         """The earlier ops on other streams that each op waits for; see [Note: what an op waited for]."""
-        waits: list[set[int]] = [set() for _ in ops]
-        by_end = sorted(range(len(ops)), key=lambda number: self.end[number])
+        waits: list[set[int]] = [set() for _ in self.infos]
+        by_end = sorted(range(len(self.infos)), key=lambda number: self.end[number])
         ends = [self.end[number] for number in by_end]
-        for number in range(len(ops)):
-            if ops[number].is_on_host:
+        for number in range(len(self.infos)):
+            if self.is_on_host[number]:
                 continue
-            seen = self._seen(number, by_end, ends, ops)
+            seen = self._seen(number, by_end, ends)
             if seen is not None:
                 waits[number].add(seen)
             if self.infos[number].kind not in COLLECTIVES:
                 continue
-            waits[number] |= self._sources(number, ops)
-            consumer = self._consumer(number, ops)
+            waits[number] |= self._sources(number)
+            consumer = self._consumer(number)
             if consumer is not None:
                 waits[consumer].add(number)
         return waits
@@ -231,7 +255,7 @@ class _Reader:
         before = self.before[number]
         return max(self.issue[number], self.end[before]) if before >= 0 else self.issue[number]
 
-    def _seen(self, number: int, by_end: list[int], ends: list[float], ops: list[ReplayOp]) -> int | None:
+    def _seen(self, number: int, by_end: list[int], ends: list[float]) -> int | None:
         """The op that this one visibly waited for: it began as that one, on another stream, ended."""
         start, ready = self.start[number], self._ready(number)
         if start <= ready + _TOLERANCE:
@@ -239,20 +263,20 @@ class _Reader:
         place = bisect_right(ends, start + _TOLERANCE) - 1
         while place >= 0 and ends[place] > ready and start - ends[place] <= LONGEST_LAG:
             other = by_end[place]
-            is_other = self.streams[other] != self.streams[number] and not ops[other].is_on_host
+            is_other = self.streams[other] != self.streams[number] and not self.is_on_host[other]
             if other < number and is_other:
                 return other
             place -= 1
         return None
 
-    def _sources(self, number: int, ops: list[ReplayOp]) -> set[int]:
+    def _sources(self, number: int) -> set[int]:
         """What a collective's input comes from."""
         info, start = self.infos[number], self.start[number] + _TOLERANCE
         is_reduction = info.kind in _REDUCTIONS or info.phase == "optimizer"
         found: set[int] = set()
         has_unit = not info.module
         for other in range(number - 1, -1, -1):
-            if self.streams[other] == self.streams[number] or ops[other].is_on_host:
+            if self.streams[other] == self.streams[number] or self.is_on_host[other]:
                 continue
             theirs = self.infos[other]
             is_over = self.end[other] <= start
@@ -267,13 +291,13 @@ class _Reader:
                 break
         return found
 
-    def _consumer(self, number: int, ops: list[ReplayOp]) -> int | None:
+    def _consumer(self, number: int) -> int | None:
         """The first op that needs what a collective brought."""
         info, end, stream = self.infos[number], self.end[number] - _TOLERANCE, self.streams[number]
         first, waiting = None, None
-        for other in range(number + 1, len(ops)):
+        for other in range(number + 1, len(self.infos)):
             theirs = self.infos[other]
-            if self.streams[other] == stream or theirs.kind in COLLECTIVES or ops[other].is_on_host:
+            if self.streams[other] == stream or theirs.kind in COLLECTIVES or self.is_on_host[other]:
                 continue
             is_after = self.start[other] >= end
             if info.kind in _REDUCTIONS:
@@ -295,15 +319,16 @@ class _Reader:
             last[stream] = max(other, last.get(stream, other))
         return tuple(sorted(last.values()))
 
-    def _add_lags(self, plan: ReplayPlan) -> None:
-        """What an op started later than everything it waited for (or before it, by less than clocks tell)."""
-        free = dict(plan.stream_begins)
-        for number, op in enumerate(plan.ops):
-            if op.is_on_host:
+    def _lags(self, after: list[tuple[int, ...]], stream_begins: dict[str, float]) -> list[float]:
+        """How much later each op started than all that it waited for, or sooner by less than clocks tell."""
+        free, lags = dict(stream_begins), [0.0] * len(self.infos)
+        for number, stream in enumerate(self.streams):
+            if self.is_on_host[number]:
                 continue
-            ready = max(self.issue[number], free[op.stream], *(self.end[other] for other in op.after))
-            op.lag_seconds = max(self.start[number] - ready, -_TOLERANCE)
-            free[op.stream] = self.end[number]
+            ready = max(self.issue[number], free[stream], *(self.end[other] for other in after[number]))
+            lags[number] = max(self.start[number] - ready, -_TOLERANCE)
+            free[stream] = self.end[number]
+        return lags
 
 
 def _same_unit(gathered: SpanInfo, other: SpanInfo) -> bool:

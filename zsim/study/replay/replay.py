@@ -9,15 +9,15 @@ from typing import Any
 
 from zsim.engine.recorded import Place, run_replay
 from zsim.errors import InputError
+from zsim.plan.passes.twice import program_is_drained, program_twice
 from zsim.plan.recorded.alone import with_work_alone
-from zsim.plan.recorded.infer import replay_plans
-from zsim.plan.recorded.replay_ops import ReplayPlan
-from zsim.plan.recorded.replay_twice import is_drained, twice
+from zsim.plan.recorded.infer import recorded_ranks
+from zsim.plan.recorded.rank import RecordedRank
 from zsim.report.breakdown import step_breakdown
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.cluster.gpu import Gpu
 from zsim.specs.topology.topology import Topology
-from zsim.study.replay.what_if import WhatIf, changed_plan, make_what_if, recorded_gpu, speedups
+from zsim.study.replay.what_if import WhatIf, changed_rank, make_what_if, recorded_gpu, speedups
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds
 
@@ -138,32 +138,33 @@ def replay(
             f"replay: recorded_on {recorded_on} has no effect without a cluster: kernels keep their durations"
         )
     one = _one_step(trace, step)
-    plans = replay_plans(one)
+    ranks = recorded_ranks(one)
     notes = [str(note) for note in one.metadata.get("notes", ())]
     if cluster is None:
-        return _result(one, plans, *run_replay(one, plans, None), notes, None)
+        return _result(one, ranks, *run_replay(one, ranks, None), notes, None)
     what_if = make_what_if(one, load_cluster(cluster), gpus, nodes)
     gpu = recorded_gpu(one.metadata, recorded_on)
     notes += _about_kernels(gpu, what_if.cluster.gpu)
-    is_whole = len(plans) == one.world_size == what_if.world_size <= _MOST_LANES
+    is_whole = len(ranks) == one.world_size == what_if.world_size <= _MOST_LANES
     if not is_whole:
-        chosen = max(plans, key=lambda rank: (_busy(plans[rank]), -rank))
-        if len(plans) > 1:
+        chosen = max(ranks, key=lambda rank: (_busy(ranks[rank]), -rank))
+        if len(ranks) > 1:
             notes.append(f"rank {chosen}, the one that computes longest, stands for all")
-        plans = {chosen: replace(plans[chosen], **_alone(plans[chosen]))}
+        ranks = {chosen: replace(ranks[chosen], **_alone(ranks[chosen]))}
     slowdown = (gpu or what_if.cluster.gpu).interference.compute_slowdown
-    plans = {
-        rank: changed_plan(with_work_alone(plan, slowdown), one, what_if, gpu) for rank, plan in plans.items()
+    ranks = {
+        number: changed_rank(with_work_alone(rank, slowdown), one, what_if, gpu)
+        for number, rank in ranks.items()
     }
-    num_steps = 1 if any(map(is_drained, plans.values())) else 2
+    num_steps = 1 if any(program_is_drained(rank.program) for rank in ranks.values()) else 2
     if num_steps == 2:
-        plans = {rank: twice(plan) for rank, plan in plans.items()}
+        ranks = {number: replace(rank, program=program_twice(rank.program)) for number, rank in ranks.items()}
     topology = Topology(what_if.cluster, what_if.num_nodes, what_if.gpus_per_node)
     place = Place(topology, what_if.groups, not is_whole, what_if.cluster.gpu.interference.compute_slowdown)
     if place.is_uneven():
         notes.append("groups are at unequal places of the network; the slowest stands for all")
     notes += dict.fromkeys(what_if.notes)
-    return _result(one, plans, *run_replay(one, plans, place, num_steps), notes, what_if)
+    return _result(one, ranks, *run_replay(one, ranks, place, num_steps), notes, what_if)
 
 
 def _about_kernels(gpu: Gpu | None, new: Gpu) -> list[str]:
@@ -208,28 +209,28 @@ def _one_step(trace: Trace, number: int | None) -> Trace:
     return found
 
 
-def _busy(plan: ReplayPlan) -> float:
+def _busy(rank: RecordedRank) -> float:
     """Seconds of all that is not a collective."""
-    return sum(op.seconds for op in plan.ops if op.info.kind not in COLLECTIVES)
+    return sum(work.seconds for work in rank.works if work.kind not in COLLECTIVES)
 
 
-def _alone(plan: ReplayPlan) -> dict[str, Any]:
-    """A plan's beginnings when its own is the first."""
-    begins = {stream: begin - plan.begin for stream, begin in plan.stream_begins.items()}
-    return {"begin": 0.0, "host_begin": plan.host_begin - plan.begin, "stream_begins": begins}
+def _alone(rank: RecordedRank) -> dict[str, Any]:
+    """A rank's beginnings when its own is the first."""
+    begins = {stream: begin - rank.begin for stream, begin in rank.stream_begins.items()}
+    return {"begin": 0.0, "host_begin": rank.host_begin - rank.begin, "stream_begins": begins}
 
 
 def _result(
     one: Trace,
-    plans: Mapping[int, ReplayPlan],
+    ranks: Mapping[int, RecordedRank],
     seconds: Mapping[int, float],
     replayed: Trace,
     notes: list[str],
     what_if: WhatIf | None,
 ) -> Replay:
     slowest = max(seconds, key=lambda rank: (seconds[rank], -rank))
-    plan = plans[slowest]
-    if format_seconds(plan.recorded_seconds) != format_seconds(one.step_seconds) and one.steps:
+    rank = ranks[slowest]
+    if format_seconds(rank.recorded_seconds) != format_seconds(one.step_seconds) and one.steps:
         notes.append(
             f"rank {slowest} is the slowest when replayed; when recorded rank {one.steps[0].slowest_rank()} "
             f"was, whose {format_seconds(one.step_seconds)} are the step of the recording"
@@ -239,9 +240,9 @@ def _result(
         recorded=one,
         replayed=replace(replayed, world_size=world_size),
         rank=slowest,
-        recorded_seconds=plan.recorded_seconds,
+        recorded_seconds=rank.recorded_seconds,
         step_seconds=seconds[slowest],
-        unexplained_seconds=plan.unexplained_seconds,
+        unexplained_seconds=rank.unexplained_seconds,
         cluster=None if what_if is None else what_if.cluster.name,
         world_size=world_size,
         notes=tuple(notes),

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.plan.ops import Group
+from zsim.plan.ops import Group, Recorded
 from zsim.plan.recorded.infer import POINT_TO_POINT
-from zsim.plan.recorded.replay_ops import ReplayPlan
+from zsim.plan.recorded.rank import RecordedRank
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.cluster.gpu import Gpu
@@ -118,21 +118,24 @@ def _check_sizes(infos: Iterable[SpanInfo]) -> None:
         raise NotSimulatedError(f"replay: {unknown[0]} on a modelled fabric; replay without --cluster")
 
 
-def changed_plan(plan: ReplayPlan, step: Trace, what_if: WhatIf, recorded_gpu: Gpu | None) -> ReplayPlan:
-    """The plan with groups, and lengths of kernels, as they are there."""
+def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu: Gpu | None) -> RecordedRank:
+    """The rank with groups, and lengths of kernels, as they are there."""
     shards = _shard_ratio(step, what_if)
     matrix, memory = speedups(recorded_gpu, what_if.cluster.gpu)
-    ops = []
-    for op in plan.ops:
-        info, seconds = op.info, op.seconds
+
+    def changed(work: Recorded) -> Recorded:
+        info, seconds = work.info, work.seconds
+        if info is None:
+            return work
         if info.kind in COLLECTIVES:
             info = info._replace(group_size=what_if.groups[info.group].size)
         elif info.kind in ("compute", "optimizer", "copy"):
             seconds /= matrix if is_matrix_product(info) else memory
             if info.kind == "optimizer":
                 seconds *= shards
-        ops.append(replace(op, info=info, seconds=seconds))
-    return replace(plan, ops=ops)
+        return replace(work, info=info, seconds=seconds)
+
+    return rank.with_works(changed)
 
 
 def _shard_ratio(step: Trace, what_if: WhatIf) -> float:
