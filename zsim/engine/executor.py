@@ -8,7 +8,6 @@ has ended. Nothing here decides policy: the plan did.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,89 +15,18 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.beside import Flights, landed, num_busy, took_off
+from zsim.engine.beside import landed, num_busy, took_off
+from zsim.engine.lane import Lane
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.errors import StuckError
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.flight import Flight
-from zsim.plan.ops import Collective, OffloadWork, PointToPoint, Work
+from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.recorded.alone import runs_on_gpu
-from zsim.trace.trace import SpanInfo
 
 _HOST = -1  # on the agenda, in place of an op: the host goes on
-
-
-class Lane:
-    """One simulated rank: where its host is, and when each op was issued, started and ended."""
-
-    __slots__ = (
-        "allocator",
-        "allocator_blocks",
-        "began",
-        "blocked_on",
-        "ended",
-        "flights",
-        "gpu",
-        "host_blocks",
-        "host_time",
-        "instances",
-        "is_in_allocator",
-        "issue",
-        "kernel_seconds",
-        "messages_left",
-        "next_call",
-        "next_op",
-        "peers",
-        "pending",
-        "program",
-        "rank",
-        "ready",
-        "recorded_blocks",
-        "start",
-        "successors",
-        "works",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        rank: int,
-        program: PricedProgram,
-        works: Sequence[Work | None],
-        instances: dict[str, int],
-        kernel_seconds: Sequence[float | None],
-        began: float,
-    ) -> None:
-        self.rank = rank
-        self.program = program
-        self.works = works
-        self.successors = program.successors
-        self.began = began
-        self.kernel_seconds = kernel_seconds
-        self.instances = instances  # which instance of each group it belongs to
-        self.pending = list(program.pending)
-        nan = array("d", [math.nan]) * program.num_ops
-        self.issue, self.start, self.ended = nan[:], nan[:], nan[:]
-        self.next_op = 0
-        self.host_time = began
-        self.ready: list[float] | None = (
-            None  # of a recorded program: when all that an op waited for was over
-        )
-        self.next_call = 0  # of the recorded host, before the next op
-        if program.recorded is not None:
-            self.ready = list(program.recorded.ready)
-            self.host_time += program.recorded.host_begin
-        self.blocked_on = -1
-        self.is_in_allocator = False  # what it is blocked on, its allocator waits for
-        self.allocator: Allocator | None = None
-        self.host_blocks: list[tuple[float, float, int]] = []
-        self.recorded_blocks: list[tuple[float, float, SpanInfo]] = []  # what a recorded wait counts as
-        self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
-        self.flights = Flights()
-        self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
-        self.peers: dict[int, list[tuple[Lane, int]]] = {}  # by op: the calls that its messages met
-        self.gpu: GpuKernels
 
 
 class Executor:
@@ -176,7 +104,7 @@ class Executor:
         last = 0.0
         for lane in self.lanes:
             if lane.next_op < lane.program.num_ops or any(map(math.isnan, lane.ended)):
-                raise StuckError(self._who_waits(lane))
+                raise StuckError(lane.who_waits())
             last = max(last, lane.host_time, max(lane.ended, default=0.0))
             del lane.gpu  # which calls back: without it all of this goes with its last user
         return last
@@ -245,24 +173,12 @@ class Executor:
 
     def _advance_recorded_host(self, lane: Lane, recorded: RecordedTimes) -> None:
         """Make the calls that the host was recorded to make, and issue ops, until it must block on one."""
-        ops, num_ops = lane.program.program.ops, lane.program.num_ops
-        while lane.next_op < num_ops:
+        while lane.next_op < lane.program.num_ops:
             op = lane.next_op
-            work, waits = recorded.works[op], iter(ops[op].host_waits)
-            for place, call in enumerate(work.calls):
-                wait = next(waits) if call.waits else -1
-                if place < lane.next_call:
-                    continue
-                if wait >= 0 and lane.ended[wait] != lane.ended[wait]:  # not ended yet
-                    lane.blocked_on = wait
-                    return
-                lane.next_call += 1
-                began = lane.host_time + call.seconds
-                over = began if wait < 0 else max(began, lane.ended[wait])
-                lane.host_time = max(began, over + call.own_seconds)
-                if lane.host_time > began and call.info is not None:
-                    lane.recorded_blocks.append((began, lane.host_time, call.info))
-            lane.next_call = 0
+            work = recorded.works[op]
+            lane.blocked_on = lane.make_calls(work)
+            if lane.blocked_on >= 0:
+                return
             lane.host_time += work.host_seconds
             lane.issue[op] = lane.host_time
             lane.next_op += 1
@@ -387,6 +303,8 @@ class Executor:
             return
         flights = [member.flights for member, _ in members]
 
+        flight: Flight | None = None
+
         def end() -> None:
             nonlocal flight
             assert flight is not None
@@ -394,7 +312,7 @@ class Executor:
             flight = None  # which calls this
             on_end()
 
-        flight: Flight | None = self.fabric.run(transfer, end, num_busy(member.gpu for member, _ in members))
+        flight = self.fabric.run(transfer, end, num_busy(member.gpu for member, _ in members))
         took_off(flight, flights)
 
     def _end_collective(self, members: list[tuple[Lane, int]]) -> None:
@@ -475,18 +393,3 @@ class Executor:
             delay = max(lane.host_time for lane in self.lanes) - self.env.now
             event = simpy.Timeout(self.env, max(delay, 0.0))
             event.callbacks = [lambda _event: call()]
-
-    # -- what went wrong ----------------------------------------------------------------------------
-
-    def _who_waits(self, lane: Lane) -> str:
-        ops = lane.program.program.ops
-        if lane.blocked_on >= 0:
-            return (
-                f"rank {lane.rank}: the host waits for '{ops[lane.blocked_on].name}' before it can issue "
-                f"'{ops[lane.next_op].name}', and nothing is left that could end it"
-            )
-        for number, op in enumerate(ops):
-            if math.isnan(lane.ended[number]):
-                state = "never ends" if not math.isnan(lane.start[number]) else "never starts"
-                return f"rank {lane.rank}: '{op.name}' on stream {op.stream} {state}"
-        return f"rank {lane.rank}: stopped before the end of its program"

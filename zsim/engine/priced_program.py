@@ -10,8 +10,9 @@ from typing import get_args
 from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program, Recorded
+from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, PointToPoint, Program
 from zsim.plan.passes.queues import behind
+from zsim.plan.recorded.work import Recorded
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 _ON_GPU = (Kernels, Collective, PointToPoint)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zsim.arrays import Floats, Ints
-from zsim.engine.executor import Executor, Lane
+from zsim.engine.executor import Executor
+from zsim.engine.lane import Lane
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.ops import (
     Category,

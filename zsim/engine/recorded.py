@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import simpy
 
-from zsim.engine.executor import Executor, Lane
+from zsim.engine.executor import Executor
+from zsim.engine.lane import Lane
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
 from zsim.fabric.fabric import Fabric
 from zsim.fabric.folding.alike import are_alike
-from zsim.plan.ops import Collective, CollectiveKind, Group, Recorded
+from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.plan.recorded.rank import RecordedRank, as_recorded
+from zsim.plan.recorded.work import Recorded
 from zsim.specs.topology.topology import Topology
 from zsim.trace.trace import SpanInfo, Trace
 

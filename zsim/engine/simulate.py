@@ -13,9 +13,10 @@ from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.devices.allocator import Allocator
 from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle
-from zsim.engine.executor import Executor, Lane
+from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes, node_ranks, with_firsts_apart
 from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
+from zsim.engine.lane import Lane
 from zsim.engine.offload import DeviceTraffic
 from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.sent import sent_by_phase

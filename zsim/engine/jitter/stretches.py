@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from zsim.arrays import Floats
-from zsim.engine.executor import Executor, Lane
+from zsim.engine.executor import Executor
 from zsim.engine.jitter.draw import spread
+from zsim.engine.lane import Lane
 from zsim.engine.prepare import Prepared
 from zsim.engine.priced_program import PricedProgram
 from zsim.fabric.messages import Pairs

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import OffloadWork, Op, Plan, Program, Recorded
+from zsim.plan.ops import OffloadWork, Op, Plan, Program
+from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import COLLECTIVES
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zsim.plan.ops import Recorded
 from zsim.plan.recorded.rank import RecordedRank
+from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import COLLECTIVES
 
 GPU_KERNELS = frozenset({"compute", "optimizer", "copy"})

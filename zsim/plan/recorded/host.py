@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zsim.plan.ops import HostCall
+from zsim.plan.recorded.work import HostCall
 from zsim.trace.trace import SpanInfo
 
 LONGEST_LAG = 50e-6  # seconds: an op that ended longer ago than this did not make the other wait

@@ -34,9 +34,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zsim.plan.ops import Op, Phase, Program, Recorded
+from zsim.plan.ops import Op, Phase, Program
 from zsim.plan.recorded.host import LONGEST_LAG, HostPart, HostReader
 from zsim.plan.recorded.rank import RecordedRank
+from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
 _TOLERANCE = 2e-6  # seconds: launches and clocks are no better

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from zsim.plan.ops import Op, Program, Recorded
+from zsim.plan.ops import Op, Program
+from zsim.plan.recorded.work import Recorded
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""One simulated rank on the clock."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+from zsim.devices.allocator import Allocator
+from zsim.devices.gpu import GpuKernels
+from zsim.engine.beside import Flights
+from zsim.engine.priced_program import PricedProgram
+from zsim.plan.ops import Work
+from zsim.plan.recorded.work import Recorded
+from zsim.trace.trace import SpanInfo
+
+
+class Lane:
+    """One simulated rank: where its host is, and when each op was issued, started and ended."""
+
+    __slots__ = (
+        "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
+        "host_time", "instances", "is_in_allocator", "issue", "kernel_seconds", "messages_left", "next_call",
+        "next_op", "peers", "pending", "program", "rank", "ready", "recorded_blocks", "start", "successors",
+        "works",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        rank: int,
+        program: PricedProgram,
+        works: Sequence[Work | None],
+        instances: dict[str, int],
+        kernel_seconds: Sequence[float | None],
+        began: float,
+    ) -> None:
+        self.rank = rank
+        self.program = program
+        self.works = works
+        self.successors = program.successors
+        self.began = began
+        self.kernel_seconds = kernel_seconds
+        self.instances = instances  # which instance of each group it belongs to
+        self.pending = list(program.pending)
+        nan = array("d", [math.nan]) * program.num_ops
+        self.issue, self.start, self.ended = nan[:], nan[:], nan[:]
+        self.next_op = 0
+        self.host_time = began
+        self.ready: list[float] | None = None  # of a recorded rank: when what each op waited for was over
+        self.next_call = 0  # of a recorded host, before the next op
+        if program.recorded is not None:
+            self.ready = list(program.recorded.ready)
+            self.host_time += program.recorded.host_begin
+        self.blocked_on = -1
+        self.is_in_allocator = False  # what it is blocked on, its allocator waits for
+        self.allocator: Allocator | None = None
+        self.host_blocks: list[tuple[float, float, int]] = []
+        self.recorded_blocks: list[tuple[float, float, SpanInfo]] = []  # what a recorded wait counts as
+        self.allocator_blocks: list[tuple[float, float]] = []  # the host's time in an allocator that is short
+        self.flights = Flights()
+        self.messages_left: dict[int, int] = {}  # by op: its messages that are not over
+        self.peers: dict[int, list[tuple[Lane, int]]] = {}  # by op: the calls that its messages met
+        self.gpu: GpuKernels
+
+    def make_calls(self, work: Recorded) -> int:
+        """Make what is left of the calls before the next op; the op that one of them must wait for first, or
+        -1 when all are made."""
+        waits = iter(self.program.program.ops[self.next_op].host_waits)
+        for place, call in enumerate(work.calls):
+            wait = next(waits) if call.waits else -1
+            if place < self.next_call:
+                continue
+            if wait >= 0 and math.isnan(self.ended[wait]):
+                return wait
+            self.next_call += 1
+            began = self.host_time + call.seconds
+            over = began if wait < 0 else max(began, self.ended[wait])
+            self.host_time = max(began, over + call.own_seconds)
+            if self.host_time > began and call.info is not None:
+                self.recorded_blocks.append((began, self.host_time, call.info))
+        self.next_call = 0
+        return -1
+
+    def who_waits(self) -> str:
+        """What the rank never gets past, for an error."""
+        ops = self.program.program.ops
+        if self.blocked_on >= 0:
+            return (
+                f"rank {self.rank}: the host waits for '{ops[self.blocked_on].name}' before it can issue "
+                f"'{ops[self.next_op].name}', and nothing is left that could end it"
+            )
+        for number, op in enumerate(ops):
+            if math.isnan(self.ended[number]):
+                state = "never ends" if not math.isnan(self.start[number]) else "never starts"
+                return f"rank {self.rank}: '{op.name}' on stream {op.stream} {state}"
+        return f"rank {self.rank}: stopped before the end of its program"
