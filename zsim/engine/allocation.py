@@ -197,6 +197,8 @@ def has_room_at(
 def _timed(memory: CachingAllocator, changes: Changes, timed: set[PoolName]) -> Changes:
     """Those of tensors in pools with blocks that are protected when they come back, which join `timed`."""
     ordered = [change for at_op in changes.by_op.values() for change in at_op]
-    pools = {change.tensor: memory.pool_of(change.bytes, change.stream) for change in ordered if change.bytes}
+    requests = {(change.bytes, change.stream) for change in ordered if change.bytes}
+    pool_of = {request: memory.pool_of(*request) for request in requests}
+    pools = {change.tensor: pool_of[change.bytes, change.stream] for change in ordered if change.bytes}
     timed |= {pools[change.tensor] for change in ordered if change.until >= 0}
     return Changes([change for change in ordered if pools[change.tensor] in timed])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from zsim.cost.kernels.kernel import Kernel
 from zsim.fabric.messages import Side, sides_of
@@ -80,55 +80,82 @@ def price_program(
     A stream takes `launch_queue` launches that have not run yet; then the host waits. Streams share
     `connections` hardware queues. `is_serial`: as if kernels and collectives were all on one stream.
     """
-    order = program.once(program_order, tuple(groups), launch_queue, connections, is_serial)
-    prices = [_together([(kernel_seconds(k), k.launches) for k in work.kernels]) for work in order.works]
+    order = program.once(program_order, connections, is_serial)
+    alike = program.once(alike_ops, tuple(groups), launch_queue)
+    prices = [_together([(kernel_seconds(k), k.launches) for k in work.kernels]) for work in alike.works]
     seconds: list[float | None] = [price for price, _ in prices]
     concentrations = [concentration for _, concentration in prices]
     seconds.append(None)  # of what has no kernels, at place -1
     concentrations.append(0.0)
-    issued = [host_seconds(op) for op in order.issues]
+    issued = [host_seconds(op) for op in alike.issues]
     return PricedProgram(
         program,
         order.pending,
         order.successors,
-        [issued[place] for place in order.issue_of],
-        [seconds[place] for place in order.work_of],
-        [concentrations[place] for place in order.work_of],
-        order.host_waits,
-        order.meetings,
+        [issued[place] for place in alike.issue_of],
+        [seconds[place] for place in alike.work_of],
+        [concentrations[place] for place in alike.work_of],
+        alike.host_waits,
+        alike.meetings,
         sides_of(program, groups),
         order.behind,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramOrder:
-    """What of a program no price changes: see `PricedProgram`. `works` are its distinct kernels, `work_of[i]`
-    the place of op i's among them (-1: it has none); `issues` are the distinct ways to issue an op, each by
-    the first op that is issued so, and `issue_of[i]` is that of op i."""
+class ProgramOrder(NamedTuple):
+    """Which op waits for which: see `PricedProgram`."""
 
     pending: list[int]
     successors: list[tuple[int, ...]]
+    behind: list[int] | None
+
+
+def program_order(program: Program, connections: int, is_serial: bool) -> ProgramOrder:
+    """An op waits for the one before it on its stream, for those it comes after, and for its turn in a
+    hardware queue; see `price_program`."""
+    pending: list[int] = []
+    successors: list[list[int]] = [[] for _ in program.ops]
+    last_on_stream: dict[str, int] = {}
+    for index, op in enumerate(program.ops):
+        before = op.after
+        if op.work is not None:
+            stream = COMPUTE if is_serial and isinstance(op.work, _ON_GPU) else op.stream
+            previous = last_on_stream.get(stream)
+            if previous is not None:
+                before = (*before, previous)
+            last_on_stream[stream] = index
+        if len(before) > 1:
+            before = tuple(sorted(set(before)))
+        pending.append(len(before))
+        for other in before:
+            assert other < index, f"op {index} waits for op {other}, which is issued later"
+            successors[other].append(index)
+    after = behind(program.ops, connections)
+    for held in after or ():
+        if held >= 0:
+            pending[held] += 1
+    return ProgramOrder(pending, [tuple(s) for s in successors], after)
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeOps:
+    """What of a program neither prices nor queues change: see `PricedProgram`. `works` are its distinct
+    kernels, `work_of[i]` the place of op i's among them (-1: it has none); `issues` are the distinct ways to
+    issue an op, each by the first op that is issued so, and `issue_of[i]` is that of op i."""
+
     host_waits: list[tuple[int, ...]]
     meetings: list[int]
-    behind: list[int] | None
     works: list[Kernels]
     work_of: list[int]
     issues: list[Op]
     issue_of: list[int]
 
 
-def program_order(
-    program: Program, groups: tuple[str, ...], launch_queue: int, connections: int, is_serial: bool
-) -> ProgramOrder:
-    """Which op waits for which, which meet and which cost the same; see `price_program`. Members of a
-    communicator meet at its n-th call, whatever else each of them does (NCCL's own rule)."""
-    num_ops = len(program.ops)
-    pending = [0] * num_ops
-    successors: list[list[int]] = [[] for _ in range(num_ops)]
-    last_on_stream: dict[str, int] = {}
+def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> AlikeOps:
+    """Which ops meet and which cost the same; see `price_program`. Members of a communicator meet at its n-th
+    call, whatever else each of them does (NCCL's own rule)."""
     place_of_group = {name: place for place, name in enumerate(groups)}
-    calls, meetings = [0] * len(groups), [-1] * num_ops
+    calls, meetings = [0] * len(groups), [-1] * len(program.ops)
     place_of_work: dict[int, int] = {}
     place_of_issue: dict[tuple[str | None, int, int], int] = {}
     works: list[Kernels] = []
@@ -136,19 +163,7 @@ def program_order(
     issues: list[Op] = []
     issue_of: list[int] = []
     for index, op in enumerate(program.ops):
-        work, before = op.work, op.after
-        if work is not None:
-            stream = COMPUTE if is_serial and isinstance(work, _ON_GPU) else op.stream
-            previous = last_on_stream.get(stream)
-            if previous is not None:
-                before = (*before, previous)
-            last_on_stream[stream] = index
-        if before:
-            distinct = sorted(set(before))
-            assert distinct[-1] < index, f"op {index} waits for op {distinct[-1]}, which is issued later"
-            for other in distinct:
-                successors[other].append(index)
-            pending[index] = len(distinct)
+        work = op.work
         if isinstance(work, Kernels):
             place = place_of_work.setdefault(id(work), len(works))
             if place == len(works):
@@ -167,13 +182,7 @@ def program_order(
             issues.append(op)
         issue_of.append(place)
     waits = _with_launch_queue(program, launch_queue)
-    after = behind(program.ops, connections)
-    for held in after or ():
-        if held >= 0:
-            pending[held] += 1
-    return ProgramOrder(
-        pending, [tuple(s) for s in successors], waits, meetings, after, works, work_of, issues, issue_of
-    )
+    return AlikeOps(waits, meetings, works, work_of, issues, issue_of)
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:

@@ -55,10 +55,11 @@ class JobTimes:
 @dataclass(frozen=True)
 class Outcome:
     """One simulated step. `allocation`: what torch's allocator of the fullest rank made of it, if it has one;
-    `settled`: each program's; `calls`: what bounds each collective; `meetings`: by (group, simulated
-    rank) where ranks wait for each other; `peers`: by (simulated rank, op) of a call with messages, which
-    calls it met; `jittered`: the steps that were drawn; `sent`: bytes per GPU inside its node and between
-    nodes, by phase, kind of collective and group; `together`: all jobs on the fabric, this one first."""
+    `settled`: each program's; `calls`: what bounds each collective;
+    `meetings`: by (group, simulated rank) where ranks wait for each other; `peers`: by (simulated rank, op)
+    of a call with messages, which calls it met; `jittered`: the steps that were drawn; `sent`: bytes per GPU
+    inside its node and between nodes, by phase, kind of collective and group; `together`: all jobs on the
+    fabric, this one first."""
 
     job: Job
     plan: Plan
