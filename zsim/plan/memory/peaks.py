@@ -54,12 +54,20 @@ def owner_of(change: Memory | MemoryChange) -> Owned:
 
 def device_peaks(program: Program) -> dict[Device, int]:
     """Maximum bytes of a rank on each device over the step."""
-    return maxima((*program.resident, *program.memory), lambda change: change.device)
+    changes = (*program.resident, *program.memory)
+    devices = dict.fromkeys([change.device for change in changes])
+    peaks = {device: _highest([c.bytes for c in changes if c.device == device]) for device in devices}
+    return {device: peak for device, peak in peaks.items() if peak > 0}
 
 
 def pinned_peak(program: Program) -> int:
     """Maximum page-locked bytes of a rank over the step."""
-    return maxima((*program.resident, *program.memory), lambda change: change.is_pinned).get(True, 0)
+    return _highest([c.bytes for c in (*program.resident, *program.memory) if c.is_pinned])
+
+
+def _highest(changes: Iterable[int]) -> int:
+    """Maximum of what there is, not below 0, as `changes` are made one after the other."""
+    return max(accumulate(changes, initial=0))
 
 
 def plan_peaks(plan: Plan) -> dict[str, int]:

@@ -46,7 +46,10 @@ def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
 
 def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
     """How many streams launch kernels and collectives, copies to the GPU, and copies from it."""
-    computing = {op.stream for op in ops if isinstance(op.work, Kernels | Collective | PointToPoint)}
+    kinds = {(type(op.work), op.stream) for op in ops}
+    computing = {stream for kind, stream in kinds if kind in (Kernels, Collective, PointToPoint)}
+    if not any(kind is Copy for kind, _ in kinds):
+        return len(computing), 0, 0
     copying = {(op.work.direction, op.stream) for op in ops if isinstance(op.work, Copy)}
     to_gpu = sum(direction == "h2d" for direction, _ in copying)
     return len(computing), to_gpu, len(copying) - to_gpu
