@@ -15,7 +15,6 @@ from zsim.specs.strategy.megatron import Megatron
 
 PlanFor = Callable[..., Plan]
 LLAMA_2_7B = 6_738_415_616
-OVERLAPS = {"distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 CORE = Megatron(
     distributed_optimizer=False, overlap_grad_reduce=False, overlap_param_gather=False, param_dtype="bf16",
     grad_dtype="fp32", average_in_collective=False, bucket_size=None, optimizer_instances=1,

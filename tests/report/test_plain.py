@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsim.report.views.text.plain import Column, paragraph, table, tables
+from zsim.report.views.text.plain import Column, markdown, named_columns, paragraph, table, tables
 
 COLUMNS = [Column("cluster", is_left=True), Column("one"), Column("two")]
 
@@ -40,3 +40,11 @@ def test_a_paragraph_goes_on_beside_its_label_or_where_it_is_told_to() -> None:
     assert max(map(len, labelled)) <= 80
     assert paragraph(words, indent=4)[1].startswith("    word")
     assert paragraph(words, indent=4)[0].startswith("word")
+
+
+def test_markdown_says_on_which_side_a_column_stands() -> None:
+    assert markdown(named_columns("source", "rows"), [("one", "2")]) == [
+        "| source | rows |",
+        "|---|---:|",
+        "| one | 2 |",
+    ]

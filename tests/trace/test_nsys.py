@@ -12,7 +12,6 @@ import zsim
 from tests.expect import about
 
 PROCESS = 5 * 0x1000000
-THREAD = PROCESS + 77
 GEMM, GATHER, SYNCHRONIZE, STEP = 1, 2, 3, 4
 NAMES = {
     GEMM: "ampere_bf16_gemm",

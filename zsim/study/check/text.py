@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from zsim.report.views.text.plain import named_columns, paragraph, table
 from zsim.study.check.check import CheckReport
 from zsim.study.check.rows import OUTCOMES, CheckRow, Outcome, counts, step_times
 from zsim.study.published.text import check_lines, summary_lines
 
-_WIDTH = 80
 _MOST = 20
 _TITLES: dict[Outcome, str] = {
     "fail": "Moved past its tolerance",
@@ -31,12 +30,12 @@ def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
     for outcome in ("fail", "known", "inconclusive", "skipped"):
         yield from _named(outcome, [row for row in report.rows if row.outcome == outcome])
     for note in report.notes:
-        yield from textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="      ")
+        yield from paragraph(note, first="note: ")
     if report.rows:
         found = counts(report.rows)
         words = ", ".join(f"{found[outcome]} {_WORDS[outcome]}" for outcome in OUTCOMES if found[outcome])
         text = f"{report.verdict.upper()}  {words}{_steps_judged(report.rows)}"
-        yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
+        yield from paragraph(text, indent=2)
 
 
 def _steps_judged(rows: Sequence[CheckRow]) -> str:
@@ -62,12 +61,15 @@ def _groups(rows: Sequence[CheckRow]) -> Iterator[str]:
     groups: dict[str, list[CheckRow]] = {}
     for row in rows:
         groups.setdefault(_group(row.case), []).append(row)
-    yield f"{'':<40} {'cases':>5} {'pass':>5} {'moved':>5} {'known':>5} {'incon.':>6} {'skip':>5}"
-    for name, own in groups.items():
-        found, cases = counts(own), len({row.case for row in own})
-        cells = [found[outcome] for outcome in ("pass", "fail", "known", "inconclusive", "skipped")]
-        text = " ".join(f"{cell or '':>{width}}" for cell, width in zip(cells, (5, 5, 5, 6, 5), strict=True))
-        yield f"{name[-40:]:<40} {cases:>5} {text}".rstrip()
+    cells = []
+    for name, judged in groups.items():
+        found = counts(judged)
+        outcomes = (found[outcome] for outcome in ("pass", "fail", "known", "inconclusive", "skipped"))
+        cells.append(
+            (name, f"{len({row.case for row in judged})}", *(f"{count or ''}" for count in outcomes))
+        )
+    columns = named_columns("", "cases", "pass", "moved", "known", "incon.", "skip", least=30)
+    yield from table(columns, cells)
     yield ""
 
 
@@ -83,12 +85,12 @@ def _named(outcome: Outcome, rows: Sequence[CheckRow]) -> Iterator[str]:
     yield _TITLES[outcome]
     if outcome == "fail":
         for row in rows[:_MOST]:
-            yield from _wrapped(row.line)
+            yield from paragraph(row.line, first=2, indent=4)
         if len(rows) > _MOST:
             yield f"  and {len(rows) - _MOST} more (--json, --junit)"
     else:
         for text, count in Counter(_reason(row) for row in rows).most_common(_MOST // 2):
-            yield from _wrapped(f"{count} x {text}")
+            yield from paragraph(f"{count} x {text}", first=2, indent=4)
     yield ""
 
 
@@ -96,7 +98,3 @@ def _reason(row: CheckRow) -> str:
     """Why, without the figures that differ from case to case."""
     why = row.sentence.partition(" (")[0] if row.outcome == "known" else row.sentence.rpartition("; ")[2]
     return f"{row.name}: {re.sub(r'[0-9.]+%', 'part', why)}"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from zsim.report.views.text.plain import markdown, named_columns
 from zsim.study.check.baseline import Baseline
 from zsim.study.check.rows import CheckRow, Outcome
 from zsim.study.published.predict import RowResult
@@ -39,16 +40,12 @@ def table_lines(
 ) -> list[str]:
     """What the README shows, in Markdown: `runs` by framework and number of nodes, then the sources that were
     simulated."""
-    lines = [*regime_table(runs), ""] if runs else []
-    lines += [
-        "| source | rows | mean | median | worst | bias | memory, mean | fits, right |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    rows = []
     for name, bar in (*sorted(sources.items()), ("**all**", whole)):
         if not bar["simulated"]:
             continue
         memory = bar["memory_mean_absolute_error"]
-        cells = (
+        row = (
             name,
             str(bar["rows"]),
             *(_percent(bar[key]) for key in ("mean_absolute_error", "median_absolute_error")),
@@ -57,8 +54,11 @@ def table_lines(
             "" if memory is None else f"{memory:.1%} of {bar['memory_rows']}",
             f"{bar['fits_right']} of {bar['fits_rows']}" if bar["fits_rows"] else "",
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(row)
+    columns = named_columns(
+        "source", "rows", "mean", "median", "worst", "bias", "memory, mean", "fits, right"
+    )
+    return [*([*regime_table(runs), ""] if runs else []), *markdown(columns, rows)]
 
 
 def _percent(value: float | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import expm1
 
 from zsim.report.job_features import network_fabric, node_fabric
+from zsim.report.views.text.plain import markdown, named_columns
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.presets import gpu_preset_names, topology_preset_names
 from zsim.validated.coverage import Coverage, Judged, coverage_of, leave_one_source_out
@@ -14,22 +15,26 @@ from zsim.validated.regimes import by_regime, unvalidated_gpus, unvalidated_stra
 from zsim.validated.runs import ValidatedRun, validated_runs
 
 _ALL = "**all**"
+_REGIME = "framework and nodes", "rows", "sources"
 
 
 def regime_table(runs: Sequence[ValidatedRun]) -> list[str]:
     """By framework and number of nodes: the mean error over rows and over sources."""
-    lines = [
-        "| framework and nodes | rows | sources | mean, rows | mean, sources | worst | bias, rows "
-        "| bias, sources |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for title, found in _regimes(leave_one_source_out(runs)).items():
-        lines.append(
-            f"| {title} | {found.rows} | {found.sources} | {found.mean_absolute_error:.1%} | "
-            f"{found.mean_absolute_error_by_source:.1%} | {found.worst_absolute_error:.1%} | "
-            f"{found.bias:+.1%} | {found.bias_by_source:+.1%} |"
+    rows = [
+        (
+            title,
+            f"{found.rows}",
+            f"{found.sources}",
+            f"{found.mean_absolute_error:.1%}",
+            f"{found.mean_absolute_error_by_source:.1%}",
+            f"{found.worst_absolute_error:.1%}",
+            f"{found.bias:+.1%}",
+            f"{found.bias_by_source:+.1%}",
         )
-    return lines
+        for title, found in _regimes(leave_one_source_out(runs)).items()
+    ]
+    return markdown(named_columns(*_REGIME, "mean, rows", "mean, sources", "worst", "bias, rows",
+                                  "bias, sources"), rows)  # fmt: skip
 
 
 def _regimes(judged: Sequence[Judged]) -> dict[str, Coverage]:
@@ -55,26 +60,45 @@ def regime_lines(judged: Sequence[Judged]) -> list[str]:
 
 
 def _coverage_lines(judged: Sequence[Judged]) -> list[str]:
-    lines = [
+    rows = [
+        (
+            title,
+            f"{found.rows}",
+            f"{found.sources}",
+            f"{found.covered:.0%}",
+            f"{found.covered_by_source:.0%}",
+            f"{found.half_width:.1%}",
+        )
+        for title, found in _regimes(judged).items()
+    ]
+    return [
         "## How often the 80 % interval holds",
         "",
         "Every row is judged by runs of the other sources only (one source left out). Over rows, and as",
         "the mean of sources; the half width is the median, as a part of the step. How intervals are made,",
         "and what they assume: `zsim/validated/errors.py`.",
         "",
-        "| framework and nodes | rows | sources | within, rows | within, sources | half width |",
-        "|---|---:|---:|---:|---:|---:|",
+        *markdown(named_columns(*_REGIME, "within, rows", "within, sources", "half width"), rows),
+        "",
     ]
-    for title, found in _regimes(judged).items():
-        lines.append(
-            f"| {title} | {found.rows} | {found.sources} | {found.covered:.0%} | "
-            f"{found.covered_by_source:.0%} | {found.half_width:.1%} |"
-        )
-    return [*lines, ""]
 
 
 def _ratio_lines(runs: Sequence[ValidatedRun]) -> list[str]:
-    lines = [
+    columns = named_columns(
+        "what differs", "pairs", "sources", "80 % within", "within, pairs", "within, sources"
+    )
+    rows = [
+        (
+            found.kind,
+            f"{found.pairs:,}",
+            f"{found.sources}",
+            f"{expm1(found.bound):.1%}",
+            f"{found.covered:.0%}",
+            f"{found.covered_by_source:.0%}",
+        )
+        for found in ratio_coverage(runs)
+    ]
+    return [
         "## How far a difference is to be trusted",
         "",
         "Two runs of one source, model and GPU are off for the same reasons, so that their ratio is off by",
@@ -82,15 +106,9 @@ def _ratio_lines(runs: Sequence[ValidatedRun]) -> list[str]:
         "how many are within what the other sources say. Of differences below that, commands that compare",
         'say "no difference that zsim can tell".',
         "",
-        "| what differs | pairs | sources | 80 % within | within, pairs | within, sources |",
-        "|---|---:|---:|---:|---:|---:|",
+        *markdown(columns, rows),
+        "",
     ]
-    lines += [
-        f"| {found.kind} | {found.pairs:,} | {found.sources} | {expm1(found.bound):.1%} | "
-        f"{found.covered:.0%} | {found.covered_by_source:.0%} |"
-        for found in ratio_coverage(runs)
-    ]
-    return [*lines, ""]
 
 
 def _unvalidated_lines(runs: Sequence[ValidatedRun]) -> list[str]:

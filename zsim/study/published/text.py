@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zsim.report.views.text.plain import Column, markdown, named_columns, table
 from zsim.study.published.predict import CheckResult, RowResult
 
 _MOST_REASONS = 12
@@ -26,14 +27,22 @@ def summary_lines(result: CheckResult) -> list[str]:
 def _row_lines(rows: Sequence[RowResult]) -> list[str]:
     if not rows:
         return []
-    head = f"{'row':<30} {'measured':>10} {'predicted':>10} {'error':>7}  memory fits"
-    return [head, *map(_row_line, rows), ""]
-
-
-def _row_line(row: RowResult) -> str:
-    measured, predicted = _seconds(row.measured_seconds), _seconds(row.predicted_seconds)
-    error, memory = _signed(row.relative_error), _signed(row.memory_relative_error)
-    return f"{row.row_id[:30]:<30} {measured:>10} {predicted:>10} {error:>7} {memory:>7} {_fits(row)}"
+    columns = [
+        *named_columns("row", "measured", "predicted", "error", "memory"),
+        Column("fits", is_left=True),
+    ]
+    cells = [
+        (
+            row.row_id,
+            _seconds(row.measured_seconds),
+            _seconds(row.predicted_seconds),
+            _signed(row.relative_error),
+            _signed(row.memory_relative_error),
+            _fits(row),
+        )
+        for row in rows
+    ]
+    return [*table(columns, cells), ""]
 
 
 def _fits(row: RowResult) -> str:
@@ -46,11 +55,10 @@ def _fits(row: RowResult) -> str:
 
 def _summary_lines(result: CheckResult) -> list[str]:
     summary = result.to_dict()["summary"]
-    lines = [
-        f"{'source':<26} {'rows':>5} {'skipped':>7} {'mean':>7} {'median':>7} {'worst':>7} {'bias':>7}",
+    rows = [
+        _summary_cells(name, figures) for name, figures in (*summary["by_source"].items(), ("all", summary))
     ]
-    lines += [_summary_line(name, figures) for name, figures in summary["by_source"].items()]
-    lines.append(_summary_line("all", summary))
+    lines = table(named_columns("source", "rows", "skipped", "mean", "median", "worst", "bias"), rows)
     within = summary["within_range"]
     if within["rows"]:
         lines.append(
@@ -68,12 +76,9 @@ def _summary_lines(result: CheckResult) -> list[str]:
     return lines
 
 
-def _summary_line(name: str, figures: Mapping[str, Any]) -> str:
-    return (
-        f"{name[:26]:<26} {figures['rows']:>5} {figures['skipped']:>7} "
-        f"{_percent(figures['mean_absolute_error']):>7} {_percent(figures['median_absolute_error']):>7} "
-        f"{_percent(figures['worst_absolute_error']):>7} {_signed(figures['bias']):>7}"
-    )
+def _summary_cells(name: str, figures: Mapping[str, Any]) -> list[str]:
+    errors = (_percent(figures[f"{kind}_absolute_error"]) for kind in ("mean", "median", "worst"))
+    return [name, f"{figures['rows']}", f"{figures['skipped']}", *errors, _signed(figures["bias"])]
 
 
 def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
@@ -90,22 +95,19 @@ def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
 def markdown_lines(result: CheckResult) -> list[str]:
     """The errors by source and role as a Markdown table."""
     summary = result.to_dict()["summary"]
-    lines = [
-        "| source | rows | skipped | mean | median | worst | bias | memory rows | memory mean | fits right |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = named_columns(
+        "source", "rows", "skipped", "mean", "median", "worst", "bias", "memory rows", "memory mean",
+        "fits right",
+    )  # fmt: skip
+    rows = []
     for name, figures in (*summary["by_source"].items(), ("**all**", summary)):
         if not figures["simulated"]:
             continue
         memory, fits = figures["memory"], figures["fits"]
-        cells = (
-            name, figures["rows"], figures["skipped"], _percent(figures["mean_absolute_error"]),
-            _percent(figures["median_absolute_error"]), _percent(figures["worst_absolute_error"]),
-            _signed(figures["bias"]), memory["rows"], _percent(memory["mean_absolute_error"]),
-            f"{fits['right']} of {fits['rows']}" if fits["rows"] else "",
-        )  # fmt: skip
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return lines
+        right = f"{fits['right']} of {fits['rows']}" if fits["rows"] else ""
+        mean = _percent(memory["mean_absolute_error"])
+        rows.append([*_summary_cells(name, figures), f"{memory['rows']}", mean, right])
+    return markdown(columns, rows)
 
 
 def _seconds(value: float | None) -> str:

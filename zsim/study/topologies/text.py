@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.report.views.text.plain import Column, paragraph, table, tables
+from zsim.report.views.text.plain import Column, named_columns, paragraph, table, tables
 from zsim.study.topologies.bench import BenchRow, CurvePoint, median_error
 from zsim.study.topologies.routings import NUM_DRAWS, routing_words
 from zsim.study.topologies.topologies import TopologyComparison
@@ -45,11 +45,11 @@ def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
     yield f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs"
     for columns in (_STEP, _FABRIC):
         cells = [[column.cell(row) for column in columns] for row in rows]
-        yield from tables(_columns([column.title for column in columns]), cells)
+        yield from tables(named_columns(*(column.title for column in columns)), cells)
     yield from paragraph(
         f"routing: ideal (even-split), and hashed (ECMP; median and p95 of {NUM_DRAWS} draws)", indent=2
     )
-    yield from tables(_columns(ROUTING_HEAD), [routing_cells(row) for row in rows])
+    yield from tables(named_columns(*ROUTING_HEAD), [routing_cells(row) for row in rows])
     by_words: dict[str, list[str]] = {}
     for row in rows:
         by_words.setdefault(routing_words(row.routing), []).append(row.cluster)
@@ -61,10 +61,6 @@ def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
             yield from paragraph(f"{row.cluster}: {words}", indent=2)
     for sentence in undecided(rows):
         yield from paragraph(sentence, indent=2)
-
-
-def _columns(titles: Sequence[str]) -> list[Column]:
-    return [Column(title, is_left=number == 0) for number, title in enumerate(titles)]
 
 
 def undecided(rows: Sequence[TopologyComparison]) -> list[str]:

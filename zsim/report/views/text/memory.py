@@ -9,7 +9,7 @@ from zsim.plan.memory.peaks import Owned
 from zsim.report.memory_profile import Holder, MemoryProfile, Moment, holders
 from zsim.report.report import Verdict
 from zsim.report.views.meanings import MEMORY
-from zsim.report.views.text.plain import Column, table
+from zsim.report.views.text.plain import Column, named_columns, table
 from zsim.units import GIGABYTES, format_bytes, format_seconds
 
 _SHORT = {"parameters": "params", "gradients": "grads", "optimizer_states": "states",
@@ -78,15 +78,7 @@ def _holder_lines(title: str, holding: Sequence[Holder], whole: int, limit: int)
     if len(shown) < len(holding):
         rest = sum(row.total_bytes for row in holding[len(shown) :])
         rows.append((f"{len(holding) - len(shown)} more", "", "", format_bytes(rest), f"{rest / whole:.1%}"))
-    return table([_owner(title), *_columns("count", "each", "together", "share")], rows)
-
-
-def _owner(title: str) -> Column:
-    return Column(title, is_left=True, least=36)
-
-
-def _columns(*titles: str) -> list[Column]:
-    return [Column(title) for title in titles]
+    return table(named_columns(title, "count", "each", "together", "share", least=36), rows)
 
 
 def _by_unit(highest: Mapping[Owned, int]) -> list[Holder]:
@@ -101,7 +93,7 @@ def _unit_lines(units: Sequence[Holder], at_peak: Mapping[Owned, int], limit: in
         (row.owner, f"{row.count:,}", format_bytes(row.each_bytes), format_bytes(held.get(row.owner, 0)))
         for row in shown
     ]
-    yield from table([_owner("Unsharded by unit"), *_columns("count", "each, most", "at the peak")], rows)
+    yield from table(named_columns("Unsharded by unit", "count", "each, most", "at the peak", least=36), rows)
     if len(shown) < len(units):
         yield f"{len(units) - len(shown)} more"
 

@@ -1,4 +1,4 @@
-"""Plain text of at most 80 columns: tables and paragraphs."""
+"""Plain text of at most 80 columns, tables and paragraphs; and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -55,6 +55,18 @@ def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str
         for part in parts
         for line in table([columns[n] for n in part], [[row[n] for n in part] for row in rows])
     ]
+
+
+def named_columns(first: str, *others: str, least: int = 0) -> list[Column]:
+    """The first column to the left and at least so wide, the others to the right."""
+    return [Column(first, is_left=True, least=least), *(Column(title) for title in others)]
+
+
+def markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of the table in Markdown, cells as they are."""
+    lines = ([column.title for column in columns], *rows)
+    heading, *rest = (f"| {' | '.join(cells)} |" for cells in lines)
+    return [heading, f"|{'|'.join('---' if column.is_left else '---:' for column in columns)}|", *rest]
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
