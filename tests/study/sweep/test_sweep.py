@@ -18,11 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from zsim.cli import app
-from zsim.engine.simulate import Outcome, simulate_job
+from zsim.engine.micro_batches import SimulatedStep
+from zsim.engine.simulator import Simulator
 from zsim.errors import InputError
 from zsim.specs.experiment.job import Job
 from zsim.study.progress import Counts, Progress, duration
-from zsim.study.sweep import row as record_module
 from zsim.study.sweep.pool import Task, run_tasks
 from zsim.study.sweep.store import Record, Store
 from zsim.study.sweep.study_file import load_study
@@ -120,10 +120,10 @@ def test_a_failing_point_is_a_row_with_its_error(tmp_path: Path) -> None:
 
 
 def test_a_bug_of_ours_costs_one_row_and_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_job: Any) -> None:
+    def broken(_simulator: Simulator, _job: Any) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(record_module, "simulate_job", broken)
+    monkeypatch.setattr(Simulator, "step", broken)
     done = swept(tmp_path)
     assert done.failed == 4
     assert {row["error"] for row in done.rows} == {"internal error: ZeroDivisionError: oh"}
@@ -160,12 +160,13 @@ def test_a_cache_serves_other_studies(tmp_path: Path) -> None:
 def test_equal_points_are_simulated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A label is no key of the experiment: three labels of one point are one simulation, three rows."""
     calls: list[str] = []
+    real = Simulator.step
 
-    def counted(job: Job) -> Outcome:
+    def counted(simulator: Simulator, job: Job) -> SimulatedStep:
         calls.append("")
-        return simulate_job(job)
+        return real(simulator, job)
 
-    monkeypatch.setattr(record_module, "simulate_job", counted)
+    monkeypatch.setattr(Simulator, "step", counted)
     text = SMALL.replace("[1, 3]", "[1]").replace("[8, 16]", "[8]") + '"label" = ["a", "b", "c"]\n'
     assert swept(tmp_path, text).done == 3
     assert len(calls) == 1
