@@ -127,9 +127,9 @@ def test_an_op_waits_for_earlier_ones_only() -> None:
     ops = (Op("first", "a", after=(1,)), Op("second", "a"))
     with pytest.raises(PlanError, match="op 0 'first' comes after op 1, issued later"):
         check_plan(Plan.uniform("test", 1, Program("", ops), {}))
-    ops = (Op("first", "a", host_waits=(0,)),)
+    waiting = (Op("first", "a", host_waits=(0,)),)
     with pytest.raises(PlanError, match="the host waits for op 0 before it issues op 0"):
-        check_plan(Plan.uniform("test", 1, Program("", ops), {}))
+        check_plan(Plan.uniform("test", 1, Program("", waiting), {}))
 
 
 def test_a_step_frees_what_it_allocates() -> None:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 import zsim
+from tests.expect import of_kind
 from tests.plan.zeropp_jobs import HPZ, NOTHING_KEPT, calls, experiment_of, job_of, plan_of, sent
 from zsim.errors import InputError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, Plan
 from zsim.specs.experiment.resolve import resolve
+from zsim.specs.experiment.tables import DeepSpeedTable
 
 TOTAL = 1_235_814_400
 NORMS = 33 * 2_048
@@ -171,7 +173,8 @@ def test_hierarchical_gathers_copy_shards_to_the_gpu_first(device: dict[str, Any
 def test_checkpoints_may_wait_in_host_memory() -> None:
     """They are the engine's affair, whatever the optimizer: 16 blocks' inputs go and come."""
     experiment = experiment_of(mics(8), version="0.19.2", micro_batch_size=1, activation_checkpointing="full")
-    config = {**experiment.strategy.config, "activation_checkpointing": {"cpu_checkpointing": True}}
+    given = of_kind(of_kind(experiment.strategy, DeepSpeedTable).config, dict)
+    config = {**given, "activation_checkpointing": {"cpu_checkpointing": True}}
     changed = experiment.model_copy(
         update={"strategy": experiment.strategy.model_copy(update={"config": config})}
     )

@@ -30,10 +30,8 @@ EXPERIMENT = {
 
 def reported(trace: Trace, simulation: SimulationStats, **values: Any) -> Report:
     """The report of `trace`; `values` are those of the job, of the machine, or of `make_report`."""
-    facts, use = (
-        made(**{name: values.pop(name) for name in made.__slots__ if name in values})
-        for made in (JobFacts, MachineUse)
-    )
+    facts = JobFacts(**{name: values.pop(name) for name in JobFacts.__slots__ if name in values})
+    use = MachineUse(**{name: values.pop(name) for name in MachineUse.__slots__ if name in values})
     return make_report(traced_step(trace), facts, simulation, use, **values)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Page, browse, in_browser, text_of
+from tests.expect import there
 from zsim.report.report import Report
 from zsim.report.views.html.report import html_report, write_html_report
 from zsim.trace.trace import Trace
@@ -80,7 +81,7 @@ def test_a_job_that_does_not_fit_says_so_on_top(
     make_step_report: Callable[..., Report], make_sharded_step: Callable[..., Trace]
 ) -> None:
     report = make_step_report(capacity_bytes={"gpu": 12 * 10**9})
-    report = replace(report, out_of_memory=replace(report.out_of_memory, least_gpus=64))
+    report = replace(report, out_of_memory=replace(there(report.out_of_memory), least_gpus=64))
     text = text_of(Page(html_report(report, make_sharded_step())))
     assert "Does not fit GPU memory: 'blocks.2 forward', issued at 7.10 ms, is the first that" in text
     assert "64 GPUs would hold all tensors. The times below assume it did." in text

@@ -96,7 +96,7 @@ def test_the_first_op_over_capacity_is_named_with_what_is_missing(
     make_memory: Callable[..., MemoryEvents],
 ) -> None:
     """Capacity 65: at `forward` 70 are held, 5 too many; at the peak of 85 it is 20."""
-    finding = first_over_capacity(make_memory(STEP), {"gpu": 65})
+    finding = there(first_over_capacity(make_memory(STEP), {"gpu": 65}))
     assert (finding.op, finding.pool, finding.seconds) == ("forward", "gpu", 1.0)
     assert (finding.missing_bytes, finding.peak_missing_bytes) == (5, 20)
     assert (finding.capacity_bytes, finding.least_gpus) == (65, None)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.expect import there
 from zsim.report.memory import OutOfMemory
 from zsim.report.report import Report, StepWork
 from zsim.report.traffic import SentRow, TrafficRow
@@ -28,8 +29,8 @@ def report(make_step_report: Callable[..., Report]) -> Callable[..., Report]:
     return make_step_report
 
 
-def with_least_gpus(report: Callable[..., Report], count: int) -> Report:
-    return replace(report, out_of_memory=replace(report.out_of_memory, least_gpus=count))
+def with_least_gpus(report: Report, count: int) -> Report:
+    return replace(report, out_of_memory=replace(there(report.out_of_memory), least_gpus=count))
 
 
 def printed(

@@ -85,7 +85,9 @@ def test_a_damaged_recording_is_named(
     assert str(path) in str(error.value)
 
 
-def test_outside_of_a_checkout_a_recorded_case_is_refused_in_one_sentence(tmp_path, monkeypatch) -> None:
+def test_outside_of_a_checkout_a_recorded_case_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "case.json"
     path.write_text(json.dumps({"case": {}, "calls": [], "peak_bytes": {}}))
     monkeypatch.setattr(cases, "CHECKOUT", tmp_path)

@@ -15,6 +15,7 @@ import pytest
 
 import zsim
 from validation import plan_check
+from validation.cases.cases import ANY_CLUSTER
 from validation.deepspeed_calls.configurations import configurations
 from zsim.comparison.call_lists import unfold
 from zsim.comparison.calls import calls_of_plan
@@ -31,7 +32,7 @@ HOOKS = json.loads((FOLDER / "hooks.json").read_text())["models"]
 def plan_of(name: str) -> zsim.Plan:
     described = RECORDED["configurations"][name]["experiment"]
     model = RECORDED["models"][described["model"]]
-    experiment = zsim.Experiment(**{**described, "model": model, "cluster": plan_check.ANY_CLUSTER})
+    experiment = zsim.Experiment(**{**described, "model": model, "cluster": ANY_CLUSTER})
     return zsim.make_plan(experiment)
 
 
@@ -70,7 +71,7 @@ def test_modules_are_entered_in_the_order_of_the_real_model(case: dict[str, Any]
     job = resolve(
         zsim.Experiment(
             model=case["config"],
-            cluster=plan_check.ANY_CLUSTER,
+            cluster=ANY_CLUSTER,
             gpus=2,
             training={
                 "sequence_length": 16,

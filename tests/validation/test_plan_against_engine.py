@@ -15,6 +15,7 @@ import zsim  # noqa: E402
 from validation import plan_check  # noqa: E402
 from validation.backends import Optimization  # noqa: E402
 from validation.backends.engine_backend import EngineTrainer  # noqa: E402
+from validation.cases.cases import ANY_CLUSTER  # noqa: E402
 from validation.llama import Llama, LlamaShape  # noqa: E402
 from validation.oracle.run import fake_world  # noqa: E402
 from validation.record.cases import MODELS  # noqa: E402
@@ -104,7 +105,7 @@ def make_plan(strategy: dict[str, Any], training: dict[str, Any]) -> Plan:
     return zsim.make_plan(
         zsim.Experiment(
             model=MODEL,
-            cluster=plan_check.ANY_CLUSTER,
+            cluster=ANY_CLUSTER,
             gpus=RANKS,
             training={"precision": "fp32", "sequence_length": LENGTH, "attention": "math", **training},
             strategy={"kind": "reference", **strategy},
