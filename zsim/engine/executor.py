@@ -302,6 +302,7 @@ class Executor:
             self.fabric.run(transfer, on_end)
             return
         flights = [member.flights for member, _ in members]
+        flight: Flight | None = None
 
         flight: Flight | None = None
 
