@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from zsim.errors import InputError, StuckError
 from zsim.fluid.flows import simulate_flows
 
-# The whole set lies beside the checkout; three of its scenarios are typed in below.
-SIMGRID = Path(__file__).resolve().parents[3] / "shared" / "data" / "fair_sharing" / "simgrid.json"
+# The whole set; three of its scenarios are typed in below.
+SIMGRID = Path(__file__).parent / "data" / "simgrid.json.gz"
 
 
 class Scenario(NamedTuple):
@@ -76,11 +77,10 @@ def test_simgrids_finish_times_typed_in(name: str) -> None:
     assert simulate_flows(scenario.links, flows) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.skipif(not SIMGRID.exists(), reason="shared/data/fair_sharing/simgrid.json is not here")
 def test_all_of_simgrids_scenarios_to_one_in_a_million() -> None:
     """15 scenarios of up to 180 flows: stars, rings, dumbbells, fat trees, staggered and in bursts.
     Relative to finish - start, as the file says."""
-    scenarios = json.loads(SIMGRID.read_text())["scenarios"]
+    scenarios = json.loads(gzip.decompress(SIMGRID.read_bytes()))["scenarios"]
     assert len(scenarios) == 15
     for scenario in scenarios:
         links = {link["id"]: link["bandwidth_Bps"] for link in scenario["links"]}
