@@ -13,6 +13,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from tests.skips import skip_lines
 from zsim.trace.trace import MemoryEvents, SpanInfo, Trace
 
 # No test waits on a clock, not even Hypothesis's.
@@ -28,6 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update", action="store_true", help="rewrite expectations that are files, then look at the diff"
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.getreports("skipped")
+    if skipped:
+        terminalreporter.section(f"{len(skipped)} skipped, by reason")
+        for line in skip_lines(skipped):
+            terminalreporter.line(line)
 
 
 def build_memory(events: Sequence[tuple[Any, ...]]) -> MemoryEvents:
