@@ -304,8 +304,6 @@ class Executor:
         flights = [member.flights for member, _ in members]
         flight: Flight | None = None
 
-        flight: Flight | None = None
-
         def end() -> None:
             nonlocal flight
             assert flight is not None

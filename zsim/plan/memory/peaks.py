@@ -54,7 +54,7 @@ def owner_of(change: Memory | MemoryChange) -> Owned:
 
 def device_peaks(program: Program) -> dict[Device, int]:
     """Maximum bytes of a rank on each device over the step."""
-    changes = (*program.resident, *program.memory)
+    changes: list[Memory | MemoryChange] = [*program.resident, *program.memory]
     devices = dict.fromkeys([change.device for change in changes])
     peaks = {device: _highest([c.bytes for c in changes if c.device == device]) for device in devices}
     return {device: peak for device, peak in peaks.items() if peak > 0}
@@ -62,7 +62,8 @@ def device_peaks(program: Program) -> dict[Device, int]:
 
 def pinned_peak(program: Program) -> int:
     """Maximum page-locked bytes of a rank over the step."""
-    return _highest([c.bytes for c in (*program.resident, *program.memory) if c.is_pinned])
+    changes: list[Memory | MemoryChange] = [*program.resident, *program.memory]
+    return _highest([change.bytes for change in changes if change.is_pinned])
 
 
 def _highest(changes: Iterable[int]) -> int:
