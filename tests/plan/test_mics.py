@@ -13,7 +13,7 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from tests.plan.zeropp_jobs import HPZ, NOTHING_KEPT, calls, experiment_of, job_of, plan_of, sent
-from zsim.errors import InputError
+from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.make import make_plan
 from zsim.plan.ops import Copy, Plan
 from zsim.specs.experiment.resolve import resolve
@@ -148,15 +148,34 @@ def copied(plan: Plan, direction: str, beginning: str = "") -> int:
     return sum(w.bytes for w in works if isinstance(w, Copy) and w.direction == direction)
 
 
-def test_one_group_of_all_gpus_may_have_its_optimizer_in_host_memory() -> None:
-    """`allreduce_mics_shard_grads` returns before it looks where gradients are: the calls are those without
-    offloading, states are a 16th in host memory, and gradients cross PCIe three times, as ZeRO-3's do."""
+def optimizer_states(plan: Plan) -> list[tuple[str, int]]:
+    states = [memory for memory in plan.resident if memory.category == "optimizer_states" and memory.bytes]
+    return [(memory.device, memory.bytes) for memory in states]
+
+
+def test_one_group_of_all_gpus_may_offload_its_optimizer() -> None:
+    """`allreduce_mics_shard_grads` returns before it looks where gradients are; the calls are those without
+    offloading. Sums of gradients go to the host and back, but all states stay on the GPU: MiCS_Optimizer is
+    not told the ratio, and takes 0."""
     plan, kept = plan_with(16, offload_optimizer=CPU), plan_with(16)
     assert calls(plan) == calls(kept)
-    states = [memory for memory in plan.resident if memory.category == "optimizer_states" and memory.bytes]
-    assert [(memory.device, memory.bytes) for memory in states] == [("host", 12 * TOTAL // 16)]
+    assert optimizer_states(plan) == [("gpu", 12 * TOTAL // 16)]
     assert copied(plan, "d2h", "gradients") == copied(plan, "h2d", "gradients") == 2 * TOTAL // 16
+    assert copied(plan, "d2h", "fp32 gradients") == 0
+    assert any("does not pass the ratio on" in note for note in plan.notes)
+
+
+def test_before_there_was_a_ratio_the_states_left_the_gpu() -> None:
+    """0.12.2: a 16th of 12 bytes in host memory, and fp32 gradients go there at the boundary."""
+    plan = plan_of(mics(16, offload_optimizer=CPU), version="0.12.2")
+    assert optimizer_states(plan) == [("host", 12 * TOTAL // 16)]
     assert copied(plan, "d2h", "fp32 gradients") == 4 * TOTAL // 16
+
+
+def test_states_on_nvme_that_the_gpu_updates_are_not_simulated() -> None:
+    nvme = {"device": "nvme", "nvme_path": "/nvme"}
+    with pytest.raises(NotSimulatedError, match="a ratio below 1 with states on NVMe"):
+        plan_with(16, offload_optimizer=nvme)
 
 
 @pytest.mark.parametrize("device", [CPU, {"device": "nvme", "nvme_path": "/nvme", "buffer_size": 10**9}])

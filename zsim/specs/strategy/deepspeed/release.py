@@ -57,13 +57,13 @@ class Release:
     `refreshes_secondary_shards`: hpZ's secondary shards are dropped after a step and written anew by the next
     forward; else they keep what initialisation wrote: backward runs on stale weights (`_post_step` has the
     call commented out), and every forward gathers over all GPUs. `waits_for_secondary_shards`: the host waits
-    for the copy of every one. `clears_secondary_shards`: they are set to zero first.
-    `scatters_indivisible_gradients`: qgZ reduce-scatters what two hops cannot divide; else it fails.
-    `casts_before_quantizing`: qwZ casts weights to fp16 first; else its kernels take bf16 for fp16 as it is.
-    `misreduces_mics`: MiCS's gradients are scattered over all GPUs, not over the group that holds the shards
-    (`_get_param_partition_group`). `copies_checkpoints_on_a_stream`: `cpu_checkpointing` copies through
-    pinned memory on a stream of its own and keeps the newest input on the GPU; else both copies block and are
-    not pinned.
+    for the copy of every one. `has_partial_offload`: stage 3 knows a ratio of sub-groups to offload.
+    `clears_secondary_shards`: they are set to zero first. `scatters_indivisible_gradients`: qgZ
+    reduce-scatters what two hops cannot divide; else it fails. `casts_before_quantizing`: qwZ casts weights
+    to fp16 first; else its kernels take bf16 for fp16 as it is. `misreduces_mics`: MiCS's gradients are
+    scattered over all GPUs, not over the group that holds the shards (`_get_param_partition_group`).
+    `copies_checkpoints_on_a_stream`: `cpu_checkpointing` copies through pinned memory on a stream of its own
+    and keeps the newest input on the GPU; else both copies block and are not pinned.
     """
 
     number: Version
@@ -98,6 +98,7 @@ class Release:
     ]
     refreshes_secondary_shards: Annotated[bool, Change(f"#4906, {_STAGE3}", since=(0, 13, 2))]
     waits_for_secondary_shards: Annotated[bool, Change(f"#5216, {_INIT}", since=(0, 13, 5))]
+    has_partial_offload: Annotated[bool, Change(f"#4636, {_STAGE3}", since=(0, 12, 3))]
     clears_secondary_shards: Annotated[bool, Change(f"#8210, {_INIT}", since=(0, 19, 5))]
     scatters_indivisible_gradients: Annotated[
         bool, Change("#5056, comm/coalesced_collectives.py", since=(0, 13, 2))

@@ -59,7 +59,8 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
     if optimizer is not None and optimizer.super_offload:
         what = "SuperOffload (a worker process that steps on the CPU during backward, made for GH200)"
         found.append(("offload_optimizer", what))
-    if optimizer is not None and optimizer.device == "nvme" and optimizer.ratio < 1:
+    is_partial = optimizer is not None and (optimizer.ratio < 1 or zero.is_mics)
+    if optimizer is not None and optimizer.device == "nvme" and is_partial:
         what = (
             "a ratio below 1 with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with "
             "torch's AdamW and moments of its own)"

@@ -48,7 +48,7 @@ class OffloadOptimizerBlock(JsonBlock):
     pipeline_read: Annotated[bool, Key(is_exported=True)] = False
     pipeline_write: Annotated[bool, Key(is_exported=True)] = False
     fast_init: bool = False
-    ratio: Annotated[Fraction, Key(since=(0, 12, 4))] = 1.0
+    ratio: Annotated[Fraction, Key(since=(0, 12, 3))] = 1.0
     super_offload: Annotated[bool, Key(since=(0, 18, 0))] = False
     cpuadam_cores_perc: Annotated[Fraction, Key(since=(0, 18, 0))] = 0.8
 

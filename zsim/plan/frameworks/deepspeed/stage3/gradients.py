@@ -46,7 +46,10 @@ class Zero3Gradients(DeepSpeedEngine):
         )
         self.home: Zero3Home | None = None
         if self.zero.offload_optimizer is not None:
-            self.home = Zero3Home(stage, config, self.store, self.reduce_stream, keeps_sums=keeps_sums)
+            self.home = Zero3Home(
+                stage, config, self.store, self.reduce_stream,
+                ratio=self._offload_ratio(self.zero.offload_optimizer.ratio), keeps_sums=keeps_sums,
+            )  # fmt: skip
         self.quantized = self._make_quantized()
         self._reduce_events: list[int] = []
         self._bucket = GradientBucket()
@@ -56,6 +59,10 @@ class Zero3Gradients(DeepSpeedEngine):
     def _make_group(self) -> Group:
         """The ranks that share states: all of them."""
         return self.stage.group()
+
+    def _offload_ratio(self, ratio: float) -> float:
+        """Which part of the sub-groups is offloaded, where the file says `ratio`."""
+        return ratio
 
     def _make_quantized(self) -> QuantizedReducer | None:
         """qgZ, which does nothing on one node."""

@@ -81,6 +81,18 @@ class MicsSchedule(Zero3Schedule):
     def _make_group(self) -> Group:
         return self.stage.group("shard", self.zero.mics_shard_size)
 
+    def _offload_ratio(self, ratio: float) -> float:
+        """None of them, as long as there is a ratio: `_return_mics_optimizer` of engine.py does not pass it
+        on, and the default of DeepSpeedZeroOptimizer_Stage3 is 0."""
+        if not self.config.release.has_partial_offload:
+            return ratio
+        self.builder.notes.append(
+            f"{self.config.name}: zero_optimization.offload_optimizer: with mics_shard_size DeepSpeed "
+            f"{self.config.release} does not pass the ratio on to its optimizer, so that all sub-groups' "
+            "states stay on the GPU and only sums of gradients go to host memory"
+        )
+        return 0.0
+
     def _make_quantized(self) -> QuantizedReducer | None:
         """MiCS_Optimizer gets none of qgZ's groups."""
         return None

@@ -27,8 +27,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class Zero3Home:
-    """Host memory and NVMe as the home of masters, moments and gradients; the first sub-groups may stay on
-    the GPU (`ratio`). Gradients are reduced on `stream`.
+    """Host memory and NVMe as the home of masters, moments and gradients, for a `ratio` of the sub-groups;
+    the first ones stay on the GPU. Gradients are reduced on `stream`.
 
     `keeps_sums`: 16-bit gradients have an accumulation buffer in host memory, as in all releases that zsim
     reads; the ZeRO-Infinity paper's had none.
@@ -41,6 +41,7 @@ class Zero3Home:
         store: ParameterStore,
         stream: str,
         *,
+        ratio: float,
         keeps_sums: bool = True,
     ) -> None:
         assert config.zero.offload_optimizer is not None
@@ -51,8 +52,8 @@ class Zero3Home:
         self.offload = config.zero.offload_optimizer
         self.num_states = 1 + stage.workload.optimizer_state_bytes // 4
         self._group_of = {number: index for index, group in enumerate(self.groups) for number in group}
-        self._first_on_cpu = int((1 - self.offload.ratio) * len(self.groups))
-        self._note_idle_ratio(self.offload.ratio)
+        self._first_on_cpu = int((1 - ratio) * len(self.groups))
+        self._note_idle_ratio(ratio)
         self._states = self._make_state_swapper()
         self._accum_bytes = DTYPE_BYTES[config.grad_accum_dtype]
 
