@@ -10,6 +10,7 @@ import pytest
 import zsim
 from tests.expect import of_kind
 from zsim.errors import InputError, NotSimulatedError
+from zsim.explain.resolved import resolved_experiment
 from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
@@ -149,6 +150,15 @@ def test_a_job_on_the_same_fabric_has_the_trainer_unless_it_says_another() -> No
     others = job(nodes=1, gpus=None, trainer=trainer, jobs=jobs).others
     held = {name: of_kind(other.model.after[-1].work, Loss).holds_logits for name, other in others.items()}
     assert held == {"like": "in fp32", "unlike": "no"}
+
+
+def test_the_resolved_experiment_says_all_that_the_simulation_used() -> None:
+    training = {"micro_batch_size": 2, "global_batch_size": 12}
+    told = resolved_experiment(job(training=training, trainer={"holds_logits": "in fp32"}))
+    assert told["trainer"]["holds_logits"] == "in fp32"
+    assert told["sequences_per_gpu"] == 1.5
+    assert told["training"]["gradient_accumulation_steps"] == 1
+    assert not {"trainer", "simulation", "sequences_per_gpu"} & set(resolved_experiment(job()))
 
 
 def test_exported_files_say_what_the_script_must_do_of_it() -> None:

@@ -38,9 +38,20 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
         "gpus": job.world_size,
         "training": {name: getattr(training, name) for name in training.__slots__},
         "strategy": strategy,
+        **_besides(job),
         **_irregularities(job),
         "cluster": job.cluster.model_dump(by_alias=True),
     }
+
+
+def _besides(job: Job) -> dict[str, Any]:
+    """What the training loop does, and how its step is simulated, as far as either is said."""
+    found: dict[str, Any] = {
+        name: table.model_dump()
+        for name, table in (("trainer", job.experiment.trainer), ("simulation", job.simulation))
+        if table != type(table)()
+    }
+    return found if job.sequences is None else {**found, "sequences_per_gpu": job.sequences}
 
 
 def _irregularities(job: Job) -> dict[str, Any]:

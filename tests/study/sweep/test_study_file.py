@@ -44,6 +44,12 @@ def test_a_grid_is_every_combination_the_last_axis_fastest() -> None:
     assert values(text, "nodes", "training.micro_batch_size") == [(1, 1), (1, 4), (2, 1), (2, 4)]
 
 
+def test_what_the_trainer_does_is_an_axis_whose_keys_are_known() -> None:
+    text = BASE + "[axes]\ntrainer.metrics_per_micro_batch = [0, 2]\nsimulation.every_micro_batch = [false]\n"
+    assert values(text, "trainer.metrics_per_micro_batch") == [(0,), (2,)]
+    refused("unknown key 'trainer.metrics'", BASE + "[axes]\ntrainer.metrics = [0, 2]\n")
+
+
 def test_zipped_axes_go_together() -> None:
     text = BASE + '[axes]\nnodes = [1, 2]\n[[zip]]\nlabel = ["a", "b"]\ntraining.micro_batch_size = [1, 8]\n'
     found = values(text, "nodes", "label", "training.micro_batch_size")

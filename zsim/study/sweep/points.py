@@ -7,17 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from zsim.errors import InputError, ZsimError, did_you_mean
 from zsim.specs.cluster.files import load_cluster
 from zsim.specs.experiment.load import experiment_from
 from zsim.specs.experiment.run_cost import CostTable
+from zsim.specs.experiment.simulation import SimulationTable
 from zsim.specs.experiment.tables import STRATEGIES, Experiment, TrainingTable
+from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.strategy.parallelism import refuse_parallelisms
 from zsim.study.sweep.expressions import Expression, nested_value
 from zsim.study.sweep.study_file import LABEL, Rule, Study
 
 # Tables whose keys are not all known beforehand: of other files, names of nodes and links.
-_OPEN_TABLES = frozenset(Experiment.model_fields) - {"training", "strategy", "cost", "nodes", "gpus"}
+_CLOSED_TABLES: dict[str, type[BaseModel]] = {
+    "training": TrainingTable, "trainer": TrainerTable, "simulation": SimulationTable, "cost": CostTable,
+}  # fmt: skip
+_OPEN_TABLES = frozenset(Experiment.model_fields) - {*_CLOSED_TABLES, "strategy", "nodes", "gpus"}
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,9 @@ def _check_names(study: Study) -> None:
     """Every key that is set or varies must be one of an experiment, every key that a condition reads one that
     something could set."""
     tables = {name: {name} for name in Experiment.model_fields}
-    tables["training"] |= {f"training.{name}" for name in TrainingTable.model_fields}
-    tables["cost"] |= {f"cost.{name}" for name in CostTable.model_fields}
-    tables["strategy"] |= {f"strategy.{name}" for table in STRATEGIES.values() for name in table.model_fields}
+    for table, model in _CLOSED_TABLES.items():
+        tables[table] |= {f"{table}.{name}" for name in model.model_fields}
+    tables["strategy"] |= {f"strategy.{name}" for kind in STRATEGIES.values() for name in kind.model_fields}
     settable = sorted(set().union(*tables.values()) | {LABEL})
     ruled = [key for rule in study.rules for key, _ in rule.values]
     for key in (*study.base, *study.overrides, *study.keys, *ruled):
@@ -133,7 +140,7 @@ def _check_names(study: Study) -> None:
         expressions += [value for _, value in rule.values if isinstance(value, Expression)]
     known = {"model", "cluster", "nodes", "gpus", LABEL, *study.keys, *study.overrides}
     known |= {key for rule in study.rules for key, _ in rule.values}
-    known |= tables["training"] | tables["cost"] | tables["strategy"]
+    known |= tables["strategy"].union(*(tables[table] for table in _CLOSED_TABLES))
     for expression in expressions:
         for name in expression.names:
             is_table = name.partition(".")[0] in _OPEN_TABLES
