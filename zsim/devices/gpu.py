@@ -14,9 +14,9 @@ from collections.abc import Callable
 class GpuKernels:
     """The kernels that run now, as (op, seconds of work left alone on the GPU).
 
-    `call_at(delay, gpu, ticket)` must call `on_wake(now, ticket)` after `delay` seconds; `on_end(op, now)`
-    is called for each kernel that ends; `on_turn(is_busy)`, if given, where the GPU turns from idle to busy
-    or back: not where a kernel follows another at once.
+    `call_at(delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if that is still the `ticket`
+    then; `on_end(op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given, where the GPU
+    turns from idle to busy or back: not where a kernel follows another at once.
 
     # [Note: late wake-ups]
     When kernels get slower, the wake-up that is already planned comes too early; it is left as it is and
@@ -25,7 +25,7 @@ class GpuKernels:
 
     __slots__ = (
         "_call_at", "_collectives", "_is_early", "_last_change", "_left", "_on_end", "_on_turn", "_ops",
-        "_slowdown", "_ticket", "is_busy",
+        "_slowdown", "is_busy", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -43,7 +43,7 @@ class GpuKernels:
         self._ops: list[int] = []
         self._left: list[float] = []
         self._collectives = 0
-        self._ticket = 0
+        self.ticket = 0
         self._is_early = False
         self._last_change = 0.0
 
@@ -61,8 +61,8 @@ class GpuKernels:
         self._ops.append(op)
         self._left.append(seconds)
         self._is_early = False
-        self._ticket += 1
-        self._call_at(seconds * self._slowdown if self._collectives else seconds, self, self._ticket)
+        self.ticket += 1
+        self._call_at(seconds * self._slowdown if self._collectives else seconds, self, self.ticket)
 
     def collective_started(self, now: float) -> None:
         if self._collectives == 0 and self._ops and self._slowdown > 1.0:
@@ -79,19 +79,20 @@ class GpuKernels:
         else:
             self._collectives -= 1
 
-    def on_wake(self, now: float, ticket: int) -> None:
-        """The kernels with the least work left end now, unless the plan behind this wake-up is void."""
-        if ticket != self._ticket:
-            return
+    def on_wake(self, now: float) -> None:
+        """The kernels with the least work left end now; for the wake-up with the latest `ticket` alone."""
         if self._is_early:
             self._settle(now)
             self._plan_wake_up()
             return
-        if len(self._ops) == 1:
+        ops = self._ops
+        if len(ops) == 1:
             self._left.clear()
-            self._on_end(self._ops.pop(), now)
-            if not self._ops:
-                self._turn(False)
+            self._on_end(ops.pop(), now)
+            if not ops:
+                self.is_busy = False
+                if self._on_turn is not None:
+                    self._on_turn(False)
             return
         self._settle(now)
         least = min(self._left)
@@ -110,17 +111,22 @@ class GpuKernels:
         if self._on_turn is not None:
             self._on_turn(is_busy)
 
-    def _stretch(self) -> float:
-        """Wall seconds per second of work."""
-        return len(self._ops) * (self._slowdown if self._collectives else 1.0)
-
     def _settle(self, now: float) -> None:
-        """Bring the work left to now."""
-        done = (now - self._last_change) / self._stretch()
+        """Bring the work left to now; a second of it takes as many as kernels run, and more while a collective
+        is under way."""
+        left = self._left
+        stretch = len(left) * (self._slowdown if self._collectives else 1.0)
+        done = (now - self._last_change) / stretch
         self._last_change = now
-        self._left = [left - done for left in self._left]
+        if len(left) == 1:
+            left[0] -= done
+        else:
+            self._left = [each - done for each in left]
 
     def _plan_wake_up(self) -> None:
+        left = self._left
+        stretch = len(left) * (self._slowdown if self._collectives else 1.0)
+        least = left[0] if len(left) == 1 else min(left)
         self._is_early = False
-        self._ticket += 1
-        self._call_at(max(min(self._left), 0.0) * self._stretch(), self, self._ticket)
+        self.ticket += 1
+        self._call_at(max(least, 0.0) * stretch, self, self.ticket)

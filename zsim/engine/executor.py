@@ -212,7 +212,8 @@ class Executor:
         self.num_events += len(entries)
         for what, number in entries:
             if type(what) is GpuKernels:
-                what.on_wake(now, number)
+                if number == what.ticket:
+                    what.on_wake(now)
             elif number >= 0:
                 self._start(what, number)  # type: ignore[arg-type]
             elif number == _HOST:
@@ -228,7 +229,7 @@ class Executor:
             self._run_recorded(lane, op, now)
             return
         lane.start[op] = now
-        if lane.program.behind is not None:
+        if lane.is_queued:
             self._leave_queue(lane, op, now)
         seconds = lane.kernel_seconds[op]
         if seconds is not None:
@@ -353,33 +354,45 @@ class Executor:
     def _end(self, lane: Lane, op: int, now: float) -> None:
         lane.ended[op] = now
         self._left -= 1
-        pending, is_queued, ready = lane.pending, lane.program.behind is not None, lane.ready
+        if lane.ready is not None:
+            self._let_recorded_go(lane, op, now, lane.ready)
+            return
+        pending = lane.pending
         for successor in lane.successors[op]:
             left = pending[successor] - 1
             pending[successor] = left
-            if ready is not None:
-                ready[successor] = max(ready[successor], now)
-                if left == 0 and successor < lane.next_op:
-                    self._start_recorded(lane, successor)
-            elif left == 0 and successor < lane.next_op:  # issued already
+            if left == 0 and successor < lane.next_op:  # issued already
                 delay = lane.issue[successor] - now
-                seconds = lane.kernel_seconds[successor]
                 if delay > 0:
                     self._call_at(delay, lane, successor)
-                elif seconds is not None and not is_queued:
+                    continue
+                seconds = lane.kernel_seconds[successor]
+                if seconds is not None and not lane.is_queued:
                     lane.start[successor] = now
                     lane.gpu.start(now, successor, seconds)
                 else:
                     self._start(lane, successor)
-        if lane.blocked_on == op and ready is not None:
+        if lane.blocked_on == op:
+            host_time = lane.host_time
+            after = now if now > host_time else host_time
+            lane.host_blocks.append((host_time, after, op))
+            if lane.is_in_allocator:
+                lane.allocator_blocks.append((host_time, after))
+                lane.is_in_allocator = False
+            lane.host_time = after
             lane.blocked_on = -1
             self._advance_host(lane)
-        elif lane.blocked_on == op:
-            lane.host_blocks.append((lane.host_time, max(now, lane.host_time), op))
-            if lane.is_in_allocator:
-                lane.allocator_blocks.append((lane.host_time, max(now, lane.host_time)))
-                lane.is_in_allocator = False
-            lane.host_time = max(lane.host_time, now)
+        elif self._left == 0:
+            self._finish()
+
+    def _let_recorded_go(self, lane: Lane, op: int, now: float, ready: list[float]) -> None:
+        """Start what waited for a recorded rank's op alone, and let its host go on."""
+        for successor in lane.successors[op]:
+            lane.pending[successor] -= 1
+            ready[successor] = max(ready[successor], now)
+            if lane.pending[successor] == 0 and successor < lane.next_op:
+                self._start_recorded(lane, successor)
+        if lane.blocked_on == op:
             lane.blocked_on = -1
             self._advance_host(lane)
         elif self._left == 0:

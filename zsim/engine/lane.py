@@ -20,7 +20,7 @@ class Lane:
 
     __slots__ = (
         "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
-        "host_time", "instances", "is_in_allocator", "issue", "kernel_seconds", "messages_left", "next_call",
+        "host_time", "instances", "is_in_allocator", "is_queued", "issue", "kernel_seconds", "messages_left", "next_call",
         "next_op", "peers", "pending", "program", "rank", "ready", "recorded_blocks", "start", "successors",
         "works",
     )  # fmt: skip
@@ -38,6 +38,7 @@ class Lane:
         self.program = program
         self.works = works
         self.successors = program.successors
+        self.is_queued = program.behind is not None
         self.began = began
         self.kernel_seconds = kernel_seconds
         self.instances = instances  # which instance of each group it belongs to
