@@ -65,6 +65,7 @@ class Allocator:
     counts: AllocatorCounts = field(default_factory=AllocatorCounts)
     first_changes: Changes | None = None
     owed_seconds: float = 0.0  # the host's, not yet taken
+    has_retried: bool = False  # in any run
     _blocks: dict[int, MemoryBlock] = field(default_factory=dict)
     _protected: list[tuple[int, MemoryBlock]] = field(default_factory=list)
     _next_end: float = math.inf  # before which no protected block is free; -inf where that is not known
@@ -164,6 +165,7 @@ class Allocator:
 
     def _retry(self, change: TensorChange) -> MemoryBlock:
         self.counts.retries += 1
+        self.has_retried = True
         self._free_protected()
         released = self.memory.release_cached()
         self.counts.released += released

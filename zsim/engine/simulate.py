@@ -12,7 +12,7 @@ from zsim import garbage_collection
 from zsim.arrays import Floats
 from zsim.cost.collectives.rounds import CallLimit
 from zsim.devices.allocator import Allocator
-from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle
+from zsim.engine.allocation import Allocation, Settled, has_room_at, make_allocator, settle, settle_once
 from zsim.engine.executor import Executor
 from zsim.engine.folding import find_classes, node_ranks, with_firsts_apart
 from zsim.engine.jitter.steps import Jittered, ProgramRun, run_jittered, run_once
@@ -223,9 +223,13 @@ def _with_allocators(
     job, plan = prepared.job, prepared.plan
     lanes = _first_lanes(prepared, run)
     allocators = tuple(one.copy() for one in empty)
-    allocations = [
-        settle(allocator, lane.issue, lane.ended) for allocator, lane in zip(allocators, lanes, strict=True)
-    ]
+    if len(allocators) == 1:
+        (lane,) = lanes
+        allocations = [settle_once(prepared.programs[0].program, allocators[0], lane.issue, lane.ended)]
+    else:
+        allocations = [
+            settle(one, lane.issue, lane.ended) for one, lane in zip(allocators, lanes, strict=True)
+        ]
     settled = tuple(map(Settled, empty, allocations))
     fullest = max(
         range(len(allocations)), key=lambda n: (allocations[n].counts.retries, allocations[n].reserved_bytes)
