@@ -112,8 +112,8 @@ class GpuKernels:
             self._on_turn(is_busy)
 
     def _settle(self, now: float) -> None:
-        """Bring the work left to now; a second of it takes as many as kernels run, and more while a collective
-        is under way."""
+        """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower again
+        while a collective is under way."""
         left = self._left
         stretch = len(left) * (self._slowdown if self._collectives else 1.0)
         done = (now - self._last_change) / stretch

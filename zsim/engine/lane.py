@@ -20,9 +20,9 @@ class Lane:
 
     __slots__ = (
         "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
-        "host_time", "instances", "is_in_allocator", "is_queued", "issue", "kernel_seconds", "messages_left", "next_call",
-        "next_op", "peers", "pending", "program", "rank", "ready", "recorded_blocks", "start", "successors",
-        "works",
+        "host_time", "instances", "is_in_allocator", "is_queued", "issue", "kernel_seconds",
+        "messages_left", "next_call", "next_op", "peers", "pending", "program", "rank", "ready",
+        "recorded_blocks", "start", "successors", "works",
     )  # fmt: skip
 
     def __init__(
