@@ -141,7 +141,7 @@ class _Walk:
         self.plan, self.trace, self.meetings, self.peers = plan, trace, meetings, peers
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
-        self.parts = [Predecessors(program.ops, connections) for program in plan.programs]
+        self.parts = [program.once(_predecessors, connections) for program in plan.programs]
         first_info = list(accumulate((len(part.numbers) for part in self.parts), initial=0))
         self.times = _Times(trace, plan, first_info)
         self.calls = [
@@ -287,6 +287,10 @@ def _places_of_calls(program: Program, part: Predecessors) -> dict[str, list[int
         if isinstance(work, Collective):
             found.setdefault(work.group, []).append(place)
     return found
+
+
+def _predecessors(program: Program, connections: int) -> Predecessors:
+    return Predecessors(program.ops, connections)
 
 
 class Predecessors:
