@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simpy
+from rich.console import Console
 
 from tests.pipelines import (
     ON,
@@ -20,16 +22,26 @@ from tests.pipelines import (
     pipeline_plan,
     without_latency,
 )
+from zsim.comparison.calls import calls_of_plan
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.rates.gpu import KernelPricer
+from zsim.engine.folding import find_classes
+from zsim.engine.jitter.steps import run_once
+from zsim.engine.prepare import prepare
 from zsim.engine.simulate import Outcome, simulate_job
+from zsim.explain.report_of import report_of
+from zsim.explain.variants import step_variants
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.memory.capacity import framework_memory, step_peak_bytes
+from zsim.plan.memory.peaks import plan_peaks
 from zsim.plan.ops import Group, Message, Plan
+from zsim.plan.passes.twice import is_drained, twice
 from zsim.report.critical_path import critical_path
 from zsim.report.memory import memory_peaks
+from zsim.report.memory_profile import memory_profile
+from zsim.report.views.text.plan import plan_to_dict, print_plan
 from zsim.specs.experiment.faults import FaultsTable
-from zsim.specs.experiment.job import Job
+from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.chrome.write import write_chrome_traces
@@ -350,3 +362,37 @@ def test_groups_of_a_pipeline_are_rows_of_ranks() -> None:
     assert data.members.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert first.members.tolist() == [[0, 2], [1, 3]]
     assert (pipeline.stride, first.ranks_of(3)) == (2, [1, 3])
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b, gpipe])
+def test_a_second_step_of_a_pipeline_takes_what_the_first_does(schedule: Schedule) -> None:
+    """Run twice on one clock, the host ahead of the GPU: m + p - 1 forwards and backwards, and no launch."""
+    job = without_latency(job_of(4, placement={"gpus_per_node": [4]}))
+    plan = pipeline_plan(schedule, 4, 6, (SHORT, LONG), sent_bytes=0)
+    assert not is_drained(plan)
+    topology, slowdowns = job_topology(job), np.ones(4)
+    classes, _ = find_classes(topology, plan, slowdowns, is_plain=True, unfold=False)
+    prepared = prepare(job, plan, twice(plan), topology, classes, slowdowns, simpy.Environment())
+    both = seconds_of(SHORT, job) + seconds_of(LONG, job)
+    assert run_once(prepared).trace.step_seconds == pytest.approx(9 * both, rel=1e-9)
+
+
+def test_a_pipeline_s_step_is_reported_and_its_plan_printed() -> None:
+    """Readers of plans read several programs: the report, its notes and variants, the plan's text."""
+    job = job_of(8)
+    plan = pipeline_plan(one_f_one_b, 4, 6, (SHORT, LONG), replicas=2, micro_bytes=10**9)
+    outcome = simulate_job(job, plan=plan)
+    report = report_of(outcome, 0.0, step_variants(outcome, has_range=False))
+    assert report.step_seconds == outcome.trace.step_seconds
+    assert sum((report.critical_path_seconds or {}).values()) == pytest.approx(report.step_seconds, rel=1e-9)
+    assert report.peaks["gpu"].total == step_peak_bytes(job, plan)
+    data = plan_to_dict(plan)
+    assert [program["name"] for program in data["programs"]] == [f"pipeline rank {n}" for n in range(4)]
+    assert data["program_of"] == [0, 0, 1, 1, 2, 2, 3, 3]
+    kinds = [row["kind"] for row in data["programs"][0]["collectives"]]
+    assert kinds == ["send", "send_recv", "recv"]
+    console = Console(record=True, width=80)
+    print_plan(plan, limit=3, console=console)
+    assert "pipeline rank 3 (2 ranks)" in console.export_text()
+    assert [call.kind for call in calls_of_plan(plan, rank=7)][:2] == ["recv", "send_recv"]
+    assert memory_profile(plan).peak.total == plan_peaks(plan)["total"] == 5 * 10**9

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zsim.plan.ops import Collective, Plan
+from zsim.plan.ops import Collective, Plan, PointToPoint
 from zsim.report.views.meanings import span_meaning
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_bytes
@@ -52,11 +52,11 @@ class Call:
         return f"{span_meaning(self.kind).label}{of} ({size}, {ranks})"
 
 
-def calls_of_plan(plan: Plan) -> list[Call]:
-    """The plan's collectives; one rank does what all do."""
+def calls_of_plan(plan: Plan, rank: int = 0) -> list[Call]:
+    """The collectives and messages of a rank, which does what all of its program do."""
     calls = []
-    for op in plan.ops:
-        if isinstance(op.work, Collective):
+    for op in plan.program_on(rank).ops:
+        if isinstance(op.work, Collective | PointToPoint):
             group, work = plan.groups[op.work.group], op.work
             calls.append(
                 Call(work.kind, work.bytes, work.dtype, group.size, group.stride, op.stream, op.module)

@@ -18,8 +18,9 @@ def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
         notes += [extrapolation_sentence(row) for row in rows]
     is_expandable = job.training.expandable_segments
     notes += allocator_notes(allocator, is_expandable=is_expandable)
-    if outcome.plan.program.startup_bytes:
-        whole = format_bytes(startup_bytes(job, outcome.plan))
+    startup = startup_bytes(job, outcome.plan)
+    if startup:
+        whole = format_bytes(startup)
         notes.append(
             f"before the first step every GPU holds the whole model, {whole} (no deepspeed.zero.Init)"
         )

@@ -19,7 +19,7 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
     job, plan = outcome.job, outcome.plan
     if no_range_note(outcome) is not None:
         return None
-    if not any(isinstance(op.work, OffloadWork) for op in plan.ops):
+    if not any(isinstance(work, OffloadWork) for work in plan.works()):
         return None
     spreads = load_spreads()
     fast, slow = (
@@ -40,8 +40,8 @@ def no_range_note(outcome: Outcome) -> str | None:
         why = "the step is drawn with jitter"
     elif outcome.together:
         why = "other jobs share the cluster"
-    elif len(outcome.plan.ops) > MOST_OPS:
-        why = f"its plan of {len(outcome.plan.ops):,} ops is too long to be run twice more"
+    elif outcome.plan.num_ops > MOST_OPS:
+        why = f"its plan of {outcome.plan.num_ops:,} ops is too long to be run twice more"
     else:
         return None
     return (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zsim.engine.simulate import Outcome, step_seconds_again
 from zsim.explain.offload_range import no_range_note, offload_range
-from zsim.plan.ops import Collective, OffloadWork
+from zsim.plan.ops import Collective, OffloadWork, PointToPoint
 from zsim.plan.passes.queues import behind
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
@@ -23,7 +23,7 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
     job = outcome.job
     if not isinstance(job.strategy, DeepSpeedConfig) or job.num_nodes == 1 or _is_drawn(outcome):
         return None
-    if not any(isinstance(op.work, Collective) for op in outcome.plan.ops):
+    if not any(isinstance(work, Collective | PointToPoint) for work in outcome.plan.works()):
         return None
     return step_seconds_again(outcome, is_serial=True)
 
@@ -32,7 +32,9 @@ def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
     """The step with as many hardware queues as CUDA has by default; None where no streams share one, and
     where other jobs or jitter make its length a matter of more than that."""
     job = outcome.job
-    if behind(outcome.plan.ops, job.training.device_max_connections) is None or _is_drawn(outcome):
+    connections = job.training.device_max_connections
+    is_shared = any(behind(program.ops, connections) is not None for program in outcome.plan.programs)
+    if not is_shared or _is_drawn(outcome):
         return None
     return step_seconds_again(outcome, connections=DEFAULT_CONNECTIONS)
 
@@ -56,7 +58,7 @@ def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
     """Simulates the step again: with nothing overlapped, with a hardware queue per stream, and, where it has
     a range, with its offloading as fast and as slow as that may be."""
     without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
-    is_offloading = any(isinstance(op.work, OffloadWork) for op in outcome.plan.ops)
+    is_offloading = any(isinstance(work, OffloadWork) for work in outcome.plan.works())
     if not has_range or not is_offloading:
         return Variants(without, apart)
     note = no_range_note(outcome)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
@@ -29,14 +31,17 @@ def step_work(job: Job) -> StepWork:
 
 
 def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
-    """What the kernels of a step's compute stream are bound by, each distinct work looked at once."""
+    """What the kernels of a step's compute stream are bound by, the mean over all GPUs, each distinct work
+    looked at once."""
     known: dict[int, GpuActivity] = {}
     totals = [0.0] * len(GpuActivity._fields)
-    for op in plan.ops:
-        if op.stream == COMPUTE and isinstance(op.work, Kernels):
-            activity = known.get(id(op.work))
-            if activity is None:
-                activity = known[id(op.work)] = kernel_activity(op.work.kernels, job.cluster.gpu)
-            for index, part in enumerate(activity):
-                totals[index] += part
+    ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
+    for program, fraction in zip(plan.programs, ranks.tolist(), strict=True):
+        for op in program.ops:
+            if op.stream == COMPUTE and isinstance(op.work, Kernels):
+                activity = known.get(id(op.work))
+                if activity is None:
+                    activity = known[id(op.work)] = kernel_activity(op.work.kernels, job.cluster.gpu)
+                for index, part in enumerate(activity):
+                    totals[index] += part * fraction
     return GpuActivity(*totals)

@@ -357,6 +357,11 @@ class Plan(Unchanging):
         return self.programs[int(self.program_of[rank])]
 
     @property
+    def num_ops(self) -> int:
+        """Of all programs."""
+        return sum(len(program.ops) for program in self.programs)
+
+    @property
     def has_messages(self) -> bool:
         return any(program.calls_with_messages for program in self.programs)
 

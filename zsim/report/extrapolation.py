@@ -15,8 +15,11 @@ def extrapolations(plan: Plan, cluster: Cluster) -> dict[str, list[OutOfRange]]:
     tables = (gpu.gemm, gpu.attention, gpu.memory_bound)
     if not ranges and not any(table.measured_range for table in tables):
         return {}
-    times = Counter(id(op.work) for op in plan.ops)
-    works = {id(op.work): op.work for op in plan.ops}
+    times: Counter[int] = Counter()
+    works = {}
+    for work in plan.works():
+        times[id(work)] += 1
+        works[id(work)] = work
     kernels = [
         (kernel, times[key])
         for key, work in works.items()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zsim.plan.memory.peaks import Owned, category_of, held, maxima, on_device, owner_of
+from zsim.plan.memory.peaks import Owned, category_of, fullest_program, held, maxima, on_device, owner_of
 from zsim.plan.ops import CATEGORIES, Memory, MemoryChange, Plan, Program
 
 _NUMBER = re.compile(r"(?<=\.)\d+(-\d+)?(?=\.| |$)")
@@ -68,8 +68,8 @@ class MemoryProfile:
 
 
 def memory_profile(plan: Plan, more: Iterable[Memory] = ()) -> MemoryProfile:
-    """Add up the plan's changes; `more` is what is held beside it (the CUDA context)."""
-    program = plan.program
+    """Add up the changes of the fullest rank; `more` is what is held beside them (the CUDA context)."""
+    program = fullest_program(plan)
     start = on_device("gpu", program.resident, more)
     changes = [change for change in program.memory if change.device == "gpu"]
     last = len(program.ops) - 1

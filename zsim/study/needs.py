@@ -157,7 +157,7 @@ def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None
 
 
 def _used(experiment: Experiment) -> list[str]:
-    works = [op.work for op in make_plan(resolve(experiment)).ops if isinstance(op.work, OffloadWork)]
+    works = [work for work in make_plan(resolve(experiment)).works() if isinstance(work, OffloadWork)]
     if not works:
         raise InputError("nothing is offloaded; expected offload_param, offload_optimizer or cpu_offload")
     has_drives = any(isinstance(work, DriveIo) for work in works)

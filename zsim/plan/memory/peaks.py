@@ -71,24 +71,34 @@ def _highest(changes: Iterable[int]) -> int:
     return max(accumulate(changes, initial=0))
 
 
+def fullest_program(plan: Plan) -> Program:
+    """The program whose ranks hold most on their GPU over the step; the first of several."""
+    if len(plan.programs) == 1:
+        return plan.programs[0]
+    return max(plan.programs, key=lambda program: device_peaks(program).get("gpu", 0))
+
+
 def plan_peaks(plan: Plan) -> dict[str, int]:
-    """Each category's maximum on the GPU over the step, and the maximum of the sum."""
-    changes = on_device("gpu", plan.program.resident, plan.program.memory)
+    """Each category's maximum on the fullest GPU over the step, and the maximum of the sum."""
+    program = fullest_program(plan)
+    changes = on_device("gpu", program.resident, program.memory)
     total = maxima(changes, lambda _: "total")
     return {**dict.fromkeys((*CATEGORIES, "total"), 0), **maxima(changes, category_of), **total}
 
 
 def held_at_peak(plan: Plan) -> dict[str, int]:
-    """Bytes of each category on the GPU when their sum is highest."""
-    changes = on_device("gpu", plan.program.resident, plan.program.memory)
+    """Bytes of each category on the fullest GPU when their sum is highest."""
+    program = fullest_program(plan)
+    changes = on_device("gpu", program.resident, program.memory)
     totals = list(accumulate(change.bytes for change in changes))
     end = totals.index(max(totals)) + 1 if totals else 0
     return {**dict.fromkeys(CATEGORIES, 0), **held(changes[:end], category_of)}
 
 
 def held_before_update(plan: Plan, device: Device = "gpu") -> dict[str, int]:
-    """Bytes of one device by category when the last backward has ended and nothing is under way."""
-    program = plan.program
+    """Bytes of one device of the fullest rank by category when the last backward has ended and nothing is
+    under way."""
+    program = fullest_program(plan)
     end = next(number for number, op in enumerate(program.ops) if op.phase == "optimizer")
     before = [
         change

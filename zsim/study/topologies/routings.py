@@ -25,8 +25,9 @@ from zsim.arrays import Ints
 from zsim.engine.simulate import simulate_job
 from zsim.fabric.algorithms.rings import ring_usage
 from zsim.fabric.idle import idle_seconds
+from zsim.fabric.messages import communicators_of, fabric_works
 from zsim.plan.make import make_plan
-from zsim.plan.ops import Collective, Group, Plan
+from zsim.plan.ops import Group, Plan
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.experiment.job import Job, job_topology
 from zsim.specs.topology.topology import Topology
@@ -146,8 +147,11 @@ def with_routing(cluster: Cluster, hash_seed: int | None = None) -> Cluster:
 
 
 def collective_seconds(topology: Topology, plan: Plan) -> float:
-    """All collectives of a step, one after the other on idle links."""
-    return idle_seconds(topology, plan.groups, (o.work for o in plan.ops if isinstance(o.work, Collective)))
+    """All collectives of a step of the rank that has most of them, one after the other on idle links."""
+    groups = communicators_of(plan)
+    return max(
+        idle_seconds(topology, groups, fabric_works(program, plan.groups)) for program in plan.programs
+    )
 
 
 def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:

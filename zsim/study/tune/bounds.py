@@ -92,16 +92,26 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
     `host`: the thread that issues; `nic`: bytes that a node must receive, over all its cards at full rate: of
     what a group across k nodes gathers, reduces or exchanges, (k - 1) / k; `cpu`: the node's CPU work at its
     own rate; `h2d`, `d2h`: copies over one GPU's PCIe; `read`, `write`: the node's drives at their data
-    sheet's rates.
+    sheet's rates. Where ranks do different things, the most that those of one program keep it busy.
     """
-    cluster, per_node = job.cluster, job.gpus_per_node
+    busiest: dict[str, float] = {}
+    for number in range(len(plan.programs)):
+        for name, seconds in _program_seconds(job, plan, number).items():
+            busiest[name] = max(busiest.get(name, 0.0), seconds)
+    return busiest
+
+
+def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
+    cluster, program = job.cluster, plan.programs[number]
+    ranks = np.flatnonzero(plan.program_of == number)
+    per_node = int(np.bincount(ranks // job.gpus_per_node).max())
     pricer, costs = KernelPricer(cluster.gpu), shipped_host_costs()
     bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
     compute = host = 0.0
     issued: dict[tuple[str | None, int, int], float] = {}  # seconds of the host, by way of issuing
     computed: dict[int, float] = {}  # by identity of work
     shares: dict[tuple[str, str], float] = {}
-    for op in plan.ops:
+    for op in program.ops:
         way = op.overhead, op.events, op.launches
         if way not in issued:
             issued[way] = host_seconds(*way, cluster.host, costs)
@@ -115,7 +125,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
         elif isinstance(work, Collective):
             group = work.kind, work.group
             if group not in shares:
-                shares[group] = _share_from_outside(job, plan, work)
+                shares[group] = _share_from_outside(job, plan, work, int(ranks[0]))
             bytes_of["nic"] += work.bytes * shares[group]
         elif isinstance(work, Copy):
             bytes_of[work.direction] += work.bytes
@@ -137,7 +147,7 @@ def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
     return {"compute": compute * slowest_of(job), "host": host, **busy}
 
 
-def _share_from_outside(job: Job, plan: Plan, work: Collective) -> float:
+def _share_from_outside(job: Job, plan: Plan, work: Collective, rank: int) -> float:
     """The part of a collective's bytes that a node must receive from other nodes, per node: groups that
     lie inside a domain of NVLink cost nothing here; those that run beside each other add up."""
     group = plan.groups[work.group]
@@ -145,7 +155,9 @@ def _share_from_outside(job: Job, plan: Plan, work: Collective) -> float:
     spans_nodes = job.cluster.node_link.nodes_per_domain > 1
     if work.kind not in ("all_gather", "reduce_scatter", "all_reduce") or spans_nodes:
         return 0.0
-    rows = group.row_of(plan.world_size)[:per_node]
-    nodes = len(np.unique(group.members[rows[0]] // per_node))
-    groups_on_node = len(np.unique(rows))
+    rows = group.row_of(plan.world_size)
+    nodes = len(np.unique(group.members[rows[rank]] // per_node))
+    first = rank // per_node * per_node
+    on_node = rows[first : first + per_node]
+    groups_on_node = len(np.unique(on_node[on_node >= 0]))
     return groups_on_node * (nodes - 1) / nodes

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zsim.plan.ops import Collective, Group, Kernels, OffloadWork, Op, Plan, offload_kind
+from zsim.plan.ops import (
+    Collective,
+    Group,
+    Kernels,
+    OffloadWork,
+    Op,
+    Plan,
+    PointToPoint,
+    Program,
+    offload_kind,
+)
 from zsim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,16 +29,35 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return {
         "framework": plan.framework,
         "world_size": plan.world_size,
-        "groups": {name: {"size": group.size, "stride": group.stride} for name, group in plan.groups.items()},
+        "groups": {name: _group(group) for name, group in plan.groups.items()},
+        **(
+            _program(plan.program)
+            if len(plan.programs) == 1
+            else {
+                "programs": [{"name": program.name, **_program(program)} for program in plan.programs],
+                "program_of": plan.program_of.tolist(),
+            }
+        ),
+        "notes": list(plan.notes),
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    row: dict[str, Any] = {"size": group.size, "stride": group.stride}
+    return row if group.stride is not None else row | {"members": group.members.tolist()}
+
+
+def _program(program: Program) -> dict[str, Any]:
+    return {
         "resident_bytes": [
             {"device": memory.device, "category": memory.category, "bytes": memory.bytes}
-            for memory in plan.resident
+            for memory in program.resident
         ],
         "collectives": [
             {"kind": work.kind, "group": work.group, "dtype": work.dtype, "bytes": work.bytes, "count": count}
-            for work, count in collective_counts(plan).items()
+            for work, count in collective_counts(program).items()
         ],
-        "ops": [_op(number, op) for number, op in enumerate(plan.ops)],
+        "ops": [_op(number, op) for number, op in enumerate(program.ops)],
         "memory": [
             {
                 "op": change.op,
@@ -37,15 +66,14 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
                 "bytes": change.bytes,
                 "owner": change.owner,
             }
-            for change in plan.memory
+            for change in program.memory
         ],
-        "notes": list(plan.notes),
     }
 
 
-def collective_counts(plan: Plan) -> Counter[Collective]:
-    """Calls of each distinct collective per rank and step, in order of the first call."""
-    return Counter(op.work for op in plan.ops if isinstance(op.work, Collective))
+def collective_counts(program: Program) -> Counter[Collective | PointToPoint]:
+    """Calls of each distinct collective or batch of messages in a step, in the order of the first calls."""
+    return Counter(op.work for op in program.ops if isinstance(op.work, Collective | PointToPoint))
 
 
 def _op(number: int, op: Op) -> dict[str, Any]:
@@ -60,7 +88,7 @@ def _op(number: int, op: Op) -> dict[str, Any]:
         "host_waits": list(op.host_waits),
     }
     work = op.work
-    if isinstance(work, Collective):
+    if isinstance(work, Collective | PointToPoint):
         row |= {"kind": work.kind, "bytes": work.bytes, "dtype": work.dtype, "group": work.group}
     elif isinstance(work, OffloadWork):
         row |= {"kind": offload_kind(work), "bytes": work.bytes}
@@ -80,14 +108,24 @@ def print_plan(
 ) -> None:
     """The first `limit` ops (0: all) and the collectives, at 80 columns."""
     from rich.console import Console
-    from rich.table import Table
 
     console = console or Console(highlight=False)
-    console.print(
-        f"{plan.framework}: {len(plan.ops)} ops per rank and step, {plan.world_size} ranks", style="bold"
-    )
+    num_ops = ", ".join(f"{len(program.ops)}" for program in plan.programs)
+    console.print(f"{plan.framework}: {num_ops} ops per rank and step, {plan.world_size} ranks", style="bold")
     groups = ", ".join(_group_text(group) for group in plan.groups.values())
     console.print(f"groups: {groups}\n")
+    for number, program in enumerate(plan.programs):
+        if program.name:
+            ranks = int((plan.program_of == number).sum())
+            console.print(f"{program.name} ({ranks} rank{'' if ranks == 1 else 's'})", style="bold")
+        _print_program(program, limit, console)
+    for what, path in (files or {}).items():
+        console.print(f"{what}  {path}", soft_wrap=True)
+
+
+def _print_program(program: Program, limit: int, console: Console) -> None:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, title="Collectives per rank and step", title_justify="left")
     for header, side in (
         ("calls", "right"),
@@ -97,10 +135,10 @@ def print_plan(
         ("dtype", "left"),
     ):
         table.add_column(header, justify="right" if side == "right" else "left")
-    for work, count in collective_counts(plan).items():
+    for work, count in collective_counts(program).items():
         table.add_row(str(count), work.kind, work.group, format_bytes(work.bytes), work.dtype)
     console.print(table)
-    shown = plan.ops if limit == 0 else plan.ops[:limit]
+    shown = program.ops if limit == 0 else program.ops[:limit]
     ops = Table(box=None, pad_edge=False, title="\nOps in host issue order", title_justify="left")
     for header in ("#", "stream", "op", "work", "waits for"):
         ops.add_column(header, justify="right" if header == "#" else "left", overflow="fold")
@@ -108,10 +146,9 @@ def print_plan(
         waits = [str(other) for other in op.after] + [f"host {other}" for other in op.host_waits]
         ops.add_row(str(number), op.stream, op.name, _work_text(op), ", ".join(waits))
     console.print(ops)
-    if len(shown) < len(plan.ops):
-        console.print(f"... and {len(plan.ops) - len(shown)} more (--limit 0 lists all, --json writes them)")
-    for what, path in (files or {}).items():
-        console.print(f"{what}  {path}", soft_wrap=True)
+    if len(shown) < len(program.ops):
+        left = len(program.ops) - len(shown)
+        console.print(f"... and {left} more (--limit 0 lists all, --json writes them)")
 
 
 def _group_text(group: Group) -> str:
@@ -121,7 +158,7 @@ def _group_text(group: Group) -> str:
 
 def _work_text(op: Op) -> str:
     work = op.work
-    if isinstance(work, Collective):
+    if isinstance(work, Collective | PointToPoint):
         return f"{format_bytes(work.bytes)} {work.dtype} {work.group}"
     if isinstance(work, OffloadWork):
         return f"{format_bytes(work.bytes)} {offload_kind(work)}"
