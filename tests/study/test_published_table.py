@@ -37,6 +37,12 @@ def test_unknown_columns_are_ignored_with_a_note(tmp_path: Path) -> None:
     assert table.notes == ["runs.csv: ignored columns: colour"]
 
 
+def test_a_column_of_ones_own_does_not_pass_for_what_is_known_of_a_source(tmp_path: Path) -> None:
+    """`engine` and `torch` are cells that zsim itself fills in."""
+    (run,) = read_runs([written(tmp_path, f"{HEADER},engine,torch\n{ROW},nanotron,1.13\n")]).runs
+    assert (run.text("engine"), run.text("torch")) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

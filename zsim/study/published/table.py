@@ -150,4 +150,5 @@ def _add_row(path: Path, line: int, cells: Mapping[str | None, str | None], tabl
         return
     row_id = clean["row_id"] or f"line {line}"
     source = clean.get("source") or clean.get("source_group") or path.stem
-    table.runs.append(PublishedRun(row_id, source, clean.get("role", ""), clean, where))
+    known = {column: text for column, text in clean.items() if column in KNOWN}
+    table.runs.append(PublishedRun(row_id, source, clean.get("role", ""), known, where))
