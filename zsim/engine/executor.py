@@ -373,14 +373,7 @@ class Executor:
                 else:
                     self._start(lane, successor)
         if lane.blocked_on == op:
-            host_time = lane.host_time
-            after = now if now > host_time else host_time
-            lane.host_blocks.append((host_time, after, op))
-            if lane.is_in_allocator:
-                lane.allocator_blocks.append((host_time, after))
-                lane.is_in_allocator = False
-            lane.host_time = after
-            lane.blocked_on = -1
+            lane.go_on(op, now)
             self._advance_host(lane)
         elif self._left == 0:
             self._finish()

@@ -63,6 +63,16 @@ class Lane:
         self.peers: dict[int, list[tuple[Lane, int]]] = {}  # by op: the calls that its messages met
         self.gpu: GpuKernels
 
+    def go_on(self, op: int, now: float) -> None:
+        """The op that the host was blocked on has ended."""
+        blocked = self.host_time
+        self.host_time = max(now, blocked)
+        self.host_blocks.append((blocked, self.host_time, op))
+        if self.is_in_allocator:
+            self.allocator_blocks.append((blocked, self.host_time))
+            self.is_in_allocator = False
+        self.blocked_on = -1
+
     def make_calls(self, work: Recorded) -> int:
         """Make what is left of the calls before the next op; the op that one of them must wait for first, or
         -1 when all are made."""

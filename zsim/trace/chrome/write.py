@@ -98,9 +98,10 @@ def _as_text(document: dict[str, Any]) -> str:
         for key, value in document.items()
         if key != "traceEvents"
     ]
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    events = ",\n".join(encode(event) for event in document["traceEvents"])
-    return "{\n" + "".join(head) + f'"traceEvents": [\n{events}\n]}}\n'
+    events = json.dumps(document["traceEvents"], separators=(",", ":"), allow_nan=False)
+    # Every event begins with its "ph", and a quote within a string would stand behind a backslash.
+    lines = events[1:-1].replace('},{"ph":', '},\n{"ph":')
+    return "{\n" + "".join(head) + f'"traceEvents": [\n{lines}\n]}}\n'
 
 
 def _device_properties(events: RankEvents) -> Event:
