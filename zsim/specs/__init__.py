@@ -1,1 +1,1 @@
-"""What exists and what is asked for."""
+"""Specifications: hardware, topologies, models, strategies and experiments, as files describe them."""

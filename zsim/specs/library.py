@@ -1,4 +1,4 @@
-"""Models and clusters as files describe them, each file read once: what the jobs of one study share."""
+"""Models and clusters as files describe them, each file read once, for all jobs of a study."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zsim.specs.model.spec import ModelSpec
 
 
 class Library:
-    """Looks models and clusters up as an experiment names them; what was looked up stays as it was read."""
+    """Looks up models and clusters as an experiment names them; each is read once and kept."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelSpec] = {}
@@ -22,7 +22,7 @@ class Library:
         self._tables: dict[Path, dict[str, Any]] = {}
 
     def model(self, asked: str | Mapping[str, Any]) -> ModelSpec:
-        """A preset's or a file's model, or that of a config.json's content. Raises InputError."""
+        """The model of a preset's name, of a file, or of a config.json's content. Raises InputError."""
         key = _key(asked)
         if key not in self._models:
             is_named = isinstance(asked, str)
@@ -30,7 +30,7 @@ class Library:
         return self._models[key]
 
     def cluster(self, asked: str | Mapping[str, Any]) -> Cluster:
-        """A preset's or a file's cluster, or that of a file's tables. Raises InputError."""
+        """The cluster of a preset's name, of a file, or of a file's tables. Raises InputError."""
         key = _key(asked)
         if key not in self._clusters:
             self._clusters[key] = load_cluster(asked, self._read)
@@ -48,5 +48,5 @@ def model_of_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _key(asked: str | Mapping[str, Any]) -> str:
-    """Names and contents apart; numbers of another type are other contents."""
+    """Key of a name or a content; equal numbers of different types are different contents."""
     return f"name {asked}" if isinstance(asked, str) else json.dumps(asked, sort_keys=True, default=repr)

@@ -1,4 +1,4 @@
-"""Turns what pydantic finds wrong with a file into sentences a person can act on."""
+"""Turns pydantic's validation errors into sentences that a person can act on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zsim.errors import InputError, did_you_mean, nearest
 
 _FEW_KEYS = 16
 _MOST_LISTED = 20
-# How pydantic names the members of a union in a path, where keys stand else.
+# How pydantic names members of a union in a path, in place of a key.
 _UNION_TAG = re.compile(
     r"(str|int|float|bool|none)$|(literal|dict|list|tuple)\[|function-|constrained-|[A-Z]"
 )
@@ -31,17 +31,17 @@ def validated(data: Mapping[str, Any], file: str, model_type: type[Model]) -> Mo
 
 
 def raise_input_error(error: ValidationError, file: str, model_type: type[BaseModel]) -> NoReturn:
-    """Raises InputError for all that `error` found, each problem with where, what and what was expected."""
+    """Raises InputError for all problems in `error`: where, what was found and what was expected."""
     raise InputError(listed(file, problems_of(error, model_type))) from None
 
 
 def problems_of(error: ValidationError, model_type: type[BaseModel]) -> list[str]:
-    """A sentence for each problem that `error` found."""
+    """One sentence per problem in `error`."""
     return [_sentence(detail, model_type) for detail in _distinct(error.errors(include_url=False))]
 
 
 def listed(file: str, sentences: Sequence[str]) -> str:
-    """One problem as a sentence, several numbered in one paragraph."""
+    """Text of an error: one problem as a sentence, several numbered in one paragraph."""
     if len(sentences) == 1:
         return f"{file}: {sentences[0]}"
     shown = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MOST_LISTED], 1)]
@@ -50,8 +50,8 @@ def listed(file: str, sentences: Sequence[str]) -> str:
 
 
 def _distinct(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Unknown keys first. Left out: a missing key that an unknown one beside it is the misspelling of, and
-    what the other types of a union say about a value."""
+    """Problems to report, unknown keys first. Left out: a missing key that an unknown key of the same table
+    misspells, and problems of the other types of a union with the same value."""
     unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
     found = list(unknown)
     for detail in details:
@@ -95,7 +95,7 @@ def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
 
 
 def _known(key: str, keys: list[str]) -> str:
-    """The nearest key, else all where they are few."""
+    """Hint: the nearest key, else all keys if they are few."""
     every = f"; expected one of {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
     return did_you_mean(key, keys) or every
 
@@ -105,7 +105,7 @@ def _where(location: tuple[int | str, ...]) -> str:
 
 
 def _shown(value: object) -> str:
-    """The value as the file spells it, shortened; tables and lists only by what they are."""
+    """The value as the file spells it, shortened; a table or list by its type alone."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):
@@ -138,7 +138,7 @@ def _keys(model_type: type[BaseModel], location: tuple[int | str, ...]) -> list[
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model class of an annotation, through `X | None`."""
+    """The model class of an annotation, also in `X | None`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, UnionType):

@@ -1,4 +1,4 @@
-"""The names in an experiment, looked up only to say which of them lead nowhere."""
+"""Checks the names in an experiment: which of them cannot be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zsim.specs.model.huggingface import load_model
 
 
 def unreadable(data: Mapping[str, Any]) -> list[str]:
-    """A sentence for each of model and cluster that file-shaped `data` names and that cannot be read."""
+    """One sentence each for the model and the cluster named in file-shaped `data` that cannot be read."""
     found = []
     for key, load in (("model", load_model), ("cluster", load_cluster)):
         if isinstance(data.get(key), str):
@@ -24,7 +24,7 @@ def unreadable(data: Mapping[str, Any]) -> list[str]:
 
 
 def check_names(model: object, cluster: object) -> None:
-    """Raises InputError, about both, where neither can be read."""
+    """Raises InputError about model and cluster if neither can be read."""
     found = unreadable({"model": model, "cluster": cluster})
     if len(found) > 1:
         raise InputError(listed("experiment", found))

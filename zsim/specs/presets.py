@@ -1,4 +1,4 @@
-"""Finding the files that ship with zsim: model presets, cluster topologies, GPUs.
+"""Finds the files that ship with zsim: model presets, cluster topologies, GPUs.
 
 Models lie in the package (`zsim/presets/models`). Topologies lie in `zsim/topologies` of an installed wheel
 and in `topologies` beside the package of a source checkout.
@@ -34,7 +34,7 @@ def topology_preset_path(name: str) -> Path:
 
 
 def gpu_preset_names() -> tuple[str, ...]:
-    """The GPUs that ship with zsim."""
+    """Names of the GPUs that ship with zsim, sorted."""
     return _stems(topologies_folder() / "gpus", ".toml")
 
 

@@ -23,10 +23,10 @@ class NodeLink(Table):
     """The links between the GPUs of a node.
 
     `switch`: every GPU has `bandwidth` into and out of a non-blocking crossbar (NVSwitch).
-    `mesh`: every GPU has `bandwidth` in all, spread evenly over direct links to the others.
-    `none`: GPUs talk over PCIe.
-    `efficiency`: the fraction of `bandwidth` that a large collective gets.
-    `nodes_per_domain`: how many nodes one switched domain spans (an NVL72 is 18 trays of 4 GPUs).
+      `mesh`: every GPU has `bandwidth` in all, spread evenly over direct links to the other GPUs.
+      `none`: GPUs talk over PCIe.
+      `efficiency`: the fraction of `bandwidth` that a large collective gets.
+      `nodes_per_domain`: how many nodes one switched domain spans (an NVL72 is 18 trays of 4 GPUs).
     """
 
     kind: Literal["switch", "mesh", "none"]
@@ -45,7 +45,7 @@ class NodeLink(Table):
 
 
 class Pcie(Table):
-    """PCIe: each GPU has a link into a switch, `gpus_per_switch` share one uplink to the host."""
+    """PCIe: each GPU has a link to a switch; `gpus_per_switch` GPUs share one uplink to the host."""
 
     bandwidth: PositiveRate
     efficiency: Fraction
@@ -67,10 +67,10 @@ class Nic(Table):
 class HostDevice(Table):
     """The CPU side of one node.
 
-    `launch_queue`: launches that a stream takes before it has run them; beyond that the host waits. About
-    1000 on CUDA, as measured by a user (stackoverflow.com/questions/53970187). `sockets` share memory, cores
-    and GPUs evenly; `socket_bandwidth` is what one of them sends to the others. `pinned_limit`: how much may
-    be page-locked in all (a locked-memory limit, a pool); None is no limit.
+    `launch_queue`: kernel launches that a stream queues before the host waits. About 1000 on CUDA, as
+    measured by a user (stackoverflow.com/questions/53970187). `sockets` share memory, cores and GPUs evenly;
+    `socket_bandwidth` is what one socket sends to the others. `pinned_limit`: page-locked memory in all (a
+    locked-memory limit, a pool); None is no limit.
     """
 
     cores: int = Field(gt=0)
@@ -91,11 +91,11 @@ class HostDevice(Table):
 
 
 class Nvme(Table):
-    """Drives of one node, striped (RAID0); capacity and rates are each drive's own.
+    """Drives of one node, striped (RAID0); capacity and rates are per drive.
 
-    `efficiency`: the part of the data sheet's bandwidth that asynchronous I/O gets. `mixed_overlap`: how far
-    reading and writing at once add up, from 1 (the drive does one or the other) to 2 (independent).
-    `attached`: "host" to root ports of their own, "switch" under the GPUs' PCIe switches, spread evenly.
+    `efficiency`: the fraction of the data sheet's bandwidth that asynchronous I/O gets. `mixed_overlap`: how
+    far concurrent reads and writes add up, from 1 (the drive does one or the other) to 2 (independent).
+    `attached`: to root ports of the "host", or under the GPUs' PCIe switches ("switch"), spread evenly.
     `write_cache` per drive, `sustained_write_bandwidth` beyond it (both or neither).
     """
 
@@ -113,7 +113,7 @@ class Nvme(Table):
 
 
 class FrameworkMemory(Table):
-    """GPU memory that torch's allocator does not see, and what the allocator wastes."""
+    """GPU memory outside torch's allocator, and the fraction that the allocator cannot use."""
 
     context: Bytes
     communicator: Bytes
@@ -142,7 +142,8 @@ class Cluster(BaseModel):
 
     @property
     def longer_links(self) -> tuple[float, float]:
-        """Seconds that links take longer than those of the measured rounds, inside nodes and between them."""
+        """Seconds by which link latencies exceed those of the measured rounds: (inside nodes, between
+        nodes)."""
         known = self.collectives.measured_on
         if known is None:
             return 0.0, 0.0

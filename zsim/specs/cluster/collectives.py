@@ -1,4 +1,4 @@
-"""What collectives cost on a machine besides the bytes on its links: `[collectives]` of a cluster file."""
+"""`[collectives]` of a cluster file: costs of collectives besides the bytes on links."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ProtocolCosts(BaseModel):
 
 
 class LinkLatencies(BaseModel):
-    """Of the links that rounds were measured on: NVLink, and card and network between nodes."""
+    """Latencies of the links that rounds were measured on: NVLink, and card and network between nodes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -57,8 +57,8 @@ class CollectiveCosts(Table):
     domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
     only where their costs are given.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
-    `measured_on`: what the links of these rounds took; where links take longer, so do the rounds. It is what
-    the file says that states the rounds, so a file that extends it, and its links alone, need not.
+    `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the rounds.
+    It belongs to the file that states the rounds: a file that extends it and changes only links need not state it.
     `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
     """
 

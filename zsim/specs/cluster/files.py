@@ -1,10 +1,10 @@
-"""Reads cluster and GPU descriptions: presets by name, or TOML files of one's own.
+"""Reads cluster and GPU descriptions: presets by name, or TOML files of the user.
 
 A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file) and then needs only what
-differs, key by key within a table. A table that changes numbers may say where *its* numbers come from, with
-its own `source` and `evidence`, and is assumed where it does not; what it keeps is named with them, and the
-table's grade is the weaker one.
-A file with changes and no `description` does not keep the parent's: it may say what the file changes.
+differs, key by key within a table. A table that changes numbers may state the origin of the changed numbers in
+`source` and `evidence`, else they are "assumed"; the source of the kept numbers is appended, and the table's
+grade is the weaker of both.
+A file with changes and no `description` does not inherit the parent's, which may describe what is changed.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Read = Callable[[Path], Mapping[str, Any]]  # the tables of a TOML file
 
 
 def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Cluster:
-    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables themselves; files
-    are read by `read` (`read_toml`).
+    """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables; `read` (default
+    `read_toml`) reads files.
 
-    Raises InputError when there is none, or when something in it is wrong.
+    Raises InputError if there is none, or if something in it is wrong.
     """
     read = read or read_toml
     if isinstance(source, Mapping):
@@ -59,7 +59,7 @@ def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = Non
 
 
 def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -> Gpu:
-    """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables themselves."""
+    """The GPU of a preset's name ("h100-sxm-80gb"), of a TOML file, or of a file's tables."""
     read = read or read_toml
     if isinstance(source, Mapping):
         return validated(_with_parents(source, "gpu", Path(), gpu_preset_path, read), "gpu", Gpu)
@@ -109,7 +109,7 @@ def _with_parents(
     read: Read,
     depth: int = 0,
 ) -> dict[str, Any]:
-    """The file's tables over those of the file that it extends, all the way up."""
+    """The file's tables merged over those of the file that it extends, recursively."""
     if "extends" not in data:
         return dict(data)
     parent_name = data["extends"]
@@ -122,7 +122,7 @@ def _with_parents(
     merged = dict(parent)
     merged["name"] = Path(file).stem
     changed = [key for key in data if key not in _LABELS]
-    if changed and "description" in parent:  # of what is changed, it may say what is no longer so
+    if changed and "description" in parent:  # the parent's may describe what is changed
         merged["description"] = f"{parent_path.stem}, with changes to {', '.join(changed)}"
     for key, value in data.items():
         if key == "gpu" and isinstance(value, Mapping):
@@ -141,7 +141,8 @@ def _with_parents(
 def _with_links(
     collectives: Mapping[str, Any], child: Mapping[str, Any], parent: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """`measured_on`, where the child keeps the parent's rounds and changes how long links take."""
+    """`collectives` with the parent's latencies as `measured_on`, if the child keeps the parent's rounds and
+    changes latencies of links."""
     stated = child.get("collectives", {})
     if isinstance(stated, Mapping) and {"protocols", "algorithms", "measured_on"} & set(stated):
         return {key: value for key, value in collectives.items() if key != "measured_on" or key in stated}
@@ -151,7 +152,7 @@ def _with_links(
 
 
 def _latencies(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the links, as far as a file says them."""
+    """The link latencies that a file states."""
     tables = {name: data.get(name) for name in LinkLatencies.model_fields}
     return {
         name: table["latency"]
@@ -161,7 +162,7 @@ def _latencies(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
-    """A `[gpu]` table changes the GPU of the file that is extended."""
+    """The parent's GPU changed by the child's `[gpu]` table."""
     if "extends" in change or not isinstance(parent, str | Mapping):
         return dict(change)
     if isinstance(parent, str):
@@ -172,7 +173,7 @@ def _changed_gpu(change: Mapping[str, Any], parent: Any) -> dict[str, Any]:
 def _merged_table(
     file: str, table: str, child: Mapping[str, Any], parent: Mapping[str, Any], parent_name: str
 ) -> dict[str, Any]:
-    """`child` over `parent`, tables within them too; the sources of both where both have numbers."""
+    """`child` merged over `parent`, nested tables too; with the sources of both if both have numbers."""
     changed = set(child) - _ORIGIN_KEYS
     if "source" in parent and changed:
         child = {"source": UNSAID, "evidence": "assumed", **child}

@@ -30,7 +30,7 @@ class PeakRates(Table):
 
 
 class DeviceMemory(Table):
-    """`capacity` is what the driver reports as total."""
+    """`capacity`: the total that the driver reports."""
 
     capacity: PositiveBytes
     bandwidth: PositiveRate
@@ -39,9 +39,9 @@ class DeviceMemory(Table):
 class GemmEfficiency(Table):
     """Matrix products: see `zsim.cost.rates.efficiency.gemm_fraction` for the equation.
 
-    `max_fraction` is what large products sustain on random data within the board's power; `by_dtype`
-    replaces it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
-    `unaligned_fraction` where the rows of a matrix as it lies in memory do not begin on multiples of 16
+    `max_fraction`: what large products sustain on random data within the board's power; `by_dtype` replaces
+    it for single types. `half_tile_fraction` of the rate is left each time the tile is halved,
+    `unaligned_fraction` where the rows of a matrix, as laid out in memory, do not begin on multiples of 16
     bytes.
     """
 
@@ -55,7 +55,7 @@ class GemmEfficiency(Table):
 
 
 class NarrowKernel(BaseModel):
-    """How many times the rate of the kernel for wide heads one reaches that was built for narrower ones."""
+    """Rate of a kernel built for narrower heads, as a ratio to the rate of the kernel for wide heads."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -67,7 +67,7 @@ class AttentionCurve(BaseModel):
     """Fraction of peak of fused attention, forward and backward, on long sequences of wide heads, and the
     sequence length and head width at which half of it is reached.
 
-    `by_head_dim`: kernels that were built for narrower heads, by the widest that each one takes.
+    `by_head_dim`: kernels built for narrower heads, by the maximum head width that each takes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -79,7 +79,7 @@ class AttentionCurve(BaseModel):
     by_head_dim: dict[PositiveInt, NarrowKernel] = Field(default_factory=dict)
 
     def fraction(self, head_dim: int, *, is_backward: bool) -> float:
-        """That of the narrowest kernel that takes heads of width `head_dim`."""
+        """The fraction of the narrowest kernel that takes heads of width `head_dim`."""
         wide = self.backward_fraction if is_backward else self.forward_fraction
         fitting = [width for width in self.by_head_dim if width >= head_dim]
         if not fitting:
@@ -119,10 +119,9 @@ class KernelLaunch(Table):
 
 
 class Interference(Table):
-    """What kernels and collectives on one GPU cost each other (1.0: nothing): how much slower kernels run
-    while a collective is under way, and how much longer a collective takes to move bytes inside its node
-    while kernels run on one of its GPUs. The way through network cards, which need few multiprocessors, stays
-    as fast."""
+    """Mutual slowdown of kernels and collectives on one GPU (1.0: none): of kernels while a collective is
+    under way, and of a collective's transfers inside its node while kernels run on one of its GPUs. Transfers
+    through network cards, which need few multiprocessors, are not slowed."""
 
     compute_slowdown: float = Field(ge=1)
     communication_slowdown: float = Field(default=1.0, ge=1)
@@ -130,8 +129,8 @@ class Interference(Table):
 
 class Power(Table):
     """Board power by what the GPU does: `idle` while a job waits (memory held, clocks up), `memory_bound`
-    under kernels bound by HBM, `maximum` the board's limit, where large matrix products run;
-    `communication` while only collectives run (as `memory_bound` where it is left out)."""
+    under kernels bound by HBM, `maximum` the board's limit, where large matrix products run; `communication`
+    while only collectives run (default: `memory_bound`)."""
 
     idle: Watts
     maximum: Watts
@@ -161,9 +160,9 @@ class Gpu(BaseModel):
 
 
 def with_attention_variant(gpu: Gpu, variant: str) -> Gpu:
-    """The same GPU running another generation of fused attention, one of `gpu.attention.variants`.
+    """The GPU running another generation of fused attention, one of `gpu.attention.variants`.
 
-    Raises InputError where the GPU's file has no curve of that name.
+    Raises InputError if the GPU's file has no curve of that name.
     """
     curve = gpu.attention.variants.get(variant)
     if curve is None:

@@ -23,12 +23,12 @@ from zsim.specs.topology.topology import Topology
 
 NODE = re.compile(r"^node([0-9]{1,9})(?:\.(.+))?$")
 _PART = re.compile(r"^(nic|gpu|pcie)([0-9]{1,9})(?:\.(nvlink|pcie))?$")
-_MOST_OPTIONS = 2000  # names among which the nearest is looked for
+_MOST_OPTIONS = 2000  # names searched for the nearest
 _FORMS = "expected a name like 'node3.nic2', 'node3.gpu5.nvlink', 'leaf0-spine1', or a tier like"
 
 
 def find_links(topology: Topology, name: str, where: str) -> Ints:
-    """The numbers of the links called `name`; raises InputError, beginning with `where`, without any."""
+    """Indices of the links called `name`; raises InputError, beginning with `where`, if there are none."""
     match = NODE.match(name)
     if match is not None:
         return _links_of_node(topology, int(match[1]), match[2], where)
@@ -54,14 +54,14 @@ def find_links(topology: Topology, name: str, where: str) -> Ints:
 
 
 def find_node(topology: Topology, number: int, where: str) -> int:
-    """The node's number, where the fabric has it."""
+    """`number`, if the fabric has that node; else raises InputError."""
     if number >= topology.num_nodes:
         raise InputError(f"{where}: the fabric has node0 to node{topology.num_nodes - 1}, not node{number}")
     return number
 
 
 def find_card(topology: Topology, name: str, where: str) -> int:
-    """The number of the network card called `node3.nic2`."""
+    """Index of the network card called `node3.nic2`."""
     match = re.match(r"^node(\d+)\.nic(\d+)$", name)
     if match is None:
         raise InputError(f"{where}: found '{name}', expected a card's name like 'node3.nic2'")
@@ -122,7 +122,7 @@ def _check(place: int, count: int, what: str, where: str) -> None:
 
 
 def _cables(topology: Topology) -> dict[tuple[str, str], list[int]]:
-    """The links between switches, by the two switches they join."""
+    """The links between switches, by the pair of switches that they join."""
     found: dict[tuple[str, str], list[int]] = {}
     between = [c for c in topology.classes.values() if c.first > topology.classes["nic_in"].first]
     for link_class in between:

@@ -1,4 +1,5 @@
-"""What a host gives to work that is offloaded to it, beside the sizes in [host] and [nvme]."""
+"""`[offload]` of a cluster file: rates of a host for offloaded work, besides the sizes in [host] and
+[nvme]."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from zsim.units import BytesPerSecond
 
 
 class OffloadRates(Table):
-    """What CPU and host memory give to offloading.
+    """Rates of CPU and host memory for offloaded work.
 
-    `optimizer_fraction`, `copy_fraction`: of `host.memory_bandwidth`, what CPU-Adam and the CPU's own casts
-    and copies reach with all cores (remote memory, page walks and threads included); `dma_fraction`: what
-    copy engines and drives can have. `pageable_bandwidth`: copies from and to memory that is not pinned,
-    through the driver's buffer, each GPU. `threads_per_rank`: OMP_NUM_THREADS; None shares all cores.
+    `optimizer_fraction`, `copy_fraction`: fractions of `host.memory_bandwidth` that CPU-Adam and the CPU's
+    casts and copies reach with all cores (remote memory, page walks and threads included); `dma_fraction`:
+    the fraction available to copy engines and drives. `pageable_bandwidth`: copies from and to unpinned
+    memory, through the driver's buffer, per GPU. `threads_per_rank`: OMP_NUM_THREADS; None shares all cores.
 
     On hosts with several sockets: `bound`: each rank's threads stay on the socket of its GPU (`deepspeed
-    --bind_cores_to_rank`, numactl), else they run on all. `placement` of a rank's host memory: "local" to its
-    GPU, "interleaved" over the sockets, or all on the "first".
+    --bind_cores_to_rank`, numactl), else they run on all sockets. `placement` of a rank's host memory:
+    "local" to its GPU, "interleaved" over the sockets, or all on the "first".
     """
 
     optimizer_fraction: Fraction
@@ -33,7 +34,7 @@ class OffloadRates(Table):
 
 
 def default_offload_table() -> dict[str, Any]:
-    """`[offload]` of clusters whose file has none, as a file would have it."""
+    """`[offload]` of clusters whose file has none, in the file's shape."""
     return {
         "source": (
             "optimizer_fraction and copy_fraction: what the step times of Llama-3.1-8B under ZeRO-3 with "

@@ -1,4 +1,4 @@
-"""How far a rate may be from what its file says, by the evidence that it is known from."""
+"""How far a rate may be from the value in its file, by grade of evidence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ End = Literal["slow", "fast"]
 
 
 class Spread(BaseModel):
-    """What is left of a rate at the `slow` end, and what it is at the `fast` one, as factors."""
+    """Factors on a rate at the `slow` and at the `fast` end of its spread."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -37,7 +37,7 @@ class Spreads(BaseModel):
     assumed: Spread
 
     def factor(self, evidence: str, end: End) -> float:
-        """The factor of a rate with this grade."""
+        """The factor on a rate with this grade."""
         spread: Spread = getattr(self, evidence.replace(" ", "_"))
         return spread.slow if end == "slow" else spread.fast
 
@@ -48,8 +48,8 @@ def load_spreads() -> Spreads:
 
 
 def offloading_at(cluster: Cluster, end: End, spreads: Spreads) -> Cluster:
-    """The cluster with all that offloading depends on at one end of its spread: PCIe, host memory and the CPU
-    (by the grade of [offload]), the drives."""
+    """The cluster with all rates that offloading depends on at one end of their spreads: PCIe, host memory
+    and CPU (by the grade of [offload]), drives."""
     pcie, rates = cluster.pcie, cluster.offload
     of_pcie, of_host = spreads.factor(pcie.evidence, end), spreads.factor(rates.evidence, end)
     fractions = {

@@ -1,4 +1,4 @@
-"""A table of numbers with their origin: what every part of a hardware file has."""
+"""A table of numbers with their origin: the base of the tables in a hardware file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNSAID = "the file does not say"
 
 
 class Table(BaseModel):
-    """A table of numbers with their origin; one that does not say it is assumed."""
+    """A table of numbers with their origin; `evidence` is "assumed" unless stated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""The sequences of a step: `training.global_batch_size`."""
+"""Sequences per step: `training.global_batch_size`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from zsim.specs.strategy.training import Training
 
 
 def micro_batches_of(global_batch_size: int, micro_batch_size: int, world_size: int) -> int:
-    """How many micro-batches a step takes, the last of which may be smaller."""
+    """Micro-batches per step, the last of which may be smaller."""
     return max(1, ceil(global_batch_size / world_size / micro_batch_size))
 
 
 def sequences_of(global_batch_size: int | None, training: Training, world_size: int) -> float | None:
-    """Sequences that one rank trains on in a step, where they are no whole micro-batches; else None.
+    """Sequences that one rank trains on per step if they are not a whole number of micro-batches; else None.
 
-    Raises InputError where the batch is not that of so many micro-batches.
+    Raises InputError if `global_batch_size` needs another number of micro-batches than `training` has.
     """
     if global_batch_size is None:
         return None

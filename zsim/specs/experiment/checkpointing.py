@@ -11,10 +11,11 @@ _KEY = "training.block_checkpointing"
 
 
 def block_policies(table: TrainingTable, num_blocks: int) -> tuple[Checkpointing, ...]:
-    """The policy of every block; () where one serves all. Blocks that are not named have
+    """The policy of every block; () if all blocks have the same. Blocks that are not named have
     `activation_checkpointing`.
 
-    Raises InputError for blocks that the model has not, that are named twice, and with `checkpoint_every`.
+    Raises InputError for blocks that the model does not have, for a block named twice, and together with
+    `checkpoint_every`.
     """
     if not table.block_checkpointing:
         return ()

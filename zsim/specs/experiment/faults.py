@@ -1,4 +1,4 @@
-"""What is wrong with a cluster: `[faults]` of an experiment, by the names of nodes, links and ranks.
+"""`[faults]` of an experiment: degraded links, dead network cards and slow GPUs, by name.
 
 [faults]
 dead_nics = ["node3.nic2"]                   # its GPUs use the node's other cards
@@ -33,11 +33,12 @@ from zsim.units import Seconds
 
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 _GPU = re.compile(r"^gpu([0-9]{1,9})$")
-_MOST_SHOWN = 3  # faults named in a note
+_MOST_SHOWN = 3  # faults named in a note at most
 
 
 class LinkFault(BaseModel):
-    """A degraded link: what is left of its bandwidth, and what it adds to every message over it."""
+    """A degraded link: the fraction of its bandwidth that is left, and the latency added to every message
+    over it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -53,8 +54,8 @@ class LinkFault(BaseModel):
 
 class FaultsTable(BaseModel):
     """`[faults]`. `links`: degraded links by name (`zsim.specs.cluster.link_names`). `dead_nics`: cards that
-    do not work. `slow_gpus`: how many times as long kernels take, by rank, "node4" or "node4.gpu2"; where
-    several name one GPU, their factors multiply."""
+    do not work. `slow_gpus`: factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; the factors
+    of all entries that name a GPU multiply."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,7 +66,7 @@ class FaultsTable(BaseModel):
     @field_validator("links", mode="before")
     @classmethod
     def _dotted_names(cls, value: Any) -> Any:
-        """`node3.nic2` without quotes is a table in a table."""
+        """`node3.nic2` without quotes is parsed as a table in a table."""
         return _flat(value) if isinstance(value, Mapping) else value
 
     @field_validator("slow_gpus", mode="before")
@@ -79,7 +80,8 @@ class FaultsTable(BaseModel):
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables within tables as one, with dotted keys; a table with anything else in it is an entry."""
+    """Flattens nested tables into one with dotted keys; a table with anything but tables in it is an
+    entry."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         is_nested = isinstance(value, Mapping) and bool(value)
@@ -91,9 +93,9 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def with_faults(topology: Topology, table: FaultsTable) -> Topology:
-    """The topology in the condition that `[faults]` describes; itself where no link or card is named.
+    """The topology in the condition that `[faults]` describes; unchanged if no link or card is named.
 
-    Raises InputError for names that the fabric does not have, and for a node without a card that works.
+    Raises InputError for names that the fabric does not have, and for a node whose cards are all dead.
     """
     if not (table.links or table.dead_nics):
         return topology
@@ -108,7 +110,7 @@ def with_faults(topology: Topology, table: FaultsTable) -> Topology:
 
 
 def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
-    """The card that carries each card's traffic: itself, or instead of a dead one the next that lives on its
+    """Per network card, the card that carries its traffic: itself or, if dead, the next working card of its
     node (NCCL 2.21 src/graph/topo.cc, ncclTopoGetLocalNet: of the equally near cards, the one of the GPU's
     number)."""
     nics = topology.cluster.nic.per_node
@@ -128,10 +130,10 @@ def _carriers(topology: Topology, dead: Ints, where: str) -> Ints:
 
 
 def idle_faults_note(table: FaultsTable, places: Mapping[str, Placement]) -> str:
-    """Which links and cards of `[faults]` are on nodes that no job uses, or "" without any.
+    """A note that names the links and cards of `[faults]` on nodes that no job uses; "" if there are none.
 
-    `places` are the jobs by name, this one first; the names in `[faults]` count the fabric's nodes, not a
-    job's. (`slow_gpus` without a rank are an error: `kernel_slowdowns`.)
+    `places`: placements by job, the experiment's main job first. Node numbers in `[faults]` are the fabric's,
+    not a job's. (An entry of `slow_gpus` without a rank is an error: `kernel_slowdowns`.)
     """
     used = {node for place in places.values() for node in place.nodes}
     named = [*(f"links.{name}" for name in table.links), *(f"dead_nics '{name}'" for name in table.dead_nics)]
@@ -164,11 +166,12 @@ def _abridged(nodes: Sequence[int]) -> str:
 def kernel_slowdowns(
     topology: Topology, table: FaultsTable, *, beside: Sequence[Topology] = (), is_beside: bool = False
 ) -> Floats:
-    """Per rank, how many times as long its kernels take.
+    """Per rank, the factor by which its kernels take longer.
 
-    `beside` are the same fabric with the ranks of other jobs; for those jobs themselves `is_beside` is true:
-    ranks' numbers are then another job's, and nodes may be. Raises InputError for a rank that the job does
-    not have, and for a node or GPU without a rank of any job on it.
+    `beside`: the same fabric with the ranks of each co-located job. `is_beside`: `topology` is a co-located
+    job's, so entries by rank, which count the main job's ranks, are skipped, and nodes without a rank of it
+    are no error. Raises InputError for a rank that the main job does not have, and for a node or GPU without
+    a rank of any job.
     """
     factors = np.ones(topology.world_size)
     for name, factor in table.slow_gpus.items():

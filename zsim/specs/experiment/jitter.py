@@ -1,10 +1,10 @@
-"""Kernels and GPUs that vary: `[jitter]` of an experiment, and how much they do by default.
+"""`[jitter]` of an experiment: random variation of kernels and GPUs, and its default spread.
 
 [jitter]
 seed = 1                    # without a seed there is no jitter
 steps = 20                  # how many steps are drawn
 kernel_sigma = 0.0084       # one kernel from step to step
-rank_sigma = 0.015          # one GPU against another, all through the run
+rank_sigma = 0.015          # one GPU against another, constant over the run
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class JitterTable(BaseModel):
-    """`[jitter]`. Every kernel's duration is multiplied by a number of mean 1 whose logarithm is normal with
-    standard deviation `kernel_sigma`, drawn anew for every rank and step; and by one with `rank_sigma`,
-    drawn once per rank. What is left out is published (`zsim/presets/jitter.toml`)."""
+    """`[jitter]`. Every kernel's duration is multiplied by a factor of mean 1 whose logarithm is normal with
+    standard deviation `kernel_sigma`, drawn anew for every rank and step; and by a factor with `rank_sigma`,
+    drawn once per rank. Keys that are left out have published values (`zsim/presets/jitter.toml`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,7 +60,8 @@ class _Spreads(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """What varies and how much, with the sources of both numbers and the weaker of their grades."""
+    """The jitter to simulate, with the sources of both sigmas. `evidence`: "measured" if both sigmas are
+    published measurements, else "assumed"."""
 
     seed: int
     steps: int
@@ -76,12 +77,12 @@ def _published() -> _Spreads:
 
 
 def slowest_gpu(num_gpus: int) -> float:
-    """How many times as long kernels take on the slowest of `num_gpus` equal GPUs as on the slowest of a node
-    of eight, for which GPUs are calibrated; 1 up to there.
+    """Kernel duration on the slowest of `num_gpus` equal GPUs, relative to the slowest of a node of eight,
+    for which GPUs are calibrated; 1 for up to eight GPUs.
 
-    Ranks wait for each other, so a step is its slowest GPU's. The largest of n standard normal numbers is
-    expected at the quantile (n - 3/8) / (n + 1/4) (G. Blom, Statistical Estimates and Transformed
-    Beta-Variables, 1958), and the spread of GPUs is lognormal.
+    Ranks wait for each other, so a step takes as long as on its slowest GPU. The expected maximum of n
+    standard normal numbers is at the quantile (n - 3/8) / (n + 1/4) (G. Blom, Statistical Estimates and
+    Transformed Beta-Variables, 1958), and the spread of GPUs is lognormal.
     """
     if num_gpus <= _CALIBRATED_ON:
         return 1.0
@@ -93,7 +94,7 @@ def _largest(count: int) -> float:
 
 
 def resolve_jitter(table: JitterTable) -> Jitter | None:
-    """The table with defaults filled in; None without a seed."""
+    """`table` with defaults filled in; None without a seed."""
     if table.seed is None:
         return None
     published = _published()

@@ -1,4 +1,5 @@
-"""A job: an experiment with every name looked up and every default filled in, and the fabric it is on."""
+"""A job: an experiment with every name looked up and every default filled in, and its placement in a
+fabric."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ Strategy = Ddp | DeepSpeedConfig | Fsdp1 | Fsdp2 | Megatron | Reference
 
 @dataclass(frozen=True)
 class Job:
-    """What will be simulated. `gpus_per_node` is how many of a node's GPUs the job uses, at most; `others`
-    are the jobs beside it on its fabric. `sequences` are what one rank trains on in a step, where they are no
-    whole micro-batches: the last is smaller. What is simulated is here; `experiment` is what was asked."""
+    """The input of a simulation. `gpus_per_node`: maximum number of GPUs that the job uses on a node.
+    `others`: co-located jobs on the same fabric. `sequences`: per rank and step, if they are not a whole
+    number of micro-batches (the last one is smaller), else None. `experiment`: the request as given; all
+    other fields describe what is simulated."""
 
     experiment: Experiment
     model: ModelSpec
@@ -63,7 +65,7 @@ class Job:
 
 
 def job_topology(job: Job) -> Topology:
-    """The fabric that the job is on, with its ranks in their places and its faults.
+    """The fabric that the job is on, with its ranks placed and its faults applied.
 
     Raises InputError for faults of links and cards that the fabric does not have.
     """
@@ -75,12 +77,12 @@ def job_topology(job: Job) -> Topology:
 
 
 def topology_beside(topology: Topology, other: Job) -> Topology:
-    """A job's fabric with the ranks of one of the jobs beside it."""
+    """The fabric with the ranks of a co-located job instead."""
     return topology.placed(other.placement.slots(topology.gpus_per_node))
 
 
 def slowdowns_of(job: Job, topology: Topology) -> Floats:
-    """Per rank of the job, how many times as long its kernels take; `topology` is the job's own.
+    """Per rank of the job, the factor by which its kernels take longer; `topology` is the job's.
 
     Raises InputError for ranks and nodes that no job is on.
     """
@@ -89,6 +91,6 @@ def slowdowns_of(job: Job, topology: Topology) -> Floats:
 
 
 def slowest_of(job: Job) -> float:
-    """How many times as long kernels take on the slowest of the job's GPUs, where they are not drawn one by
-    one: see `slowest_gpu`."""
+    """The factor by which kernels take longer on the job's slowest GPU (`slowest_gpu`); 1 with jitter, where
+    each GPU is drawn."""
     return 1.0 if job.jitter is not None else slowest_gpu(job.world_size)

@@ -1,4 +1,4 @@
-"""Which kernels a training runs on, where `[training]` says so and where it does not."""
+"""The kernels that a training runs on: as `[training]` chooses them, or by default."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FP8_TOKENS = 16
 
 
 def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
-    """The cluster with its GPUs running the generation of fused attention that is asked for; "flash2" is the
-    one that NVIDIA's files are calibrated for."""
+    """The cluster with its GPUs running the chosen generation of fused attention; unchanged for "flash2", for
+    which NVIDIA's files are calibrated."""
     if choice in (None, "flash", "flash2", "math"):
         return cluster
     try:
@@ -27,7 +27,7 @@ def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
 
 
 def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -> AttentionKind:
-    """Fused where the GPU can and nobody says otherwise."""
+    """The chosen kind of attention; by default fused if the GPU and the precision allow it."""
     gpu = cluster.gpu
     if choice is None:
         is_possible = precision != "fp32" or gpu.vendor == "cpu"
@@ -44,9 +44,9 @@ def attention_kind(choice: str | None, cluster: Cluster, precision: Precision) -
 
 
 def as_megatron_runs(table: TrainingTable, engine: Engine) -> TrainingTable:
-    """Megatron's own kernels of bias and GELU, of bias, dropout and residual, and of the softmax cost what
-    torch.compile's do; its loss works in place, its gradients are clipped at 1 where nothing else is said.
-    Another engine has kernels of its own."""
+    """`[training]` with Megatron's defaults. Megatron's kernels of bias and GELU, of bias, dropout and
+    residual, and of softmax cost as much as torch.compile's; its loss works in place; gradients are clipped
+    at 1 by default. An engine other than "megatron" keeps `compile` as given."""
     clipping = CLIP_GRAD if table.gradient_clipping is None else table.gradient_clipping
     loss = table.cross_entropy or ("fused_linear" if table.liger else "megatron")
     return table.model_copy(
@@ -59,14 +59,16 @@ def as_megatron_runs(table: TrainingTable, engine: Engine) -> TrainingTable:
 
 
 def cross_entropy_of(table: TrainingTable) -> CrossEntropy:
-    """Liger brings its own; torch.compile makes one kernel of it."""
+    """The chosen kernels of the loss; by default fused with the LM head under Liger, one kernel under
+    torch.compile."""
     if table.cross_entropy is not None:
         return table.cross_entropy
     return "fused_linear" if table.liger else "fused" if table.compile else "eager"
 
 
 def check_stored_types(training: Training, kind: str) -> None:
-    """Raises InputError for types of `[training]` that its strategy does not have."""
+    """Raises InputError for an `autocast` or `stored_dtype` of `[training]` that its strategy does not
+    have."""
     low = "bf16" if training.precision == "fp8" else training.precision
     if training.autocast and (kind != "fsdp1" or low == "fp32"):
         raise InputError(
@@ -85,8 +87,9 @@ def check_stored_types(training: Training, kind: str) -> None:
 
 
 def check_fp8_tokens(training: Training) -> None:
-    """The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
+    """Raises InputError for fp8 if the tokens of a micro-batch are not a multiple of 16.
 
+    The gradient of a weight sums over tokens, and fp8 products sum over multiples of 16 elements only.
     torch's `_scaled_mm` refuses others ("Expected trailing dimension of mat1 to be divisible by 16"), torchao
     pads only where `pad_inner_dim` asks for it (False by default, and torchtitan leaves it so), Transformer
     Engine's `assert_dim_for_fp8_exec` refuses other than multiples of 8. Source: pytorch/ao issue 571,

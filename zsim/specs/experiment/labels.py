@@ -1,4 +1,4 @@
-"""A job in a few words: what headlines say."""
+"""Short labels of a job, for headlines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zsim.specs.strategy.training import Training
 
 
 def strategy_label(job: Job) -> str:
-    """The strategy in a few words: "ZeRO-3 + hpZ 8", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
+    """Label of the strategy: "ZeRO-3 + hpZ 8", "HSDP 16 x 8", "FSDP1 SHARD_GRAD_OP"."""
     strategy = job.strategy
     if isinstance(strategy, DeepSpeedConfig):
         return deepspeed_label(strategy, job.world_size)
@@ -28,14 +28,15 @@ def strategy_label(job: Job) -> str:
 
 
 def batch_label(training: Training) -> str:
-    """What a GPU takes: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
+    """Tokens per GPU and step: "2 x 8,192 tokens", "2 x 8,192 tokens x 4 micro-batches"."""
     steps = training.gradient_accumulation_steps
     of = f" x {steps:,} micro-batches" if steps > 1 else ""
     return f"{training.micro_batch_size:,} x {training.sequence_length:,} tokens{of}"
 
 
 def training_label(job: Job) -> str:
-    """Type and checkpointing: "bf16, full activation checkpointing", every second block's, or as given."""
+    """Precision and checkpointing: "bf16, full activation checkpointing", with "(1 block of 2)" or the
+    policies by block."""
     training = job.training
     policy, every = training.activation_checkpointing, training.checkpoint_every
     if training.block_checkpointing:

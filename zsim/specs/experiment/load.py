@@ -18,10 +18,10 @@ from zsim.specs.formats.detect import with_training_file
 def load_experiment(
     path: str | Path, overrides: Mapping[str, Any] | None = None, *, origin: str | None = None
 ) -> Experiment:
-    """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that win over it.
+    """Read an experiment file; `overrides` are dotted keys (`"training.precision"`) that replace its values.
 
-    Paths in the file are relative to the file, paths in overrides to the working directory. `origin` begins
-    error messages (else the file's name).
+    Paths in the file are relative to the file, paths in overrides to the working directory. `origin`: prefix
+    of error messages (default: the file's name).
     """
     path = Path(path)
     data = located(read_toml(path), path.parent)
@@ -34,7 +34,7 @@ _PATHS = (("model",), ("cluster",), ("cluster", "extends"), ("strategy", "config
 
 
 def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """File-shaped data whose paths, where they lead to a file from `folder`, lead there from anywhere."""
+    """File-shaped data in which paths that lead to a file from `folder` are joined with `folder`."""
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     for keys in _PATHS:
         _make_relative(data, keys, folder)
@@ -67,7 +67,7 @@ def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origi
 
 
 def changed(experiment: Experiment, overrides: Mapping[str, Any]) -> Experiment:
-    """The experiment with dotted overrides."""
+    """The experiment changed by dotted overrides."""
     own = {"model", "cluster", "nodes", "gpus", "training", "strategy", "program"}
     data = experiment.model_dump(exclude_unset=True, include=own)
     new = experiment_from(data, overrides, origin="experiment")

@@ -1,8 +1,8 @@
-"""Another model in an experiment: what of how it trains stays.
+"""Another model in an experiment: which of its training settings are kept.
 
 One rule, wherever the model is changed (`--model`, `--set model=`, the page, a sweep's axis): every setting
-of [training] stays. A sequence that is longer than the new model's learned positions cannot; unless it is
-asked for in the same breath it becomes as long as they are. Both are said in the report's notes.
+of [training] is kept, except a sequence that is longer than the new model's learned positions: unless the
+same overrides set it, it is shortened to them. The report's notes say both.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _LENGTH = "sequence_length"
 
 
 def with_model(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """File-shaped `data` with what the new model of the dotted `overrides` cannot do taken out of its
-    [training], and a note of what stays; as it is where no model is changed.
+    """File-shaped `data` for the new model of the dotted `overrides`: a [training] that the new model can
+    run, and notes of what is kept; unchanged if no model is changed.
 
     Raises InputError for a model that cannot be read.
     """

@@ -1,6 +1,6 @@
-"""Other jobs on the same fabric at the same time: `[jobs.NAME]` of an experiment.
+"""Co-located jobs on the same fabric: `[jobs.NAME]` of an experiment.
 
-[jobs.other]                       # what it leaves out is as this experiment has it
+[jobs.other]                       # keys that are left out are as in this experiment
 nodes = 16                         # the next 16 nodes, unless its placement says which
 model = "llama-3-8b"
 strategy = { stage = 3 }
@@ -23,9 +23,9 @@ _SHARED = ("cluster", "faults", "jitter", "cost", "jobs")
 
 
 def neighbours(experiment: Experiment) -> dict[str, Experiment]:
-    """The experiments of `[jobs.NAME]` by name, each whole.
+    """The co-located jobs of `[jobs.NAME]` by name, each as a complete experiment.
 
-    Raises InputError for keys that a job of its own cannot have, and for what its experiment refuses.
+    Raises InputError for keys that belong to the shared fabric, and for anything that an experiment refuses.
     """
     return {name: _neighbour(experiment, name, table) for name, table in experiment.jobs.items()}
 
@@ -60,7 +60,8 @@ def _table(table: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
 def place_together(
     experiment: Experiment, others: Mapping[str, Experiment], cluster: Cluster
 ) -> tuple[Placement, dict[str, Placement]]:
-    """Where the experiment's own job sits and where the others do, on one fabric and on no node twice.
+    """The placements of the experiment's main job and of its co-located jobs, on one fabric without shared
+    nodes.
 
     Jobs that name no nodes take free ones, in the order of the tables.
     """
@@ -80,7 +81,7 @@ def place_together(
 
 
 def _least_fabric(everyone: Sequence[tuple[str, Experiment]], cluster: Cluster) -> int:
-    """Nodes that hold all jobs, those that they name included."""
+    """Nodes of the smallest fabric that holds all jobs, including the nodes that they name."""
     placements = [place(one.placement, cluster, one.nodes, one.gpus, where) for where, one in everyone]
     named = [
         max(p.nodes) + 1 for p, (_, one) in zip(placements, everyone, strict=True) if one.placement.nodes

@@ -1,10 +1,10 @@
-"""Dotted overrides of an experiment: `training.precision`, and on into the files that an experiment names.
+"""Dotted overrides of an experiment: `training.precision`, and keys inside files that an experiment names.
 
-    strategy.config.zero_optimization.reduce_bucket_size    a key of the DeepSpeed JSON, or of the stage's own
-    model.num_hidden_layers                                 a key of the model's config.json
-    cluster.nvme.drives, cluster.gpu.memory.capacity        a number of the topology, of its GPU
+ strategy.config.zero_optimization.reduce_bucket_size    a key of the DeepSpeed JSON, or of `stage`'s default
+ model.num_hidden_layers                                 a key of the model's config.json
+ cluster.nvme.drives, cluster.gpu.memory.capacity        a number of the topology, of its GPU
 
-A file that an override reaches into is read and stands in the experiment as data from then on.
+A file that an override reaches into is read, and its content replaces its name in the experiment.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CONFIG = "strategy.config."
 _MODEL = "model."
 _CLUSTER = "cluster."
 _MOST_PARTS = 32
-# What DeepSpeed takes for a stage alone is what the experiment says, or as Hugging Face fills "auto".
+# With a stage alone, batch size and precision are the experiment's, or as Hugging Face fills "auto".
 _FROM_STAGE = {"train_micro_batch_size_per_gpu": "auto"}
 _AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """`training.precision=bf16` -> a dotted key and a value: TOML where it is TOML, else a string."""
+    """`training.precision=bf16` -> a dotted key and a value: TOML if it parses as TOML, else a string."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -44,7 +44,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """File-shaped `data` with dotted `overrides`, which win.
+    """File-shaped `data` with dotted `overrides` applied.
 
     Raises InputError where a dotted key leads through something that is not a table.
     """
@@ -66,7 +66,7 @@ def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
 
 
 def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> None:
-    """Sets a dotted key; tables on the way are made where there is nothing or null."""
+    """Set a dotted key; missing or null tables on the way are created."""
     *parents, key = dotted.split(".")
     table = data
     for parent in parents:
@@ -81,7 +81,7 @@ def put(data: dict[str, Any], dotted: str, value: Any, *, prefix: str = "") -> N
 
 
 def _with_config(strategy: Any, changes: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`[strategy]` with the DeepSpeed JSON itself as `config`, changed."""
+    """`[strategy]` with the content of the DeepSpeed JSON as `config`, with `changes` applied."""
     table: dict[str, Any] = dict(strategy) if isinstance(strategy, Mapping) else {}
     first = _CONFIG + next(iter(changes))
     kind = table.get("kind", "deepspeed")
@@ -125,7 +125,7 @@ def _spelt_as_in(config: Mapping[str, Any], key: str) -> str:
 
 
 def _model(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's config.json as data, changed; a key that nothing reads is an error."""
+    """The content of the model's config.json with `changes` applied; a key that nothing reads is an error."""
     if isinstance(base, Mapping):
         config, name = _copy(base), str(base.get("_name_or_path", "model"))
     elif isinstance(base, str | Path):
@@ -149,7 +149,8 @@ def _model(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The cluster as tables over the file it extends; a changed table says that the user set it."""
+    """The cluster as tables over the file that it extends; a changed table's source says that the user set
+    it."""
     if isinstance(base, Mapping):
         tables = _copy(base)
     elif isinstance(base, str):
@@ -172,7 +173,7 @@ def _cluster(base: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Asked(dict[str, Any]):
-    """A config that remembers which keys were looked up."""
+    """A config that records which keys are looked up."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)

@@ -1,9 +1,9 @@
-"""Where a job sits in its fabric: which nodes, and how many GPUs on each.
+"""The placement of a job in its fabric: which nodes, and how many GPUs on each.
 
 [placement]
 fabric_nodes = 128                 # the whole fabric; without it, as many nodes as the job needs
 nodes = "0-7,32-39"                # these nodes, in this order; or let a policy choose:
-policy = "spread"                  # packed (the first ones), spread over the pods (or leaves), random
+policy = "spread"                  # packed (the first nodes), spread over the pods (or leaves), random
 gpus_per_node = [8, 8, 4]          # uneven nodes: GPUs used on each of them
 """
 
@@ -31,9 +31,9 @@ MOST_GPUS = 2**20
 class PlacementTable(BaseModel):
     """`[placement]`. `fabric_nodes`: nodes of the whole fabric, of which the job uses some. `nodes`: their
     numbers, as a list or like "0-7,32-39"; ranks are numbered in this order. `policy`: `packed` takes the
-    first nodes, `spread` as many of every pod (or leaf, or the whole fabric where there are none), `random`
-    draws them with `seed`; all three number ranks by node. `gpus_per_node`: how many GPUs of each of the
-    job's nodes it uses, where they differ."""
+    first nodes, `spread` equally many of every pod (or leaf; at even intervals if there are none), `random`
+    draws them with `seed`; all three number ranks by node. `gpus_per_node`: how many GPUs the job uses on
+    each of its nodes, if they differ."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class PlacementTable(BaseModel):
 
 
 def node_numbers(text: str) -> tuple[int, ...]:
-    """`"0-2,7"` -> (0, 1, 2, 7). Raises ValueError for what is not a list of numbers and ranges."""
+    """`"0-2,7"` -> (0, 1, 2, 7). Raises ValueError for anything but a list of numbers and ranges."""
     numbers: list[int] = []
     for part in text.split(","):
         match = _RANGE.match(part)
@@ -88,7 +88,7 @@ class Placement:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs used on the node that has most of them."""
+        """Maximum number of GPUs used on a node."""
         return max(self.gpus)
 
     @property
@@ -105,7 +105,7 @@ class Placement:
 
 
 def evenly(nodes: int, gpus_per_node: int) -> Placement:
-    """So many GPUs on each of the nodes of a fabric that has no others."""
+    """A job on all nodes of its fabric, with `gpus_per_node` GPUs on each."""
     return Placement(nodes, tuple(range(nodes)), (gpus_per_node,) * nodes)
 
 
@@ -117,11 +117,11 @@ def place(
     where: str = "",
     taken: Mapping[int, str] | None = None,
 ) -> Placement:
-    """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe; `taken` are nodes that
-    others have, with their names.
+    """The placement that an experiment's `nodes`, `gpus` and `[placement]` describe; `taken`: nodes of
+    co-located jobs -> the job's name.
 
-    Raises InputError, beginning with `where`, when they contradict each other, the cluster or the others, and
-    for more GPUs than zsim simulates.
+    Raises InputError, beginning with `where`, if they contradict each other, the cluster or `taken`, and for
+    more GPUs than zsim simulates.
     """
     taken = taken or {}
     if table.gpus_per_node is not None:
@@ -209,7 +209,7 @@ def _uneven_counts(
 def _chosen(
     table: PlacementTable, cluster: Cluster, fabric: int, free: Sequence[int], count: int
 ) -> tuple[int, ...]:
-    """Of the free nodes those that a policy takes, in the order of their numbers, as schedulers list them."""
+    """The free nodes that the policy takes, in the order of their numbers, as schedulers list them."""
     if table.policy == "random":
         generator = np.random.default_rng(table.seed)
         return tuple(sorted(generator.choice(np.array(free), count, replace=False).tolist()))
@@ -218,7 +218,7 @@ def _chosen(
     network = cluster.network
     size = network.nodes_per_leaf * (network.leaves_per_pod if network.levels == 3 else 1)
     size = size if network.kind in ("fat-tree", "rail-optimized") else 1
-    if size == 1:  # no pods: every so many nodes one
+    if size == 1:  # no pods: at even intervals
         return tuple(free[number * len(free) // count] for number in range(count))
     pods: dict[int, list[int]] = {}
     for node in free:

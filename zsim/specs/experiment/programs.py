@@ -1,12 +1,12 @@
-"""What the programs whose files zsim reads can be told, value by value: one table, each row with its source.
+"""Settings that can be expressed in each program whose files zsim reads: one table, each row with its source.
 
-A row says of one key of an experiment (or all that begin with a word and a star) which values a program can
-be given, where, and how. What no row of a program names does not exist there. An experiment of one's own is
-for no program: everything can be done, and `OWN` says what takes more than files.
+A row gives, for one key of an experiment (or all keys with the prefix before a star), the values that a
+program can be given, where, and how. A setting without a row cannot be expressed in that program. An
+experiment without a program can use every setting; `OWN` lists those that need more than files.
 
 # [Note: transformers checkpoints every block]
-`activation_checkpointing_kwargs.every_n_layers` is in transformers 5.23 (training_args.py) and not in those
-before; a file does not say which reads it, so every n-th block is not among what the Trainer can be told.
+`activation_checkpointing_kwargs.every_n_layers` is in transformers 5.23 (training_args.py) and not in earlier
+releases; a file does not say which release reads it, so the table has no row for every n-th block.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NAMES: Mapping[Program, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How a program is told `values` of `key` (any when empty), under the strategies `kinds` (all when
-    empty): in its own file, or by a change of the script that it runs. `source`: where that was read, and of
+    """How a program is given `values` of `key` (any value if empty), under the strategies `kinds` (all if
+    empty): in its file, or by a change of the script that it runs. `source`: where this was read, and of
     which release."""
 
     key: str
@@ -114,7 +114,7 @@ TELLINGS: Mapping[Program, Sequence[Telling]] = {
         Telling(_RESHARD, "file", "fsdp_config.reshard_after_forward", _TRANSFORMERS + "training_args.py",
                 (True, False)),
         Telling(_REPLICATE, "file", "no replicas", _TRANSFORMERS + "training_args.py", (1, None)),
-        # A ParallelismConfig is an object, which no YAML holds.
+        # A ParallelismConfig is an object, which YAML cannot hold.
         Telling(_REPLICATE, "script", "TrainingArguments(parallelism_config=ParallelismConfig(...))",
                 _TRANSFORMERS + "training_args.py", kinds=("fsdp2",)),
         Telling(_REPLICATE, "script", "a device mesh for FullyShardedDataParallelPlugin",
@@ -201,7 +201,7 @@ TELLINGS: Mapping[Program, Sequence[Telling]] = {
     ),
 }  # fmt: skip
 
-# Of an experiment of one's own: what no file that zsim writes holds. All else is in one of them.
+# Experiments without a program: settings that no file written by zsim holds. All others are in a file.
 OWN: Sequence[Telling] = (
     Telling(_CHECKPOINTING, "script", "recompute the core of attention alone",
             "torch 2.13, utils/checkpoint.py", ("selective",)),
@@ -217,12 +217,12 @@ _IN_A_FILE = Telling("*", "file", "", "zsim export")
 
 
 def program_of(program: Program | None, kind: str) -> Program | None:
-    """The program whose file it is, where that knows the strategy; else it is one's own."""
+    """`program` if it knows the strategy; else None."""
     return program if program is not None and kind in KINDS[program] else None
 
 
 def telling(program: Program | None, kind: str, key: str, value: Any) -> Telling | None:
-    """How a program is told a value of a dotted key; None where it cannot be. An empty table says nothing."""
+    """How a program is given a value of a dotted key; None if it cannot be. An empty table sets nothing."""
     if isinstance(value, Mapping) and not value:
         return _IN_A_FILE
     program = program_of(program, kind)

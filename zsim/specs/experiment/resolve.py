@@ -1,4 +1,4 @@
-"""From an experiment to a job: names looked up, defaults filled in, everything checked against everything."""
+"""From an experiment to a job: names looked up, defaults filled in, all tables checked against each other."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _MOST_PARAMETERS = 10**16
 
 
 def resolve(experiment: Experiment, library: Library | None = None) -> Job:
-    """Look up model and cluster in `library`, fill in defaults, check everything against everything.
+    """Look up model and cluster in `library`, fill in defaults, check all tables against each other.
 
-    Raises InputError for what contradicts itself, NotSimulatedError for what zsim cannot do yet.
+    Raises InputError for contradictions, NotSimulatedError for what zsim cannot simulate yet.
     """
     library = library or Library()
     try:
@@ -138,7 +138,8 @@ def _resolve(experiment: Experiment, library: Library, cluster: Cluster, placeme
 
 
 def _training_table(experiment: Experiment, world_size: int) -> TrainingTable:
-    """`[training]` with the micro-batches that its global batch is made of, and as the framework runs it."""
+    """`[training]` with the number of micro-batches of its global batch, and with Megatron's defaults under
+    Megatron."""
     table, strategy = experiment.training, experiment.strategy
     if table.global_batch_size is not None and table.gradient_accumulation_steps is None:
         steps = micro_batches_of(table.global_batch_size, table.micro_batch_size or 1, world_size)
@@ -204,7 +205,8 @@ def _training(
 
 
 def _check_size(model: ModelSpec, training: Training) -> None:
-    """A step that no machine could run would only exhaust this one."""
+    """Raises InputError for a step too large for any machine, whose simulation would exhaust this one's
+    memory."""
     micro_batches = training.gradient_accumulation_steps
     blocks = len(model.blocks) * micro_batches
     if blocks > MOST_BLOCKS:
@@ -234,7 +236,8 @@ def _deepspeed(
     cluster: Cluster,
     placement: Placement,
 ) -> DeepSpeedConfig:
-    """The user's JSON, or a stage with defaults; both may say the same stage."""
+    """The resolved DeepSpeed JSON of the user, or of a stage with defaults; if both give a stage, it must be
+    equal."""
     config: str | Path | dict[str, Any]
     if table.config is None:
         if table.stage is None:
@@ -307,7 +310,7 @@ def _fsdp2(table: Fsdp2Table, training: Training, world_size: int, cluster: Clus
 
 
 def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> tuple[Reference, Cluster]:
-    """The engine brings its own reduce-scatter where gloo's would be an all-reduce, and its own AdamW."""
+    """The reference engine has its own reduce-scatter, which replaces gloo's all-reduce, and AdamW only."""
     if training.optimizer != "adamw":
         raise InputError(
             f"training.optimizer: found '{training.optimizer}', expected 'adamw': the reference engine has "

@@ -1,4 +1,4 @@
-"""`[cost]` of an experiment: what turns a step into money and energy."""
+"""`[cost]` of an experiment: prices and power that turn a step into money and energy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class CostTable(BaseModel):
-    """`gpu_hour_price` is money per GPU and hour, `currency` any word; `tokens` to train on in all; `pue`
-    the data centre's power usage effectiveness, energy at its meter over energy at the servers (1: the
-    servers alone); `node_power` what a node draws besides its GPUs (0: the GPUs alone)."""
+    """`[cost]`. `gpu_hour_price`: money per GPU and hour. `currency`: any word. `tokens`: to train on in all.
+    `pue`: the data centre's power usage effectiveness, energy at its meter over energy at the servers (1: the
+    servers alone). `node_power`: what a node draws besides its GPUs (0: the GPUs alone)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

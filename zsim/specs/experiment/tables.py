@@ -1,4 +1,4 @@
-"""The question: which model, on which cluster, trained how.
+"""The tables of an experiment: which model, on which cluster, trained how.
 
 `Experiment` has the shape of the file that people write; `resolve` (zsim.specs.experiment.resolve) looks
 every name up and fills every default in.
@@ -41,12 +41,12 @@ class _Table(BaseModel):
 
 
 class TrainingTable(_Table):
-    """`[training]`. What is left out: `sequence_length` the model's longest up to 4096; `precision` bf16
-    where the GPU has it; `attention` flash where the GPU supports it, of the generation that its file is
-    calibrated for (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by
-    name); `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
+    """`[training]`. Defaults: `sequence_length` the model's longest up to 4096; `precision` bf16 where the
+    GPU has it; `attention` flash where the GPU supports it, of the generation that its file is calibrated for
+    (FlashAttention-2 on NVIDIA's; "flash3" on Hopper, "flash4" on Blackwell are asked for by name);
+    `gradient_clipping` off, 1.0 under Megatron, or as DeepSpeed's version has it. `liger`:
     linkedin/Liger-Kernel, as transformers' `use_liger_kernel`. `cross_entropy`: "fused_linear" with Liger,
-    Megatron's own under it, "fused" with `compile`, else "eager"."""
+    "megatron" under Megatron, "fused" with `compile`, else "eager"."""
 
     sequence_length: Count | None = None
     micro_batch_size: Count | None = None
@@ -101,12 +101,13 @@ class DdpTable(_Table):
 
 
 class DeepSpeedTable(_Table):
-    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's own file. `config_name` is what
-    messages and reports call a `config` that is a table. `tile_numel`: linear layers with more weights are
-    `deepspeed.zero.TiledLinear` with tiles of at most so many. `zero_init`: a stage-3 model is built sharded
-    (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds all of it.
-    `delayed_parameter_update`: stages 1 and 2 with the optimizer on the CPU update one step late, during the
-    next forward and backward (ZeRO-Offload, arXiv 2101.06840, section 5.2); no DeepSpeed release has it."""
+    """`kind = "deepspeed"`: a stage with DeepSpeed's defaults, or the user's file. `config_name`: name of a
+    `config` that is a table, in messages and reports. `tile_numel`: linear layers with more weights are
+    `deepspeed.zero.TiledLinear` with tiles of at most this many. `zero_init`: a stage-3 model is built
+    sharded (`deepspeed.zero.Init`, as transformers' Trainer does); without it every GPU first holds the whole
+    model. `delayed_parameter_update`: stages 1 and 2 with the optimizer on the CPU update one step late,
+    during the next forward and backward (ZeRO-Offload, arXiv 2101.06840, section 5.2); no DeepSpeed release
+    has it."""
 
     kind: Literal["deepspeed"]
     stage: Literal[0, 1, 2, 3] | None = None
@@ -170,10 +171,10 @@ class Fsdp2Table(_FsdpTable):
 
 
 class ReferenceTable(_Table):
-    """`kind = "reference"`: ZeRO as the paper has it and the engine in `validation/zero` runs it: one flat
-    partition per block, fp32 master weights, nothing of a framework. `keep_gathered`: stage 3
-    keeps the root and the last block from forward to backward. `optimizer_place`: of states and reduced
-    gradients; `parameter_place`: of stage 3's shards."""
+    """`kind = "reference"`: ZeRO as in the paper, as the engine in `validation/zero` runs it: one flat
+    partition per block, fp32 master weights, none of a framework's additions. `keep_gathered`: stage 3 keeps
+    the root and the last block from forward to backward. `optimizer_place`: where states and reduced
+    gradients are; `parameter_place`: where stage 3's shards are."""
 
     kind: Literal["reference"]
     stage: Literal[0, 1, 2, 3] = 3
@@ -199,12 +200,12 @@ StrategyTable = DdpTable | DeepSpeedTable | Fsdp1Table | Fsdp2Table | MegatronTa
 
 
 def is_strategy(kind: object) -> bool:
-    """Whether a `kind`, which may be anything in a file, is one that there is."""
+    """Whether `kind`, which may be any value of a file, is a known strategy."""
     return isinstance(kind, str) and kind in STRATEGIES
 
 
 class _ExperimentFile(_Table):
-    """An experiment as its file has it."""
+    """An experiment in the shape of its file."""
 
     model: str | dict[str, Any] = Field(description="preset, or path to a Hugging Face config.json")
     cluster: str | dict[str, Any] = Field(description="preset, path to a topology TOML, or its tables")
@@ -226,7 +227,7 @@ class _ExperimentFile(_Table):
 
 
 class Experiment(_ExperimentFile):
-    """What to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
+    """An experiment to simulate. Build it from keywords of the file's shape, or with `load_experiment`.
 
     Raises InputError for an unknown key, a wrong value, or a key of another strategy's kind.
     """
@@ -253,8 +254,8 @@ class Experiment(_ExperimentFile):
 
 
 def _with_strategy_kind(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The data with the kind of `[strategy]`, which may be left out where the keys tell it, and without the
-    keys that its kind does not have; and a sentence about each of those."""
+    """The data with the kind of `[strategy]`, inferred from its keys if left out, and without keys that the
+    kind does not have; and one sentence per problem."""
     table = data.get("strategy")
     if not isinstance(table, Mapping):
         return data, []

@@ -1,8 +1,8 @@
-"""The loop that trains, and what its model code does to the step: `[trainer]`.
+"""`[trainer]` of an experiment: effects of the training loop and of its model code on the step.
 
 [trainer]
 metrics_per_micro_batch = 2        # composer: LanguageCrossEntropy and Perplexity, after each backward
-holds_logits = "as they are"       # a name for the logits lives on through backward
+holds_logits = "as they are"       # the logits stay referenced through backward
 unpads_attention = true            # flash-attn 0.2's FlashMHA with a padding mask
 reads_sequence_lengths = true      # the host asks the GPU before every attention
 """
@@ -20,11 +20,11 @@ _Metrics = Annotated[int, Field(ge=0, le=100, strict=True)]
 
 
 class TrainerTable(BaseModel):
-    """`[trainer]`. `metrics_per_micro_batch`: how often torch's cross-entropy of the logits is taken again
-    after each backward, to log it. `holds_logits`: as they are or cast to fp32, until the next micro-batch's
-    take their place; "no": they are let go before backward. `unpads_attention`: q, k and v are gathered by a
-    padding mask, padding or not. `reads_sequence_lengths`: the host reads them from the GPU before it
-    launches each attention, and so cannot run ahead of the layer."""
+    """`[trainer]`. `metrics_per_micro_batch`: how often torch's cross-entropy of the logits is computed again
+    after each backward, for logging. `holds_logits`: as they are or cast to fp32, until those of the next
+    micro-batch replace them; "no": they are released before backward. `unpads_attention`: q, k and v are
+    gathered by a padding mask, even without padding. `reads_sequence_lengths`: the host reads them from the
+    GPU before it launches each attention, and so cannot run ahead of the layer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,7 @@ class TrainerTable(BaseModel):
 
 
 def with_trainer(model: ModelSpec, table: TrainerTable) -> ModelSpec:
-    """The model as the trainer runs it."""
+    """The model with the loss and attention that the trainer runs."""
     if table == TrainerTable():
         return model
     loss = {"num_metrics": table.metrics_per_micro_batch, "holds_logits": table.holds_logits}

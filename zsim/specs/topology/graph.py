@@ -1,4 +1,4 @@
-"""A topology as a networkx graph, and what follows from it: connectivity, bisection bandwidth.
+"""A topology as a networkx graph, and its connectivity and bisection bandwidth.
 
 Devices are `gpu7` (a rank), `nvswitch0` (of a domain), `pcie3`, `host1`, `nic12`, and the fabric's switches.
 Edges carry `link` (its number), `tier`, `capacity` in bytes per second and `length`: 1, but 3 for a
@@ -51,8 +51,8 @@ def topology_graph(topology: Topology) -> networkx.DiGraph[str]:
 
 
 def bisection_bandwidth(topology: Topology) -> float:
-    """Bytes per second, one way, from the first half of the nodes to the second: the maximum flow between
-    them over cards and switches (what the nodes' own cards can send is its upper limit).
+    """Bytes per second, one way, from the first half of the nodes to the second: the maximum flow over cards
+    and switches (at most what the nodes' cards can send).
 
     Equal nodes are cut in the order of their numbers, as jobs are placed; 0 for one node.
     """
@@ -88,7 +88,7 @@ def bisection_bandwidth(topology: Topology) -> float:
 
 
 def is_connected(topology: Topology) -> bool:
-    """Whether every GPU can reach every other over the graph."""
+    """Whether every GPU can reach every other GPU over the graph."""
     import networkx
 
     graph = topology_graph(topology)
@@ -99,7 +99,7 @@ def is_connected(topology: Topology) -> bool:
 
 
 def _nic_host_side(topology: Topology, nic: int) -> str:
-    """The PCIe switch a card sits under, or the host where bytes are staged in host memory."""
+    """The PCIe switch that a card is under, or the host if bytes are staged in host memory."""
     cluster = topology.cluster
     node, local = divmod(nic, cluster.nic.per_node)
     if not cluster.nic.gpudirect:
@@ -109,7 +109,7 @@ def _nic_host_side(topology: Topology, nic: int) -> str:
 
 
 def _ends(topology: Topology, name: str, position: int) -> tuple[str, str] | None:
-    """The devices that link `position` of a class joins (None for a mesh link to oneself)."""
+    """The devices that link `position` of a class joins; None for a mesh link of a GPU to itself."""
     gpus = topology.gpus_per_node
     if name in ("nvlink_out", "nvlink_in"):
         ends = f"gpu{position}", f"nvswitch{position // topology.ranks_per_domain}"

@@ -1,4 +1,4 @@
-"""An explicit list of links as a fabric: shortest paths in it, the traffic split over all of them."""
+"""A fabric as an explicit list of links: traffic takes the shortest paths, all of them or those of a hash."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MOST_PATHS = 64
 
 
 class LinkList:
-    """Switches and cables one by one. A card is plugged into the switch that its own cable names, or into
-    that of its node's cable; several switches of a node take its cards in turn."""
+    """Switches and cables, listed one by one. A card is plugged into the switch that its cable names, else
+    into that of its node's cable; several switches of a node take its cards in turn."""
 
     planes = 1
 
@@ -86,7 +86,7 @@ class LinkList:
         return self._classes[name][position][:2]
 
     def _shortest(self, source: str, target: str, where: str = "network") -> list[Path]:
-        """All shortest paths between two switches (the first 64), in the order of the list of links."""
+        """All shortest paths between two switches (at most 64), in the order of the list of links."""
         known = self._known.get((source, target))
         if known is not None:
             return known

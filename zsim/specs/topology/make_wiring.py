@@ -13,9 +13,9 @@ from zsim.specs.topology.wiring import Cards, Wiring
 
 
 def make_wiring(cluster: Cluster, num_nodes: int) -> Wiring:
-    """The fabric that a cluster's `[network]` describes, for so many nodes.
+    """The fabric of `num_nodes` nodes that a cluster's `[network]` describes.
 
-    Raises InputError when the numbers of the description do not fit together.
+    Raises InputError if the numbers of the description do not fit together.
     """
     kinds: dict[str, Callable[[Network, Cards, str], Wiring]] = {
         "single-switch": SingleSwitch,

@@ -1,4 +1,4 @@
-"""The links of a node: which of them a GPU's bytes pass on the way to another GPU or to a network card."""
+"""The links inside a node: those that bytes pass between a GPU and another GPU or a network card."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from zsim.specs.cluster.cluster import Cluster
 class LinkClass:
     """All links of one kind and direction: `count` links numbered from `first`.
 
-    `tier` is what people call it in a report; `bandwidth` the data sheet's figure per link and direction,
-    `capacity` the part of it that large transfers get, both in bytes per second.
+    `tier`: the name in reports; `bandwidth`: the data sheet's figure per link and direction, `capacity`: the
+    part of it that large transfers get, both in bytes per second.
     """
 
     name: str
@@ -28,8 +28,8 @@ class LinkClass:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What is wrong with a fabric. Per link: the fraction of its capacity that is left, the seconds it adds
-    to a message; per network card: which card of the node carries its traffic (itself, unless dead)."""
+    """Faults of a fabric. Per link: the fraction of its capacity that is left, and the seconds added to a
+    message; per network card: the card of the node that carries its traffic (itself, unless dead)."""
 
     fractions: Floats
     delays: Floats
@@ -37,7 +37,7 @@ class Condition:
 
 
 class NodeLinks:
-    """Places and links inside the nodes of a topology; `classes` holds the number of each class's first."""
+    """Slots and links inside the nodes of a topology; `classes`: the classes of links by name."""
 
     cluster: Cluster
     gpus_per_node: int
@@ -59,12 +59,12 @@ class NodeLinks:
         return self.node_of(slots) * nics + slots % self.gpus_per_node * nics // self.cluster.gpus_per_node
 
     def nic_of(self, slots: Ints) -> Ints:
-        """The network card that each slot uses: its own, or where that is dead another of its node."""
+        """The network card that each slot uses: the nearest, or another card of the node if that is dead."""
         own = self.own_card_of(slots)
         return own if self.condition is None else self.condition.carriers[own]
 
     def local_links(self, sources: Ints, targets: Ints) -> list[Ints]:
-        """Columns of links, one entry per pair; -1 where a pair has none there."""
+        """Columns of links, one entry per pair; -1 where a pair has no link."""
         first = {name: link_class.first for name, link_class in self.classes.items()}
         kind = self.cluster.node_link.kind
         if kind == "switch":
@@ -92,11 +92,11 @@ class NodeLinks:
     def _card_links(
         self, slots: Ints, near: str, far: str, pcie: str, uplink: str, other_uplink: str
     ) -> list[Ints]:
-        """Links between slots and the cards they use, from the GPU's side.
+        """Links between slots and the cards that they use, from the GPU's side.
 
         # [Note: another GPU's card]
-        A GPU whose own card is dead reaches another one over NVLink and through the GPU that is nearest to
-        it (PXN, NCCL 2.12); without an NVLink switch through the host, over both PCIe switches' uplinks.
+        A GPU whose nearest card is dead reaches another card over NVLink and through the GPU nearest to that card
+        (PXN, NCCL 2.12); without an NVLink switch through the host, over both PCIe switches' uplinks.
         """
         first = {name: self.classes[name].first for name in (pcie, uplink, other_uplink)}
         switch = self.switch_of(slots)
@@ -121,7 +121,8 @@ class NodeLinks:
         ]
 
     def _proxies(self, slots: Ints) -> Ints:
-        """The slot nearest to the card that each slot uses (itself, unless its own card is dead)."""
+        """The slot nearest to the card that each slot uses (the slot itself, unless its nearest card is
+        dead)."""
         nics, gpus = self.cluster.nic.per_node, self.cluster.gpus_per_node
         card = self.nic_of(slots)
         nearest = np.minimum(-(-(card % nics) * gpus // nics), self.gpus_per_node - 1)

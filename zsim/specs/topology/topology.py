@@ -6,8 +6,8 @@ to be a shortest path in it. What joins the nodes is a `Wiring` (zsim.specs.topo
 
 # [Note: ranks and slots]
 A slot is a GPU's place in the fabric: node * gpus_per_node + GPU of the node. Links and routes go by slots;
-`slots[rank]` is where a job's rank sits. A job that fills its fabric has rank r on slot r; a job on scattered
-or uneven nodes, or beside another one, has any slots.
+`slots[rank]` is where a job's rank sits. A job that fills its fabric has rank r on slot r; the slots of a job
+on scattered or uneven nodes, or of a co-located job, are arbitrary.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from zsim.specs.topology.wiring import Inventory, weighted_count
 class Topology(NodeLinks):
     """`num_nodes` identical nodes of `cluster`, `gpus_per_node` GPUs used on each.
 
-    `slots` is where the ranks are; see [Note: ranks and slots]. A *domain* is what NVLink joins: a node, or
-    several where a switched NVLink domain is larger. `condition` is None where nothing is wrong. Raises
-    InputError when the nodes do not fit the network's description.
+    `slots`: the slot of each rank; see [Note: ranks and slots]. A *domain* is a set of GPUs that NVLink
+    joins: a node, or several nodes under a switched NVLink domain. `condition`: faults, None if there are
+    none. Raises InputError if the nodes do not fit the network's description.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Topology(NodeLinks):
         return other
 
     def in_condition(self, condition: Condition) -> Topology:
-        """The same fabric with faults."""
+        """The same fabric with the faults of `condition`."""
         other = copy.copy(self)
         other.condition = condition
         return other
@@ -92,7 +92,7 @@ class Topology(NodeLinks):
         return whole if self.condition is None else whole * self.condition.fractions
 
     def leaves_node(self) -> Bools:
-        """For every link, whether it is a card's or one between switches."""
+        """Per link, whether it is a network card's or one between switches."""
         first = self.classes["nic_out"].first
         return np.arange(self.num_links) >= first
 
@@ -118,13 +118,13 @@ class Topology(NodeLinks):
         self.wiring.add_usage(lambda name: self._view(usage, name), *cards, far)
 
     def add_links(self, usage: Floats, name: str, slots: Ints, amount: float | Floats) -> None:
-        """Add `amount` to the links of the class `name` that `slots` have of their own."""
+        """Add `amount` to the link of each slot in the class `name` (a class with one link per slot)."""
         usage[self.classes[name].first + slots] += amount
 
     def gather_routes(self, values: Floats, sources: Ints, targets: Ints, *, is_peak: bool = False) -> Floats:
         """Per pair of slots, the sum of `values` over the links of its route, each times the share of the
-        pair's bytes on it: `add_routes` read the other way. `is_peak`: the largest of parallel links' values
-        instead of their mean."""
+        pair's bytes on it: the reverse of `add_routes`. `is_peak`: the maximum over parallel links instead of
+        their mean."""
         found = np.zeros(len(sources))
         is_local = self.domain_of(sources) == self.domain_of(targets)
         found[is_local] = _sum_links(values, self.local_links(sources[is_local], targets[is_local]))
@@ -163,7 +163,7 @@ class Topology(NodeLinks):
         return usage[link_class.first : link_class.first + link_class.count]
 
     def paths(self, source: int, target: int) -> list[tuple[float, list[int]]]:
-        """The routes from slot to slot: share of the bytes, link numbers in the order they are passed."""
+        """The routes from slot to slot: share of the bytes, and link indices in order."""
         pair = np.array([source]), np.array([target])
         if source // self.ranks_per_domain == target // self.ranks_per_domain:
             return [(1.0, _first_links(self.local_links(*pair)))]
@@ -179,7 +179,7 @@ class Topology(NodeLinks):
         return ways
 
     def route(self, source: int, target: int) -> list[int]:
-        """The first of the routes from slot to slot."""
+        """The first route from slot to slot."""
         return self.paths(source, target)[0][1]
 
     def class_of(self, link: int) -> LinkClass:

@@ -1,4 +1,4 @@
-"""Fabrics with levels of switches: one switch, two- and three-level trees, rails, planes.
+"""Fabrics with levels of switches: single switch, two- and three-level trees, rails, planes.
 
 Numbering, with n1 uplinks of a leaf and n2 uplinks of a middle switch, in every plane:
 
@@ -25,7 +25,7 @@ from zsim.specs.topology.wiring import Cards, Hop, HopWiring, Inventory, Links
 
 
 class SingleSwitch(HopWiring):
-    """One switch that never blocks, as large as need be."""
+    """One switch that never blocks, with as many ports as there are cards."""
 
     def __init__(self, network: Network, cards: Cards, where: str) -> None:
         super().__init__(network)
@@ -74,7 +74,7 @@ class Tree(HopWiring):
         self.num_pods = -(-self.num_leaves // self.leaves_per_pod)
         core_links = self.leaves_per_pod / network.spine_oversubscription if self.has_core else 1.0
         self.core_uplinks = max(round(core_links), 1)
-        # One to seven above 192 leaves is 27.4 uplinks: 27 of them, each a little faster.
+        # 192 leaves at 7:1 give 27.4 uplinks: 27 links, each slightly faster.
         self.core_bandwidth = self.link_bandwidth * core_links / self.core_uplinks
         self.num_paths = self.planes * self.uplinks * self.core_uplinks
         _check_ports(where, "leaf", self.down_ports + self.uplinks, network)
@@ -147,13 +147,14 @@ class Tree(HopWiring):
         return Inventory(switches, ports, cables)
 
     def _packed(self, count: int, ports: int) -> tuple[int, int]:
-        """Switches and ports of each, when several small ones are one large one (parallel cables)."""
+        """(switches, ports of each) after packing several small switches into one large one (parallel
+        cables)."""
         together = max((self.network.switch_ports or ports) // ports, 1)
         return -(-count // together), ports * min(together, count)
 
 
 def _whole(where: str, key: str, links: float) -> int:
-    """A number of uplinks, which must come out whole (to rounding)."""
+    """`links` as an integer; raises InputError unless it is whole (to rounding)."""
     count = round(links)
     if count < 1 or abs(links - count) > 1e-6 * count:
         raise InputError(
@@ -164,8 +165,8 @@ def _whole(where: str, key: str, links: float) -> int:
 
 
 def _larger_fabric(where: str) -> str:
-    """What has room for more leaves than two levels; `where` begins with the cluster's name, and of some
-    clusters a preset with a third level ships."""
+    """End of an error text: how to get room for more leaves than two levels have; `where` begins with the
+    cluster's name, and some clusters ship a preset with a third level."""
     name = where.partition(":")[0].partition(",")[0]
     preset = f"{name}-3-level"
     if preset in topology_preset_names():

@@ -1,4 +1,4 @@
-"""How network cards are joined: the interface that every kind of fabric implements.
+"""How network cards are joined: the interface of every kind of fabric.
 
 A fabric numbers its links arithmetically, class by class, so that the links which a million flows use are a
 few array operations. Flows go from card to card; a *hop* of many flows is a bundle of `width` parallel
@@ -22,7 +22,8 @@ Path = list[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """The network cards that a fabric joins: `per_node` of `num_nodes` nodes, numbered node by node."""
+    """The network cards that a fabric joins: `per_node` on each of `num_nodes` nodes, numbered node by
+    node."""
 
     num_nodes: int
     per_node: int
@@ -46,7 +47,8 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Bundles of `width` links of a class: `bundles[i]` is that of the i-th flow for which `mask` holds."""
+    """Bundles of `width` links of a class: `bundles[i]` is the bundle of the i-th flow for which `mask`
+    holds."""
 
     name: str
     bundles: Ints
@@ -56,7 +58,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a fabric is built of: switches by role with the ports each uses, and cables by class."""
+    """Parts of a fabric: switches by role, ports per switch by role, and cables by tier."""
 
     switches: dict[str, int]
     ports: dict[str, int]
@@ -77,7 +79,7 @@ class Inventory:
 
 
 class Wiring(Protocol):
-    """A fabric between network cards. `planes` is how many ports every card has (each in its own plane)."""
+    """A fabric between network cards. `planes`: ports of every card (each port in a plane of its own)."""
 
     planes: int
 
@@ -91,15 +93,15 @@ class Wiring(Protocol):
 
     def gather(self, view: View, sources: Ints, targets: Ints, is_peak: bool) -> Floats:
         """Per flow, the sum of the links' values, each times the flow's share on it; `view` as above.
-        `is_peak`: the largest of parallel links' values instead of their mean."""
+        `is_peak`: the maximum over parallel links instead of their mean."""
         ...
 
     def paths(self, source: int, target: int) -> list[tuple[float, int, Path]]:
-        """The ways from card to card: share of the traffic, plane, links in order."""
+        """The paths from card to card: share of the traffic, plane, links in order."""
         ...
 
     def plane_shares(self, sources: Ints, targets: Ints) -> Floats | None:
-        """Per flow and plane, its share of the traffic; None where all planes share evenly."""
+        """Per flow and plane, the share of the flow's traffic; None if all planes share evenly."""
         ...
 
     def port(self, nic: int, plane: int) -> str:
@@ -114,7 +116,7 @@ class Wiring(Protocol):
 
 
 class HopWiring:
-    """A fabric whose routes are hops; the base of all generated ones."""
+    """A fabric whose routes are hops: the base of all generated fabrics."""
 
     planes = 1
     num_paths = 1
@@ -210,7 +212,7 @@ def hashed_path(network: Network, sources: Ints, targets: Ints, flow: int, num_p
 
 
 def weighted_count(places: Ints, amount: float | Floats, length: int) -> Floats:
-    """What `places` add up to, each worth `amount` (one for all, or one each)."""
+    """Per place, the sum of `amount` (one for all, or one per entry) over its entries in `places`."""
     weights = amount if isinstance(amount, np.ndarray) else None
     counts = np.bincount(places, weights, length).astype(np.float64)
     return counts if isinstance(amount, np.ndarray) else counts * amount
