@@ -219,7 +219,8 @@ class Executor:
             elif number == _HOST:
                 self._advance_host(what)  # type: ignore[arg-type]
             else:
-                self._end_recorded(what, _HOST - 1 - number)  # type: ignore[arg-type]
+                op = _HOST - 1 - number
+                self._end(what, op, what.recorded_end(op))  # type: ignore[arg-type, union-attr]
 
     # -- ops ----------------------------------------------------------------------------------------
 
@@ -248,11 +249,7 @@ class Executor:
 
     def _start_recorded(self, lane: Lane, op: int) -> None:
         """Start an op that is issued, and all that it waits for is over, its lag later."""
-        assert lane.ready is not None
-        assert lane.program.recorded is not None
-        work = lane.program.recorded.works[op]
-        lane.start[op] = time = max(lane.issue[op], lane.ready[op]) + work.lag_seconds
-        self._call_at(max(time - self.env.now, 0.0), lane, op)
+        self._call_at(max(lane.start_recorded(op) - self.env.now, 0.0), lane, op)
 
     def _run_recorded(self, lane: Lane, op: int, now: float) -> None:
         recorded = lane.program.recorded
@@ -265,11 +262,6 @@ class Executor:
             lane.gpu.start(now, op, work.seconds)
         else:
             self._call_at(max(lane.start[op] + work.seconds - now, 0.0), lane, _HOST - 1 - op)
-
-    def _end_recorded(self, lane: Lane, op: int) -> None:
-        """An op of fixed length is over, at the time that its start says."""
-        assert lane.program.recorded is not None
-        self._end(lane, op, lane.start[op] + lane.program.recorded.works[op].seconds)
 
     def _leave_queue(self, lane: Lane, op: int, now: float) -> None:
         """Let the launch behind this one go; `zsim.plan.passes.queues` [Note: one queue, several streams]."""

@@ -92,6 +92,19 @@ class Lane:
         self.next_call = 0
         return -1
 
+    def start_recorded(self, op: int) -> float:
+        """When a recorded op starts that is issued, and all that it waits for is over: its lag later."""
+        assert self.ready is not None
+        assert self.program.recorded is not None
+        lag = self.program.recorded.works[op].lag_seconds
+        self.start[op] = time = max(self.issue[op], self.ready[op]) + lag
+        return time
+
+    def recorded_end(self, op: int) -> float:
+        """When a recorded op of fixed length is over."""
+        assert self.program.recorded is not None
+        return self.start[op] + self.program.recorded.works[op].seconds
+
     def who_waits(self) -> str:
         """What the rank never gets past, for an error."""
         ops = self.program.program.ops
