@@ -39,7 +39,7 @@ _HOMES = {
     "ZsimError": "zsim.errors",
     "simulate_flows": "zsim.fluid.flows",
     "Experiment": "zsim.specs.experiment.tables",
-    "load_experiment": "zsim.specs.experiment.tables",
+    "load_experiment": "zsim.specs.experiment.load",
     "Replay": "zsim.study.replay.replay",
     "replay": "zsim.study.replay.replay",
     "read_trace": "zsim.trace.readers.read",
