@@ -23,10 +23,10 @@ class NodeLink(Table):
     """The links between the GPUs of a node.
 
     `switch`: every GPU has `bandwidth` into and out of a non-blocking crossbar (NVSwitch).
-      `mesh`: every GPU has `bandwidth` in all, spread evenly over direct links to the other GPUs.
-      `none`: GPUs talk over PCIe.
-      `efficiency`: the fraction of `bandwidth` that a large collective gets.
-      `nodes_per_domain`: how many nodes one switched domain spans (an NVL72 is 18 trays of 4 GPUs).
+    `mesh`: every GPU has `bandwidth` in all, spread evenly over direct links to the other GPUs.
+    `none`: GPUs talk over PCIe.
+    `efficiency`: the fraction of `bandwidth` that a large collective gets.
+    `nodes_per_domain`: how many nodes one switched domain spans (an NVL72 is 18 trays of 4 GPUs).
     """
 
     kind: Literal["switch", "mesh", "none"]

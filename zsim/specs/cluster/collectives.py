@@ -57,8 +57,9 @@ class CollectiveCosts(Table):
     domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
     only where their costs are given.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.
-    `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the rounds.
-    It belongs to the file that states the rounds: a file that extends it and changes only links need not state it.
+    `measured_on`: latencies of the links that these rounds were measured on; longer links lengthen the
+    rounds. It belongs to the file that states the rounds: a file that extends it and changes only links need
+    not state it.
     `choice`: `fastest` on idle links, or as NCCL's `tuning-model` for `generation` would choose.
     """
 

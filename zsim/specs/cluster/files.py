@@ -1,9 +1,9 @@
 """Reads cluster and GPU descriptions: presets by name, or TOML files of the user.
 
 A file may say `extends = "dgx-h100"` (a preset, or a path relative to the file) and then needs only what
-differs, key by key within a table. A table that changes numbers may state the origin of the changed numbers in
-`source` and `evidence`, else they are "assumed"; the source of the kept numbers is appended, and the table's
-grade is the weaker of both.
+differs, key by key within a table. A table that changes numbers may state their origin in `source` and
+`evidence`, else they are "assumed"; the source of the kept numbers is appended, and the table's grade is the
+weaker of both.
 A file with changes and no `description` does not inherit the parent's, which may describe what is changed.
 """
 

@@ -1,7 +1,7 @@
-"""What joins the nodes, as a cluster file describes it: `[network]`.
+"""`[network]` of a cluster file: the fabric that joins the nodes.
 
-Every kind has keys of its own (`KEYS`); a key that does not belong to the chosen kind is an error. Rates are
-per direction; a link between switches is as fast as a network card's link unless `link_bandwidth` says so.
+Every kind has its own keys (`KEYS`); a key that does not belong to the chosen kind is an error. Rates are
+per direction; a link between switches is as fast as a network card's link unless `link_bandwidth` is set.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Cable(BaseModel):
 
 
 class Network(Table):
-    """What joins the nodes.
+    """The fabric between nodes.
 
     `single-switch`: never blocks. `fat-tree`: leaf switches of `nodes_per_leaf` nodes (all their cards),
     under spines; with `levels` = 3, `leaves_per_pod` leaves and their middle switches make a pod under a
@@ -56,14 +56,14 @@ class Network(Table):
     within a group, one trunk between every two groups. `torus`: a router per node in a ring along every
     dimension of `shape`. `links`: an explicit list.
 
-    `latency` from card to card (a card's own is the `[nic]` table's): what is more than on the network that
-    `[collectives]` was measured on (`measured_on`) is added to every round; `hop_latency` what every switch
-    after the first adds to a round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over
+    `latency`: from card to card, without the cards' own (`[nic]`); the excess over the network that
+    `[collectives]` was measured on (`measured_on`) is added to every round. `hop_latency`: added by every
+    switch after the first to a round between nodes. `oversubscription`: bandwidth of a leaf's downlinks over
     its uplinks; `spine_oversubscription` the same one level up. `routing`: `even-split` spreads every flow
     over all shortest paths (adaptive routing, packet spraying), `hash` puts each of `flows_per_pair` flows of
     a pair of cards on one path that a hash chooses (ECMP; NCCL opens one flow per channel of a card and queue
-    pair, NCCL_IB_QPS_PER_CONNECTION); `hash_seed` is the luck of the draw. `switch_ports`: refuse a fabric
-    that needs larger ones.
+    pair, NCCL_IB_QPS_PER_CONNECTION); `hash_seed`: seed of that hash. `switch_ports`: ports of a switch; a
+    fabric that needs more is refused.
     """
 
     kind: NetworkKind

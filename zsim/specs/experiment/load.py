@@ -44,9 +44,9 @@ def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def experiment_from(data: dict[str, Any], overrides: Mapping[str, Any], *, origin: str) -> Experiment:
     """An experiment from file-shaped data and dotted overrides.
 
-    An override of `strategy.kind` drops the keys of the old kind; of `nodes`, the file's `gpus`, and so on;
-    of `model` keeps [training], see `zsim.specs.experiment.model_change`.
-    `strategy.config` may be another program's file, whose content then stands in its place.
+    Overriding `strategy.kind` drops the keys of the old kind; overriding `nodes` drops the file's `gpus`, and
+    so on; overriding `model` keeps [training], see `zsim.specs.experiment.model_change`. If `strategy.config`
+    is another program's training file, the file's content replaces it.
     """
     data, overrides = with_training_file(data, overrides, origin=origin)
     data = with_model(data, overrides)

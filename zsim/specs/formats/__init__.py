@@ -1,1 +1,1 @@
-"""Files of other programs, read and written."""
+"""Readers and writers of other programs' files."""

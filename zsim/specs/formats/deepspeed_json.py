@@ -1,6 +1,6 @@
 """A job -> the DeepSpeed JSON that runs it.
 
-It is the user's own file with every effective value written out, so that a release with other defaults does
+It is the user's file with every effective value written out, so that a release with other defaults behaves
 the same.
 """
 
@@ -53,7 +53,7 @@ def deepspeed_object(job: Job) -> dict[str, Any]:
 
 
 def _zero_block(config: DeepSpeedConfig, own: dict[str, Any]) -> dict[str, Any]:
-    """Every key that is exported, where it does something; the others only where the user's file has them."""
+    """Every exported key, where it has an effect; other keys only if the user's file has them."""
     zero = config.zero
     block: dict[str, Any] = {"stage": zero.stage}
     for bare, key in ZERO_KEYS.items():
@@ -74,7 +74,7 @@ def _zero_block(config: DeepSpeedConfig, own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _offload(found: OptimizerOffload | ParameterOffload) -> dict[str, Any]:
-    """Every value that the release's default would decide, and what NVMe needs."""
+    """Every value that the release's default would otherwise decide, and the keys that NVMe needs."""
     entry = {
         bare: getattr(found, bare)
         for bare, key in keys_of(type(found)).items()

@@ -1,9 +1,9 @@
-"""Which program's training file an experiment names, and what it fills in.
+"""Training files of other programs that an experiment names, and the settings they fill in.
 
-`strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line, as it may be a DeepSpeed
+`strategy.config` may be an Accelerate YAML, a torchtitan TOML or its command line, besides a DeepSpeed
 JSON.
 
-The file fills what the experiment leaves open. Two different explicit values are an error that names both;
+The file fills in what the experiment leaves open. Two different explicit values are an error that names both;
 `--set` wins over either.
 """
 
@@ -32,7 +32,7 @@ def is_training_file(config: Any) -> bool:
 
 
 def names_training_file(path: str | Path) -> bool:
-    """Whether a file that stands where an experiment is expected is a training file (or a DeepSpeed JSON)."""
+    """Whether a file given in place of an experiment is a training file (or a DeepSpeed JSON)."""
     if Path(path).suffix.lower() in (".yaml", ".yml", ".json"):
         return True
     data = _toml_tables(path)
@@ -40,19 +40,22 @@ def names_training_file(path: str | Path) -> bool:
 
 
 def names_experiment(path: str | Path) -> bool:
-    """Whether a TOML is zsim's own: another program's `model` is a table, and none has `cluster`."""
+    """Whether a TOML is zsim's: another program's `model` is a table, and none has `cluster`."""
     data = _toml_tables(path)
     return "cluster" in data or "strategy" in data or isinstance(data.get("model"), str)
 
 
 def _toml_tables(path: str | Path) -> dict[str, Any]:
-    """What a TOML file has; nothing where it is none."""
+    """The tables of a TOML file; empty if the path is not one."""
     path = Path(path)
     return read_toml(path) if path.suffix.lower() == ".toml" and os.path.isfile(path) else {}
 
 
 def read_training_file(config: str) -> TrainingFile:
-    """Raises InputError for what is not such a file, or has keys that its program would refuse."""
+    """The settings in a training file or command line of another program.
+
+    Raises InputError if it is neither, or has keys that its program would refuse.
+    """
     reader = _reader(config)
     if reader is None:
         raise InputError(
@@ -89,8 +92,8 @@ def _words(config: str) -> list[str]:
 def with_training_file(
     data: Mapping[str, Any], overrides: Mapping[str, Any], *, origin: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """File-shaped `data` and dotted `overrides` without the training file that they name, its content in
-    `data` instead; as they are where they name none."""
+    """File-shaped `data` and dotted `overrides`, with the training file that they name replaced by its
+    content in `data`; unchanged if they name none."""
     strategy = data.get("strategy")
     table: dict[str, Any] = dict(strategy) if isinstance(strategy, Mapping) else {}
     config = overrides.get("strategy.config", table.get("config"))
@@ -127,7 +130,8 @@ def _fill(
     where: str | None = None,
     name: str = "",
 ) -> None:
-    """Sets what is open. `where` begins the error for an explicit value that differs; None lets it stand."""
+    """Set a key that is open. `where` begins the error for an explicit value that differs; None keeps that
+    value."""
     if dotted in overrides:
         return
     *parents, key = dotted.split(".")
@@ -143,7 +147,8 @@ def _fill(
 
 
 def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """The number of GPUs, which the experiment may give instead of the file (as launchers' options do)."""
+    """Set the number of GPUs, which the experiment may give instead of the file (as launchers' options
+    do)."""
     shape: dict[str, Any] = {key: file.says.pop(key) for key in ("nodes", "gpus") if key in file.says}
     replicate = file.says.get("strategy.replicate", file.assumes.get("strategy.replicate", 1))
     if file.shard_degree is not None:
@@ -167,7 +172,7 @@ def _resolve_shape(file: TrainingFile, data: dict[str, Any], overrides: Mapping[
 def _accumulate(
     file: TrainingFile, data: Mapping[str, Any], overrides: Mapping[str, Any], world_size: int
 ) -> None:
-    """`global batch = micro-batch x accumulation x GPUs`."""
+    """Set the accumulation from `global batch = micro-batch x accumulation x GPUs`."""
     key = "training.micro_batch_size"
     micro = overrides.get(key, file.says.get(key, file.assumes.get(key)))
     assert file.global_batch_size is not None

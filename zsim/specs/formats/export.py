@@ -1,4 +1,4 @@
-"""Every file that can say a configuration."""
+"""Writes every file that can express a job's configuration."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 @dataclass(frozen=True)
 class Exported:
-    """`files` is {name: text}; `missing` is {name: why that file cannot say this configuration}; `notes` are
-    what the training script must do because no file can."""
+    """`files`: {name: text}. `missing`: {name: why that file cannot express this configuration}. `notes`:
+    what the training script must do because no file can express it."""
 
     files: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -35,8 +35,8 @@ class Exported:
 
 
 def export_files(job: Job) -> Exported:
-    """experiment.toml, and what of ds_config.json, fsdp2.py (fsdp1.py, ddp.py), accelerate.yaml and
-    torchtitan.toml can say the job."""
+    """experiment.toml, and those of ds_config.json, fsdp2.py (fsdp1.py, ddp.py), accelerate.yaml and
+    torchtitan.toml that can express the job."""
     files: dict[str, str] = {}
     missing: dict[str, str] = {}
     if isinstance(job.strategy, DeepSpeedConfig):
@@ -97,7 +97,7 @@ def _torchtitan_notes(job: Job) -> list[str]:
 
 
 def _portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
-    """Files by their whole paths; the DeepSpeed JSON is the one beside it."""
+    """The experiment with absolute paths, and with the exported DeepSpeed JSON as its config."""
     changes: dict[str, Any] = {}
     for key in ("model", "cluster"):
         value = getattr(experiment, key)
@@ -111,7 +111,7 @@ def _portable(experiment: Experiment, has_deepspeed: bool) -> Experiment:
 
 
 def _script_notes(job: Job) -> list[str]:
-    """What no file says and the script must do."""
+    """Notes on what the script must do because no file can express it."""
     training, notes = job.training, []
     if isinstance(job.strategy, DeepSpeedConfig):
         kind, call = training.activation_checkpointing, _checkpointing_call(job)
@@ -141,7 +141,7 @@ def _script_notes(job: Job) -> list[str]:
 
 
 def _loop_notes(job: Job) -> Iterator[str]:
-    """What the training loop does besides, and the torch that it needs."""
+    """Notes on the training loop's other work, and on the torch release that it needs."""
     training, trainer = job.training, job.experiment.trainer
     said = trainer.model_dump(exclude_defaults=True)
     if said:
@@ -157,7 +157,7 @@ def _loop_notes(job: Job) -> Iterator[str]:
 
 
 def _checkpointing_call(job: Job) -> str:
-    """How a script checkpoints all blocks; "" where nothing is."""
+    """How a script checkpoints all blocks; "" without checkpointing."""
     training = job.training
     if training.activation_checkpointing == "full" and training.checkpoint_every > 1:
         return f"torch.utils.checkpoint around one block of {training.checkpoint_every}"
@@ -170,7 +170,7 @@ def _checkpointing_call(job: Job) -> str:
 
 
 def _accelerate_calls(job: Job) -> list[str]:
-    """What Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
+    """Settings that Accelerate takes from the script and not from its YAML, under PyTorch's own engines."""
     training, strategy = job.training, job.strategy
     calls = [f"DataLoader(batch_size={training.micro_batch_size})"]
     if training.gradient_accumulation_steps > 1:

@@ -14,7 +14,7 @@ _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 
 
 def why_not_python(job: Job) -> str | None:
-    """Why a few lines of Python cannot say this job; None where they can."""
+    """Why a few lines of Python cannot express this job; None if they can."""
     if isinstance(job.strategy, Reference):
         return "the reference engine is validation/zero's: no released framework runs it"
     if isinstance(job.strategy, Megatron):
@@ -181,7 +181,7 @@ def _head(job: Job, what: str) -> Iterator[str]:
 
 
 def _imports(job: Job, *lines: str) -> Iterator[str]:
-    """`import torch`, then the others in order."""
+    """`import torch`, then `lines` and the imports of checkpointing, sorted by module."""
     kind = job.training.activation_checkpointing
     found = list(lines)
     if kind != "none":
@@ -218,7 +218,7 @@ def _constants(job: Job) -> Iterator[str]:
 
 
 def _is_apart(job: Job) -> bool:
-    """Whether embedding and head are units of their own."""
+    """Whether embedding and LM head are separate units."""
     wrapping = getattr(job.strategy, "wrapping", "")
     return (wrapping == "torchtitan" or wrapping.startswith("blocks:")) and not job.model.is_tied
 
@@ -244,7 +244,7 @@ def _checkpointing(job: Job) -> Iterator[str]:
 
 
 def _wrap_blocks(job: Job) -> Iterator[str]:
-    """Checkpointing, then compiling, of every block."""
+    """Checkpointing, then compilation, of every block."""
     training = job.training
     kind = training.activation_checkpointing
     if kind == "none" and not training.compile:
@@ -267,7 +267,7 @@ def _wrap_blocks(job: Job) -> Iterator[str]:
 
 
 def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
-    """The loop that the plan is of."""
+    """The training step that the plan describes."""
     training = job.training
     yield ""
     yield ""
@@ -297,5 +297,5 @@ def _step(job: Job, *, is_fsdp2: bool, no_sync: bool) -> Iterator[str]:
 
 
 def _torch_dtype(name: str) -> str:
-    """As Python names it; fp8 is in the products alone, over bf16 tensors."""
+    """The type's name in Python; fp8 is used in the products alone, over bf16 tensors."""
     return f"torch.{ELEMENT_TYPES['bf16' if name == 'fp8' else name].torch}"

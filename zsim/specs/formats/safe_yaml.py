@@ -1,4 +1,4 @@
-"""YAML from strangers: plain data only, no aliases that expand, one sentence for what is wrong."""
+"""YAML from untrusted sources: plain data only, no aliases that expand; each error is one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_yaml(text: str, file: str) -> Any:
 
 
 def _depth(text: str) -> int:
-    """How deep brackets are nested, those in strings counted too."""
+    """Maximum nesting of brackets, those in strings counted too."""
     deepest = depth = 0
     for letter in text:
         if letter in "[{":

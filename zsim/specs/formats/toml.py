@@ -1,7 +1,7 @@
-"""TOML as zsim writes it: experiments, and the tables of clusters that were imported or calibrated.
+"""TOML as zsim writes it: experiments, and the tables of imported or calibrated clusters.
 
-Of our own because tomli-w puts every element of a list on a line by itself: rows of links and ranges of
-points would fill pages.
+Not tomli-w, which puts every element of a list on a line by itself: rows of links and ranges of points would
+fill pages.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 
 
 def experiment_toml(experiment: Experiment, comment: str = "") -> str:
-    """What the experiment says and is not a default; every line of `comment` stands above it."""
+    """The experiment's values that are not defaults; every line of `comment` is above them."""
     data = experiment.model_dump(exclude_defaults=True)
     data["strategy"] = {"kind": experiment.strategy.kind, **data.get("strategy", {})}
     return toml_text(data, comment)
 
 
 def toml_text(data: Mapping[str, Any], comment: str = "") -> str:
-    """A whole file. None is left out, as TOML has nothing for it."""
+    """The text of a whole file. None is left out, since TOML has no null."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]
     return "\n".join([*lines, *_lines(data)]).lstrip("\n") + "\n"
 
 
 def _lines(data: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Values first, then tables and lists of tables; a table of tables alone needs no header."""
+    """Lines of values first, then of tables and lists of tables; a table that holds only tables needs no
+    header."""
     named = [(_key(key), value) for key, value in data.items() if value is not None]
     for key, value in named:
         if not isinstance(value, Mapping) and not _is_tables(value):
@@ -71,5 +72,5 @@ def _value(value: Any) -> str:
 
 
 def _printable(character: str) -> str:
-    """The character, or its escape where a terminal would act on it."""
+    """The character, or its escape if a terminal would act on it."""
     return character if character.isprintable() else f"\\U{ord(character):08x}"

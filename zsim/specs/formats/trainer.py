@@ -1,6 +1,6 @@
 """Hugging Face's TrainingArguments as a YAML or JSON (transformers 5.23: training_args.py) -> an experiment.
 
-Files of programs on top of the Trainer (TRL, LLaMA-Factory) have the same keys and their own beside them.
+Files of programs on top of the Trainer (TRL, LLaMA-Factory) have the same keys besides their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ = (
 
 
 def is_training_arguments(path: Path) -> bool:
-    """Whether a file has TrainingArguments' keys at the top."""
+    """Whether a file has keys of TrainingArguments at the top level."""
     try:
         data = _load(path)
     except InputError:
@@ -51,7 +51,10 @@ def _load(path: Path) -> Any:
 
 
 def read_training_arguments(path: str) -> TrainingFile:
-    """Raises InputError for values that cannot be, NotSimulatedError for other optimizers."""
+    """The settings in a file of TrainingArguments.
+
+    Raises InputError for impossible values, NotSimulatedError for other optimizers.
+    """
     data = _load(Path(path))
     file = TrainingFile(path, program="transformers")
     _read_batch(file, data)
@@ -110,7 +113,7 @@ def _read_optimizer(file: TrainingFile, data: Mapping[str, Any]) -> None:
 
 
 def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
-    """The JSON, whose "auto" the Trainer fills from these arguments, as zsim does."""
+    """Read the JSON, whose "auto" zsim fills from these arguments, as the Trainer does."""
     file.says["strategy.kind"] = "deepspeed"
     if isinstance(config, Mapping):
         file.says["strategy.config_name"] = file.name
@@ -121,7 +124,7 @@ def _read_deepspeed(file: TrainingFile, config: Any, folder: Path) -> None:
 
 
 def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) -> None:
-    """`fsdp` with `fsdp_config`, version 2 and wrapped by block unless it says otherwise; else DDP."""
+    """Read `fsdp` with `fsdp_config`, by default version 2 and wrapped by block; DDP without it."""
     asked = data.get("fsdp")
     if not asked:
         file.says["strategy.kind"] = "ddp"
@@ -150,7 +153,7 @@ def _read_sharding(file: TrainingFile, data: Mapping[str, Any], folder: Path) ->
 
 
 def _add_old_words(file: TrainingFile, asked: Any, keys: dict[str, Any]) -> None:
-    """`fsdp: "full_shard auto_wrap offload"`, as before version 5."""
+    """Read `fsdp: "full_shard auto_wrap offload"`, as before version 5."""
     words = asked.split() if isinstance(asked, str) else asked if isinstance(asked, list) else []
     for word in words:
         if str(word).upper() in SHARDING:

@@ -1,4 +1,4 @@
-"""What the training file of another program asks for."""
+"""The settings in a training file of another program."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from zsim.specs.experiment.programs import Program
 
 @dataclass
 class TrainingFile:
-    """What a file asks for, as dotted keys of an experiment.
+    """The settings in a file, as dotted keys of an experiment.
 
-    `program` reads it. `says` stands in the file, `assumes` is its program's default: the experiment may say
-    otherwise without a word. `shard_degree` and `global_batch_size` wait for the number of GPUs. `notes` are
-    the keys that do nothing to a step, or that zsim leaves out.
+    `program` reads it. `says`: settings in the file; `assumes`: defaults of its program, which the experiment
+    may replace silently. `shard_degree` and `global_batch_size` are resolved once the number of GPUs is known.
+    `notes`: keys without effect on a step, or that zsim leaves out.
     """
 
     name: str

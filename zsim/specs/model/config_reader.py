@@ -1,4 +1,4 @@
-"""Reading single values out of a `config.json`, with one clear sentence for what is wrong with them."""
+"""Reads single values of a `config.json`; each error is one clear sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 
-MOST_BLOCKS = 50_000  # that zsim simulates in one step
+MOST_BLOCKS = 50_000  # maximum that zsim simulates in one step
 _MISSING = object()
 
 
@@ -58,7 +58,8 @@ class ConfigReader:
         return value
 
     def num_blocks(self, key: str) -> int:
-        """How many blocks there are; refused here, before a list of them would fill the memory."""
+        """The number of blocks; refused here above the maximum, before a list of blocks would fill the
+        memory."""
         found = self.integer(key)
         if found > MOST_BLOCKS:
             raise self.error(f"'{self.find(key)[0]}' is {found:,}; expected at most {MOST_BLOCKS:,} layers")
@@ -124,7 +125,7 @@ class ConfigReader:
         return ConfigReader(value, self.name, f"{self.where}: {spelling}", self.family)
 
     def head_dim(self, hidden_size: int, num_heads: int) -> int:
-        """`hidden_size / num_heads`, which must come out even."""
+        """`hidden_size / num_heads`; raises InputError unless it is whole."""
         if hidden_size % num_heads:
             raise self.error(
                 f"hidden size {hidden_size} is not divisible by {num_heads} attention heads; "
@@ -133,7 +134,7 @@ class ConfigReader:
         return hidden_size // num_heads
 
     def check_kv_heads(self, num_heads: int, num_kv_heads: int) -> None:
-        """Query heads are shared evenly among key/value heads."""
+        """Raises InputError unless query heads are shared evenly among key/value heads."""
         if num_heads % num_kv_heads:
             raise self.error(
                 f"{num_heads} attention heads are not divisible by {num_kv_heads} key/value heads; "

@@ -1,7 +1,7 @@
 """Hugging Face `config.json` -> ModelSpec, for the families in `FAMILIES`.
 
-Field names, defaults and module shapes as in transformers 5.23; zsim itself never imports it. Keys that say
-nothing about shapes (token ids, initialisation, dtypes, rotary parameters) are read past.
+Field names, defaults and module shapes as in transformers 5.23; zsim itself never imports it. Keys that do
+not affect shapes (token ids, initialisation, dtypes, rotary parameters) are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zsim.specs.model.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """How one `model_type` is built, and other spellings of its keys (transformers' `attribute_map`)."""
+    """The builder of one `model_type`, and other spellings of its keys (transformers' `attribute_map`)."""
 
     build: Callable[[ConfigReader], ModelSpec]
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -85,15 +85,16 @@ FAMILIES: dict[str, ModelFamily] = {
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A preset's name, a `config.json`, or a folder that holds one -> the model.
+    """The model of a preset's name, a `config.json`, or a folder that holds one.
 
-    Raises InputError for a missing or damaged file, an unknown family, or shapes that cannot be.
+    Raises InputError for a missing or damaged file, an unknown family, or impossible shapes.
     """
     return model_from_config(*read_model_config(name_or_path))
 
 
 def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str, str]:
-    """(the parsed `config.json`, the model's name, what errors name) of a preset, a file or a folder."""
+    """(the parsed `config.json`, the model's name, the source named in errors) of a preset, a file or a
+    folder."""
     text = str(name_or_path)
     path = Path(text)
     if text in presets.model_preset_names():
@@ -108,7 +109,7 @@ def read_model_config(name_or_path: str | Path) -> tuple[Mapping[str, Any], str,
 
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
-    """The parsed `config.json` -> the model; `source` is what errors name."""
+    """The model of a parsed `config.json`; `source` is named in errors."""
     values, where = _text_part(config, source)
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -125,7 +126,8 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
 
 
 def _text_part(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
-    """Multimodal files keep the language model under `text_config`; its other towers are not counted."""
+    """The language model's part of a multimodal file, under `text_config`; its other towers are not
+    counted."""
     nested = config.get("text_config")
     if isinstance(nested, dict) and config.get("model_type") not in FAMILIES:
         return nested, f"{source}: text_config"

@@ -1,6 +1,6 @@
-"""What a model is: leaf modules, grouped into blocks.
+"""The specification of a model: leaf modules, grouped into blocks.
 
-ZeRO-3 fetches leaf modules, FSDP wraps blocks, so a model is both: `ModelSpec.blocks` is one entry per
+ZeRO-3 fetches leaf modules, FSDP wraps blocks, so a model has both: `ModelSpec.blocks` has one entry per
 transformer block, and entries of the same shape are the *same* `Block` object, so that work is derived
 once per shape and not once per layer.
 """
@@ -16,7 +16,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One tensor, in the framework's own layout (its first dimension is what FSDP2 shards)."""
+    """One tensor, in the framework's layout (FSDP2 shards its first dimension)."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Parameter:
         return prod(self.shape)
 
 
-# What a module does with its input. Widths are in elements per token.
+# The work of a module on its input. Widths are in elements per token.
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The core of attention: scores, softmax, values; rotary embedding included where there is one.
+    """The core of attention: scores, softmax, values, and the rotary embedding if there is one.
 
-    `upcasts_softmax`: written-out attention computes its softmax in fp32 (most families).
-    `splits_fused_qkv`: q, k and v are slices of one projection's output.
-    `unpads`: q, k and v are gathered by a padding mask before and the output scattered after, as flash-attn
-    0.2's `FlashMHA` does whenever it is given a mask, padding or not; its kernel collects the output in fp32
-    (flash_attn/flash_attention.py, csrc/flash_attn/fmha_api.cpp `o_tmp`). `host_waits`: the host reads
-    something from the GPU before it launches the kernel, and so cannot run ahead of the layer.
+    `upcasts_softmax`: written-out attention computes its softmax in fp32 (most families). `splits_fused_qkv`:
+    q, k and v are slices of one projection's output. `unpads`: q, k and v are gathered by a padding mask
+    before and the output is scattered after, as flash-attn 0.2's `FlashMHA` does whenever it is given a mask,
+    padding or not; its kernel collects the output in fp32 (flash_attn/flash_attention.py,
+    csrc/flash_attn/fmha_api.cpp `o_tmp`). `host_waits`: the host reads from the GPU before it launches the
+    kernel, and so cannot run ahead of the layer.
     """
 
     num_heads: int
@@ -89,7 +89,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Adding the residual stream (and, where the model has it, dropout before)."""
+    """The add to the residual stream, after dropout if the model has it."""
 
     width: int
     dropout: float = 0.0
@@ -97,10 +97,10 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Cross-entropy over the vocabulary. `holds_logits`: the trainer has a name for the logits, as they are
-    or cast to fp32, until the next micro-batch's take it over; "no": it lets go of them before backward.
-    `num_metrics`: how many more times it takes torch's cross-entropy of those it holds after each backward,
-    to log it."""
+    """Cross-entropy over the vocabulary. `holds_logits`: the trainer keeps a reference to the logits, as they
+    are or cast to fp32, until those of the next micro-batch replace them; "no": it releases them before
+    backward. `num_metrics`: how many more times torch's cross-entropy of the held logits is computed after
+    each backward, for logging."""
 
     vocab_size: int
     num_metrics: int = 0
@@ -122,11 +122,11 @@ Work = Embedding | Linear | Norm | Attention | Activation | Residual | Loss | Ex
 
 @dataclass(frozen=True)
 class Module:
-    """A leaf module: what it computes and the parameters it owns, in registration order.
+    """A leaf module: its work and the parameters it owns, in registration order.
 
-    `name` is relative to the block (`self_attn.q_proj`), or whole outside the blocks (`model.norm`).
-    `shares_input`: its input is the tensor that an earlier module of the block keeps for backward already
-    (k_proj and v_proj read what q_proj reads), so it costs no memory of its own.
+    `name` is relative to the block (`self_attn.q_proj`), or complete outside the blocks (`model.norm`).
+    `shares_input`: its input is a tensor that an earlier module of the block already keeps for backward
+    (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory.
     """
 
     name: str
@@ -141,10 +141,10 @@ class Module:
 
 @dataclass(frozen=True)
 class Block:
-    """One transformer block: its modules in the order they run forward.
+    """One transformer block: its modules in the order in which they run forward.
 
-    `registration` names its modules in the order of `named_parameters()` where that is not the order of
-    running (Llama registers `input_layernorm` after the MLP); None when it is.
+    `registration`: names of its modules in the order of `named_parameters()` if they run in another order
+    (Llama registers `input_layernorm` after the MLP), else None.
     """
 
     kind: str
@@ -169,12 +169,11 @@ class Block:
 class ModelSpec:
     """A whole model.
 
-    `before` (embeddings) and `after` (final norm, head, loss) run once around the blocks. A tied head is a
-    `Linear` module without parameters of its own. `block_prefix` is what stands before the block's number
-    (`model.layers` in `model.layers.0.self_attn.q_proj.weight`). `registered_before_blocks` names the
-    modules that `named_parameters()` lists before the blocks, in order, where they are not just `before` (OPT
-    registers its final norm there); None when they are. `not_simulated` says why zsim only counts this
-    family.
+    `before` (embeddings) and `after` (final norm, LM head, loss) run once around the blocks. A tied head is a
+    `Linear` module without parameters. `block_prefix` precedes the block's number (`model.layers` in
+    `model.layers.0.self_attn.q_proj.weight`). `registered_before_blocks`: names of the modules that
+    `named_parameters()` lists before the blocks, in order, if they are not just `before` (OPT registers its
+    final norm there), else None. `not_simulated`: why zsim only counts this family.
     """
 
     name: str
@@ -193,7 +192,7 @@ class ModelSpec:
 
     @property
     def learned_positions(self) -> int | None:
-        """The longest sequence where positions are a table of weights; None where they are not."""
+        """The maximum sequence length if positions are a table of weights; else None."""
         tables = sum(isinstance(module.work, Embedding) for module in self.before)
         return self.max_positions if tables > 1 else None
 

@@ -13,8 +13,8 @@ from zsim.specs.model.spec import Block, Linear, ModelSpec, Module, Parameter
 
 
 def with_tiled_linears(model: ModelSpec, most_numel: int) -> ModelSpec:
-    """Every linear layer of a block with more than `most_numel` weights, cut into equal tiles of at most
-    that many along its outputs."""
+    """The model with every linear layer of a block with more than `most_numel` weights cut along its outputs
+    into equal tiles of at most `most_numel`."""
     known: dict[int, Block] = {}
     blocks = []
     for block in model.blocks:
@@ -50,7 +50,7 @@ def _tiles(module: Module, most_numel: int) -> tuple[Module, ...]:
 
 
 def _shape(parameter: Parameter, work: Linear, rows: int) -> tuple[int, ...]:
-    """The tile's shape: its outputs are the first dimension, in GPT-2's Conv1D the last."""
+    """The tile's shape: outputs are the first dimension, in GPT-2's Conv1D the last."""
     if parameter.shape == (work.in_features, work.out_features) and work.in_features != work.out_features:
         return work.in_features, rows
     return (rows, *parameter.shape[1:])

@@ -1,1 +1,1 @@
-"""How states are sharded, and how the job trains."""
+"""Strategies: how states are sharded; and the training values that plans are made from."""

@@ -1,11 +1,11 @@
-"""How each framework of torch, and the reference engine, shards the states."""
+"""The sharding strategies of torch's frameworks and of the reference engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# Where the reference engine keeps optimizer states, with reduced gradients, and stage 3's parameter shards.
+# Where the reference engine keeps optimizer states (with reduced gradients) and stage 3's parameter shards.
 Place = Literal["device", "host", "nvme"]
 
 
@@ -22,7 +22,7 @@ class Ddp:
 @dataclass(frozen=True, slots=True)
 class Reference:
     """ZeRO's reference engine (`validation/zero`); its ZeroConfig explains the fields. `sums_itself`: its
-    reduce-scatter is an all-to-all and a sum, as on gloo."""
+    reduce-scatter is an all-to-all and a local sum, as on gloo."""
 
     stage: int
     param_dtype: str
@@ -53,10 +53,10 @@ class Fsdp2:
 
 @dataclass(frozen=True, slots=True)
 class Fsdp1:
-    """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be
-    `size:N`, N in elements. `before_torch_2`: as torch 1.12 and 1.13, which pad every sharded
-    flat gradient, needed or not, set its shard to zero, split flat parameters on the compute stream, and copy
-    shards also into the type that they have."""
+    """torch FullyShardedDataParallel. `replicate` > 1 for the hybrid strategies; `wrapping` may be `size:N`,
+    N in elements. `before_torch_2`: as torch 1.12 and 1.13, which pad every sharded flat gradient even if not
+    needed, set its shard to zero, split flat parameters on the compute stream, and copy shards even to the
+    type that they already have."""
 
     sharding_strategy: str
     replicate: int

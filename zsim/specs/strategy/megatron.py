@@ -1,4 +1,4 @@
-"""Megatron's own data parallelism: what `[strategy]` says of it, and what a release makes of that.
+"""Megatron's data parallelism: its `[strategy]` table, and its resolution for a release.
 
 Releases of Megatron-Core are 0.4 and later; those of Megatron-LM before Core are 1.0 (April 2020) to 3.0.
 Read from NVIDIA/Megatron-LM: local DDP joins gradients for one all-reduce and copies the sums back until 2.5
@@ -33,10 +33,10 @@ class MegatronTable(BaseModel):
     """`kind = "megatron"`: Megatron-Core's DistributedDataParallel and its optimizers, named as on its
     command line. `bucket_size`: elements of a bucket (`--ddp-bucket-size`). `optimizer_instances`: groups of
     ranks that each hold all optimizer states (`--num-distributed-optimizer-instances`). `engine`: another
-    engine that does nearly the same: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or "internevo"
-    (gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them). `cuda_graph`:
-    one graph of the whole step, which spares the host the layers' Python. `skips_update`: the loss scale is
-    still falling, and gradients that overflow are thrown away."""
+    engine with nearly the same data parallelism: "nanotron" (torch's DDP, whose hook reduces fp32 sums) or
+    "internevo" (gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them).
+    `cuda_graph`: one graph of the whole step, which spares the host the layers' Python. `skips_update`: the
+    loss scale is still falling, and gradients that overflow are thrown away."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,15 +63,15 @@ class MegatronTable(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Megatron:
-    """Megatron's data parallelism, resolved. `bucket_size` None: one bucket of everything.
+    """Megatron's data parallelism, resolved. `bucket_size` None: one bucket of all gradients.
 
-    `is_contiguous`: gradients live in one buffer for good; else in `.grad`, joined to be reduced.
+    `is_contiguous`: gradients live in one persistent buffer; else in `.grad`, and are joined to be reduced.
     `fuses_accumulation`: the product for a weight's gradient adds it to the buffer. `checks_nan`: the host
-    looks at the norm of a bucket before it is reduced. `has_owners`: the distributed optimizer is
-    InternEvo's, never Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which
-    broadcast them. `block_overhead`: what the host pays for the Python of one pass through a block of
-    Megatron's; None where the blocks are another engine's. `skips_update`: the loss scale is still falling,
-    and gradients that overflow are thrown away.
+    reads the norm of a bucket before it is reduced. `has_owners`: InternEvo's distributed optimizer, never
+    Megatron's: gradients are summed on all ranks, whole tensors belong to ranks, which broadcast them.
+    `block_overhead`: name of the host's cost of the Python of one pass through a block of Megatron's; None
+    with CUDA graphs and for another engine's blocks. `skips_update`: the loss scale is still falling, and
+    gradients that overflow are thrown away.
     """
 
     distributed_optimizer: bool
@@ -91,7 +91,7 @@ class Megatron:
 
 
 def megatron_strategy(table: MegatronTable, training: Training, world_size: int) -> Megatron:
-    """What the table means for so many ranks.
+    """The table resolved for `world_size` ranks.
 
     Raises InputError for what Megatron's own argument checks refuse and for what the release lacks.
     """
@@ -182,7 +182,7 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
 
 
 def with_padded_vocabulary(model: ModelSpec, multiple: int = VOCABULARY_MULTIPLE) -> ModelSpec:
-    """The model with the rows of its embedding and head filled up to a multiple."""
+    """The model with the rows of its embedding and LM head padded to a multiple of `multiple`."""
     old, new = model.vocab_size, -(-model.vocab_size // multiple) * multiple
     if new == old:
         return model

@@ -1,4 +1,4 @@
-"""Parallelisms that zsim does not simulate, by the names that people give them in an experiment."""
+"""Parallelisms that zsim does not simulate, by their usual names in an experiment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _KINDS = {
 
 
 def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
-    """Raises NotSimulatedError for the first key that asks for one; `where` names the file (and table)."""
+    """Raises NotSimulatedError for the first key that asks for such a parallelism; `where` names the file
+    (and table)."""
     for key in keys:
         kind = _kind(key)
         if kind is not None:
@@ -25,7 +26,8 @@ def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
 
 
 def _kind(key: object) -> str | None:
-    """`tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and their kin; None for any other key."""
+    """The kind of parallelism of `tensor_parallel`, `tensor_model_parallel_size`, `tp_degree` and the like;
+    None for any other key."""
     word = str(key).lower().removesuffix("_size").removesuffix("_degree")
     if word in _KINDS:
         return _KINDS[word]

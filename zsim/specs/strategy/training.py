@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
-# "selective" runs the core of attention again (Korthikanti et al. 2022); "selective-op" keeps what every
-# second matrix product and fused attention put out and runs the rest again (torchtitan's `op` policy).
+# "selective" recomputes the core of attention (Korthikanti et al. 2022); "selective-op" keeps the outputs of
+# every second matrix product and of fused attention and recomputes the rest (torchtitan's `op` policy).
 Checkpointing = Literal["none", "selective", "selective-op", "full"]
 AttentionKind = Literal["flash", "math"]
 # "eager": transformers' own, through fp32 logits; "megatron": fp32 too, softmax and gradient in place;
 # "autocast": torch's own on 16-bit logits under autocast; "unsloth": its kernel in transformers' loss;
-# "fused": one kernel each way; "fused_linear": the head's product and the loss a piece at a time (Liger's).
+# "fused": one kernel each way; "fused_linear": the LM head's product and the loss in chunks (Liger's).
 CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fused_linear"]
 
 
@@ -23,15 +23,15 @@ DEFAULT_CONNECTIONS, MOST_CONNECTIONS = 8, 32
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What one rank trains on: `micro_batch_size` sequences of `sequence_length` tokens at a time.
+    """The training values of one rank: `micro_batch_size` sequences of `sequence_length` tokens at a time.
 
     `checkpoint_every`: every n-th block is checkpointed, the others keep everything. `block_checkpointing`:
-    the policy of each block where they differ, () where `activation_checkpointing` is that of all.
+    the policy of each block if they differ, () if `activation_checkpointing` holds for all.
     `checkpoint_stops_early`: recomputation ends once all that backward needs is there (torch's non-reentrant
     checkpoint from 2.1 on). `checkpoint_is_reentrant`: the block's second output is held until its backward
     has ended, as DeepSpeed, Megatron and transformers before 5 do. `autocast`: modules get fp32 weights and
-    torch.autocast casts at every product, so norms and the residual stream are fp32. `stored_dtype`: what DDP
-    and FSDP1 keep weights, gradients and optimizer states in (a model loaded in bf16 and trained as it is
+    torch.autocast casts at every product, so norms and the residual stream are fp32. `stored_dtype`: the type
+    in which DDP and FSDP1 keep weights, gradients and optimizer states (a model loaded in bf16 and trained so
     keeps nothing in fp32). `liger`: norms, rotary embedding and gated activations are one kernel each
     (linkedin/Liger-Kernel). `device_max_connections`: the hardware queues that streams share, as in
     `zsim.plan.passes.queues`.
@@ -59,7 +59,8 @@ class Training:
     device_max_connections: int = DEFAULT_CONNECTIONS
 
     def checkpointing_of(self, block: int) -> Checkpointing:
-        """The policy of a block, `checkpoint_every` included; "selective" is every block's."""
+        """The policy of block number `block`, `checkpoint_every` included; "selective" applies to every
+        block."""
         if self.block_checkpointing:
             return self.block_checkpointing[block]
         is_left_out = (block + 1) % self.checkpoint_every and self.activation_checkpointing != "selective"

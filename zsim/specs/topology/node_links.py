@@ -95,8 +95,8 @@ class NodeLinks:
         """Links between slots and the cards that they use, from the GPU's side.
 
         # [Note: another GPU's card]
-        A GPU whose nearest card is dead reaches another card over NVLink and through the GPU nearest to that card
-        (PXN, NCCL 2.12); without an NVLink switch through the host, over both PCIe switches' uplinks.
+        A GPU whose nearest card is dead reaches another card over NVLink and through the GPU nearest to that
+        card (PXN, NCCL 2.12); without an NVLink switch through the host, over both PCIe switches' uplinks.
         """
         first = {name: self.classes[name].first for name in (pcie, uplink, other_uplink)}
         switch = self.switch_of(slots)

@@ -1,4 +1,5 @@
-"""Accelerate's and the Trainer's FSDP keys -> FSDP1 or FSDP2, as `accelerate launch` 1.15.0 hands them on."""
+"""Accelerate's and the Trainer's FSDP keys -> FSDP1 or FSDP2, as `accelerate launch` 1.15.0 passes them
+on."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _PARALLELISM = "parallelism_config_"
 
 
 def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mapping[str, Any]) -> None:
-    """Writes the strategy into `file`; keys may come without `fsdp_`, as the launcher allows."""
+    """Write the strategy into `file`; keys may lack the prefix `fsdp_`, as the launcher allows."""
     given = {key if str(key).startswith("fsdp_") else f"fsdp_{key}": value for key, value in config.items()}
     note_idle(file, "fsdp_config: ", given, _IDLE)
     note_unknown(file, "fsdp_config: ", given, (*_KEYS, *_IDLE))
@@ -54,14 +55,14 @@ def read_fsdp(file: TrainingFile, config: Mapping[str, Any], parallelism: Mappin
 
 
 def note_idle(file: TrainingFile, block: str, data: Mapping[str, Any], idle: tuple[str, ...]) -> None:
-    """One note for the keys that do nothing to a step."""
+    """Add one note for the keys that have no effect on a step."""
     found = [key for key in data if key in idle]
     if found:
         file.note(f"{block}no effect on a step: {', '.join(found)}")
 
 
 def note_unknown(file: TrainingFile, block: str, data: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """The launcher reads past keys of these blocks that it does not know."""
+    """Add a note for each key that the launcher does not know and so ignores."""
     for key in data:
         if key not in known:
             file.note(f"{block}no effect: Accelerate knows no '{key}'{did_you_mean(str(key), known)}")
@@ -162,7 +163,7 @@ def _wrapping(file: TrainingFile, given: Mapping[str, Any]) -> str:
 
 
 def _word(file: TrainingFile, key: str, value: Any, options: tuple[str, ...]) -> str:
-    """One of `options`, or its number from 1 on."""
+    """The one of `options` that `value` names, or whose number (from 1 on) it is."""
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(options):
         return options[value - 1]
     word = str(value).upper().removeprefix("_")

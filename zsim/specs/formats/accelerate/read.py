@@ -1,6 +1,6 @@
-"""Accelerate's YAML (`accelerate config`) -> what an experiment says.
+"""Accelerate's YAML (`accelerate config`) -> settings of an experiment.
 
-What `accelerate launch` 1.15.0 makes of it: commands/launch.py and utils/launch.py turn keys into environment
+The rules of `accelerate launch` 1.15.0: commands/launch.py and utils/launch.py turn keys into environment
 variables, utils/dataclasses.py (`DeepSpeedPlugin`, `FullyShardedDataParallelPlugin`) read them,
 utils/fsdp_utils.py (`fsdp2_prepare_model`) wraps the model.
 """
@@ -18,7 +18,7 @@ from zsim.specs.formats.accelerate.fsdp_keys import note_idle, note_unknown, rea
 from zsim.specs.formats.safe_yaml import load_yaml
 from zsim.specs.formats.training_file import TrainingFile
 
-# ClusterConfig's keys that name machines, or belong to other hardware; they do nothing to a step here.
+# ClusterConfig's keys that name machines or belong to other hardware; they have no effect on a step here.
 _IDLE = (
     "compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids", "machine_rank",
     "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend", "same_network",
@@ -41,7 +41,10 @@ _DEEPSPEED = (
 
 
 def read_accelerate(path: str) -> TrainingFile:
-    """Raises InputError for keys that Accelerate would refuse, NotSimulatedError for other parallelisms."""
+    """The settings in an Accelerate YAML.
+
+    Raises InputError for keys that Accelerate would refuse, NotSimulatedError for other parallelisms.
+    """
     try:
         text = read_text(path)
     except FileNotFoundError:
@@ -77,7 +80,7 @@ def read_accelerate(path: str) -> TrainingFile:
 
 
 def _section(file: TrainingFile, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The keys below `key`, none where it is empty."""
+    """The keys below `key`; none if it is empty."""
     found = data.get(key) or {}
     if not isinstance(found, Mapping):
         raise InputError(f"{file.name}: {key}: found {found!r}, expected keys and values below it")
@@ -124,7 +127,7 @@ def _read_compiler(file: TrainingFile, data: Mapping[str, Any]) -> None:
 
 
 def _read_deepspeed(file: TrainingFile, config: Mapping[str, Any], folder: Path) -> None:
-    """The JSON that is named, or the one that DeepSpeedPlugin writes from the keys."""
+    """Read the JSON that is named, or the one that DeepSpeedPlugin writes from the keys."""
     note_idle(file, "deepspeed_config: ", config, _DEEPSPEED_IDLE)
     note_unknown(file, "deepspeed_config: ", config, (*_DEEPSPEED, *_DEEPSPEED_IDLE))
     file.says["strategy.kind"] = "deepspeed"

@@ -15,7 +15,7 @@ DEEPSPEED_FILE = "ds_config.json"
 
 
 def why_not_accelerate(job: Job) -> str | None:
-    """Why Accelerate's YAML cannot say this job; None where it can."""
+    """Why Accelerate's YAML cannot express this job; None if it can."""
     strategy, training = job.strategy, job.training
     if training.precision == "fp8":
         return "float8 needs a recipe of its own (fp8_config)"
@@ -56,7 +56,7 @@ def why_not_accelerate(job: Job) -> str | None:
 
 
 def accelerate_yaml(job: Job) -> str:
-    """The file's text; a DeepSpeed job's JSON lies beside it as `ds_config.json`."""
+    """The file's text; a DeepSpeed job's JSON is `ds_config.json` in the same folder."""
     strategy = job.strategy
     data: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "machine_rank": 0}
     if isinstance(strategy, DeepSpeedConfig):

@@ -1,1 +1,1 @@
-"""Descriptions of hardware that other programs write."""
+"""Readers and writers of other programs' hardware descriptions."""

@@ -20,7 +20,7 @@ _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 
 
 def read_astra_sim(text: str, file: str, base: str | None) -> FoundTopology:
-    """Over `base` (dgx-h100 when None) for GPUs and host."""
+    """The topology over the preset `base` (default dgx-h100), which gives GPUs and host."""
     content = load_yaml(text, file)
     if not isinstance(content, dict):
         raise InputError(f"{file}: expected the keys {', '.join(_KEYS)}")
@@ -94,7 +94,7 @@ def _network(
 
 
 def astra_sim_yaml(cluster: Cluster, num_nodes: int) -> str:
-    """The cluster as ASTRA-sim has it: rates that large transfers get, per GPU."""
+    """The cluster in ASTRA-sim's terms: the rates that large transfers get, per GPU."""
     link, nic = cluster.node_link, cluster.nic
     inside = (
         link.bandwidth * link.efficiency

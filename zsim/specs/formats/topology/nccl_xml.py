@@ -27,7 +27,7 @@ _NVSWITCH = "0x068000"
 
 
 def read_nccl_topology(text: str, file: str, base: str | None) -> FoundTopology:
-    """One node; the preset that it goes over is a guess from the GPUs' SM version unless `base` is given."""
+    """One node; the preset `base` is guessed from the GPUs' SM version unless given."""
     root = _parse(text, file)
     parents = {child: parent for parent in root.iter() for child in parent}
     gpus = [element for element in root.iter("gpu") if element.get("dev") is not None]
@@ -57,7 +57,7 @@ def read_nccl_topology(text: str, file: str, base: str | None) -> FoundTopology:
 
 
 def _guess_base(file: str, sm: float, places: list[Element], notes: list[str]) -> str:
-    """A preset by the GPUs' SM version, else by the file's name, else (a guess) by the PCIe generation."""
+    """A preset by the GPUs' SM version, else by the file's name, else a guess by the PCIe generation."""
     if sm:
         return next((name for least, name in reversed(_BASES) if sm >= least), _BASES[0][1])
     for preset, word in _CLOUDS:
@@ -101,7 +101,7 @@ def _parse(text: str, file: str) -> Element:
 def _pcie(
     places: list[Element], parents: dict[Element, Element], source: str, file: str, notes: list[str]
 ) -> dict[str, Any]:
-    """The slowest GPU's way up to its CPU, and how many GPUs share the switch above them."""
+    """The slowest path of a GPU up to its CPU, and how many GPUs share the switch above them."""
     rates, sharing = [], []
     are_gpus = set(places)
     beneath: dict[Element, int] = {}
@@ -176,7 +176,7 @@ def _nvlink(
 
 
 def _cards(root: Element, num_gpus: int, source: str, file: str, notes: list[str]) -> dict[str, Any]:
-    """The network cards; those of another speed than most (management) are left out."""
+    """The network cards of the highest speed; slower ones (management) are left out."""
     speeds = []
     for net in root.iter("net"):
         speed = _number(net.get("speed"), 0.0, file)

@@ -1,7 +1,7 @@
-"""`nvidia-smi topo -m`: how GPUs and cards of one node are joined, as a matrix without rates.
+"""`nvidia-smi topo -m`: the connections between GPUs and cards of one node, as a matrix without rates.
 
 NV# counts NVLinks, PIX is one PCIe switch, PXB several, PHB a host bridge, NODE several of a socket, SYS
-the link between sockets. Rates follow from the preset, which `base` names.
+the link between sockets. Rates are those of the preset `base`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from zsim.specs.formats.topology.found import FoundTopology
 
 _CELL = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
 _MOST = 512
-# GB/s of one NVLink one way by how many a GPU has: 6 V100, 12 A100, 18 H100 or B200 (the slower is taken)
+# GB/s of one NVLink one way by the number that a GPU has: 6 V100, 12 A100, 18 H100 or B200 (the slower one)
 _LINKS = {6: (25.0, "dgx-2"), 12: (25.0, "dgx-a100-80gb"), 18: (25.0, "dgx-h100")}
 
 
 def read_nvidia_smi(text: str, file: str, base: str | None) -> FoundTopology:
-    """The matrix of one node; the preset is a guess from the number of NVLinks unless `base` is given."""
+    """The matrix of one node; the preset is guessed from the number of NVLinks unless `base` is given."""
     rows = _matrix(re.sub(r"\x1b\[[0-9;]*m", "", text), file)
     gpus = [name for name in rows if name.startswith("GPU")]
     cards = [name for name in rows if name.startswith(("NIC", "mlx", "bnxt", "efa"))]

@@ -21,7 +21,7 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def read_slurm_topology(text: str, file: str, base: str | None) -> FoundTopology:
-    """Switches and nodes; nodes are numbered in the order of the file."""
+    """A network of switches and nodes; nodes are numbered in the order of the file."""
     base = base or "dgx-h100"
     is_yaml = "SwitchName=" not in text and "BlockName=" not in text
     nodes_of, parent = _from_yaml(text, file) if is_yaml else _from_conf(text, file)
@@ -83,7 +83,7 @@ def expand_hostlist(text: str, file: str) -> list[str]:
 
 
 def _numbers(ranges: str, part: str, file: str) -> list[str]:
-    """`0-2,7` -> 0, 1, 2, 7, as many digits as the first of each range has."""
+    """`0-2,7` -> 0, 1, 2, 7, each with as many digits as the first number of its range."""
     numbers: list[str] = []
     for piece in ranges.split(","):
         match = _RANGE.fullmatch(piece)
@@ -136,5 +136,5 @@ def _from_yaml(text: str, file: str) -> tuple[dict[str, list[str]], dict[str, st
 
 
 def _safe(name: str) -> str:
-    """A switch's name that is not taken for a node's."""
+    """The switch's name, changed if it could be taken for a node's."""
     return f"switch-{name}" if re.match(r"^node\d+", name) else name

@@ -1,4 +1,4 @@
-"""torchtitan's keys: old spellings, what they do to a step, which do nothing.
+"""torchtitan's keys: old spellings, effects on a step, and keys without one.
 
 Read in torchtitan's `config_manager.py` (2024), `config/job_config.py` (0.1 and 0.2, TOML) and 0.3.0
 (`config/configs.py`, `distributed/activation_checkpoint.py`, `trainer.py`: no TOML, a command line over
@@ -7,7 +7,7 @@ registered functions).
 
 from __future__ import annotations
 
-# Old place -> where 0.2 and 0.3 have it.
+# Old key -> key in 0.2 and 0.3.
 RENAMED = {
     "training.batch_size": "training.local_batch_size",
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
@@ -27,7 +27,7 @@ RENAMED = {
     "quantize.linear.float8.enable_fsdp_float8_all_gather": "float8.enable_fsdp_float8_all_gather",
 }
 
-# Degrees above 1 need what zsim lacks.
+# Degrees above 1 need parallelisms that zsim lacks.
 PARALLELISMS = {
     "parallelism.tensor_parallel_degree": "tensor parallelism",
     "parallelism.pipeline_parallel_degree": "pipeline parallelism",
@@ -36,7 +36,7 @@ PARALLELISMS = {
     "parallelism.expert_tensor_parallel_degree": "expert tensor parallelism",
 }
 
-# Switches that change what a step does in a way that zsim does not follow.
+# Switches that change a step in a way that zsim does not simulate.
 REFUSED_SWITCHES = {
     "parallelism.enable_fsdp_symm_mem": "symmetric-memory collectives",
     "optimizer.early_step_in_backward": "optimizer steps inside the backward",
@@ -44,7 +44,7 @@ REFUSED_SWITCHES = {
     "float8.emulate": "emulated float8",
 }
 
-# What a step depends on, with the type of its value.
+# Keys that a step depends on, with the types of their values.
 KEYS: dict[str, type | tuple[type, ...]] = {
     "training.local_batch_size": int,
     "training.global_batch_size": int,
@@ -75,13 +75,13 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(REFUSED_SWITCHES, bool),
 }
 
-# Sections that do nothing to a step in its steady state.
+# Sections without effect on a step in its steady state.
 IDLE_SECTIONS = (
     "job", "profiling", "profiler", "metrics", "lr_scheduler", "checkpoint", "comm", "validation",
     "validator", "memory_estimation", "tokenizer", "dataloader", "debug", "override", "mx", "liger_kernel",
 )  # fmt: skip
 
-# Keys of the other sections that do nothing to a step, or nothing without the parallelism they belong to.
+# Keys of the other sections without effect on a step, or without the parallelism that they belong to.
 IDLE_KEYS = {
     "training": (
         "dataset", "dataset_path", "steps", "gc_freq", "gc_debug", "seed", "deterministic", "warmup_steps",
@@ -128,7 +128,7 @@ PRESETS = {
     ("qwen3", "8B"): "qwen3-8b",
 }
 
-# What 0.3.0's registered functions set beyond its defaults (models/llama3/config_registry.py).
+# Settings of 0.3.0's registered functions beyond its defaults (models/llama3/config_registry.py).
 REGISTERED: dict[tuple[str, str], dict[str, object]] = {
     ("llama3", "llama3_8b"): {"training.local_batch_size": 1, "training.seq_len": 8192, "model.flavor": "8B"},
     ("llama3", "llama3_70b"): {

@@ -1,4 +1,4 @@
-"""torchtitan's TOML and command line -> what an experiment says."""
+"""torchtitan's TOML and command line -> settings of an experiment."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _NO_EFFECT_IN_DDP = (
 
 
 def read_torchtitan(config: str) -> TrainingFile:
-    """A TOML (0.0 to 0.2), the JSON that 0.3 saves, or a command line of any of them.
+    """The settings in a TOML (0.0 to 0.2), in the JSON that 0.3 saves, or in a command line of any of them.
 
     Raises InputError for keys that are not torchtitan's, NotSimulatedError for tensor, pipeline, context and
-    expert parallelism and for what else changes a step in a way that zsim does not follow.
+    expert parallelism and for whatever else changes a step in a way that zsim does not simulate.
     """
     name, settings, is_new = read_settings(config)
     file = TrainingFile(name, program="torchtitan-0.3" if is_new else "torchtitan")
@@ -49,7 +49,7 @@ def read_torchtitan(config: str) -> TrainingFile:
 
 
 class _Settings:
-    """Looks keys up and remembers whether the file says them."""
+    """Looks keys up and records whether the file gives them."""
 
     def __init__(self, file: TrainingFile, values: dict[str, Any]) -> None:
         self.file = file
@@ -59,7 +59,7 @@ class _Settings:
         return self.values.get(key, default)
 
     def put(self, target: str, value: Any, *sources: str) -> None:
-        """Where any of `sources` stands in the file, the file says so; else it is torchtitan's default."""
+        """Set `target`: as said by the file if it has any of `sources`, else as torchtitan's default."""
         is_said = any(source in self.values for source in sources)
         (self.file.says if is_said else self.file.assumes)[target] = value
 
@@ -74,7 +74,7 @@ class _Settings:
 
 
 def _check_keys(file: TrainingFile, settings: dict[str, Any]) -> None:
-    """Types, unknown keys, and one note for all that does nothing to a step."""
+    """Check types and unknown keys; add one note for all keys without effect on a step."""
     idle: dict[str, None] = {}
     for key, value in settings.items():
         section, dot, rest = key.partition(".")
@@ -196,7 +196,7 @@ def _read_sharding(read: _Settings, is_new: bool) -> None:
 
 
 def _read_ddp(read: _Settings, replicate: int) -> None:
-    """Before 0.3, replicas that shard nothing are `replicate(bucket_cap_mb=100)` under torch.autocast.
+    """Before 0.3, replicas without shards are `replicate(bucket_cap_mb=100)` under torch.autocast.
 
     `replicate` moves nothing: with `enable_cpu_offload` the model stays on the CPU, its tokens on the GPU.
     """

@@ -18,7 +18,7 @@ _CONFIG_FILE = "job.config_file"
 
 
 def read_settings(config: str) -> tuple[str, dict[str, Any], bool]:
-    """(the name for messages, dotted settings in today's spelling, whether they are 0.3.0's)."""
+    """(name for messages, dotted settings in today's spelling, whether they are 0.3.0's)."""
     words = [config] if os.path.isfile(config) else _words(config)
     shape, options = _split_launcher(words)
     given = dict(_parse_options(options))
@@ -64,7 +64,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """0.3 saves a checkpointing policy without its name: its own keys tell which it is."""
+    """Name the checkpointing policy, which 0.3 saves without its name, by the policy's keys."""
     policy = saved.get("activation_checkpoint", {})
     if not isinstance(policy, Mapping):
         mode = "none"
@@ -77,7 +77,7 @@ def _with_mode(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_saved_config(path: Path) -> bool:
-    """Whether a JSON is what torchtitan 0.3 saves."""
+    """Whether a JSON was saved by torchtitan 0.3."""
     try:
         data = parse_json(read_text(path), path)
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def _registered(module: str, config: str) -> dict[str, Any]:
 
 
 def _renamed(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Today's spelling; the same setting twice is an error."""
+    """The settings in today's spelling; raises InputError for two different values of one setting."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         new = RENAMED.get(key, key)
@@ -115,7 +115,8 @@ def _renamed(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _split_launcher(words: list[str]) -> tuple[dict[str, int], list[str]]:
-    """What stands before torchtitan's own options: torchrun's nodes and processes, NGPU and CONFIG_FILE."""
+    """(nodes and GPUs given to torchrun or as NGPU, the options left for torchtitan, CONFIG_FILE among
+    them)."""
     options: list[str] = []
     counts: dict[str, int] = {}
     waiting = ""

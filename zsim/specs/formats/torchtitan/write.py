@@ -12,14 +12,14 @@ from zsim.specs.strategy.frameworks import Fsdp2
 from zsim.specs.strategy.training import Training
 
 _MODES = {"none": "none", "full": "full", "selective-op": "selective"}
-_LOSSES = ("eager", "fused")  # fused where it is compiled
-CLIPS_NOTHING = 1e9  # torchtitan takes the norm in any case
+_LOSSES = ("eager", "fused")  # "fused" if it is compiled
+CLIPS_NOTHING = 1e9  # torchtitan computes the norm in any case
 _NOT_IN_0_2 = {("llama3", "1B")}  # a flavor of 0.3
 _POLICIES = {None: "default", True: "always", False: "never"}
 
 
 def why_not_torchtitan(job: Job) -> str | None:
-    """Why torchtitan's TOML cannot say this job; None where it can."""
+    """Why torchtitan's TOML cannot express this job; None if it can."""
     strategy, training = job.strategy, job.training
     if not isinstance(strategy, Fsdp2):
         return "it shards with FSDP2 only"
@@ -108,14 +108,15 @@ def _sections(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def _compile(training: Training) -> dict[str, Any]:
-    """Model and loss are compiled, or one of them (`components`); eager is what the loss is otherwise."""
+    """`[compile]`: model and loss are compiled, or one of them (`components`); a loss that is not compiled is
+    eager."""
     is_fused = training.cross_entropy == "fused"
     parts = [name for name, is_it in (("model", training.compile), ("loss", is_fused)) if is_it]
     return {"enable": bool(parts), **({"components": parts} if len(parts) == 1 else {})}
 
 
 def torchtitan_model(job: Job) -> tuple[str, str] | None:
-    """torchtitan 0.2's name and flavor of the job's model; None where it has none."""
+    """torchtitan 0.2's name and flavor of the job's model; None if it has none."""
     asked = job.experiment.model
     return next((key for key, preset in PRESETS.items() if preset == asked and key not in _NOT_IN_0_2), None)
 

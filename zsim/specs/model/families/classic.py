@@ -1,8 +1,8 @@
 """Falcon, MPT, BLOOM and OPT.
 
-Modules stand in the order they run; names, shapes and defaults as in transformers 5.23
-(`modeling_falcon.py`, `modeling_mpt.py`, `modeling_bloom.py`, `modeling_opt.py` and the `configuration_*.py`
-beside them).
+Modules are in the order in which they run; names, shapes and defaults as in transformers 5.23
+(`modeling_falcon.py`, `modeling_mpt.py`, `modeling_bloom.py`, `modeling_opt.py` and their
+`configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FOUR_H = ("mlp.dense_h_to_4h", "mlp.act", "mlp.dense_4h_to_h")
 
 
 def falcon(config: ConfigReader) -> ModelSpec:
-    """Few key/value heads; attention and MLP side by side, on one norm (7B) or two (40B)."""
+    """Few key/value heads; attention and MLP in parallel, on one norm (7B) or two (40B)."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.head_dim(hidden, heads)
     is_new = config.boolean("new_decoder_architecture", False)

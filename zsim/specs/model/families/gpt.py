@@ -1,8 +1,8 @@
 """GPT-2, GPT-BigCode, GPT-Neo, GPT-J and GPT-NeoX: LayerNorm, a plain MLP, biases.
 
-Modules stand in the order they run; names, shapes and defaults as in transformers 5.23
+Modules are in the order in which they run; names, shapes and defaults as in transformers 5.23
 (`modeling_gpt2.py`, `modeling_gpt_bigcode.py`, `modeling_gpt_neo.py`, `modeling_gptj.py`,
-`modeling_gpt_neox.py` and the `configuration_*.py` beside them).
+`modeling_gpt_neox.py` and their `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _gpt2(config: ConfigReader, kind: str, product: Product, kv_heads: int, act:
 
 
 def _embeddings(config: ConfigReader, hidden: int, positions: int, dropout: float) -> list[Module]:
-    """Words and learned positions, added and dropped out."""
+    """Word and learned position embeddings, their sum and its dropout."""
     places = embedding("transformer.wpe", positions, hidden)
     return [word_embedding(config, hidden), places, residual("transformer.drop", hidden, dropout)]
 
@@ -101,7 +101,8 @@ def gpt_neo(config: ConfigReader) -> ModelSpec:
 
 
 def _gpt_neo_windows(config: ConfigReader) -> list[int | None]:
-    """`[[["global", "local"], 12]]` -> 24 layers, every second one with `window_size`."""
+    """Windows of all layers: `[[["global", "local"], 12]]` -> 24 layers, every second one with
+    `window_size`."""
     layers, window = config.num_blocks("num_layers"), config.integer("window_size", 256)
     groups = config.values.get("attention_types") or [[["global", "local"], max(layers // 2, 1)]]
     try:

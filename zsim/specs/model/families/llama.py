@@ -1,7 +1,7 @@
-"""Decoders of the Llama kind: RMSNorm, rotary positions, gated MLP. Llama, Mistral, and what others reuse.
+"""Decoders of the Llama kind: RMSNorm, rotary positions, gated MLP. Llama, Mistral, and parts for others.
 
-Modules stand in the order they run; names, shapes and defaults as in transformers 5.23
-(`modeling_llama.py`, `modeling_mistral.py` and the `configuration_*.py` beside them).
+Modules are in the order in which they run; names, shapes and defaults as in transformers 5.23
+(`modeling_llama.py`, `modeling_mistral.py` and their `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REGISTRATION = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers that all these families share."""
+    """Dimensions that all these families have."""
 
     hidden: int
     ffn: int
@@ -119,7 +119,7 @@ def pre_norm_block(
     dropout: float = 0.0,
     registration: Sequence[str] = REGISTRATION,
 ) -> Block:
-    """Norm, attention, add; norm, MLP (the gated one, unless given), add."""
+    """Norm, attention, add; norm, MLP (default: the gated one), add."""
     mlp = gated_mlp("mlp", shape.hidden, shape.ffn, shape.act) if mlp is None else mlp
     norms = rms_norm("input_layernorm", shape.hidden), rms_norm("post_attention_layernorm", shape.hidden)
     adds = (
@@ -143,7 +143,7 @@ def layer_windows(
 
 
 def one_block_per_window(windows: Sequence[int | None], build: Callable[[int | None], Block]) -> list[Block]:
-    """The layers' blocks; layers with the same window share one `Block`."""
+    """The block of each layer; layers with the same window share one `Block`."""
     built = {window: build(window) for window in dict.fromkeys(windows)}
     return [built[window] for window in windows]
 

@@ -1,7 +1,7 @@
-"""Qwen 2, Qwen 3, Phi 3 and Gemma 2: Llama's block with one thing or another changed.
+"""Qwen 2, Qwen 3, Phi 3 and Gemma 2: variants of Llama's block.
 
 Names, shapes and defaults as in transformers 5.23 (`modeling_qwen2.py`, `modeling_qwen3.py`,
-`modeling_phi3.py`, `modeling_gemma2.py` and the `configuration_*.py` beside them).
+`modeling_phi3.py`, `modeling_gemma2.py` and their `configuration_*.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def qwen3(config: ConfigReader) -> ModelSpec:
 
 
 def qwen_windows(config: ConfigReader, layers: int) -> list[int | None]:
-    """Qwen's rule for which layers look back only so far."""
+    """The attention window of each layer, as Qwen's configuration chooses it."""
     if not config.boolean("use_sliding_window", False):
         return [None] * layers
     first = config.integer("max_window_layers", 28, minimum=0)

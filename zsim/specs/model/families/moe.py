@@ -33,7 +33,7 @@ _EXPERTS_FIRST = ("mlp.experts", "mlp.gate", *_SHARED)
 
 
 def mixtral(config: ConfigReader) -> ModelSpec:
-    """Every MLP is routed; `intermediate_size` is one expert's."""
+    """Every MLP is routed; `intermediate_size` is the width of one expert."""
     shape = Shape.read(config, kv_default=8)
     num_experts, top_k = config.integer("num_local_experts", 8), config.integer("num_experts_per_tok", 2)
     window = config.optional_integer("sliding_window")
@@ -44,7 +44,7 @@ def mixtral(config: ConfigReader) -> ModelSpec:
 
 
 def qwen2_moe(config: ConfigReader) -> ModelSpec:
-    """Routed experts beside a shared one with a gate; some layers dense."""
+    """Routed experts and a gated shared expert; some layers dense."""
     shape = Shape.read(config)
     has_bias = config.boolean("qkv_bias", True)
     width = config.integer("moe_intermediate_size", 1408)
@@ -161,7 +161,8 @@ def _mixed(
     sparse: Sequence[Module],
     order: Sequence[str],
 ) -> ModelSpec:
-    """Layers listed in `mlp_only_layers`, or not on `decoder_sparse_step`, have a dense MLP."""
+    """The model with a dense MLP in the layers of `mlp_only_layers` and off `decoder_sparse_step`, else
+    `sparse`."""
     dense_block = pre_norm_block(kind, shape, core)
     sparse_block = pre_norm_block(kind, shape, core, sparse, registration=_order(order))
     dense_layers = set(config.integers("mlp_only_layers"))
@@ -174,7 +175,7 @@ def _mixed(
 
 
 def _order(mlp: Sequence[str], attention: Sequence[str] = ()) -> tuple[str, ...]:
-    """Registration: attention, MLP, norms."""
+    """Order of registration: attention, MLP, norms."""
     first = attention or [name for name in REGISTRATION if name.startswith("self_attn.")]
     dense = [name for name in REGISTRATION if name.startswith("mlp.")]
     norms = [name for name in REGISTRATION if "layernorm" in name]

@@ -1,4 +1,4 @@
-"""The pieces that the families' models are made of, named and shaped as in transformers 5.23.
+"""Modules and blocks that the families are built from, named and shaped as in transformers 5.23.
 
 Weights are in torch's layout: `[out, in]` for `nn.Linear`, `[in, out]` for GPT-2's `Conv1D`.
 """
@@ -55,12 +55,12 @@ def layer_norm(
 
 
 def rms_norm(name: str, width: int, *, rows_per_token: int = 1, kind: str = "rms") -> Module:
-    """The families' own RMSNorm; `rows_per_token` > 1 normalises each head."""
+    """The families' RMSNorm; `rows_per_token` > 1 normalises each head."""
     return Module(name, Norm(width * rows_per_token, kind), (Parameter("weight", (width,)),))
 
 
 def residual(name: str, width: int, dropout: float = 0.0) -> Module:
-    """Adding to the residual stream, with the dropout before it."""
+    """The add to the residual stream, after its dropout."""
     return Module(name, Residual(width, dropout))
 
 
@@ -81,7 +81,7 @@ def attention(
     upcasts_softmax: bool = True,
     splits_fused_qkv: bool = False,
 ) -> Module:
-    """Scores, softmax and values."""
+    """The core of attention: scores, softmax and values."""
     work = Attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -112,11 +112,11 @@ def language_model(
     not_simulated: str | None = None,
     registration: Sequence[str] = (),
 ) -> ModelSpec:
-    """Embeddings, blocks, what is `final` after them (GPT-2's norm), LM head, loss.
+    """Embeddings, blocks, the `final` modules (default: GPT-2's norm), LM head, loss.
 
     `is_tied`: the family's default of `tie_word_embeddings`; a tied head computes with the embedding's weight
     and owns at most a bias. `softcaps`: the logits are squeezed through tanh (Gemma 2). `registration`: the
-    order of the modules around the blocks in `named_parameters()`, where it is not that in which they run.
+    order of the modules around the blocks in `named_parameters()`, if they do not run in that order.
     """
     final = [layer_norm("transformer.ln_f", hidden)] if final is None else final
     vocab, is_tied = config.integer("vocab_size"), config.boolean("tie_word_embeddings", is_tied)
@@ -143,12 +143,12 @@ def language_model(
 
 
 def word_embedding(config: ConfigReader, width: int, name: str = "transformer.wte") -> Module:
-    """A row of `width` for every word of the vocabulary."""
+    """The word embedding: a row of `width` for every entry of the vocabulary."""
     return embedding(name, config.integer("vocab_size"), width)
 
 
 def separate_qkv(prefix: str, hidden: int, *, bias: bool = False) -> list[Module]:
-    """Queries, keys and values by a product each, from one input."""
+    """Separate projections of one input to queries, keys and values."""
     return [
         linear(f"{prefix}.{name}_proj", hidden, hidden, bias=bias, shares_input=name != "q") for name in "qkv"
     ]
@@ -163,7 +163,7 @@ def plain_mlp(
     bias: bool = True,
     shares_input: bool = False,
 ) -> list[Module]:
-    """`down(act(up(x)))`; `names` of up, act and down."""
+    """`down(act(up(x)))`; `names`: of up, act and down."""
     return [
         linear(names[0], hidden, inner, bias=bias, shares_input=shares_input),
         activation(names[1], inner, act),
@@ -183,7 +183,7 @@ def two_part_block(
 
 
 def register(block: Block, *order: str) -> Block:
-    """The same block, with the order in which its modules stand in `named_parameters()`."""
+    """The same block, with the order of its modules in `named_parameters()`."""
     owners = {module.name for module in block.modules if module.parameters}
     assert set(order) >= owners, (block.kind, owners - set(order))
     return Block(block.kind, block.modules, tuple(name for name in dict.fromkeys(order) if name in owners))

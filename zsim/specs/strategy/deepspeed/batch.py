@@ -22,8 +22,8 @@ def resolve_batch(
 ) -> BatchSizes:
     """`train_batch_size = micro_batch_size x gradient_accumulation_steps x world_size`, in sequences.
 
-    What is missing follows DeepSpeed: two numbers give the third, one alone means one accumulation step.
-    Raises InputError for a value below 1, for none of the first two, and where the product does not hold;
+    Missing values follow DeepSpeed: two numbers give the third, one alone means one accumulation step. Raises
+    InputError for a value below 1, if neither of the first two is given, and if the product does not hold;
     `where` begins the message.
     """
     assert world_size >= 1

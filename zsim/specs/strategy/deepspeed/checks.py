@@ -1,4 +1,5 @@
-"""What DeepSpeed itself refuses, said before a GPU is rented: each check mirrors one of its assertions."""
+"""Configurations that DeepSpeed refuses, found before a GPU is rented: each check mirrors one of its
+assertions."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ TORCH_OPTIMIZERS = (
 
 
 def check_zero(reading: Reading, zero: ZeroConfig, release: Release) -> None:
-    """`zero_optimization` in itself."""
+    """Checks of `zero_optimization` by itself."""
     where = f"{reading.where}: zero_optimization"
     block = reading.zero
     if block.legacy_stage1 and zero.stage in (1, 2, 3):
@@ -66,7 +67,8 @@ def _check_offload(where: str, reading: Reading, zero: ZeroConfig) -> None:
 def check_gradient_norm(
     reading: Reading, zero: ZeroConfig, gradient_clipping: float, wrapper: OptimizerWrapper
 ) -> None:
-    """`compute_grad_norm: false` (since 0.19.7) leaves out what clipping, offload and BF16_Optimizer need."""
+    """Raises InputError for `compute_grad_norm: false` (since 0.19.7) with clipping, offload or
+    BF16_Optimizer, which need the norm."""
     if zero.compute_grad_norm:
         return
     where = f"{reading.where}: zero_optimization.compute_grad_norm: false"
@@ -81,7 +83,7 @@ def check_gradient_norm(
 
 
 def check_precision_blocks(reading: Reading, zero: ZeroConfig, param: Dtype) -> None:
-    """Low-precision master weights and `data_types.param_dtype`."""
+    """Checks of low-precision master weights and of `data_types.param_dtype`."""
     where, file = reading.where, reading.file
     bf16, fp16 = file.bf16 or Bf16Block(), file.fp16 or Fp16Block()
     param_dtype = (file.data_types or DataTypesBlock()).param_dtype
@@ -109,7 +111,7 @@ def check_precision_blocks(reading: Reading, zero: ZeroConfig, param: Dtype) -> 
 
 
 def check_optimizer(reading: Reading, zero: ZeroConfig, release: Release) -> None:
-    """The `optimizer` block: a name DeepSpeed knows, and no `max_grad_norm`."""
+    """Checks of the `optimizer` block: a name that DeepSpeed knows, and no `max_grad_norm`."""
     block = reading.file.optimizer
     if block is None or block.type is None:
         return

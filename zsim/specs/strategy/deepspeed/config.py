@@ -1,4 +1,4 @@
-"""What a DeepSpeed JSON means: every key resolved to the value DeepSpeed would use.
+"""A resolved DeepSpeed JSON: every key with the value that DeepSpeed would use.
 
 Sizes (`_size`, `_threshold`, `_parameters`, `_distance`) are *elements* (numel), as in DeepSpeed, not bytes.
 """
@@ -43,15 +43,16 @@ class OptimizerOffload(OffloadOptimizerBlock):
 
 
 class LeafModules(LeafModuleBlock):
-    """`leaf_module` with the release's own classes where the file names none."""
+    """`leaf_module`, with the release's default classes if the file names none."""
 
     classes: Names = ()
 
 
 class ZeroConfig(ZeroBlock):
-    """`zero_optimization` in force: every key as DeepSpeed uses it, after what it overrides itself.
+    """`zero_optimization` in force: every key as DeepSpeed uses it, after DeepSpeed's own overrides.
 
-    Narrower than the file where it may leave a value open; offload that the stage does not know is None.
+    Types are narrower than the file's where the file may leave a value open; an offload that the stage does
+    not have is None.
     """
 
     use_multi_rank_bucket_allreduce: bool
@@ -75,7 +76,7 @@ class OptimizerChoice:
 
 @dataclass(frozen=True, slots=True)
 class AioConfig:
-    """`aio`: how NVMe is read and written, as far as it changes the time."""
+    """`aio`: how NVMe is read and written, as far as it affects time."""
 
     block_size_bytes: int
     queue_depth: int
@@ -94,9 +95,10 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class TrainingValues:
-    """What the experiment's [training] table says by itself; None where it leaves the JSON the choice.
+    """The values of the experiment's [training] table; None where it leaves the choice to the JSON.
 
-    `auto_precision` is for a JSON that says "auto" where the experiment says nothing: what the GPU does best.
+    `auto_precision`: for a JSON that says "auto" while the experiment gives no precision: the best that the
+    GPU supports.
     """
 
     micro_batch_size: int | None = None
@@ -131,13 +133,12 @@ class Setting:
 class DeepSpeedConfig:
     """A DeepSpeed JSON, resolved for one release, one model and one world size.
 
-    `param_dtype` is what the weights are kept and gathered in, `grad_accum_dtype` what gradients are
-    accumulated in, `communication_dtype` what they are reduced in. `check_grad_overflow`: the step looks for
-    infinities first, which costs a reduction and a wait. `gpus_per_node`: the `device_count()` that qgZ and
-    MiCS build their groups from. `origins`: where each setting comes from, as in `Setting`. `zero_init`: the
-    model is built under `deepspeed.zero.Init`; the script's choice, not the file's.
-    `delayed_parameter_update`: the CPU updates one step late. `fetches_one_by_one`: stage 3 as it was before
-    0.6, for published runs of then.
+    `param_dtype`: of the stored and gathered weights; `grad_accum_dtype`: of accumulated gradients;
+    `communication_dtype`: of gradient reductions. `check_grad_overflow`: the step looks for infinities first,
+    which costs a reduction and a wait. `gpus_per_node`: the `device_count()` that qgZ and MiCS build their
+    groups from. `origins`: where each setting comes from, as in `Setting`. `zero_init`: the model is built
+    under `deepspeed.zero.Init`, which is the script's choice, not the file's. `delayed_parameter_update`: the
+    CPU updates one step late. `fetches_one_by_one`: stage 3 as before release 0.6, for runs published then.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which keys of a file do nothing here, and the resolved settings with what each does."""
+"""Keys of a file that have no effect, and the resolved settings with the effect of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zsim.specs.strategy.deepspeed.zeropp import reason_without_effect
 
 
 def _acting_stage(stage: int, wrapper: OptimizerWrapper) -> int:
-    """BF16_Optimizer and FP16_Optimizer reduce as if there were no ZeRO."""
+    """The stage whose reductions run: BF16_Optimizer and FP16_Optimizer reduce as without ZeRO."""
     return stage if wrapper in ("zero12", "zero3") else 0
 
 
 def _reason_without_effect(
     bare: str, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
 ) -> str | None:
-    """Why the key does nothing here, or None when it does something."""
+    """Why the key has no effect, or None if it has one."""
     key = ZERO_KEYS[bare]
     if key.idle and key.is_idle(release):
         return f"no effect: {key.idle}"
@@ -35,7 +35,7 @@ def _reason_without_effect(
 def notes_without_effect(
     reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
 ) -> list[str]:
-    """One note per reason, naming the file's keys that do nothing for it."""
+    """One note per reason, naming the file's keys that have no effect for it."""
     by_reason: dict[str, list[str]] = {}
     for bare, key in ZERO_KEYS.items():
         if key.effect and reading.says(f"zero_optimization.{bare}"):
@@ -101,7 +101,7 @@ def _notes_of_other_blocks(
 
 
 def describe(config: DeepSpeedConfig, num_nodes: int) -> tuple[Setting, ...]:
-    """The resolved settings as rows for a report: key, value, where it comes from, what it does here."""
+    """The resolved settings as rows for a report: key, value, origin, effect."""
     origins, release = dict(config.origins), config.release
     default = f"default {config.version}"
     rows: list[Setting] = []

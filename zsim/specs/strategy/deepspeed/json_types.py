@@ -1,4 +1,4 @@
-"""The kinds of values that a DeepSpeed JSON may have.
+"""The types of values in a DeepSpeed JSON.
 
 As in DeepSpeed, blocks refuse unknown keys, `stage3_x` and the bare `x` are the same key, and 5e8 is a whole
 number.

@@ -1,4 +1,4 @@
-"""What zsim knows of one key of a DeepSpeed JSON: for the reader, the resolver, notes and the exporter."""
+"""Facts about one key of a DeepSpeed JSON, for the reader, the resolver, notes and the exporter."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SHARDED = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`effect`: what the key does to time or memory, in a few words, and `stages`: where; a key without one
-    changes neither and is taken without a word.
+    """`effect`: the key's effect on time or memory, in a few words, and `stages`: where it has it; a key
+    without an effect is accepted silently.
 
-    `since`, `until`: the first release that knows the key, and the first that refuses it. `idle`: why, and
-    `is_idle`: in which releases it does nothing at any stage. `default`: what it means where the file leaves
-    it out and that depends on stage and release. `is_ignored_by_mics`: MiCS_Optimizer and MiCS_Init do not
-    pass it on. `is_exported`: written with its value, so that a release with other defaults does the same.
-    `is_size`: a number of elements that studies turn. `is_measuring`: where it is enabled, DeepSpeed waits
-    for the GPU to measure.
+    `since`, `until`: the first release that knows the key, and the first that refuses it. `is_idle`: in which
+    releases the key has no effect at any stage, and `idle`: why. `default`: its value if the file leaves it
+    out, where that depends on stage and release. `is_ignored_by_mics`: MiCS_Optimizer and MiCS_Init do not
+    pass it on. `is_exported`: written with its value, so that a release with other defaults behaves the same.
+    `is_size`: a number of elements that studies vary. `is_measuring`: if enabled, DeepSpeed waits for the GPU
+    in order to measure.
     """
 
     effect: str = ""
@@ -46,12 +46,12 @@ class Key:
 
 
 def is_enabled(value: Any) -> bool:
-    """`true`, or a block that says `enabled`."""
+    """Whether a value is `true`, or a block with `enabled: true`."""
     return value.get("enabled") is True if isinstance(value, dict) else value is True
 
 
 def is_any_enabled(value: Any) -> bool:
-    """Whether a block, or one inside it, says `enabled`."""
+    """Whether a block, or one nested in it, has `enabled: true`."""
     if isinstance(value, dict):
         return any(
             entry is True if key == "enabled" else is_any_enabled(entry) for key, entry in value.items()
@@ -65,14 +65,14 @@ def is_present(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NotSimulated:
-    """What a block makes DeepSpeed do and zsim would have to pretend not to see, where `is_on(value)`."""
+    """Behaviour of DeepSpeed that zsim does not simulate: `what` it is, where `is_on(value)`."""
 
     what: str
     is_on: Callable[[Any], bool] = is_enabled
 
 
 def keys_of(block: type[BaseModel]) -> Mapping[str, Key]:
-    """Bare name -> Key, of every key of a block, in the order of its fields."""
+    """Bare name -> Key, for every key of a block, in the order of its fields."""
     return {
         name: next((entry for entry in info.metadata if isinstance(entry, Key)), Key())
         for name, info in block.model_fields.items()

@@ -35,7 +35,7 @@ from zsim.specs.strategy.deepspeed.unsimulated import (
 )
 from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, json_key
 
-# Hugging Face's TrainingArguments, for "auto" that the experiment leaves open too.
+# Default of Hugging Face's TrainingArguments, for an "auto" that the experiment leaves open.
 _HF_MAX_GRAD_NORM = 1.0
 
 Value = TypeVar("Value", int, float)
@@ -54,10 +54,11 @@ def load_deepspeed_config(
 ) -> DeepSpeedConfig:
     """Read, check and resolve a DeepSpeed JSON (a path or the object itself).
 
-    `world_size` counts data-parallel GPUs, `gpus_per_node` those of one node (all of them by default),
-    `hidden_size` fills Hugging Face's "auto" sizes, `training` is what the experiment says by itself, `name`
-    begins every message (the path by default). `refuse_what_is_not_simulated` says no to what is only read.
-    `lenient` turns unknown keys, and keys of other releases, from errors into notes.
+    `world_size` counts data-parallel GPUs, `gpus_per_node` those of one node (default: all of them),
+    `hidden_size` fills Hugging Face's "auto" sizes, `training` holds the experiment's values, `name` begins
+    every message (default: the path). Settings that zsim does not simulate are read;
+    `refuse_what_is_not_simulated` raises for them. `lenient` turns unknown keys, and keys of other releases,
+    from errors into notes.
 
     Raises InputError for whatever DeepSpeed `version` would refuse, and where file and experiment disagree.
     """
@@ -72,7 +73,7 @@ def load_deepspeed_config(
 
 
 class _Resolver:
-    """Resolves one reading; a class only to carry the inputs and the origins found on the way."""
+    """Resolves one reading; a class only to carry the inputs and the origins collected on the way."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class _Resolver:
         return self.release.default_gradient_clipping
 
     def _merge(self, key: str, in_file: Value | None, name: str, asked: Value | None) -> Value | None:
-        """The file's value or the experiment's; InputError where both speak and differ."""
+        """The file's value or the experiment's; raises InputError if both are given and differ."""
         if in_file is not None and asked is not None and in_file != asked:
             raise InputError(
                 f"{self.reading.where}: {key}: found {in_file:g}, but [training] {name} is {asked:g}; "
@@ -218,7 +219,7 @@ class _Resolver:
                 self.origins[key] = "file"
 
     def _taken_notes(self, precision: str, batch: BatchSizes, clipping: float) -> list[str]:
-        """What stands for "auto"."""
+        """A note of the values taken for "auto"."""
         reading = self.reading
         values = {
             "train_batch_size": batch.train_batch_size,
@@ -234,7 +235,7 @@ class _Resolver:
         return [f"{reading.where}: 'auto' is taken as {', '.join(taken)}"] if taken else []
 
     def _auto_notes(self) -> list[str]:
-        """ "auto" that nobody fills is DeepSpeed's default."""
+        """A note of the keys whose "auto" nothing fills, for which DeepSpeed's default is taken."""
         reading = self.reading
         unfilled = sorted(
             key

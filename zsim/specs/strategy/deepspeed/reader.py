@@ -20,7 +20,7 @@ from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS, OffloadOptimize
 _ZERO = "zero_optimization"
 # Blocks in which DeepSpeed, or Hugging Face for it, takes the word "auto".
 _AUTO_BLOCKS = (_ZERO, "bf16", "fp16", "aio", "activation_checkpointing", "tensor_parallel", "data_types")
-# (first release, table in `zero_optimization` or "", key) of what came later, in the order of the releases.
+# (first release, table in `zero_optimization` or "", key) of keys added later, in the order of the releases.
 _CAME_LATER = sorted(
     (
         (key.since, parent, bare)
@@ -42,8 +42,8 @@ _AUTO_KEYS = (
 class Reading:
     """A checked file.
 
-    `filled` are the dotted keys (bare names) that said "auto" and have their value from Hugging Face's rule,
-    `autos` the other ones that said "auto", as the file spells them.
+    `filled`: the dotted keys (bare names) that said "auto" and have their value from Hugging Face's rule.
+    `autos`: the remaining keys that said "auto", as the file spells them.
     """
 
     where: str
@@ -57,7 +57,7 @@ class Reading:
         return self.file.zero_optimization or ZeroBlock()
 
     def says(self, key: str) -> bool:
-        """Whether the file itself gives `key` (dotted, bare names) a value."""
+        """Whether the file gives `key` (dotted, bare names) a value."""
         block: Any = self.file
         *parents, last = key.split(".")
         for parent in parents:
@@ -75,7 +75,10 @@ def read_deepspeed_file(
     hidden_size: int,
     lenient: bool,
 ) -> Reading:
-    """Raises InputError for text, keys and values that DeepSpeed of that release would refuse."""
+    """Read and check a DeepSpeed JSON.
+
+    Raises InputError for text, keys and values that DeepSpeed of that release would refuse.
+    """
     where, data = load_object(source, name)
     notes: list[str] = []
     drop_comments(data, where, notes)
@@ -90,13 +93,13 @@ def read_deepspeed_file(
 
 
 def require_deepspeed_file(path: str | Path) -> None:
-    """Raises InputError for a file that is no JSON, or somebody else's."""
+    """Raises InputError for a file that is not JSON, or that belongs to another program."""
     where, data = load_object(path, None)
     _refuse_another_file(data, where)
 
 
 def _refuse_another_file(data: Mapping[str, Any], where: str) -> None:
-    """A JSON with keys of which DeepSpeed has none, nor had, nor has any that are spelt nearly so."""
+    """Raises InputError for a JSON without any key that DeepSpeed has or had, or that is spelt nearly so."""
     known = {*DeepSpeedFile.model_fields, "bfloat16"}
     is_model = "model_type" in data
     if not data or any(key in known or (nearest(key, known) and not is_model) for key in data):
@@ -130,7 +133,8 @@ def _refuse_removed(
 
 
 def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: list[str]) -> None:
-    """DeepSpeed's deprecated keys, one spelling for `stage3_x` and `x`, and a boolean `zero_optimization`."""
+    """Renames DeepSpeed's deprecated keys and converts a boolean `zero_optimization`; raises InputError if
+    both spellings of a key are given, as `stage3_x` and `x`."""
     if "bfloat16" in data:
         if data.get("bf16") is not None:
             raise InputError(f"{where}: bfloat16: is the old name of 'bf16', and both are there; give one")
@@ -167,7 +171,7 @@ def _rename_old_spellings(data: MutableMapping[str, Any], where: str, notes: lis
 
 
 def _spelling(zero: Mapping[str, Any], bare: str) -> str:
-    """The spelling of a key that this file uses; the usual one where it has neither."""
+    """The spelling of a key that this file uses; the usual spelling if it has neither."""
     return bare if bare in zero else json_key(bare)
 
 
@@ -185,7 +189,7 @@ def _is_true(value: Any, where: str) -> bool:
 
 
 def _take_autos(data: MutableMapping[str, Any]) -> set[str]:
-    """Removes every "auto" and returns where they stood."""
+    """Remove every "auto"; returns the keys that said it."""
     autos: set[str] = set()
 
     def take(block: MutableMapping[str, Any], prefix: str) -> None:
@@ -207,7 +211,8 @@ def _take_autos(data: MutableMapping[str, Any]) -> set[str]:
 
 
 def _fill_autos(data: MutableMapping[str, Any], autos: set[str], hidden_size: int) -> set[str]:
-    """What Hugging Face puts for "auto": sizes from the model's hidden size (transformers 5.23)."""
+    """Fill the sizes that Hugging Face derives from the model's hidden size for "auto" (transformers 5.23);
+    returns their dotted keys."""
     zero = data.get(_ZERO)
     if not isinstance(zero, dict):
         return set()

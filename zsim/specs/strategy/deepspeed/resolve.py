@@ -1,4 +1,4 @@
-"""What each block means for one release: defaults filled in, what DeepSpeed overrides overridden."""
+"""Resolves each block for one release: defaults filled in, DeepSpeed's own overrides applied."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _NO_RELEASE_HAS_IT = (
 
 
 def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
-    """Every key as the file gives it, or as its `Key` says where that is not what is in force.
+    """Every key as the file gives it, or as its `Key` says if DeepSpeed uses another value.
 
-    Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded; one all-gather per
-    parameter leaves nothing to prefetch but the next one (bucket size 1).
+    Stages 1 and 2 copy gradients contiguously whenever the optimizer is offloaded; with one all-gather per
+    parameter only the next parameter is prefetched (bucket size 1).
     """
     stage, values = zero.stage, _with_defaults(zero, zero.stage, release)
     if stage == 3 and zero.mics_shard_size > 0:
@@ -73,7 +73,7 @@ def resolve_zero(zero: ZeroBlock, release: Release) -> ZeroConfig:
 
 
 def _with_defaults(block: JsonBlock, stage: int, release: Release) -> dict[str, Any]:
-    """The block's values, those that it leaves open as this release has them."""
+    """The block's values, with this release's defaults for those left open."""
     values = dict(block)
     for bare, key in keys_of(type(block)).items():
         if values[bare] is None and key.default is not None:
@@ -103,9 +103,9 @@ def _leaf_modules(block: LeafModuleBlock, release: Release) -> LeafModules:
 
 
 def with_delayed_update(config: DeepSpeedConfig) -> DeepSpeedConfig:
-    """The same with ZeRO-Offload's one-step delayed parameter update: the CPU's update one step late.
+    """The config with ZeRO-Offload's one-step delayed parameter update: the CPU updates one step late.
 
-    Raises InputError where there is no update on the CPU, or a stage that the paper does not describe.
+    Raises InputError if nothing is updated on the CPU, or for a stage that the paper does not describe.
     """
     offload = config.zero.offload_optimizer
     if config.stage not in (1, 2) or offload is None:
@@ -118,12 +118,11 @@ def with_delayed_update(config: DeepSpeedConfig) -> DeepSpeedConfig:
 
 
 def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Precision, str]:
-    """(the precision, where the answer comes from).
+    """(the precision, its origin).
 
-    The file says bf16 or fp16 by enabling it and fp32 by disabling both. fp8, which the experiment may ask
-    for, is bf16 to DeepSpeed. Without any word DeepSpeed trains in fp32; "auto" is `training.auto_precision`
-    where that block says so. Raises InputError where both blocks are enabled and where file and experiment
-    disagree.
+    The file selects bf16 or fp16 by enabling it and fp32 by disabling both. fp8, which the experiment may ask
+    for, is bf16 to DeepSpeed. Without either DeepSpeed trains in fp32; "auto" is `training.auto_precision` if
+    that block says "auto". Raises InputError if both blocks are enabled, and if file and experiment disagree.
     """
     where, asked = reading.where, training.precision
     bf16, fp16 = reading.file.bf16 or Bf16Block(), reading.file.fp16 or Fp16Block()
@@ -162,7 +161,7 @@ def resolve_precision(reading: Reading, training: TrainingValues) -> tuple[Preci
 def resolve_wrapper(
     stage: int, param: Dtype, accumulate: Dtype, release: Release, *, is_cpu_offloaded: bool, where: str
 ) -> OptimizerWrapper:
-    """Which of DeepSpeed's optimizer classes runs the step.
+    """The class of DeepSpeed that runs the optimizer's step.
 
     bf16 with fp32 accumulation at stage 1 is BF16_Optimizer, unless offloaded to the CPU; without ZeRO bf16
     and fp16 are FP16_Optimizer, which shards nothing, and other mixtures are refused.
@@ -188,7 +187,8 @@ def resolve_wrapper(
 
 
 def resolve_grad_accum_dtype(block: DataTypesBlock, stage: int, param: Dtype, release: Release) -> Dtype:
-    """The weights' type unless given; before 0.17.6 bf16 without ZeRO accumulated in fp32."""
+    """`grad_accum_dtype`, by default the weights' type; before 0.17.6 bf16 without ZeRO accumulated in
+    fp32."""
     if block.grad_accum_dtype is not None:
         return block.grad_accum_dtype
     return "fp32" if stage == 0 and param == "bf16" and release.shards_bf16_without_zero else param
@@ -197,8 +197,8 @@ def resolve_grad_accum_dtype(block: DataTypesBlock, stage: int, param: Dtype, re
 def resolve_overflow_check(
     wrapper: OptimizerWrapper, param: Dtype, bf16: Bf16Block, release: Release
 ) -> bool:
-    """Whether the step looks for infinite gradients first: always in fp16; in bf16 stages 1 and 2 ask
-    `bf16.check_grad_overflow`, stage 3 never does, FP16_Optimizer always does, BF16_Optimizer never."""
+    """Whether the step looks for infinite gradients first: always in fp16; in bf16 `bf16.check_grad_overflow`
+    decides at stages 1 and 2, stage 3 and BF16_Optimizer never do, FP16_Optimizer always does."""
     if wrapper in ("none", "bf16_optimizer"):
         return False
     if wrapper == "fp16_optimizer" or param == "fp16" or release.checks_overflow_of_every_dtype:
@@ -210,7 +210,8 @@ def resolve_overflow_check(
 
 
 def resolve_optimizer(block: OptimizerBlock | None, zero: ZeroConfig) -> OptimizerChoice:
-    """Adam and AdamW are DeepSpeed's fused kernel, torch's with `torch_adam`, the CPU's when offloaded."""
+    """The optimizer and its kernel: DeepSpeed's fused one, torch's with `torch_adam`, the CPU's when
+    offloaded."""
     name = None if block is None or block.type is None else block.type.lower()
     implementation: OptimizerImplementation = "fused"
     if zero.stage > 0 and zero.offload_optimizer is not None:
@@ -236,7 +237,7 @@ def resolve_aio(block: AioBlock | None, release: Release) -> AioConfig:
 
 
 def resolve_state_dtypes(bf16: Bf16Block, fp16: Fp16Block) -> tuple[Dtype, Dtype]:
-    """(of the master weights, of Adam's moments): fp32 unless asked otherwise."""
+    """(type of the master weights, of Adam's moments): fp32 unless set otherwise."""
     if fp16.fp16_master_weights_and_grads:
         return "fp16", "fp32"
     if bf16.bf16_master_weights_and_grads:

@@ -95,7 +95,7 @@ class TensorParallelBlock(JsonBlock):
 
 
 class DeepSpeedFile(JsonBlock):
-    """The whole file. Blocks that zsim does not look into are `Any`."""
+    """The whole file. Blocks that zsim does not interpret are `Any`."""
 
     train_batch_size: Count | None = None
     train_micro_batch_size_per_gpu: Count | None = None

@@ -1,4 +1,4 @@
-"""ZeRO++ and MiCS in a DeepSpeed JSON: what DeepSpeed refuses, what it does wrong, what does nothing.
+"""ZeRO++ and MiCS in a DeepSpeed JSON: combinations that DeepSpeed refuses, its defects, keys without effect.
 
 Read in the released sources 0.10.3 to 0.19.8 (runtime/zero/partition_parameters.py, mics.py, mics_utils.py,
 stage3.py, utils/groups.py, csrc/quantization).
@@ -16,7 +16,8 @@ from zsim.specs.strategy.deepspeed.zero_schema import ZERO_KEYS
 
 
 def check_zero_plus_plus(reading: Reading, zero: ZeroConfig, world_size: int, gpus_per_node: int) -> None:
-    """Group sizes against the GPUs, and what excludes what; raises InputError where DeepSpeed asserts."""
+    """Checks group sizes against the GPUs, and keys that exclude each other; raises InputError where
+    DeepSpeed asserts."""
     if zero.stage != 3:
         return
     where = f"{reading.where}: zero_optimization"
@@ -67,8 +68,8 @@ def _check_mics(where: str, zero: ZeroConfig, world_size: int, gpus_per_node: in
 
 
 def check_even_nodes(config: DeepSpeedConfig, gpus: Sequence[int]) -> None:
-    """qgZ and MiCS's hierarchical gathers build their groups from one node's `device_count()`; raises
-    InputError where nodes have different numbers of GPUs."""
+    """Raises InputError if nodes have different numbers of GPUs with qgZ or MiCS's hierarchical gathers,
+    whose groups are built from one node's `device_count()`."""
     zero, where = config.zero, f"{config.name}: zero_optimization"
     if zero.stage != 3 or len(set(gpus)) == 1:
         return
@@ -84,7 +85,7 @@ def check_even_nodes(config: DeepSpeedConfig, gpus: Sequence[int]) -> None:
 
 
 def reason_without_effect(bare: str, zero: ZeroConfig, num_nodes: int) -> str | None:
-    """Why a key of ZeRO++ or MiCS does nothing at stage 3, or None when it does something."""
+    """Why a key of ZeRO++ or MiCS has no effect at stage 3, or None if it has one."""
     if zero.is_mics and ZERO_KEYS[bare].is_ignored_by_mics:
         return "no effect with mics_shard_size"
     if zero.is_mics and bare == "zero_hpz_partition_size" and zero.zero_hpz_partition_size > 1:
@@ -103,7 +104,7 @@ def reason_without_effect(bare: str, zero: ZeroConfig, num_nodes: int) -> str | 
 def zero_plus_plus_notes(
     reading: Reading, zero: ZeroConfig, communication_dtype: Dtype, param_dtype: Dtype, release: Release
 ) -> list[str]:
-    """What DeepSpeed itself gets wrong with these switches; simulated as if it did not matter."""
+    """Notes on DeepSpeed's defects with these keys; zsim simulates as if they did not matter."""
     if zero.stage != 3:
         return []
     where = f"{reading.where}: zero_optimization"
@@ -132,8 +133,7 @@ def zero_plus_plus_notes(
 
 
 def deepspeed_label(config: DeepSpeedConfig, world_size: int) -> str:
-    """The stage and what is switched on beside it: "ZeRO-3 + hpZ 8 + qwZ + qgZ", "MiCS 4 x 8" (groups x GPUs
-    of one)."""
+    """The stage and its extensions: "ZeRO-3 + hpZ 8 + qwZ + qgZ", "MiCS 4 x 8" (groups x GPUs per group)."""
     zero = config.zero
     if zero.is_mics:
         return f"MiCS {world_size // zero.mics_shard_size} x {zero.mics_shard_size}"
