@@ -1,1 +1,1 @@
-"""Activities that share resources, on the clock."""
+"""Activities that share resources at max-min fair rates on the simulated clock."""

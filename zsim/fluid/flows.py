@@ -1,4 +1,4 @@
-"""`simulate_flows`: plain flows on plain links, on the same pool that the engine uses."""
+"""`simulate_flows`: flows over links that share bandwidth, in the fluid pool that the engine uses too."""
 
 from __future__ import annotations
 

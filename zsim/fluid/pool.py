@@ -1,9 +1,9 @@
 """Activities that share resources on the simulated clock.
 
-An `Activity` has a size, and a profile that says how much of which resource one unit of it takes. All
-running activities progress at weighted max-min fair rates (`zsim.cost.sharing`), which change only when one
-starts or ends. The solver runs once per instant, at its end, and its answer depends only on *which
-profiles* are running, so it is remembered.
+An `Activity` has a size and a profile: the units of each resource that one unit of size takes. All running
+activities progress at weighted max-min fair rates (`zsim.cost.sharing`), which change only when an activity
+starts, ends or changes its profile. The solver runs once per instant, after the instant's other events. Its
+answer depends only on which profiles are running, so it is cached.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _END_OF_INSTANT = EventPriority(2)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """Which resources an activity uses: (resource index, units of the resource per unit of size)."""
+    """The resources that an activity uses: (resource index, units of the resource per unit of size)."""
 
     number: int
     usage: tuple[tuple[int, float], ...]
 
 
 class Activity:
-    """Something under way: `remaining` units of size, at `rate` units per second since the last change."""
+    """A running activity: `remaining` units of size were left at the last change; it runs at `rate` units per
+    second since."""
 
     __slots__ = ("on_end", "profile", "rate", "remaining", "size", "started")
 
@@ -45,8 +46,8 @@ class Activity:
 class FluidPool:
     """All resources that are shared by rate, and the activities that use them now.
 
-    `resource_bytes` adds up what went over each resource. A stalled pool (work left, all rates zero) never
-    ends its activities; the executor finds them as waiters.
+    A stalled pool (work left, all rates zero) never ends its activities; the executor reports the lanes that
+    wait for them.
     """
 
     def __init__(self, env: simpy.Environment, capacity: Sequence[float]) -> None:
@@ -61,7 +62,7 @@ class FluidPool:
         self._is_dirty = False
 
     def profile(self, usage: Sequence[tuple[int, float]]) -> Profile:
-        """Register a usage vector; zero weights are dropped."""
+        """Register a usage vector (resource index, weight); zero weights are dropped."""
         profile = Profile(len(self._profiles), tuple((r, w) for r, w in usage if w > 0))
         self._profiles.append(profile)
         return profile
@@ -69,7 +70,7 @@ class FluidPool:
     def start(self, profile: Profile, size: float, on_end: Callable[[], None]) -> Activity:
         """Start an activity; `on_end` is called when its `size` units are done.
 
-        An activity of no size, or one that uses nothing, ends at this instant.
+        An activity of size 0, or one that uses no resource, ends at this instant.
         """
         activity = Activity(profile, size, self.env.now, on_end)
         if size <= 0 or not profile.usage:
@@ -80,7 +81,7 @@ class FluidPool:
         return activity
 
     def change(self, activity: Activity, profile: Profile) -> None:
-        """Let an activity go on under another profile from now on."""
+        """Continue an activity under another profile from now on."""
         self._settle()
         activity.profile = profile
         self._mark_dirty()
@@ -90,7 +91,7 @@ class FluidPool:
         return self._active
 
     def _settle(self) -> None:
-        """Bring `remaining` of every activity to now."""
+        """Bring `remaining` of every activity up to date."""
         now = self.env.now
         elapsed = now - self._last_change
         if elapsed > 0:
@@ -111,7 +112,7 @@ class FluidPool:
         self.env.schedule(event, priority=_END_OF_INSTANT)
 
     def _solve(self, _event: simpy.Event) -> None:
-        """Rates for what runs now, and one wake-up for the activities that end next."""
+        """Set the rates of the running activities, and plan one wake-up for those that end next."""
         self._is_dirty = False
         self._settle()
         self._generation += 1
@@ -135,8 +136,8 @@ class FluidPool:
                 soonest = min(soonest, activity.remaining / activity.rate)
         if soonest == float("inf"):
             return
-        # [Note: progress by construction] the activities that this solution says end next do end at the
-        # wake-up, whatever rounding left of them; comparing clocks loosely instead can stall or skip.
+        # [Note: progress by construction] the activities that end next by this solution are ended at the
+        # wake-up, whatever rounding left of them; comparing clocks with a tolerance can stall or skip.
         limit = soonest * (1 + 1e-12)
         ending = [
             activity
@@ -146,7 +147,7 @@ class FluidPool:
         self._wake_up(soonest, ending)
 
     def _wake_up(self, delay: float, ending: list[Activity]) -> None:
-        """End these in `delay` seconds, if there is no other solution by then."""
+        """End the activities `ending` in `delay` seconds, unless the rates are solved again before."""
         generation = self._generation
         wake_up = simpy.Timeout(self.env, delay)
         wake_up.callbacks = [lambda _event: self._finish(ending, generation)]
@@ -163,7 +164,7 @@ class FluidPool:
 
     def _finish(self, ending: list[Activity], generation: int) -> None:
         if generation != self._generation:
-            return  # something started meanwhile: a later solution has its own wake-up
+            return  # an activity started or changed meanwhile: the later solution planned another wake-up
         self._settle()
         if len(ending) == len(self._active):
             self._active = []
