@@ -1,8 +1,8 @@
-"""Groups that run the same collectives at once: what they may run them with, and what that costs.
+"""Groups that run the same collectives at once: the algorithms and protocols they may use, and their costs.
 
 # [Note: a communicator knows only itself]
-A folded activity carries the load of all groups of its kind, which may share cards. But NCCL chooses
-algorithm and protocol for each communicator by itself, so the choice goes by the time of one group alone.
+A folded activity carries the load of all groups of its kind, which may share cards. But NCCL chooses the
+algorithm and protocol of each communicator separately, so the choice goes by the time of one group alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MIB = 2.0**20
 class Transfer:
     """A collective ready to run: wait `latency_seconds`, then move `size` under `profile`.
 
-    `seconds_alone` on links that nothing else uses; `choice_seconds` with a single group of its kind.
-    `beside`: its profile while kernels run on one of its GPUs.
+    `seconds_alone`: duration on otherwise idle links; `choice_seconds`: the same for a single group of its
+    kind. `beside`: the profile while kernels run on at least one of its GPUs.
     """
 
     latency_seconds: float
@@ -42,7 +42,7 @@ class Transfer:
 
 
 class Limits(NamedTuple):
-    """Bus bytes per second that links inside nodes allow, and links between them."""
+    """Bus bytes per second that the links inside nodes allow, and that the links between nodes allow."""
 
     inside: float
     across: float
@@ -60,15 +60,20 @@ class AlgorithmChoice:
     protocol: str
     costs: ProtocolCosts
     profile: Profile
-    beside: Profile  # while kernels run on one of its GPUs
-    limits: Limits  # alone
-    own_limits: Limits  # the same without the other groups of its kind
+    beside: Profile  # while kernels run on at least one of its GPUs
+    limits: Limits  # of all its groups at once, on otherwise idle links
+    own_limits: Limits  # of a single group, without the others of its kind
 
 
 @dataclass(slots=True)
 class Instance:
-    """The groups of one block: what they may run, the bytes it puts on every link by shape (`usage`: all of
-    them, `own_usage`: one alone, where there are several), and what faults add to messages per channel."""
+    """One simulated communicator: the groups of a kind that share one activity.
+
+    `methods`: algorithms by kind of collective; `usage`: bytes on every link per bus byte, by shape, of all
+    its groups; `own_usage`: of a single group, where there are several; `num_domains`: maximum of NVLink
+    domains that a group spans; `delays`: seconds that faults add to messages, per channel (inside domains,
+    across); `used`: by shape, the links with non-zero `usage`, and the usage.
+    """
 
     methods: dict[str, list[Method]]
     usage: dict[str, Floats]
@@ -81,19 +86,19 @@ class Instance:
 
     @property
     def shapes(self) -> dict[str, str]:
-        """The shape of every algorithm."""
+        """Shape by algorithm."""
         return {method.algorithm: method.shape for found in self.methods.values() for method in found}
 
     def keep_used_links(self) -> None:
-        """Replace the usages by their entries that are not zero."""
+        """Keep only the non-zero entries of `usage`, in `used`, and drop the dense arrays."""
         for shape, usage in self.usage.items():
             links = np.flatnonzero(usage)
             self.used[shape] = links, usage[links]
         self.usage, self.own_usage = {}, {}
 
     def fault_seconds(self, kind: str, rounds: Rounds) -> float:
-        """What faults add to the latency: a chain of messages passes as many edges as there are rounds,
-        among them the worst, there and back in an all-reduce; the slowest channel counts."""
+        """Seconds that faults add to the latency. A chain of messages passes as many edges as there are
+        rounds, the worst among them; an all-reduce passes each twice. The slowest channel counts."""
         laps = 2 if kind == "all_reduce" else 1
         visited = -(-rounds.intra // laps), -(-rounds.inter // laps)
         return laps * max(
@@ -106,19 +111,19 @@ class Instance:
 
 
 def round_seconds(costs: ProtocolCosts, longer: Longer, *, spans: bool) -> tuple[float, float]:
-    """A round inside nodes, and one between them; once a group spans nodes, every round waits at least for
-    the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
+    """Seconds of a round inside nodes, and of a round between nodes. When a group spans nodes, a round inside
+    takes at least the network's overhead (NCCL 2.20 src/graph/tuning.cc, netOverhead)."""
     inside = costs.intra_round + longer.inside
     return max(inside, costs.network_overhead) if spans else inside, costs.inter_round + longer.across
 
 
 def ramp_seconds(rounds: Rounds, costs: ProtocolCosts, full_bytes: float) -> float:
-    """What sending a tensor in pieces costs; see `ProtocolCosts`."""
+    """Seconds that sending a tensor in pieces adds: `ramp` times sqrt(S / 1 MiB); see `ProtocolCosts`."""
     ramp = costs.ramp + (costs.network_ramp if rounds.inter > 0 else 0.0)
     return ramp * sqrt(full_bytes / _MIB)
 
 
 def ring_latency(rounds: Rounds, costs: ProtocolCosts, longer: Longer) -> float:
-    """NCCL's ring latency: base + rounds inside nodes + rounds between nodes."""
+    """Seconds of NCCL's ring latency: base + rounds inside nodes + rounds between nodes."""
     inside, across = round_seconds(costs, longer, spans=rounds.inter > 0)
     return costs.base + rounds.intra * inside + rounds.inter * across

@@ -1,9 +1,8 @@
 """Collectives as fluid activities on the links of a topology.
 
-A collective is one activity. Its size is its bus bytes (what every rank must send), its profile what every
-link carries per such byte under the chosen algorithm, its latency the algorithm's rounds. So its rate is
-nccl-tests' bus bandwidth, whatever the algorithm.
-
+A collective is one activity. Its size is its bus bytes (the bytes that every rank must send), its profile the
+bytes that every link carries per bus byte under the chosen algorithm, its latency the time of the algorithm's
+rounds. So its rate is the bus bandwidth of nccl-tests, whatever the algorithm.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
 
 class LinkLoad(NamedTuple):
-    """What a class of links carries: bytes over all of them, and over the fullest (a link that has lost a
-    part of its bandwidth counts as that much fuller)."""
+    """Load of a class of links: bytes over all of them, and over the most utilised one. The bytes of a
+    degraded link count divided by the fraction of its bandwidth that is left."""
 
     total_bytes: float
     fullest_bytes: float
@@ -45,12 +44,12 @@ class LinkLoad(NamedTuple):
 class Fabric:
     """The links of a topology as resources, and the communicators of a plan on them.
 
-    `blocks`: per kind of group, which of its groups (rows of `Group.members`) share one activity, which
-    then stands for the same collective in all of them and carries the load of all: groups with one number.
-    `is_folded` puts all groups of a kind into one block, or each into its own. `works`: the collectives to
-    expect (any of the usual kinds in every group when None). `program_of`: per rank the program that it runs,
-    where there are several. Fabrics of several jobs are made with
-    `is_connected` false, and then joined with `connect`.
+    `blocks`: per kind of group, the communicator index of each of its groups (rows of `Group.members`).
+    Groups with the same index share one activity, which simulates the collective of all of them and carries
+    the load of all. Without `blocks`, `is_folded` puts all groups of a kind into one communicator, else each
+    into a separate one. `works`: the collectives to expect (None: any of the usual kinds in every group).
+    `program_of`: the program that each rank runs, where there are several. Fabrics of co-located jobs are
+    made with `is_connected` false, and then joined with `connect`.
     """
 
     def __init__(
@@ -124,8 +123,8 @@ class Fabric:
         return Instance(kinds, usage, own, count, longer, fault_delays(topology, members))
 
     def _add_choices(self, pool: FluidPool, links: Ints) -> None:
-        """Every (algorithm, protocol) of every communicator, for each kind of collective it runs. A protocol
-        reaches only its fraction of each link's bandwidth, so it weighs more."""
+        """Make every (algorithm, protocol) choice of every communicator, for each kind of collective it runs.
+        A protocol that reaches a fraction of a link's bandwidth divides the weight on the link by it."""
         self.pool, self._links = pool, links
         leaves_node = self.topology.leaves_node()[links]
         for instance in self._instances.values():
@@ -149,7 +148,7 @@ class Fabric:
         leaves_node: Bools,
     ) -> AlgorithmChoice:
         found = []
-        for slowdown in (1.0, self.slowdown):  # alone, and beside kernels
+        for slowdown in (1.0, self.slowdown):  # on idle GPUs, and overlapping kernels
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
             if key not in profiles:
                 fraction = np.where(leaves_node, key[2], key[1])
@@ -165,7 +164,7 @@ class Fabric:
         return AlgorithmChoice(method, protocol, costs, found[0], found[1], alone, own)
 
     def _limits(self, usage: Floats, costs: ProtocolCosts, method_fraction: float) -> Limits:
-        """What a usage's links allow: bus bytes per second."""
+        """Bus bytes per second that the links of a usage allow, inside nodes and between them."""
         used = np.flatnonzero(usage)
         leaves_node = self.topology.leaves_node()[used]
         rates = self.topology.capacities()[used] * method_fraction / usage[used]
@@ -176,22 +175,23 @@ class Fabric:
     # -- running ------------------------------------------------------------------------------------
 
     def communicator(self, group_name: str, instance: int = 0) -> Instance:
-        """One block of a kind of group, with what it may run."""
+        """The communicator of index `instance` of a kind of group."""
         return self._instances[group_name, instance]
 
     def instance_of(self, group_name: str, rank: int) -> int:
-        """The number of the block that a rank's group is in; -1 where the rank is in no group of the kind."""
+        """Index of the communicator that simulates the rank's group; -1 where the rank is in no group of the
+        kind."""
         row = int(self._row_of[group_name][rank])
         return int(self._blocks[group_name][row]) if row >= 0 else -1
 
     def pair_of(self, name: str, rank: int, *, is_sender: bool) -> int:
-        """The number of the block of pairs in which a rank sends, or receives."""
+        """Index of the communicator that simulates the pair in which a rank sends, or receives."""
         row = int((self._row_of if is_sender else self._receives)[name][rank])
         assert row >= 0, f"rank {rank} has no peer in '{name}'"
         return int(self._blocks[name][row])
 
     def transfer(self, work: Collective, instance: int) -> Transfer:
-        """The collective with the algorithm and protocol that the backend chooses."""
+        """The collective on a communicator, with the algorithm and protocol that the backend chooses."""
         known = self._transfers.get((work, instance))
         if known is not None:
             return known
@@ -200,7 +200,7 @@ class Fabric:
         return best
 
     def limit(self, work: Collective) -> CallLimit:
-        """What bounds the collective, in the slowest of its groups, when nothing else runs."""
+        """Latency, time and bounding tier of the collective on idle links, on its slowest communicator."""
         numbers = [number for name, number in self._instances if name == work.group]
         transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.seconds_alone)
         tier, slowed = "", 0.0
@@ -212,12 +212,12 @@ class Fabric:
         return CallLimit(transfer.latency_seconds, transfer.seconds_alone, tier, slowed)
 
     def _bound(self, profile: Profile) -> tuple[int, float]:
-        """The link that bounds an activity on idle links, and its rate there."""
+        """The link that bounds an activity on idle links, and the activity's rate."""
         link, weight = min(profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])
         return link, self.pool.capacity[link] / weight
 
     def options(self, work: Collective, instance: int = 0) -> list[Transfer]:
-        """The collective with every algorithm and protocol that it may run with."""
+        """The collective with every algorithm and protocol that the communicator may run."""
         kind = self._kind(work)
         group = self.groups[work.group]
         size = edge_bytes(kind, work.bytes, group.size)
@@ -238,7 +238,7 @@ class Fabric:
         return found
 
     def _fill(self, work: Collective, choice: AlgorithmChoice, limits: Limits, num_domains: int) -> float:
-        """Seconds to fill trees; no other algorithm is filled."""
+        """Seconds to fill the pipeline of a tree; 0 for every other algorithm."""
         if choice.method.shape != "tree" or not work.bytes:
             return 0.0
         num_ranks = self.groups[work.group].size
@@ -247,7 +247,7 @@ class Fabric:
         return fill_seconds(choice.method.rounds, size / limits.inside, size / limits.across, pieces)
 
     def _preference(self, work: Collective, instance: int) -> Callable[[Transfer], float]:
-        """What the backend minimises: the time on idle links, or NCCL's own estimate of it."""
+        """The time by which the backend chooses: seconds on idle links, or NCCL's estimate of them."""
         kind, group = self._kind(work), self.groups[work.group]
         domains = self._instances[work.group, instance].num_domains
         if self.costs.choice == "fastest" or group.size == 1 or kind == "send":
@@ -271,8 +271,8 @@ class Fabric:
         return "all_reduce" if is_whole else work.kind
 
     def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
-        """Start a transfer now; `on_end` is called when it is done. `busy`: on how many of its GPUs kernels
-        run."""
+        """Start a transfer now; `on_end` is called when it is done. `busy`: number of its GPUs on which
+        kernels run."""
         self.num_transfers += 1
         flight = Flight(self.pool, transfer, on_end, busy)
         if transfer.latency_seconds <= 0:
@@ -285,12 +285,12 @@ class Fabric:
     # -- accounting ---------------------------------------------------------------------------------
 
     def traffic(self, works: Iterable[Collective]) -> dict[str, LinkLoad]:
-        """Per class of links, what the collectives that every rank calls put on it."""
+        """Load of each class of links when every rank calls `works` in all of its groups."""
         return self.loads(self.usage(works))
 
     def loads(self, total: Floats, beside: Floats | float = 0.0) -> dict[str, LinkLoad]:
-        """`total` bytes on every link by class of links; `beside`: bytes of others, which only make links
-        fuller."""
+        """Load by class of links of `total` bytes per link. `beside`: background traffic, bytes per link;
+        counted in utilisation, not in traffic."""
         needed = total + beside
         if self.topology.condition is not None:
             needed = needed / self.topology.condition.fractions
@@ -303,7 +303,7 @@ class Fabric:
         }
 
     def usage(self, works: Iterable[Collective], program: int = 0) -> Floats:
-        """Bytes over every link, when every rank of a program calls `works` in all of its groups."""
+        """Bytes over every link when every rank of a program calls `works` in all of its groups."""
         counts: dict[Collective, int] = {}
         for work in works:
             counts[work] = counts.get(work, 0) + 1
@@ -323,7 +323,7 @@ class Fabric:
         return total
 
     def sent(self, work: Collective, program: int = 0) -> tuple[float, float]:
-        """Bytes that one GPU sends for a call by the ranks of a program, the mean over all GPUs: inside its
+        """Bytes that one GPU sends for a call by the ranks of a program, as mean over all GPUs: inside its
         NVLink domain (over PCIe where there is no NVLink), and through the network cards."""
         size = edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
         inside = between = 0.0
@@ -340,7 +340,7 @@ class Fabric:
 
 
 def connect(fabrics: Sequence[Fabric]) -> None:
-    """Put the fabrics of jobs on one topology (each with its own ranks) on one pool of links."""
+    """Join the fabrics of co-located jobs (one topology, different ranks) in one pool of links."""
     first = fabrics[0]
     usages = [
         usage for fabric in fabrics for own in fabric._instances.values() for usage in own.usage.values()
@@ -354,7 +354,8 @@ def connect(fabrics: Sequence[Fabric]) -> None:
 def _kinds_by_group(
     groups: Mapping[str, Group], works: Iterable[Collective] | None
 ) -> dict[str, tuple[str, ...]]:
-    """The kinds of collectives that every group runs, an all-reduce in place of gloo's reduce-scatter too."""
+    """The kinds of collectives of every group; where it runs reduce-scatters also all-reduce, which gloo runs
+    in their place."""
     if works is None:
         return {name: ("send",) if isinstance(group, Pairs) else _KINDS for name, group in groups.items()}
     found: dict[str, dict[str, None]] = {name: {} for name in groups}

@@ -1,8 +1,8 @@
-"""A collective under way, faster or slower as its GPUs are idle or not.
+"""A running collective, slower while kernels run on its GPUs.
 
-Kernels take multiprocessors' time slices, caches and HBM bandwidth from a collective's copies, as it takes
-them from kernels. A ring is as fast as its slowest rank, so one busy GPU slows all of it. Which of its links
-that touches is the fabric's to say (`Transfer.beside`); what waits for rounds of messages is not slowed.
+Kernels and the copies of a collective compete for time slices of multiprocessors, caches and HBM bandwidth. A
+ring is as fast as its slowest rank, so one busy GPU slows the whole collective. The fabric decides on which
+links it is slowed (`Transfer.beside`); its latency is not affected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from zsim.fluid.pool import Activity, FluidPool
 
 
 class Flight:
-    """One run of a transfer; `busy` counts its GPUs on which kernels run."""
+    """One run of a transfer; `busy` is the number of its GPUs on which kernels run."""
 
     __slots__ = ("_activity", "_on_end", "_pool", "_transfer", "busy")
 
@@ -28,13 +28,13 @@ class Flight:
         self.busy = busy
 
     def begin(self) -> None:
-        """The latency is over: move the bytes."""
+        """Move the bytes; called when the latency is over."""
         transfer = self._transfer
         profile = transfer.beside if self.busy and transfer.beside is not None else transfer.profile
         self._activity = self._pool.start(profile, transfer.size, self._on_end)
 
     def turn(self, is_busy: bool) -> None:
-        """One of its GPUs has turned busy, or idle."""
+        """Count one more GPU as busy, or one less, and change the profile when that changes it."""
         before, self.busy = self.busy, self.busy + (1 if is_busy else -1)
         beside = self._transfer.beside
         if self._activity is None or beside is None or (before > 0) == (self.busy > 0):

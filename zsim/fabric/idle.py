@@ -1,4 +1,4 @@
-"""A fabric on a clock of its own, for what runs alone."""
+"""A fabric with a separate clock, for the times of collectives on idle links."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from zsim.specs.topology.topology import Topology
 
 
 def idle_fabric(topology: Topology, group: Group, works: Sequence[Collective]) -> Fabric:
-    """The links of `topology` with nothing on them, ready for `works` of all groups like `group` at once."""
+    """The idle links of `topology`, ready to run `works` in all groups of `group`'s kind at once."""
     return Fabric(simpy.Environment(), topology, {group.name: group}, is_folded=True, works=works)
 
 
 def idle_seconds(topology: Topology, groups: Mapping[str, Group], works: Iterable[Collective]) -> float:
-    """All `works` one after the other on links that carry nothing else: the groups of a kind at once, and all
-    as slow as the slowest of them."""
+    """Seconds of all `works` one after the other on otherwise idle links. The groups of a kind run at once,
+    all as slow as the slowest of them."""
     calls = Counter(works)
     fabric = Fabric(simpy.Environment(), topology, groups, is_folded=True, works=calls)
     return sum(count * fabric.transfer(work, 0).seconds_alone for work, count in calls.items())

@@ -1,8 +1,8 @@
-"""All links of a topology, and what else is shared, as the resources of one fluid pool.
+"""All links of a topology, and other shared resources, as the resources of one fluid pool.
 
 # [Note: lumped links]
 Links with the same capacity and the same weight in every profile constrain the rates in the same way, so
-one of them stands for all: exact, whatever the topology, and 100,000 links become a handful.
+one representative replaces all of them. This is exact on every topology, and 100,000 links become a handful.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from zsim.specs.topology.topology import Topology
 
 
 class Extra(NamedTuple):
-    """Resources besides links, numbered after them, and what else uses links or them: (key, resource
-    numbers, units per unit of work) per kind of work."""
+    """Resources other than links, numbered after the links, and the usages of kinds of work that are not
+    collectives: (key, numbers of links or resources, units per unit of work)."""
 
     capacities: Floats
     usages: Sequence[tuple[Hashable, Ints, Floats]]
@@ -30,8 +30,8 @@ NO_EXTRA = Extra(np.zeros(0), [])
 
 
 class Lumped(NamedTuple):
-    """The pool, the links that stand in it for all, and the profiles of the extras' usages by key, one
-    dictionary per extra."""
+    """The pool, the representative links in it, and the profiles of the extras' usages by key, one dictionary
+    per extra."""
 
     pool: FluidPool
     links: Ints
@@ -41,8 +41,8 @@ class Lumped(NamedTuple):
 def lump(
     env: simpy.Environment, topology: Topology, usages: Sequence[Floats], extras: Sequence[Extra]
 ) -> Lumped:
-    """A pool for activities that put `usages` on links, and for those of `extras`; see [Note: lumped
-    links]. Every extra has resources of its own."""
+    """A pool for activities that put `usages` on links, and for the activities of `extras`; see [Note: lumped
+    links]. Extras do not share resources other than links."""
     capacities = np.concatenate([topology.capacities(), *(extra.capacities for extra in extras)])
     num_links = topology.num_links
     signature = np.stack([capacities, capacities])
@@ -71,7 +71,7 @@ def lump(
 
 
 def _numbered(extras: Sequence[Extra], num_links: int) -> list[tuple[int, Hashable, Ints, Floats]]:
-    """The usages of all extras, their resources numbered one extra after the other."""
+    """(extra, key, resource numbers, weights) of all usages; resources are numbered extra by extra."""
     found, first = [], 0
     for number, extra in enumerate(extras):
         for key, indices, weights in extra.usages:

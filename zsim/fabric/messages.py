@@ -1,8 +1,8 @@
 """Messages between two ranks, as collectives of pairs.
 
-All that the ranks of a kind of group send to the rank so many places further on is one kind of group itself:
-its communicators are the pairs of a sender and its receiver. So a message is a "send" of a pair, and routes,
-latency, sharing and folding of pairs are those of groups.
+All messages that the ranks of a kind of group send to the rank a given number of places further on form a
+kind of group too: its groups are the (sender, receiver) pairs. So a message is the collective "send" of a
+pair, and pairs have routes, latency, sharing and folding like any other groups.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from zsim.plan.ops import Collective, Group, Plan, PointToPoint, Program
 
 
 class Pairs(Group):
-    """Rows are (sender, receiver). A rank sends in one row at most, and receives in one."""
+    """Rows are (sender, receiver). A rank sends in at most one row, and receives in at most one."""
 
     def row_of(self, world_size: int) -> Ints:
-        """Per rank the row in which it sends; -1 where it sends in none."""
+        """Row in which each rank sends; -1 where it sends in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members[:, 0]] = np.arange(len(self.members))
         return rows
 
     def receiving_row_of(self, world_size: int) -> Ints:
-        """Per rank the row in which it receives; -1 where it receives in none."""
+        """Row in which each rank receives; -1 where it receives in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members[:, 1]] = np.arange(len(self.members))
         return rows
 
 
 class Side(NamedTuple):
-    """One side of a message: of its pair's messages the `number`-th, sent by this rank or to it."""
+    """One side of a message: the `number`-th (from 0) message of its pair, sent by this rank or to it."""
 
     work: Collective
     is_sent: bool
@@ -41,7 +41,7 @@ class Side(NamedTuple):
 
 
 def pairs_of(plan: Plan) -> dict[str, Pairs]:
-    """The kinds of pairs between which the plan's programs send."""
+    """The kinds of pairs between which the plan's programs send, by name."""
     senders: dict[tuple[str, int], list[int]] = {}
     for number, program in enumerate(plan.programs):
         for group, shift in dict.fromkeys(_sends(program, plan.groups)):
@@ -56,12 +56,12 @@ def pairs_of(plan: Plan) -> dict[str, Pairs]:
 
 
 def communicators_of(plan: Plan) -> dict[str, Group]:
-    """The plan's groups, and the pairs between which it sends."""
+    """The plan's groups, and the kinds of pairs between which its programs send, by name."""
     return {**plan.groups, **pairs_of(plan)}
 
 
 def sides_of(program: Program, groups: Mapping[str, Group]) -> dict[int, tuple[Side, ...]]:
-    """By op, the sides of its messages."""
+    """The sides of the messages of every op that has messages, by op number."""
     counts: dict[tuple[str, str, int], int] = {}
     found = {}
     for number, call in _calls(program):
@@ -79,7 +79,7 @@ def sides_of(program: Program, groups: Mapping[str, Group]) -> dict[int, tuple[S
 
 
 def sends(work: PointToPoint, groups: Mapping[str, Group]) -> list[Collective]:
-    """What a call sends, as the work of pairs."""
+    """The sends of a call, as collectives of pairs."""
     size = groups[work.group].size
     return [
         Collective("send", message.bytes, work.dtype, _pair_name(work.group, message.shift % size))
@@ -89,7 +89,7 @@ def sends(work: PointToPoint, groups: Mapping[str, Group]) -> list[Collective]:
 
 
 def fabric_works(program: Program, groups: Mapping[str, Group]) -> list[Collective]:
-    """Everything that a rank of a program puts on links: its collectives and what it sends, in order."""
+    """All work that a rank of a program puts on links, in order: its collectives and its sends."""
     found: list[Collective] = []
     for op in program.ops:
         if type(op.work) is Collective:

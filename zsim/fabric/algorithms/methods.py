@@ -1,4 +1,4 @@
-"""What a backend may run for a collective: algorithms with their rounds, links and costs, and the choice.
+"""The algorithms that a backend may run for a collective, with their rounds, links and costs.
 
 NCCL's all-gathers and reduce-scatters never get the bandwidth of in-switch reduction (NVLS, SHARP): only
 all-reduces halve their traffic in the switch.
@@ -21,13 +21,13 @@ from zsim.cost.collectives.rounds import (
 )
 from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
 
-_TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92 for trees, where the file has no own numbers
+_TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92; for cluster files without numbers of trees
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One algorithm: `shape` names its links in `zsim.fabric.algorithms.others.SHAPES`, `fraction` is of
-    those links' bandwidth."""
+    """One algorithm: `shape` names its link usage in `zsim.fabric.algorithms.others.SHAPES`, `fraction` is
+    the part of the links' bandwidth that it reaches."""
 
     algorithm: str
     shape: str
@@ -45,11 +45,11 @@ def methods(
     has_switch: bool,
     most_local_ranks: int | None = None,
 ) -> list[Method]:
-    """All that the backend may run, in the order of preference between equals.
+    """All methods that the backend may run; the first is preferred between equally fast ones.
 
-    `num_domains`: NVLink domains that the group is on; `has_switch`: GPUs of a domain share a switch;
-    `most_local_ranks`: of one domain, where domains have different numbers (rings and trees run there).
-    A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) leaves the others out where the collective has it.
+    `num_domains`: NVLink domains that the group spans; `has_switch`: GPUs of a domain share a switch;
+    `most_local_ranks`: maximum of ranks in one domain, where domains differ (then no in-switch reduction).
+    A forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO) excludes the others where the collective has it.
     """
     most = most_local_ranks or num_ranks // num_domains
     is_even = most * num_domains == num_ranks

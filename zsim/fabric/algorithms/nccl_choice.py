@@ -1,4 +1,4 @@
-"""NCCL's own plan for a collective on a cluster: what it believes the links to be."""
+"""NCCL's estimate of a collective's time on a cluster, from the bandwidths that it assumes for the links."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def planned_seconds(
     num_ranks: int,
     num_domains: int,
 ) -> float:
-    """Seconds that NCCL's tuning model expects (`zsim.cost.collectives.nccl_tuning`); infinite where it never
-    runs the algorithm with the protocol."""
+    """Seconds that NCCL's tuning model expects (`zsim.cost.collectives.nccl_tuning`); infinite where NCCL
+    never runs the algorithm with the protocol."""
     generation = cluster.collectives.generation
     assert generation is not None
     link, nic = cluster.node_link, cluster.nic

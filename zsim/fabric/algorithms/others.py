@@ -1,4 +1,4 @@
-"""Which links the algorithms other than the ring use: bytes per link while every rank sends one bus byte.
+"""Link usage of the algorithms other than the ring: bytes per link while every rank sends one bus byte.
 
 Groups are rows of slots.
 
@@ -30,7 +30,7 @@ from zsim.fabric.algorithms.rings import (
 )
 from zsim.specs.topology.topology import Topology
 
-_MOST_PAIRS = 4096  # ranks of an all-to-all group: n^2 pairs are counted one offset at a time
+_MOST_PAIRS = 4096  # maximum of ranks in an all-to-all group: n^2 pairs are counted one offset at a time
 
 
 def tree_parents(count: int) -> tuple[Ints, Ints]:
@@ -52,8 +52,8 @@ def tree_parents(count: int) -> tuple[Ints, Ints]:
 
 
 def tree_usage(topology: Topology, members: Ints) -> Floats:
-    """Double binary trees across domains, chains inside them; as many pairs of trees as there are cards, or
-    as the smallest domain has ranks, see [Note: dead cards] in zsim.fabric.algorithms.rings."""
+    """Double binary trees across domains, chains inside them; one pair of trees per channel: as many as the
+    smallest domain has ranks with live cards, see [Note: dead cards] in zsim.fabric.algorithms.rings."""
     usage = np.zeros(topology.num_links)
     for rows in by_dead_cards(topology, members):
         size = rows.shape[1]
@@ -72,7 +72,8 @@ def tree_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def _add_trees(topology: Topology, usage: Floats, heads: Ints, amount: float) -> None:
-    """Both trees over the columns of `heads` (one row per group), half of `amount` on each, up and down."""
+    """Add both trees over the columns of `heads` (one row per group), half of `amount` on each, up and
+    down."""
     for parents in tree_parents(heads.shape[1]):
         children = np.flatnonzero(parents >= 0)
         below, above = heads[:, children].ravel(), heads[:, parents[children]].ravel()
@@ -81,7 +82,7 @@ def _add_trees(topology: Topology, usage: Floats, heads: Ints, amount: float) ->
 
 
 def nvls_usage(topology: Topology, members: Ints) -> Floats:
-    """In-switch reduction; across domains joined by trees, one pair per rail."""
+    """In-switch reduction inside domains; across domains a pair of trees per rail."""
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     local = local_ranks(topology, members)
@@ -109,8 +110,8 @@ def pat_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def all_to_all_usage(topology: Topology, members: Ints, *, by_rail: bool = False) -> Floats:
-    """S/n from every rank to every other: 1/(n-1) of a bus byte per pair. `by_rail`: what leaves a node goes
-    over NVLink to the GPU on the target's rail first (PXN)."""
+    """S/n from every rank to every other: 1/(n-1) of a bus byte per pair. `by_rail`: bytes that leave a node
+    first go over NVLink to the GPU on the target's rail (PXN)."""
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     if size > _MOST_PAIRS:
@@ -137,8 +138,8 @@ def all_to_all_usage(topology: Topology, members: Ints, *, by_rail: bool = False
 
 
 def binomial_usage(topology: Topology, members: Ints) -> Floats:
-    """gloo's broadcast: the root sends the whole tensor in every round, everyone who has it sends it on.
-    Rounds follow each other, so a link's load counts with all rounds of the root."""
+    """gloo's broadcast: in every round, each rank that has the tensor sends the whole of it to one that has
+    not. The root sends in every round, so the load of its links is that of all rounds."""
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     distance = 1
@@ -150,15 +151,15 @@ def binomial_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def pair_usage(topology: Topology, members: Ints) -> Floats:
-    """From the first rank of a group to its last."""
+    """The first rank of a group sends to the last."""
     usage = np.zeros(topology.num_links)
     topology.add_routes(usage, members[:, 0], members[:, -1], 1.0)
     return usage
 
 
 def sent_by_gpu(topology: Topology, links: Ints, weights: Floats) -> tuple[float, float]:
-    """What one GPU sends on average when `links` carry `weights`: inside its NVLink domain, and through the
-    network cards. Without NVLink everything passes PCIe first."""
+    """Mean bytes that one GPU sends when `links` carry `weights`: inside its NVLink domain, and through the
+    network cards. Without NVLink, all bytes pass PCIe, and those of the network cards are subtracted."""
 
     def total(name: str) -> float:
         first, count = topology.classes[name].first, topology.classes[name].count

@@ -1,23 +1,22 @@
-"""Which links a ring uses, and how much of each.
+"""Link usage of rings.
 
 One entry of a usage is the bytes a link carries while every rank sends one bus byte (one byte per ring
-edge). NCCL runs one ring per channel, each leaving the node through another GPU's card, so that all cards
+edge). NCCL runs one ring per channel, each leaving the node through a different GPU's card, so that all cards
 share the load; with g local ranks there are g rotations, each with 1/g of the bytes.
 
 # [Note: rails]
 A ring enters and leaves a node by cards of the same number (NCCL_CROSS_NIC=0, and 2 where that is as fast),
 so that on rail-optimised fabrics it never crosses the spine. The node's last rank hands the bytes over
-NVLink to the GPU whose card it is (PXN, NCCL 2.12 and later): every GPU then sends one whole byte over
-NVLink per bus byte, and a large ring across nodes is as fast as NVLink allows or as all cards together,
-whichever is less.
+NVLink to the GPU of that card (PXN, NCCL 2.12 and later). So every GPU sends one whole byte over NVLink per
+bus byte, and a large ring across nodes is as fast as NVLink or as all cards together, whichever is slower.
 
 # [Note: dead cards]
-NCCL looks for as many channels as a node's live cards can carry, and then every node takes the fewest that
-any has (NCCL 2.21 src/init.cc, initTransportsRank: nChannels is the minimum over ranks). So one dead card of
-eight leaves seven channels to all nodes, each with a seventh of the bytes; the node's channels enter by the
-cards that are left, the other nodes' by their first seven, and from the dead one on they are on different
-rails (github.com/NVIDIA/nccl/issues/1671). A communicator with one GPU on the node, whose card is dead,
-shares another card of the node.
+NCCL looks for as many channels as a node's live cards can carry, and then every node takes the minimum over
+all nodes (NCCL 2.21 src/init.cc, initTransportsRank: nChannels is the minimum over ranks). So one dead card
+of eight leaves seven channels on all nodes, each with a seventh of the bytes. The channels enter the node by
+its seven live cards and the other nodes by their first seven, so from the dead card on the two ends of a
+channel are on different rails (github.com/NVIDIA/nccl/issues/1671). A communicator with one GPU on the node,
+whose card is dead, shares another card of the node.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _MOST_SAMPLED = 64
 
 
 def ring_usage(topology: Topology, members: Ints) -> Floats:
-    """Per link, bytes carried when each group (a row of slots, all of the same shape) runs its rings at one
-    byte per edge, all groups at once."""
+    """Bytes per link when every group (a row of slots, all of the same shape) runs its rings at one byte per
+    edge, all groups at once."""
     usage = np.zeros(topology.num_links)
     if members.shape[1] > 1:
         for rows in by_dead_cards(topology, members):
@@ -43,20 +42,20 @@ def ring_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def by_dead_cards(topology: Topology, members: Ints) -> list[Ints]:
-    """The rows of `members` whose cards all live, together, and each of the others by itself."""
+    """The rows of `members` whose cards all work, together, and each other row by itself."""
     is_whole = live_cards(topology, members).all(axis=1)
     parts = [members[is_whole]] if is_whole.any() else []
     return [*parts, *(members[[row]] for row in np.flatnonzero(~is_whole).tolist())]
 
 
 def live_cards(topology: Topology, members: Ints) -> Bools:
-    """For every slot, whether it has a card of its own that works."""
+    """Whether each slot's own card works."""
     alive: Bools = topology.nic_of(members) == topology.own_card_of(members)
     return alive
 
 
 def channel_entries(topology: Topology, members: Ints, starts: Ints, counts: Ints) -> Ints:
-    """Per domain and channel, the place in the domain at which the channel enters; see [Note: dead cards]."""
+    """Place in the domain at which the channel enters, per domain and channel; see [Note: dead cards]."""
     alive = live_cards(topology, members[0])
     if alive.all():
         fewest = int(counts.min())
@@ -94,8 +93,8 @@ def _add_rings(topology: Topology, usage: Floats, members: Ints) -> None:
 
 
 def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
-    """Per channel, the slots of every row in the order of its ring, and after which of them the ring goes to
-    another domain."""
+    """Slots of every row in the order of its ring, and after which of them the ring goes to another domain;
+    per channel."""
     starts, counts = segments(topology, members)
     entries = channel_entries(topology, members, starts, counts)
     crosses = np.zeros(members.shape[1], dtype=bool)
@@ -110,8 +109,8 @@ def ring_orders(topology: Topology, members: Ints) -> list[tuple[Ints, Bools]]:
 
 
 def fault_delays(topology: Topology, members: Ints) -> list[tuple[Floats, Floats]]:
-    """Per channel of all groups, what faults add to a message on each of the ring's edges inside domains
-    and across them, the largest first."""
+    """Seconds that faults add to a message on each of the ring's edges inside domains, and on each across
+    them, the largest first; per channel of all groups."""
     if topology.condition is None or not topology.condition.delays.any() or members.shape[1] < 2:
         return []
     delays = topology.condition.delays
@@ -132,7 +131,8 @@ def _ring_delays(topology: Topology, members: Ints, delays: Floats) -> list[tupl
 
 
 def segments(topology: Topology, members: Ints) -> tuple[Ints, Ints]:
-    """Where each domain's ranks start in a group, and how many they are; one by one when groups differ."""
+    """Where each domain's ranks start in a group, and how many they are. When the groups change domains at
+    different places, every rank is a segment by itself."""
     changes = np.diff(topology.domain_of(members), axis=1) != 0
     size = members.shape[1]
     if not (changes == changes[0]).all():
@@ -151,8 +151,8 @@ def add_crossings(
     *,
     is_fixed: bool = False,
 ) -> None:
-    """Bytes from domain to domain, by way of `proxies`, whose cards are on the targets' rails (`is_fixed`:
-    by way of them in any case)."""
+    """Add bytes from domain to domain. Where source and target are on different rails (`is_fixed`: in any
+    case), they go by way of `proxies`, whose cards are on the targets' rails."""
     if not len(sources):
         return
     rails = topology.cluster.nic.per_node * topology.cluster.node_link.nodes_per_domain
@@ -166,16 +166,15 @@ def add_crossings(
 
 
 def add_all_pairs(topology: Topology, usage: Floats, rows: Ints, amount: float) -> None:
-    """`amount` from every rank of a row to every other rank of it."""
+    """Add `amount` bytes from every rank of a row to every other rank of the row."""
     for offset in range(1, rows.shape[1]):
         topology.add_routes(usage, rows.ravel(), np.roll(rows, -offset, axis=1).ravel(), amount)
 
 
 def hierarchical_usage(topology: Topology, members: Ints) -> Floats:
-    """The same, relative to the flat ring's edge bytes, for a ring across nodes among equal local ranks and
-    a ring inside each node, pipelined: with g local ranks on k nodes, an edge across carries
-    S/g (k-1)/k and an edge inside S (g-1)/g, against S (n-1)/n on the flat ring (both doubled for an
-    all-reduce)."""
+    """Bytes per link, per edge byte of the flat ring, for a ring across nodes among equal local ranks and a
+    ring inside each node, pipelined. With g local ranks on k nodes, an edge across carries S/g (k-1)/k and an
+    edge inside S (g-1)/g, against S (n-1)/n on the flat ring (all doubled for an all-reduce)."""
     size = members.shape[1]
     local = local_ranks(topology, members)
     nodes = size // local
@@ -190,26 +189,27 @@ def hierarchical_usage(topology: Topology, members: Ints) -> Floats:
 
 
 def domains_of(topology: Topology, slots: Ints) -> tuple[int, int]:
-    """NVLink domains (nodes) that a group's slots are on, and the most of them on one."""
+    """Number of NVLink domains (nodes) that a group's slots are on, and the maximum of slots on one."""
     counts = np.unique(topology.domain_of(slots), return_counts=True)[1]
     return len(counts), int(counts.max())
 
 
 class Longer(NamedTuple):
-    """Seconds that a group's rounds take longer than the cluster's costs say, inside domains and between."""
+    """Seconds to add to the cluster's cost of a round, for a group's rounds inside domains and between."""
 
     inside: float
     across: float
 
 
 def longer_rounds(topology: Topology, slots: Ints) -> Longer:
-    """For links longer than those of the measured rounds, and for switches after the first."""
+    """Extra seconds per round for links longer than those of the measured rounds, and for switches after the
+    first."""
     inside, across = topology.cluster.longer_links
     return Longer(inside, across + _hop_seconds(topology, slots))
 
 
 def _hop_seconds(topology: Topology, slots: Ints) -> float:
-    """What the switches after the first add to a round between domains: `hop_latency` for each on the
+    """Seconds that the switches after the first add to a round between domains: `hop_latency` for each on the
     longest of the group's (up to 64) crossings from domain to next domain, rail by rail."""
     latency = topology.cluster.network.hop_latency
     if not latency:
@@ -223,7 +223,7 @@ def _hop_seconds(topology: Topology, slots: Ints) -> float:
 
 
 def _crossings(topology: Topology, slots: Ints) -> list[tuple[int, int]]:
-    """Slots between which a group goes from domain to next domain, on one rail where there are rails."""
+    """Pairs of slots at which a group goes from domain to next domain, on one rail where there are rails."""
     heads = np.concatenate([[0], np.flatnonzero(np.diff(topology.domain_of(slots))) + 1])
     by_rail = topology.cluster.node_link.kind == "switch"
     sources = slots[heads[:-1]] if by_rail else slots[heads[1:] - 1]

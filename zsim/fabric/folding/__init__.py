@@ -1,1 +1,1 @@
-"""Which ranks and communicators are alike, and simulated as one."""
+"""Classes of ranks and groups that behave alike, and are simulated by one representative each."""

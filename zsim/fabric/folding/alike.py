@@ -1,8 +1,8 @@
-"""Whether the groups of a kind are at equal places of the fabric, so that one can stand for all.
+"""Whether the groups of a kind are at equivalent places of the fabric, so that one can represent all.
 
-Groups are alike when a symmetry of the fabric maps one on the other: the same pattern of NVLink domains, leaf
+Groups are alike when a symmetry of the fabric maps one to the other: the same pattern of NVLink domains, leaf
 switches and pods, on a tree whose leaves and pods are all full and whose flows are spread evenly. On other
-fabrics (hashed paths, tori, dragonflies, lists of links) their links are compared one by one.
+fabrics (hashed paths, tori, dragonflies, lists of links) the links of the groups are compared one by one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MOST_COMPARED = 30_000_000  # groups times links
 
 
 def are_alike(topology: Topology, groups: Mapping[str, Group]) -> bool:
-    """Whether, for every kind of group, all groups of the kind are at equal places."""
+    """Whether, for every kind of group, all groups of the kind are at equivalent places."""
     return all(
         _is_symmetric(topology, topology.slots[group.members]) for group in groups.values() if group.size > 1
     )
 
 
 def by_pattern(topology: Topology, members: Ints) -> list[Ints]:
-    """The groups (rows of slots) that change from domain to domain at the same places, together."""
+    """The groups (rows of slots), partitioned by the places at which they go from domain to domain."""
     changes = np.diff(topology.domain_of(members), axis=1) != 0
     if len(members) == 1 or (changes == changes[0]).all():
         return [members]
@@ -64,7 +64,8 @@ def _is_shifted(places: Ints) -> bool:
 
 
 def _same_links(topology: Topology, members: Ints) -> bool:
-    """Whether every group's ring finds the same capacities, own bytes and total bytes on its links."""
+    """Whether the links of every group's ring have the same capacities, bytes of the group and bytes of all
+    groups."""
     if len(members) * topology.num_links > _MOST_COMPARED:
         return False
     capacities, total = topology.capacities(), ring_usage(topology, members)

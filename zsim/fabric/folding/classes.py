@@ -1,13 +1,13 @@
-"""Which ranks do the same, and which groups: the coarsest classes that may be simulated by one member each.
+"""The coarsest classes of ranks and of groups that may be simulated by one representative each.
 
 # [Note: stable colours]
-Ranks of a class have the same program on equally fast hardware, and for every kind of group they are in
-groups of one class; groups of a class have as many members of each class of ranks, and put the same bytes on
-links of the same classes; links of a class have the same capacity and carry the same bytes of each class of
-groups. Where that holds, members of a class stay equal at every instant: the fluid rates of their activities
-depend on nothing else. The coarsest such classes are found by colour refinement: begin with one colour for
-all that looks alike, split colours that break a rule, until none does (Cardon, Crochemore 1982; for Markov
-chains and fluid models it is called exact lumping).
+Ranks of a class run the same program on equally fast hardware, and for every kind of group they are in groups
+of one class. Groups of a class have the same number of members of each class of ranks, and put the same bytes
+on links of the same classes. Links of a class have the same capacity and carry the same bytes of each class
+of groups. Where that holds, members of a class stay equal at every instant: the fluid rates of their
+activities depend on nothing else. The coarsest such classes are found by colour refinement: begin with one
+colour for everything that looks alike, and split colours that break a rule until none does (Cardon,
+Crochemore 1982; for Markov chains and fluid models it is called exact lumping).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EQUAL = 1e-9  # relative: sums closer than this are one value up to rounding
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """`of_rank[r]`: the class of rank r; `blocks[kind][i]`: the class of the i-th group of a kind. Classes
-    are numbered in the order of their first members."""
+    """`of_rank[r]`: class of rank r; `blocks[kind][i]`: class of the i-th group of a kind. Classes are
+    numbered in the order of their first members."""
 
     of_rank: Ints
     blocks: Mapping[str, Ints]
@@ -44,15 +44,15 @@ class Classes:
 
     @property
     def sizes(self) -> Ints:
-        """Ranks of every class."""
+        """Number of ranks of every class."""
         return np.bincount(self.of_rank)
 
 
 @dataclass(frozen=True)
 class JobPlacement:
-    """One job on a fabric: its ranks' places, its groups, the collectives that it runs, and what tells its
-    ranks apart to begin with (equal numbers: alike). `shares_nodes`: ranks of a node share more than
-    what collectives use (host memory, cores, drives, the way there)."""
+    """One job on a fabric: the places of its ranks, its groups and the collectives that it runs. `kinds`: a
+    number per rank, equal for ranks that are alike before refinement. `shares_nodes`: ranks of a node share
+    more than the links of collectives (host memory, cores, drives and the links to them)."""
 
     topology: Topology
     groups: Mapping[str, Group]
@@ -62,7 +62,7 @@ class JobPlacement:
 
 
 def first_apart(classes: Classes) -> Classes:
-    """The same classes, the first rank of each by itself."""
+    """The same classes, but with the first rank of each in a class by itself."""
     firsts = classes.representatives
     of_rank = 2 * classes.of_rank + 1
     of_rank[firsts] -= 1
@@ -70,20 +70,20 @@ def first_apart(classes: Classes) -> Classes:
 
 
 def one_class(topology: Topology, groups: Mapping[str, Group]) -> Classes:
-    """All ranks alike."""
+    """One class of all ranks, and one class of all groups of each kind."""
     counts = {name: len(group.members) for name, group in groups.items()}
     zeros = {name: np.zeros(count, dtype=np.int64) for name, count in counts.items()}
     return Classes(np.zeros(topology.world_size, dtype=np.int64), zeros)
 
 
 def each_by_itself(topology: Topology, groups: Mapping[str, Group]) -> Classes:
-    """No two ranks alike."""
+    """Every rank and every group in a class by itself."""
     counts = {name: len(group.members) for name, group in groups.items()}
     return Classes(np.arange(topology.world_size), {name: np.arange(n) for name, n in counts.items()})
 
 
 def stable_classes(parties: Sequence[JobPlacement], *, by_links: bool = True) -> list[Classes]:
-    """The coarsest classes of each party; see [Note: stable colours]. `by_links` false leaves the links out:
+    """The coarsest classes of each job; see [Note: stable colours]. `by_links` false leaves the links out:
     groups with members of the same classes are then alike wherever they are."""
     colourings = [_Colouring(party) for party in parties]
     is_needed = by_links and any(len(kind.members) > 1 for c in colourings for kind in c.kinds.values())
@@ -100,8 +100,8 @@ def stable_classes(parties: Sequence[JobPlacement], *, by_links: bool = True) ->
 
 
 def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
-    """Links with equal capacities and faults that carry equal bytes of every colour of groups: those on which
-    one random sum of all these is equal."""
+    """Colour of every link: equal where capacity, fault delay and the bytes of every colour of groups are
+    equal, which one randomly weighted sum of them tells."""
     topology = colourings[0].party.topology
     generator = np.random.default_rng(20012)
     capacities = topology.capacities()
@@ -120,7 +120,7 @@ def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
 
 
 class _Kind:
-    """The groups of one kind, their present colours, and the shapes of what they run."""
+    """The groups of one kind, their present colours, and the shapes of the algorithms that they may run."""
 
     def __init__(self, party: JobPlacement, name: str, group: Group) -> None:
         topology = party.topology
@@ -136,7 +136,7 @@ class _Kind:
 
 
 class _Colouring:
-    """A party with its present colours."""
+    """A job with the present colours of its ranks and groups."""
 
     def __init__(self, party: JobPlacement) -> None:
         self.party = party
@@ -155,12 +155,12 @@ class _Colouring:
         return int(self.ranks.max()) + 1 + groups
 
     def split_groups(self, links: Ints | None) -> None:
-        """By the colours of their members, and of the links under them."""
+        """Split the groups' colours by the colours of their members, and of the links that they use."""
         generator = np.random.default_rng(20013)
         hashes = generator.integers(-(2**62), 2**62, int(self.ranks.max()) + 1)
         for kind in self.kinds.values():
             mixed = hashes[self.ranks[kind.members]]
-            if kind.is_pairs:  # who sends is not who receives
+            if kind.is_pairs:  # the sender's and the receiver's colours are not interchangeable
                 mixed[:, 1] *= 3
             colours = _both(kind.colours, _numbered(mixed.sum(axis=1)))
             if links is not None:
@@ -173,8 +173,8 @@ class _Colouring:
             kind.colours = colours
 
     def split_ranks(self) -> None:
-        """By the colours of their groups, and of the ranks on their node, PCIe switch and socket where they
-        share more than links."""
+        """Split the ranks' colours by the colours of their groups and, where ranks of a node share more than
+        links, by the colours of the ranks on the same node, PCIe switch and socket."""
         colours = self.ranks
         for kind in self.kinds.values():
             for column in (kind.members[:, :1], kind.members[:, 1:]) if kind.is_pairs else (kind.members,):
@@ -190,7 +190,7 @@ class _Colouring:
 
     def classes(self) -> Classes:
         blocks = {name: kind.colours for name, kind in self.kinds.items()}
-        # A group of one rank is as its rank is.
+        # The class of a group of one rank is the class of the rank.
         groups = self.party.groups.items()
         alone = {name: self.ranks[group.members[:, 0]] for name, group in groups if group.size == 1}
         return Classes(
@@ -199,7 +199,7 @@ class _Colouring:
 
 
 class _Weighted(Topology):
-    """A topology on which the bytes of every group count `weights[group]` times."""
+    """A topology that multiplies the bytes of every group by `weights[group]`."""
 
     def __init__(self, topology: Topology, of_slot: Ints, weights: Floats) -> None:
         self.__dict__.update(topology.__dict__)
@@ -213,7 +213,7 @@ class _Weighted(Topology):
 
 
 class _Gathered(Topology):
-    """A topology that adds up, per group, the `values` of the links under its bytes."""
+    """A topology that adds up, per group, its bytes on every link times the link's entry of `values`."""
 
     def __init__(self, topology: Topology, of_slot: Ints, values: Floats, num_groups: int) -> None:
         self.__dict__.update(topology.__dict__)
@@ -232,7 +232,7 @@ class _Gathered(Topology):
 def _shapes(
     topology: Topology, patterns: Sequence[Ints], group: Group, works: Iterable[Collective]
 ) -> list[str]:
-    """The shapes of all that groups of a kind may run."""
+    """The shapes of all algorithms that the groups of a kind may run."""
     costs = topology.cluster.collectives
     has_switch = topology.cluster.node_link.kind == "switch"
     kinds = dict.fromkeys(work.kind for work in works if work.group == group.name)
@@ -248,7 +248,7 @@ def _shapes(
 
 
 def _values(values: Floats) -> Ints:
-    """Numbers for values, the same for values that differ by rounding only."""
+    """A number for each value, the same for values that differ by rounding only."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     steps = np.diff(ordered) > _EQUAL * np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1]))
@@ -258,7 +258,7 @@ def _values(values: Floats) -> Ints:
 
 
 def _both(one: Ints, other: Ints) -> Ints:
-    """Numbers for pairs of numbers."""
+    """A number for each pair of numbers, equal for equal pairs."""
     return _numbered(one * (int(other.max()) + 1) + other)
 
 
