@@ -14,7 +14,6 @@ import numpy as np
 from zsim.arrays import Floats
 from zsim.engine.executor import Executor
 from zsim.engine.jitter.draw import spread
-from zsim.engine.lane import Lane
 from zsim.engine.prepare import Prepared
 from zsim.engine.priced_program import PricedProgram
 from zsim.fabric.messages import Pairs
@@ -77,6 +76,12 @@ class _Reader:
         self.calls: list[dict[int, int]] = [{} for _ in numbers]  # by meeting: the op
         for number, program in numbers:
             self.calls[number] = {call: op for op, call in enumerate(program.meetings) if call >= 0}
+        self.sides = {  # by program, pair, whether sent, and number: the op
+            (number, side.work.group, side.is_sent, side.number): op
+            for number, program in numbers
+            for op, sides in program.sides.items()
+            for side in sides
+        }
         self.of_op: list[list[int]] = []
         for number, program in numbers:
             self._read(number, program)
@@ -112,7 +117,8 @@ class _Reader:
                     of_op.append(len(nodes) - 1)
             else:
                 group = work.group if isinstance(work, Collective) else None
-                seconds = np.array([lane.ended[op] - self._began(number, lane, op) for lane in lanes])
+                begins = self._begins(number, op, program)
+                seconds = np.array([lane.ended[op] for lane in lanes]) - begins
                 nodes.append(Stretch(number, [op], needs, seconds, group=group))
                 of_op.append(len(nodes) - 1)
         self.of_op.append(of_op)
@@ -133,20 +139,22 @@ class _Reader:
         concentration = float(parts.sum()) / total**2 if total > 0 else 0.0
         node.sigma = float(spread(self.sigma, np.array([concentration]))[0])
 
-    def _began(self, number: int, lane: Lane, op: int) -> float:
-        """When an op that was reached could begin: a collective with the last of its communicator, messages
-        with the other sides."""
-        work = lane.works[op]
+    def _begins(self, number: int, op: int, program: PricedProgram) -> list[float]:
+        """Per lane, when an op that was reached could begin: a collective with the last of its communicator,
+        messages with the other sides."""
+        work = program.program.ops[op].work
         if not isinstance(work, Collective):
-            return max([lane.start[op], *(peer.start[other] for peer, other in lane.peers.get(op, ()))])
-        call, instance = lane.program.meetings[op], lane.instances[work.group]
-        return max(
-            other.start[self.calls[program][call]]
-            for program, lanes in enumerate(self.lanes)
-            if program == number or len(self.lanes) > 1
-            for other in lanes
-            if other.instances[work.group] == instance
-        )
+            return [
+                max([lane.start[op], *(peer.start[other] for peer, other in lane.peers.get(op, ()))])
+                for lane in self.lanes[number]
+            ]
+        call, latest = program.meetings[op], dict[int, float]()
+        for lanes, calls in zip(self.lanes, self.calls, strict=True):
+            if call in calls:
+                for lane in lanes:
+                    instance = lane.instances[work.group]
+                    latest[instance] = max(latest.get(instance, 0.0), lane.start[calls[call]])
+        return [latest[lane.instances[work.group]] for lane in self.lanes[number]]
 
     def _join(self, number: int, program: PricedProgram) -> None:
         """Tell stretches which others they begin with."""
@@ -161,7 +169,7 @@ class _Reader:
             for side in sides:
                 pair = side.work.group
                 other = self._peer_program(pair, number, is_sender=side.is_sent)
-                peer_op = self._op_of_side(other, pair, not side.is_sent, side.number)
+                peer_op = self.sides[other, pair, not side.is_sent, side.number]
                 self._add_partner(number, op, other, peer_op, pair, side.is_sent)
 
     def _add_partner(
@@ -186,13 +194,6 @@ class _Reader:
         found = np.unique(programs[programs[:, own] == number, other])
         assert len(found) == 1, f"'{pair}': ranks of program {number} have peers in programs {found.tolist()}"
         return int(found[0])
-
-    def _op_of_side(self, program: int, pair: str, is_sent: bool, number: int) -> int:
-        return next(
-            op
-            for op, sides in self.prepared.programs[program].sides.items()
-            if any(s.work.group == pair and s.is_sent == is_sent and s.number == number for s in sides)
-        )
 
 
 def _predecessors(successors: Sequence[Sequence[int]]) -> list[list[int]]:
