@@ -19,9 +19,9 @@ class OffloadRates(Table):
     the fraction available to copy engines and drives. `pageable_bandwidth`: copies from and to unpinned
     memory, through the driver's buffer, per GPU. `threads_per_rank`: OMP_NUM_THREADS; None shares all cores.
 
-    On hosts with several sockets: `bound`: each rank's threads stay on the socket of its GPU (`deepspeed
-    --bind_cores_to_rank`, numactl), else they run on all sockets. `placement` of a rank's host memory:
-    "local" to its GPU, "interleaved" over the sockets, or all on the "first".
+    On hosts with several sockets: `bound`: each rank's threads stay on the socket of its GPU
+    (`deepspeed --bind_cores_to_rank`, numactl), else they run on all sockets. `placement` of a rank's host
+    memory: "local" to its GPU, "interleaved" over the sockets, or all on the "first".
     """
 
     optimizer_fraction: Fraction

@@ -13,8 +13,8 @@ class TrainingFile:
     """The settings in a file, as dotted keys of an experiment.
 
     `program` reads it. `says`: settings in the file; `assumes`: defaults of its program, which the experiment
-    may replace silently. `shard_degree` and `global_batch_size` are resolved once the number of GPUs is known.
-    `notes`: keys without effect on a step, or that zsim leaves out.
+    may replace silently. `shard_degree` and `global_batch_size` are resolved once the number of GPUs is
+    known. `notes`: keys without effect on a step, or that zsim leaves out.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a reader of a topology description found."""
+"""The result of reading a topology description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tables = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class FoundTopology:
-    """What an importer read: tables over `base`, and what a person should know."""
+    """An imported topology: tables over the preset `base`, keys of the top level, and notes for the user."""
 
     base: str
     description: str

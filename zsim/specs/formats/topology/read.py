@@ -1,7 +1,7 @@
-"""Other people's descriptions of machines and fabrics -> our topology TOML.
+"""Other programs' descriptions of machines and fabrics -> zsim's topology TOML.
 
-Every importer yields tables over a preset (`extends`): what the file says, with the file as source, on top of
-what it cannot say. Files come from anywhere, so they are untrusted: size and depth are limited first.
+Every importer yields tables over a preset (`extends`): what the file says, with the file as source; the
+preset supplies the rest. Files are untrusted: size and depth are limited first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A topology TOML as text, and what a person should know about it."""
+    """A topology TOML as text, and notes for the user."""
 
     toml: str
     notes: tuple[str, ...]
@@ -40,9 +40,9 @@ def import_topology(
     network: Path | None = None,
     name: str | None = None,
 ) -> Imported:
-    """Read `path` as one of the formats (by its content when None).
+    """Read `path` in the format `format_` (recognised by its content if None).
 
-    `base`: preset for what the file does not say (a guess from the file when None). `network`: a TOML file
+    `base`: preset for what the file does not say (guessed from the file if None). `network`: a TOML file
     whose `[network]` table joins the nodes. Raises InputError for files that are not what they claim.
     """
     readers: dict[str, Callable[[str, str, str | None], FoundTopology]] = {
@@ -102,7 +102,7 @@ def _read(path: Path) -> str:
 
 
 def _cleaned(value: Any) -> Any:
-    """Strangers' names end on terminals: what does not print is a space."""
+    """The value with unprintable characters replaced by spaces: names from files are printed on terminals."""
     if isinstance(value, str):
         return "".join(character if character.isprintable() else " " for character in value)
     if isinstance(value, Mapping):
