@@ -1,1 +1,1 @@
-"""A wing: measurements in, a hardware file out. It sees the specs and the cost models, never the clock."""
+"""A wing: measurements in, a hardware file out. It uses the specs and the cost models, never the clock."""

@@ -1,4 +1,4 @@
-"""A table of a file of measurements, whose values are checked when they are asked for."""
+"""A table in a file of measurements, whose values are checked when they are read."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 
-# Nothing that is measured is more, or less; products of a few such numbers are still numbers, and not 0.
+# No measured value is outside this range; products of a few such numbers are still finite, and not 0.
 LEAST, MOST = 1e-15, 1e24
 COUNT, FLAG, TEXT = f"a number above 0, below {MOST:g}", "true or false", "a text"
 
 
 class Part:
-    """A table of the file, and `where` it stands."""
+    """A table of the file; `where` names its place in error messages."""
 
     def __init__(self, content: Any, where: str) -> None:
         if not isinstance(content, dict):
@@ -32,7 +32,7 @@ class Part:
         return self.content[key]
 
     def required(self, key: str, kind: str | tuple[str, ...]) -> Any:
-        """The value of a key that must be there; `kind` is what it must be, or the words to choose from."""
+        """The value of a required key; `kind`: the kind of value, or the words to choose from."""
         value = self._value(key)
         if isinstance(kind, tuple):
             if value not in kind:
@@ -50,7 +50,7 @@ class Part:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number that is not negative, or `default` where the file has none."""
+        """A number that is not negative, or `default` if the file has none."""
         value = self.content.get(key)
         if value is None:
             return default

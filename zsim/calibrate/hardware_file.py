@@ -1,4 +1,4 @@
-"""The result of a calibration as a cluster file that extends the one it began from."""
+"""The result of a calibration as a cluster file that extends the calibrated cluster's file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zsim.specs.formats.toml import toml_text
 
 @dataclass(frozen=True)
 class Calibration:
-    """`tables`: what the file says beyond `base`, by table ("gpu.gemm", "node_link")."""
+    """`tables`: the file's changes to `base`, by table ("gpu.gemm", "node_link")."""
 
     name: str
     base: str

@@ -1,18 +1,18 @@
-"""What kernels and collectives cost each other, measured in recordings of torch.profiler.
+"""Mutual slowdown of kernels and collectives, measured in recordings of torch.profiler.
 
-A kernel that was launched with one and the same grid does the same work every time: its time while
-collectives were under way on its GPU over its time while none was is `compute_slowdown`. A collective of one
-kind and size does too: its transfer while kernels ran over its transfer while none did is
+A kernel that was launched with one and the same grid does the same work every time: its duration while
+collectives were under way on its GPU over its duration while none was is `compute_slowdown`. A collective of
+one kind and size does too: its transfer while kernels ran over its transfer while none did is
 `communication_slowdown`.
 
 # [Note: what a recording can tell]
-Only what was done both ways tells anything, and what overlapped in part is left out. So are kernels that
-shared their GPU with other kernels, and those of less than 10 us, which a clock of 1 us (torch before 2.1)
-does not show. A collective's kernel runs from the moment its own rank is there, so its time is mostly
-waiting: with all ranks recorded the transfer is what follows the last arrival (zsim.trace.readers.matching);
-with one rank the shortest call each way is taken, which still may have waited. What is beside what is not
-drawn by lot either: a kernel that finds its input in a cache is faster in either place, and one grid may hide
-two shapes.
+Only work that was done both ways tells anything, and work that overlapped in part is left out. So are kernels
+that shared their GPU with other kernels, and those of less than 10 us, which a clock of 1 us (torch before
+2.1) does not resolve. A collective's kernel runs from the moment its rank has arrived, so its duration is
+mostly waiting: with all ranks recorded the transfer is what follows the last arrival
+(zsim.trace.readers.matching); with one rank the shortest call each way is taken, which still may have waited.
+Overlapping and other calls are not a random sample either: a kernel that finds its input in a cache is faster
+in either place, and one grid may hide two shapes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from zsim.trace.readers.kineto.file import DeviceEvent
 from zsim.trace.trace import COLLECTIVES, Trace
 
 LEAST_SECONDS = 10e-6
-ALL, NONE = 0.95, 0.01  # shares of a time that count as all of it and as none
+ALL, NONE = 0.95, 0.01  # fractions of a duration that count as all of it and as none
 _GPU_KINDS = frozenset({"compute", "optimizer", "copy"})
 
 
 class BesidePair(NamedTuple):
-    """One piece of work that was done both ways: what it is, how long it took and how often it was done."""
+    """One piece of work that was done both ways, alone and overlapping: what it is, how long it took
+    (seconds) and how often it was done."""
 
     name: str
     shape: str
@@ -47,7 +48,7 @@ class BesidePair(NamedTuple):
 
 
 class Covered:
-    """A union of intervals, asked for its share of others."""
+    """A union of intervals, which gives the fraction of a time that it covers."""
 
     def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
         self._starts: list[float] = []
@@ -65,7 +66,7 @@ class Covered:
                 total += end - start
 
     def share(self, start: float, end: float) -> float:
-        """How much of a time the intervals cover: 0 to 1."""
+        """Fraction of the time from `start` to `end` that the intervals cover: 0 to 1."""
         return (self._until(end) - self._until(start)) / (end - start) if end > start else 0.0
 
     def _until(self, time: float) -> float:
@@ -76,14 +77,14 @@ class Covered:
 
 
 def slowdown(pairs: Sequence[BesidePair]) -> float:
-    """All that was done beside over the same alone; NaN without pairs."""
+    """Total duration of the overlapping calls over the duration of as many calls alone; NaN without pairs."""
     alone = sum(pair.alone_seconds * pair.num_beside for pair in pairs)
     beside = sum(pair.beside_seconds * pair.num_beside for pair in pairs)
     return beside / alone if alone else float("nan")
 
 
 def kernel_pairs(events: Sequence[DeviceEvent]) -> list[BesidePair]:
-    """Kernels of one rank's file, by name and launch: alone, and beside its collectives."""
+    """Kernels of one rank's file, by name and launch: alone, and overlapping the rank's collectives."""
     kernels = [event for event in events if event.kind == "kernel" and event.end > event.start]
     collectives = _by_device(event for event in kernels if is_collective_kernel(event.name))
     others = [event for event in kernels if not is_collective_kernel(event.name)]
@@ -101,7 +102,8 @@ def kernel_pairs(events: Sequence[DeviceEvent]) -> list[BesidePair]:
 
 
 def collective_pairs(trace: Trace) -> list[BesidePair]:
-    """Collectives of a recording, by kind, size and group: alone, and beside kernels on any of its ranks."""
+    """Collectives of a recording, by kind, size and group: alone, and overlapping kernels on any of its
+    ranks."""
     kernels = kernels_of(trace)
     is_bounded = bool(trace.metadata.get("transfers_bounded")) or trace.transfer_seconds is None
     found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
@@ -117,7 +119,7 @@ def collective_pairs(trace: Trace) -> list[BesidePair]:
 
 
 def kernels_of(trace: Trace) -> Covered:
-    """When kernels ran on any of the recorded ranks."""
+    """The intervals in which kernels ran on any of the recorded ranks."""
     return Covered(
         (start, end) for _, info, start, end in trace.rows() if info.kind in _GPU_KINDS and end > start
     )
@@ -131,7 +133,7 @@ def _by_device(events: Iterable[DeviceEvent]) -> Mapping[Hashable, Covered]:
 
 
 def _one_at_a_time(kernels: Sequence[DeviceEvent]) -> list[DeviceEvent]:
-    """Those, in order of their starts, that no other kernel ran beside."""
+    """The kernels, in order of their starts, that overlapped no other kernel."""
     found = []
     last_end = 0
     for place, kernel in enumerate(kernels):
@@ -159,7 +161,7 @@ def _pairs(
     found: Mapping[tuple[str, str], tuple[list[float], list[float]]],
     middle: Callable[[list[float]], float],
 ) -> list[BesidePair]:
-    """The longest beside first."""
+    """Work that was done both ways, with the longest total of overlapping calls first."""
     pairs = [
         BesidePair(*key, middle(alone), middle(beside), len(alone), len(beside))
         for key, (alone, beside) in found.items()

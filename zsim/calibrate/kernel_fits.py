@@ -1,4 +1,4 @@
-"""A GPU's tables from timed kernels, each with the cost model that the simulator uses."""
+"""Fits a GPU's tables to timed kernels, with the cost models that the simulator uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Timed = tuple[Measurement, tuple[Kernel, ...]]
 
 
 def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """The GPU with the tables that the measurements tell, in the order in which they rest on each other:
+    """The GPU with the tables that follow from the measurements, fitted in the order of their dependence:
     launches, peaks, memory, optimizer, products, attention, interference."""
     fits: list[CurveFit] = []
     for fit in (_launch, _peaks, _memory, _optimizer, _gemm, _attention, _interference):
@@ -36,7 +36,7 @@ def fit_gpu(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
-    """The GPU with these numbers, by dotted name ("gemm.k_half"; "gemm.by_dtype.bf16")."""
+    """The GPU with these values replaced, by dotted name ("gemm.k_half"; "gemm.by_dtype.bf16")."""
     tables: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
         table, _, name = dotted.partition(".")
@@ -52,7 +52,7 @@ def replaced(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
 
 
 def _launch(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """On a CPU the thread that issues an operation runs it, so its dispatch is the kernel's own."""
+    """On a CPU the thread that issues an operation runs it, so the dispatch is part of the kernel's time."""
     rows = measured.of("host", what="launch")
     if gpu.vendor != "cpu" or not rows:
         return gpu, []
@@ -65,7 +65,8 @@ def _launch(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """The best of all rows, where the file has no data sheet: a CPU's, or a GPU that beats its file."""
+    """The best rates of all rows, for a file without a data sheet: a CPU's, or a GPU's that the rows
+    exceed."""
     values: dict[str, float] = {}
     used: list[Measurement] = []
     for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
@@ -93,7 +94,8 @@ def _peaks(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """A CPU's copies only where no cache holds them: in a step none does."""
+    """The rates of kernels bound by memory. A CPU's copies count only where no cache holds them: in a step
+    none does."""
     least = _BEYOND_CACHES if gpu.vendor == "cpu" else 0.0
     copies = [(row, (Kernel("copy", 0.0, row.bytes),)) for row in measured.of("copy") if row.bytes > least]
     others: list[Timed] = [
@@ -114,7 +116,7 @@ def _memory(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _bytes_of(row: Measurement) -> float:
-    """What a row moves; of a module about three passes over its rows."""
+    """Bytes that a row moves; for a module about three passes over its rows."""
     width = row["vocab"] or row["width"]
     return row.bytes or 12.0 * float(row["tokens"]) * float(width)
 
@@ -166,7 +168,8 @@ def _gemm(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """Rows of both directions are a forward and a backward, whose FLOPs are 2.5 times as many."""
+    """Fits fused attention. Rows of both directions are a forward and a backward, whose FLOPs are 2.5 times
+    as many."""
     timed: list[Timed] = []
     for row in measured.of("attention"):
         dtype = str(row["dtype"])
@@ -189,8 +192,9 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 
 def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """Products beside a collective under way over products alone, and a collective beside products over the
-    same alone; the median over the groups measured."""
+    """Duration of products overlapping a collective over that of products alone, and of a collective
+    overlapping products over that of the collective alone; the median over the group sizes measured, the
+    smallest of an even number."""
     fits = []
     for name, what, title in (
         ("compute_slowdown", "gemm", "products beside a collective"),

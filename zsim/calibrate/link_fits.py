@@ -1,4 +1,4 @@
-"""A cluster's tables from timed collectives, copies, files and host work."""
+"""Fits a cluster's tables to timed collectives, copies, files and host work."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Found = tuple[dict[str, dict[str, Any]], list[CurveFit]]
 
 
 def _host(cluster: Cluster, measured: Measurements) -> Found:
-    """What issuing one kernel costs the host thread; on a CPU that is the kernel's own (`_launch`), and the
-    machine's cores are what its name says ("2 x AMD EPYC")."""
+    """The host's cost of issuing one kernel; on a CPU that is part of the kernel (`_launch`), and the
+    machine's cores are taken from its name ("2 x AMD EPYC")."""
     rows = measured.of("host", what="launch")
     if cluster.gpu.vendor == "cpu" and (cores := cpu_cores(measured)):
         fit = CurveFit("the machine", {"host.cores": cores}, (), {}, measured.sources)
@@ -50,12 +50,12 @@ def _host(cluster: Cluster, measured: Measurements) -> Found:
 
 
 def _seconds_per_call(rows: list[Measurement]) -> float:
-    """Of the fastest: other load only ever makes a row slower."""
+    """Seconds per call of the fastest row: other load only ever makes a row slower."""
     return min(row.seconds / row.calls for row in rows)
 
 
 def _framework(cluster: Cluster, measured: Measurements) -> Found:
-    """How much longer this host takes over the frameworks' Python than the reference does: over a call of
+    """Factor on the frameworks' Python of this host relative to the reference host: of a call of
     `nn.Identity`, which is the same with and without a GPU."""
     rows = measured.of("host", what="module_call")
     if not rows:
@@ -75,7 +75,7 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
     is `node_link.bandwidth` times `efficiency`, across nodes a GPU's share of the network cards times theirs.
     """
     rows = [row for row in measured.of("collective") if row["kind"] in _RING_KINDS and row.bytes > 0]
-    if cluster.collectives.backend == "gloo":  # its reduce-scatter is an all-reduce, its broadcast no ring
+    if cluster.collectives.backend == "gloo":  # its reduce-scatter is an all-reduce, its broadcast not a ring
         rows = [row for row in rows if row["kind"] in ("all_gather", "all_reduce")]
     within = [
         row for row in rows if int(row["nodes"] or 1) == 1 and _own_core(cluster, row, cpu_cores(measured))
@@ -103,17 +103,17 @@ def _collectives(cluster: Cluster, measured: Measurements) -> Found:
 
 
 def cpu_cores(measured: Measurements) -> int | None:
-    """The cores of the one machine that was measured, where its name begins with their number."""
+    """The cores of the machine if only one was measured and its name begins with their number; else None."""
     found = {int(match[1]) for machine in measured.machines if (match := re.match(r"(\d+) x ", machine))}
     return found.pop() if len(found) == 1 else None
 
 
 def _own_core(cluster: Cluster, row: Measurement, cores: int | None) -> bool:
-    """On a CPU, ranks beyond its cores share them: no property of the link."""
+    """False on a CPU for more ranks than cores: ranks that share a core do not measure the link."""
     return cluster.gpu.vendor != "cpu" or int(row["ranks"]) <= (cores or cluster.host.cores)
 
 
-_NO_LINE = 0.5  # points that are this far from every line are no measurement of a link
+_NO_LINE = 0.5  # with a median error above this the points are no measurement of a link
 
 
 def _ring_fit(
@@ -159,7 +159,8 @@ def _ring_fit(
 def _ring_tables(
     cluster: Cluster, protocol: str, values: dict[str, float], link: str, round_name: str
 ) -> dict[str, dict[str, Any]]:
-    """The rate goes into the link's efficiency where the link has a data sheet, else into its bandwidth."""
+    """The fitted values as tables: the rate is the link's efficiency if the link has a data sheet, else its
+    bandwidth."""
     rate: dict[str, Any]
     if link == "nic":
         share = cluster.nic.bandwidth * cluster.nic.per_node / cluster.gpus_per_node
@@ -176,7 +177,7 @@ def _ring_tables(
 
 
 def _host_copies(cluster: Cluster, measured: Measurements) -> Found:
-    """Pinned copies over PCIe, one way at a time: t = latency + bytes / rate."""
+    """Fits pinned copies over PCIe, one way at a time: t = latency + bytes / rate."""
     rows = [
         row for row in measured.of("host_copy", pinned=True) if row["way"] in ("h2d", "d2h") and row.bytes > 0
     ]
@@ -202,7 +203,7 @@ def _host_copies(cluster: Cluster, measured: Measurements) -> Found:
 
 
 def _drives(cluster: Cluster, measured: Measurements) -> Found:
-    """Bandwidth and latency of one drive each way, by Little's law (`zsim.cost.rates.nvme`)."""
+    """Fits bandwidth and latency of one drive each way, by Little's law (`zsim.cost.rates.nvme`)."""
     tables: dict[str, Any] = {}
     fits: list[CurveFit] = []
     base = cluster.nvme
@@ -273,7 +274,8 @@ def _drive_fit(base: Nvme, op: str, name: str, rows: list[Measurement]) -> tuple
 
 
 def _host_optimizer(cluster: Cluster, measured: Measurements) -> Found:
-    """Fused AdamW on the CPU with the most threads measured, as a part of the host's memory bandwidth."""
+    """Fused AdamW on the CPU with the maximum number of threads measured, as a fraction of the host's memory
+    bandwidth."""
     rows = [row for row in measured.of("adamw", kind="fused", place="cpu") if row.bytes > 0]
     if not rows:
         return {}, []

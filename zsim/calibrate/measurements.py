@@ -1,4 +1,4 @@
-"""What was measured, in one shape, whoever measured it."""
+"""Measurements in one shape, whatever program took them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ GIB = float(2**30)
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One timed thing: `seconds` is the middle of its repeats (0 where a rate was measured instead: then
-    `rate_bytes_per_second`), `spread` the relative distance from the middle to the tenth and ninetieth
-    percentile, 0 where unknown. `family` and `parameters` are those of `validation.microbench`; `source` is
-    the file.
-    """
+    """One timed operation: `seconds` is the median of its repeats (0 where a rate was measured instead: then
+    `rate_bytes_per_second`), `spread` the relative distance from the median to the tenth or ninetieth
+    percentile, whichever is larger, 0 if unknown. `family` and `parameters` are those of
+    `validation.microbench`; `source` is the file."""
 
     family: str
     parameters: Mapping[str, Any]
@@ -36,7 +35,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All rows of all files; `notes` count what was read and not used, `machines` says whose they are."""
+    """All rows of all files; `notes` count what was read and not used, `machines` names the measured
+    machines."""
 
     rows: tuple[Measurement, ...]
     machines: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Measurements:
     sources: tuple[str, ...] = field(default=())
 
     def of(self, *families: str, **parameters: object) -> list[Measurement]:
-        """The rows of these families whose parameters are these."""
+        """The rows of these families whose parameters have these values."""
         return [
             row
             for row in self.rows
@@ -53,7 +53,7 @@ class Measurements:
 
 
 def joined(parts: Sequence[Measurements]) -> Measurements:
-    """The measurements of several files; raises InputError when there is nothing in them."""
+    """The measurements of several files; raises InputError if there are none."""
     rows = tuple(row for part in parts for row in part.rows)
     if not rows:
         raise InputError(

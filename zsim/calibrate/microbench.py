@@ -1,4 +1,5 @@
-"""The JSON of `python -m validation.microbench`: every row checked against what its family says of itself."""
+"""The JSON of `python -m validation.microbench`: every row is checked against the declaration of its
+family."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _MODULE: Mapping[str, Any] = {"tokens": COUNT, "width": COUNT, "dtype": _DTYPES,
 
 
 class BenchFamily(NamedTuple):
-    """What a family's rows say: `parameters` by name, each a kind of value or the words to choose from, and
-    the `work` (`flops`, `bytes`, `calls`) without which their seconds tell nothing."""
+    """Declaration of a family's rows: `parameters` by name, each a kind of value or the words to choose from,
+    and the `work` (`flops`, `bytes`, `calls`) that their seconds need to be of use."""
 
     parameters: Mapping[str, str | tuple[str, ...]]
     work: str = ""
@@ -64,7 +65,7 @@ FAMILIES: Mapping[str, BenchFamily] = {
 def microbench_measurements(path: Path, data: Mapping[str, Any]) -> Measurements:
     """Every row of the file's `measurements`.
 
-    Raises InputError for a family that zsim does not know, and for a row that lacks something or has another
+    Raises InputError for a family that zsim does not know, and for a row that lacks a value or has another
     kind of value than expected.
     """
     if data.get("format") != _FORMAT:

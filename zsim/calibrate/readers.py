@@ -1,4 +1,4 @@
-"""Files that people have measurements in, told apart by what is in them.
+"""Files of measurements, recognised by their content.
 
 | file | from |
 |---|---|
@@ -43,8 +43,8 @@ _UNITS = {
 def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None = None) -> Measurements:
     """The measurements of one file or folder.
 
-    `ranks` and `nodes` are whose collectives a log is that does not say. Raises InputError where the file
-    cannot be read or is none of the formats.
+    `ranks` and `nodes`: those of the collectives in a log that does not say them. Raises InputError if the
+    file cannot be read or has none of the formats.
     """
     if looks_like_trace(path):
         return trace_measurements(path, nodes)
@@ -128,7 +128,7 @@ _COMM = re.compile(
 
 
 def _comms_logger(path: Path, text: str, ranks: int | None, nodes: int | None) -> Measurements:
-    """Each op is synchronised, so there is no overlap in these times; sizes are what a rank passes in."""
+    """Each op is synchronised, so these times contain no overlap; sizes are of a rank's input."""
     if not ranks:
         raise InputError(
             f"{path.name}: comms_logger does not say how many ranks there are; say it with --ranks"
@@ -141,7 +141,7 @@ def _comms_logger(path: Path, text: str, ranks: int | None, nodes: int | None) -
         if kind is None or not size or seconds <= 0:
             unknown += 1
             continue
-        full = size * ranks if kind == "all_gather" else size  # the shard goes in, the full tensor comes out
+        full = size * ranks if kind == "all_gather" else size  # shard in, full tensor out
         rows.append(_collective(path, kind, full, seconds, ranks, nodes or 1))
     if not rows:
         raise InputError(f"{path.name}: no collective that zsim knows in {unknown} lines of comms_logger")
@@ -180,7 +180,7 @@ def _fio(path: Path, data: dict[str, Any]) -> Measurements:
 
 
 def _ds_io(path: Path) -> Measurements:
-    """Every log of a sweep; block size and queue depth stand in the file's name (`..._d16_bs1M...`)."""
+    """Every log of a sweep; block size and queue depth are in the file's name (`..._d16_bs1M...`)."""
     files = sorted(path.rglob("*.txt")) if os.path.isdir(path) else [path]
     rows = list(_ds_io_rows(files))
     if not rows:
@@ -207,7 +207,7 @@ def _rate(path: Path, op: str, block: int, depth: int, rate: float) -> Measureme
 
 
 def _count(options: Part, key: str) -> int:
-    """A whole number, which fio writes as text; 1 where it is left out."""
+    """A whole number, which fio writes as text; 1 if it is left out."""
     found = options.content.get(key, 1)
     if not re.fullmatch(r"[1-9]\d{0,8}", str(found)):
         raise InputError(f"{options.where}: {key}: found {shown(found)}, expected a whole number above 0")
@@ -215,7 +215,7 @@ def _count(options: Part, key: str) -> int:
 
 
 def _number(path: Path, text: str) -> float:
-    """A number out of a log, where something else may stand in its place."""
+    """A number from a log, in whose place there may be other text."""
     try:
         found = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Few numbers through many points, so that a disturbed point does not pull them."""
+"""Fits few numbers to many points so that disturbed points do not pull them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from zsim.arrays import Floats
 
 Predict = Callable[[Mapping[str, float]], Sequence[float]]
 
-# Residuals of the logarithm beyond this are taken as disturbed rather than as wrong: about the spread of one
+# Residuals of the logarithm beyond this count as disturbance rather than error: about the spread of one
 # quiet microbenchmark.
 _QUIET = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class FitParameter:
-    """A number to find, between `low` and `high`; `start` where the search begins. All are above 0."""
+    """A number to fit, between `low` and `high`; the search begins at `start`. All are above 0."""
 
     name: str
     start: float
@@ -28,7 +28,7 @@ class FitParameter:
 
 @dataclass(frozen=True)
 class FitPoint:
-    """One measurement beside what the fitted numbers say; `x` is what the plot puts below it."""
+    """One measurement and its prediction by the fitted numbers; `x` is its abscissa in plots."""
 
     label: str
     x: float
@@ -43,10 +43,11 @@ class FitPoint:
 
 @dataclass(frozen=True)
 class CurveFit:
-    """A group of numbers found together.
+    """A group of numbers fitted together.
 
-    `values` by dotted name in the hardware file; `unit` of each; `ranges`: what the points cover, by the
-    name of what varies; `at_bound`: numbers that stopped at a limit, which the points therefore do not tell.
+    `values`: by dotted name in the hardware file; `units`: of each; `ranges`: what the points cover, by the
+    name of what varies; `at_bound`: numbers that stopped at a limit, which the points therefore do not
+    determine.
     """
 
     title: str
@@ -77,7 +78,7 @@ def robust_fit(
 
     Minimises the sum of soft-L1 losses of log(predicted / measured), over the logarithms of the numbers:
 
-        sum 2 s^2 (sqrt(1 + (r/s)^2) - 1),   s = 0.05
+      sum 2 s^2 (sqrt(1 + (r/s)^2) - 1),   s = 0.05
 
     which is least squares for small residuals and their absolute values for large ones (scipy's
     `least_squares`, loss "soft_l1"; Triggs et al. 1999).

@@ -1,7 +1,8 @@
-"""Measurements in a recorded trace: its collectives and copies, which say their bytes. Kernels do not.
+"""Measurements in a recorded trace: its collectives and copies, which state their bytes. Kernels do not.
 
-A collective's transfer is what counts, not its wait for the last rank: that needs all ranks of a group.
-Kernels that ran beside it made it longer (`zsim.calibrate.interference`): links come out as in a step.
+A collective's transfer counts, not its wait for the last rank, so all ranks of a group are needed.
+Kernels that overlapped a collective lengthened it (`zsim.calibrate.interference`): links come out as in a
+step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SUFFIXES = (".gz", ".sqlite", ".jsonl")
 
 
 def looks_like_trace(path: Path) -> bool:
-    """A folder of traces, a compressed file, a Kineto JSON by how it begins."""
+    """Whether `path` is a folder of traces, a compressed file, or begins as a Kineto JSON."""
     if os.path.isdir(path):
         return any(file.name.endswith((".json", *_SUFFIXES)) for file in path.iterdir())
     if path.name.endswith(_SUFFIXES):
@@ -38,9 +39,9 @@ def looks_like_trace(path: Path) -> bool:
 def trace_measurements(path: Path, nodes: int | None) -> Measurements:
     """One row per kind and size: the median of its calls.
 
-    `nodes`: over how many the ranks are spread, which no trace says; on several, groups of a part of the
-    ranks are left out, because it does not say either on which of them they are. Raises InputError for a
-    trace that cannot be read, that lacks the other ranks, or in which nothing says its bytes.
+    `nodes`: over how many the ranks are spread, which no trace states; on several, groups of a part of the
+    ranks are left out, because the trace does not state their nodes either. Raises InputError for a trace
+    that cannot be read, that lacks the other ranks, or in which nothing states its bytes.
     """
     trace = read_trace(path)
     if trace.metadata.get("transfers_bounded"):
