@@ -1,1 +1,1 @@
-"""Runs that others measured and what zsim predicted for them: how far its answers are to be trusted."""
+"""Published runs and zsim's errors on them: how far its predictions are to be trusted."""

@@ -1,4 +1,4 @@
-"""How often intervals hold what was measured, each source judged by the others."""
+"""Coverage of the intervals: how often they contain the measured step, each source judged by the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zsim.validated.validation import Validation, validation_of
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A run and what the runs of other sources say of its like."""
+    """A run, and its validation by the runs of other sources."""
 
     run: ValidatedRun
     validation: Validation
@@ -25,14 +25,14 @@ class Judged:
 
     @property
     def half_width(self) -> float:
-        """Of the interval, as a part of the predicted step."""
+        """Half of the interval's width, as a fraction of the predicted step."""
         return (self.validation.high - self.validation.low) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Of some runs: the part that lies within its interval, over rows and as the mean of sources; the errors
-    (predicted over measured, less one) likewise."""
+    """Coverage of some runs: the fraction within its interval, and the errors (predicted over measured, less
+    one), each over rows and as the mean of sources."""
 
     rows: int
     sources: int
@@ -49,7 +49,7 @@ class Coverage:
 def leave_one_source_out(
     runs: Sequence[ValidatedRun], widening: Mapping[str, float] | None = None
 ) -> list[Judged]:
-    """Every run judged without its own source."""
+    """Every run with its validation by the runs of other sources."""
     known: dict[tuple[str, Features], Validation] = {}
     judged = []
     for run in runs:
@@ -61,7 +61,7 @@ def leave_one_source_out(
 
 
 def coverage_of(judged: Iterable[Judged], holds: Callable[[Features], bool] | None = None) -> Coverage | None:
-    """Of the runs whose features `holds` is true for; None where there are none."""
+    """The coverage of the runs whose features satisfy `holds` (default: all); None if there are none."""
     chosen = [one for one in judged if holds is None or holds(one.run.features)]
     if not chosen:
         return None
@@ -84,7 +84,7 @@ def coverage_of(judged: Iterable[Judged], holds: Callable[[Features], bool] | No
 
 
 def mean_of_sources(values: Sequence[float], sources: Sequence[str]) -> float:
-    """The mean of the sources' own means: each counts once, however many rows it has."""
+    """The mean of the sources' means: each source counts once, however many rows it has."""
     by_source: dict[str, list[float]] = {}
     for value, source in zip(values, sources, strict=True):
         by_source.setdefault(source, []).append(value)

@@ -1,16 +1,17 @@
-"""The distribution of zsim's error on a job like those validated, from sources that err each in its own way.
+"""The distribution of zsim's error on a job, from validated runs of sources whose errors differ by source.
 
 # [Note: what an interval assumes]
-Runs of one source are alike: their errors are not exchangeable with those of another, so 500 runs of one
-source say little more about a new one than 50 do. What is taken to be exchangeable are the sources of runs
-that are alike, the job's own among them. Every source has the same weight in a cell of alike runs, and a new
-run is distributed as one that is drawn from a source that is drawn first: the pooled distribution of R. Dunn,
-L. Wasserman and A. Ramdas ("Distribution-free prediction sets for two-layer hierarchical models", JASA 2023).
+Runs of one source are alike: their errors are not exchangeable with those of another source, so 500 runs of
+one source say little more about a new run than 50 do. The sources of alike runs are taken to be exchangeable,
+the job's source among them. Every source has the same weight in a cell of alike runs, and a new run is
+distributed as a run drawn from a randomly drawn source: the pooled distribution of R. Dunn, L. Wasserman and
+A. Ramdas ("Distribution-free prediction sets for two-layer hierarchical models", JASA 2023).
 Exact guarantees there and in Y. Lee, R. Barber and R. Willett ("Distribution-free inference with hierarchical
-data", 2023) count the job's own source as one more with errors of any size: with fewer than ten sources that
-is no interval at all. Here that one more source errs as the others do, the other way round (`errors_like`).
-Cells that few sources are in lean on broader ones (`BROADER`); all of that is judged by leaving one source
-out (docs/accuracy.md), so coverage is measured, not proven, and holds for jobs like the published ones.
+data", 2023) count the job's source as one more source with errors of any size: with fewer than ten sources
+there is then no interval at all. Here that additional source has the errors of the others with the opposite
+sign (`errors_like`). Cells with few sources borrow from broader ones (`BROADER`); all of this is judged by
+leaving one source out (docs/accuracy.md), so coverage is measured, not proven, and holds for jobs like the
+published ones.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from zsim.validated.features import KERNELS, Features
 from zsim.validated.runs import ValidatedRun
 
 LEVEL = 0.8  # of the intervals
-# A broader cell weighs as much as one more source of the one within it. With half to twice that weight
+# A broader cell weighs as much as one more source of the narrower one. With half to twice that weight
 # coverage is 87 to 88 % over rows and 76 to 77 % as the mean of sources.
 BROADER = 1.0
-# Sources of a cell from which on it is trusted by itself. With 2 FSDP over several nodes is at 77 % and
+# Number of sources from which on a cell is trusted by itself. With 2 FSDP over several nodes is at 77 % and
 # Megatron at 57 %, with 3 at 78 and 86 %.
 ENOUGH = 3
-# Repeated, the same configuration gives steps that differ by this (MosaicML's, validation/published).
+# Repeated runs of one configuration differ by this in their step (MosaicML's, validation/published).
 REPEATS = 0.006
 
 UNLIKE = 3  # from this cell on runs are not like the job
 
-# By the number of a cell (`Features.cells`) that is leant on, the cells within it that a job is trusted no
-# better than: another chip's; where its own binding is little known, those bound by kernels, what zsim is
-# best at; where its framework is, the other frameworks'.
+# By the number of the broader cell (`Features.cells`) that a job borrows from, the narrower cells that it
+# is trusted no better than: other chips'; where the job's binding is little known, those of jobs bound by
+# kernels, on which zsim is best; where its framework is little known, the other frameworks'.
 _FRAMEWORK = 2
 _FRAMEWORKS: tuple[tuple[int, ...], Callable[[Features], bool]] = ((_FRAMEWORK,), lambda f: True)
 _WITHIN: tuple[tuple[tuple[int, ...], Callable[[Features], bool]], ...] = (
@@ -52,8 +53,8 @@ _WITHIN: tuple[tuple[tuple[int, ...], Callable[[Features], bool]], ...] = (
 
 @dataclass(frozen=True)
 class Errors:
-    """Signed errors (as `ValidatedRun.error`) with weights; `alike` are the runs of the job's closest cell
-    that has any, empty where only unlike ones are left; `cell` is the number of that cell."""
+    """Signed errors (as `ValidatedRun.error`) with weights; `alike`: the runs of the job's closest cell that
+    has any, empty if only unlike runs are left; `cell`: the number of that cell."""
 
     values: Floats
     weights: Floats
@@ -61,15 +62,15 @@ class Errors:
     cell: int
 
     def interval(self) -> tuple[float, float]:
-        """The quantiles between which `LEVEL` of the errors lie; no narrower than runs repeat."""
+        """The quantiles between which `LEVEL` of the errors lie; at least as wide as repeated runs differ."""
         outside = (1 - LEVEL) / 2
         low, high = quantiles(self.values, self.weights, (outside, 1 - outside))
         return min(low, -REPEATS), max(high, REPEATS)
 
 
 def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0) -> Errors:
-    """How the errors of `runs` say that zsim errs on a job with these features, by the cells from the
-    `first` on."""
+    """The distribution of zsim's error on a job with these features, estimated from the errors of `runs` in
+    its cells from number `first` on."""
     weights, opposite, rest = np.zeros(len(runs)), np.zeros(len(runs)), 1.0
     alike: tuple[ValidatedRun, ...] | None = None
     cells = features.cells
@@ -94,8 +95,9 @@ def errors_like(features: Features, runs: Sequence[ValidatedRun], first: int = 0
 
 def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Errors, tuple[float, float]]:
     """The errors and their interval. A job whose closest cell has runs of fewer than `ENOUGH` sources is
-    trusted no better than the closest broader cell of enough, nor than cells of enough within that one
-    (`_WITHIN`), nor than other frameworks' jobs with a binding that its own has no run of."""
+    trusted no better than the closest broader cell with enough sources, nor than the narrower cells with
+    enough sources in that one (`_WITHIN`), nor than other frameworks' jobs with its binding if its framework
+    has no run with it."""
     errors = errors_like(features, runs)
     low, high = errors.interval()
     for number, other in _broader(features, runs):
@@ -105,7 +107,7 @@ def interval_like(features: Features, runs: Sequence[ValidatedRun]) -> tuple[Err
 
 
 def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
-    """The number of the closest cell with runs of enough sources; of the last one, where none has."""
+    """The number of the closest cell with runs of enough sources; of the last cell if none has enough."""
     return next(
         (
             number
@@ -117,8 +119,8 @@ def broader_cell(features: Features, runs: Sequence[ValidatedRun]) -> int:
 
 
 def _broader(features: Features, runs: Sequence[ValidatedRun]) -> list[tuple[int, Features]]:
-    """That cell and those within it, as the cell's number and features of a job in it; none where it is the
-    job's own."""
+    """The broader cell and the narrower cells in it, as the cell's number and the features of a job in it;
+    empty if the closest cell has enough sources."""
     number = broader_cell(features, runs)
     levels, holds = _WITHIN[number]
     inside = [run for run in runs if run.features.cells[number] == features.cells[number]]
@@ -137,13 +139,14 @@ def _is_bound_alike(run: Features, job: Features) -> bool:
 
 
 def weights_by_source(sources: Sequence[str]) -> tuple[Floats, int]:
-    """Weights that add up to 1 and are the same for every source, and how many sources there are."""
+    """Weights that add up to 1 and are the same for every source, and the number of sources."""
     _, index, counts = np.unique(sources, return_inverse=True, return_counts=True)
     return 1.0 / (len(counts) * counts[index]), len(counts)
 
 
 def quantiles(values: Floats, weights: Floats, at: Sequence[float]) -> list[float]:
-    """Weighted quantiles, between the middles of the values' weights in proportion."""
+    """Weighted quantiles at the levels `at`, interpolated between the middles of the sorted values'
+    weights."""
     counts = weights > 0
     values, weights = values[counts], weights[counts]
     order = np.argsort(values, kind="stable")

@@ -1,4 +1,4 @@
-"""In which respects a job is further than any validated run, and how much wider that makes an interval."""
+"""The respects in which a job exceeds all validated runs, and the resulting widening of its interval."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Holds = Callable[[Features, Features], bool]
 
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
-    """A respect (one of `RESPECTS`) in words; `steps` how far: doublings of what is counted, else 1."""
+    """A respect (one of `RESPECTS`) in words; `steps`: how far, in doublings for counted respects, else 1."""
 
     respect: str
     sentence: str
@@ -33,9 +33,9 @@ def _same_kind(run: Features, job: Features) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Respect:
-    """Which jobs have it; whether a run vouches for one of them; and its groups, of which a job that
-    extrapolates is taken to be a new one. What is counted vouches from half as much on when the widening is
-    estimated: one doubling."""
+    """`applies`: which jobs have the respect; `holds`: whether a run vouches for a job; `group`: groups of
+    jobs, a new one of which an extrapolating job is taken to be. For counted respects a run vouches up to
+    twice its count, since the widening is estimated for one doubling."""
 
     applies: Callable[[Features], bool]
     holds: _Holds
@@ -81,7 +81,7 @@ RESPECTS: Mapping[str, Respect] = {
 
 
 def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapolation]:
-    """What no run vouches for, in the order of `RESPECTS`."""
+    """The respects in which no run vouches for the job, in the order of `RESPECTS`."""
     known = [run.features for run in runs]
     own = [run for run in known if run.framework == job.framework]
     found = []
@@ -123,16 +123,16 @@ def _count(number: int) -> str:
 
 
 def stretch_of(found: Sequence[Extrapolation], widening: Mapping[str, float]) -> float:
-    """How many times as far from the prediction the ends of the interval are: 1 without extrapolation. The
-    respects, and the doublings of one, are taken to err independently: their excesses add in squares."""
+    """Factor on the interval's ends: 1 without extrapolation. The respects, and the doublings of one, are
+    taken to err independently: their excesses add in squares."""
     return 1.0 + sqrt(sum(one.steps * (widening[one.respect] - 1.0) ** 2 for one in found))
 
 
 def estimate_widening(runs: Sequence[ValidatedRun]) -> dict[str, float]:
-    """By respect, how far intervals must be stretched: for each run, those of other sources that vouch for it
-    in the respect are left out as well, and its error is measured in ends of the interval that the rest
-    give. `LEVEL` of these, every group and in it every source alike, are below the factor; it is at
-    least 1."""
+    """The factor on intervals by respect: for each run, the runs of other sources that vouch for it in the
+    respect are left out as well, and its error is measured in ends of the interval that the remaining runs
+    give. `LEVEL` of these, with equal weight for every group and in it for every source, are below the
+    factor; it is at least 1."""
     factors = {}
     for name, respect in RESPECTS.items():
         scores = scores_without(runs, respect)
@@ -143,7 +143,8 @@ def estimate_widening(runs: Sequence[ValidatedRun]) -> dict[str, float]:
 
 
 def _in_groups(runs: Sequence[ValidatedRun], respect: Respect) -> Floats:
-    """Weights that are the same for every group, in it for every source, and in that for every run."""
+    """Weights that are equal for all groups, within a group for all sources, and within a source for all
+    runs."""
     groups = [respect.group(run.features) for run in runs]
     pairs = Counter((group, run.source) for group, run in zip(groups, runs, strict=True))
     sources = Counter(group for group, _ in pairs)
@@ -154,8 +155,8 @@ def _in_groups(runs: Sequence[ValidatedRun], respect: Respect) -> Floats:
 
 
 def scores_without(runs: Sequence[ValidatedRun], respect: Respect | None = None) -> dict[ValidatedRun, float]:
-    """Each run's error as a multiple of the end of its interval, judged by other sources, and of them only by
-    runs that do not vouch for it in the respect. Runs that lack the respect are missing."""
+    """Each run's error as a multiple of the end of its interval, judged only by runs of other sources that do
+    not vouch for it in the respect. Runs that lack the respect are missing."""
     scores: dict[ValidatedRun, float] = {}
     intervals: dict[tuple[str, Features], tuple[float, float] | None] = {}
     others = {source: without_source(runs, source) for source in {run.source for run in runs}}

@@ -1,4 +1,4 @@
-"""In which respects two jobs are alike, as far as zsim's errors depend on them."""
+"""Features of a job by which zsim's errors on two jobs are comparable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ALLOCATOR, OFFLOADING, NETWORK, HOST, KERNELS = (
     "kernels",
 )
 
-# From which part of the step on something else than the kernels binds it. With 2 to 10 % for the host and 10
-# or 20 % for the network as many rows lie within their intervals, to 1 %.
+# Fraction of the step from which on it is bound by something other than kernels. With 2 to 10 % for the host
+# and 10 or 20 % for the network the same number of rows lies within their intervals, to 1 %.
 _SHARES = (
     (OFFLOADING, "offload_stall", 0.05),
     (NETWORK, "exposed_communication", 0.1),
@@ -25,9 +25,9 @@ _SHARES = (
 
 @dataclass(frozen=True)
 class Features:
-    """`framework`: FSDP, DeepSpeed, DDP ..., `strategy` one of its ways ("ZeRO-3"), `fabric` what joins the
-    GPUs: on one node its links, on several the network ("" where neither is known or needed); `binding` what
-    binds the step."""
+    """`framework`: FSDP, DeepSpeed, DDP ...; `strategy`: a way of the framework ("ZeRO-3"); `fabric`: what
+    joins the GPUs, the links on one node, the network on several ("" if not known or not needed); `binding`:
+    what bounds the step."""
 
     framework: str
     strategy: str
@@ -50,7 +50,8 @@ class Features:
 
     @cached_property
     def cells(self) -> tuple[tuple[str | bool, ...], ...]:
-        """What it has in common with runs that are like it, from all that matters to any run at all."""
+        """Keys of the cells of alike runs that the job belongs to, from the closest cell to that of all
+        runs."""
         return (
             (self.framework, self.is_several, self.binding, self.chip),
             (self.framework, self.is_several, self.binding),
@@ -65,8 +66,8 @@ def chip_of(gpu: str) -> str:
 
 
 def binding_of(shares: Mapping[str, float], retries: float) -> str:
-    """What binds a step: torch's allocator where it runs short, else what takes enough of the step (parts of
-    1, by the breakdown's names), else the kernels."""
+    """What bounds a step: torch's allocator if it runs short, else the first part that takes enough of the
+    step (`shares`: fractions by the breakdown's names), else the kernels."""
     if retries > 0:
         return ALLOCATOR
     return next((name for name, part, least in _SHARES if shares.get(part, 0.0) > least), KERNELS)

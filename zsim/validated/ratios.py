@@ -1,10 +1,10 @@
-"""How far a difference between two configurations is to be trusted.
+"""How far a predicted difference between two configurations is to be trusted.
 
 # [Note: errors of a ratio]
-Two steps on one machine are off in the same direction for the same reasons, so their ratio is off by less
-than either. How much is measured on pairs of published runs of one source on one GPU that differ in one
+The errors of two steps on one machine have the same sign and the same causes, so the error of their ratio is
+smaller than either. It is measured on pairs of published runs of one source on one GPU that differ in one
 setting: the difference of their two signed errors. Sources weigh the same, as in [Note: what an interval
-assumes], and a setting that few sources vary leans on all pairs (`BROADER`). A pair may be taken either
+assumes], and a setting that few sources vary borrows from all pairs (`BROADER`). A pair may be taken either
 way round, so the interval of the ratio's logarithm is symmetric.
 """
 
@@ -28,7 +28,7 @@ ANY = "several settings"
 SHORT = "torch's allocator runs short in one or both"
 
 # The settings by which two runs of one model on one kind of GPU differ. The batch follows from the length
-# and from the number of GPUs, and is no setting of its own then.
+# and from the number of GPUs, and then does not count as a setting of its own.
 SETTINGS: Mapping[str, Callable[[ValidatedRun], object]] = {
     "batch": lambda run: (run.settings.micro_batch_size, run.settings.gradient_accumulation_steps),
     "sequence length": lambda run: run.settings.sequence_length,
@@ -42,7 +42,8 @@ KINDS = (*SETTINGS, SHORT, ANY)
 
 
 def estimate_ratio_errors(runs: Sequence[ValidatedRun]) -> dict[str, float]:
-    """By what differs (`KINDS`), below what `LEVEL` of the errors of the ratio's logarithm are."""
+    """By differing setting (`KINDS`), the bound that `LEVEL` of the errors of the ratio's logarithm do not
+    exceed."""
     return _bounds(list(_pairs(runs)))
 
 
@@ -53,8 +54,8 @@ def _bounds(pairs: Sequence[Pair]) -> dict[str, float]:
 
 
 def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
-    """Of the settings (or `SHORT`) that differ: what differs in several is trusted no better than what
-    differs in one of them, and what differs in something that no pair does, no better than any setting."""
+    """The bound for the settings (or `SHORT`) that differ: a difference in several is trusted no better than
+    in each of them, and a difference in a setting that no pair varies, no better than in any setting."""
     names = list(kinds)
     if SHORT not in names and (kind := kind_of(names)) != ANY:
         return bounds[kind]
@@ -64,8 +65,8 @@ def bound_of(kinds: Iterable[str], bounds: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RatioCoverage:
-    """Of the pairs that differ by `kind`: how far off `LEVEL` of them are, and the part that was within that
-    of the other sources' pairs, over pairs and as the mean of sources."""
+    """Coverage of the pairs that differ by `kind`: `bound` on the error of `LEVEL` of them, and the fraction
+    within the bound of the other sources' pairs, over pairs and as the mean of sources."""
 
     kind: str
     pairs: int
@@ -76,7 +77,8 @@ class RatioCoverage:
 
 
 def ratio_coverage(runs: Sequence[ValidatedRun]) -> list[RatioCoverage]:
-    """Every source's pairs judged by those of the others; kinds without pairs are left out."""
+    """The coverage of every kind, each source's pairs judged by those of the others; kinds without pairs are
+    left out."""
     pairs = list(_pairs(runs))
     bounds = _bounds(pairs)
     inside: dict[str, dict[str, list[bool]]] = {}
@@ -103,8 +105,8 @@ def ratio_coverage(runs: Sequence[ValidatedRun]) -> list[RatioCoverage]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two runs of one source, model and GPU: by what they differ, and the absolute error of the logarithm of
-    their ratio."""
+    """Two runs of one source, model and GPU: the settings in which they differ, and the absolute error of the
+    logarithm of their ratio."""
 
     kind: str
     source: str
@@ -113,7 +115,7 @@ class Pair:
 
 
 def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[Pair]:
-    """All of them; what differs only in time is no pair."""
+    """All pairs; runs that differ in no setting are not a pair."""
     alike: dict[tuple[str, str, str], list[ValidatedRun]] = {}
     for run in runs:
         alike.setdefault((run.source, run.features.gpu, run.settings.model), []).append(run)
@@ -127,7 +129,7 @@ def _pairs(runs: Sequence[ValidatedRun]) -> Iterator[Pair]:
 
 
 def kind_of(kinds: Iterable[str]) -> str:
-    """One of `KINDS` for settings that differ together."""
+    """The one of `KINDS` for settings that differ together."""
     names = list(dict.fromkeys(kinds))
     if len(names) == 2 and "batch" in names and any(name in _LEADING for name in names):
         names.remove("batch")
@@ -135,7 +137,8 @@ def kind_of(kinds: Iterable[str]) -> str:
 
 
 def _quantile(own: Sequence[Pair], every: Sequence[Pair]) -> float:
-    """Of `own` pairs, leaning on `every` one as far as few sources have their like."""
+    """The `LEVEL` quantile of the errors of `own` pairs, borrowing from `every` pair the more, the fewer
+    sources `own` has."""
     values: list[Floats] = []
     weights: list[Floats] = []
     count = len({pair.source for pair in own})
@@ -148,12 +151,13 @@ def _quantile(own: Sequence[Pair], every: Sequence[Pair]) -> float:
 
 
 def ratio_range(ratio: float, kinds: Iterable[str]) -> tuple[float, float]:
-    """Between what the ratio of two steps lies with 80 %, where `kinds` of `SETTINGS` (or `SHORT`) differ."""
+    """The interval that contains the ratio of two steps with 80 %, where `kinds` of `SETTINGS` (or `SHORT`)
+    differ."""
     bound = bound_of(kinds, shipped_estimates()["ratios"])
     return ratio * exp(-bound), ratio * exp(bound)
 
 
 def can_tell(one_seconds: float, other_seconds: float, kinds: Iterable[str]) -> bool:
-    """Whether the interval of the ratio leaves out 1: which of two configurations is faster."""
+    """Whether the interval of the ratio excludes 1: whether zsim can tell which configuration is faster."""
     low, high = ratio_range(one_seconds / other_seconds, kinds)
     return not low <= 1.0 <= high

@@ -1,4 +1,4 @@
-"""Which regimes have validated runs, and what has none: by name."""
+"""The regimes with validated runs, and the strategies and GPUs without one, by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from zsim.validated.coverage import Coverage, Judged, coverage_of
 from zsim.validated.features import Features
 from zsim.validated.runs import ValidatedRun, validated_runs
 
-# Strategies that zsim simulates, as `strategy_name` has them; some of them with their states in the host's
-# memory or on NVMe as well.
+# Strategies that zsim simulates, as `strategy_name` names them; some of them also with their states in the
+# host's memory or on NVMe.
 _OFFLOADING = ("FSDP1", "FSDP2", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 STRATEGIES = (
     "DDP", "FSDP1", "FSDP1 SHARD_GRAD_OP", "FSDP2", "HSDP", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3",
@@ -26,7 +26,7 @@ def regime_title(features: Features) -> str:
 
 
 def by_regime(judged: Sequence[Judged]) -> dict[str, Coverage]:
-    """Framework and number of nodes, in alphabetical order."""
+    """The coverage by framework and number of nodes, in alphabetical order."""
     found = {}
     for title in sorted({regime_title(one.run.features) for one in judged}):
         coverage = coverage_of(one for one in judged if regime_title(one.run.features) == title)
@@ -36,7 +36,7 @@ def by_regime(judged: Sequence[Judged]) -> dict[str, Coverage]:
 
 
 def unvalidated(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
-    """The names that none of the known ones is."""
+    """The `names` that are not among `known`."""
     there = set(known)
     return tuple(name for name in names if name not in there)
 

@@ -1,4 +1,4 @@
-"""The table of validated runs that ships with zsim: one line per published run with its features and zsim's
+"""The shipped table of validated runs: one line per published run with its features and zsim's
 error; `python validation/published/accuracy.py` rewrites it."""
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ ESTIMATES = PRESETS / "validated_errors.toml"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What makes two runs of one source on one GPU comparable: equal but for one of these (and the number of
-    GPUs and the strategy). `training`: precision and checkpointing; `network_gbps` per GPU, 0 on one node."""
+    """Settings that make two runs of one source on one GPU comparable: equal but for one of these (and the
+    number of GPUs and the strategy). `training`: precision and checkpointing; `network_gbps` per GPU, 0 on
+    one node."""
 
     model: str
     sequence_length: int
@@ -59,7 +60,7 @@ def validated_runs() -> tuple[ValidatedRun, ...]:
 
 @cache
 def shipped_estimates() -> Mapping[str, Mapping[str, float]]:
-    """What was estimated from the shipped table: "widening" by respect, "ratios" by what differs."""
+    """Estimates from the shipped table: "widening" by respect, "ratios" by the setting that differs."""
     return tomllib.loads(ESTIMATES.read_text(encoding="utf-8"))
 
 
@@ -87,7 +88,7 @@ def _run(row: Sequence[str]) -> ValidatedRun:
 
 
 def validated_text(runs: Iterable[ValidatedRun]) -> str:
-    """The table as CSV, errors to five digits: less than runs repeat by."""
+    """The table as CSV, with errors to five digits, finer than repeated runs differ."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -101,5 +102,5 @@ def validated_text(runs: Iterable[ValidatedRun]) -> str:
 
 
 def without_source(runs: Sequence[ValidatedRun], source: str | None) -> tuple[ValidatedRun, ...]:
-    """The runs of all other sources: none vouches for itself."""
+    """The runs of all other sources: no source vouches for itself."""
     return tuple(run for run in runs if run.source != source)

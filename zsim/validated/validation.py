@@ -1,4 +1,4 @@
-"""How far to trust a step time: an interval of 80 %, and the validated runs it comes from."""
+"""How far to trust a step time: an interval of 80 %, and the validated runs behind it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """`low` and `high`: with 80 %, the measured step is so many times the predicted one. `regime` says what
-    the `runs` that it comes from have in common with the job; 0 where none is like it, then there are no
-    errors of such. Errors are predicted over measured, less one."""
+    """`low` and `high`: with 80 %, the measured step is between these multiples of the predicted one.
+    `regime`: what the `runs` behind the interval have in common with the job; `runs` is 0 if no run is like
+    it, and the errors are then None. Errors are predicted over measured, less one."""
 
     low: float
     high: float
@@ -30,14 +30,14 @@ class Validation:
     worst_absolute_error: float | None
     extrapolates: tuple[str, ...]
     features: Features
-    runs_less_alike: int = 0  # that it leans on, where the alike are of too few sources
+    runs_less_alike: int = 0  # runs of a broader cell, if the alike ones are of too few sources
 
     def range_of(self, step_seconds: float) -> tuple[float, float]:
-        """The interval of a step that is predicted to take so long."""
+        """The interval of a step that is predicted to take `step_seconds`."""
         return self.low * step_seconds, self.high * step_seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """`validation` of `--json`."""
+        """The `validation` table of `--json`."""
         return {
             "regime": self.regime,
             "runs": self.runs,
@@ -56,7 +56,7 @@ def validation_of(
     *,
     without: str | None = None,
 ) -> Validation:
-    """Judge a job by validated runs (the shipped ones), but for those of the source `without`."""
+    """Judge a job by validated runs (default: the shipped ones), except those of the source `without`."""
     runs = without_source(validated_runs() if runs is None else runs, without)
     widening = shipped_estimates()["widening"] if widening is None else widening
     errors, (low, high) = interval_like(features, runs)
@@ -78,14 +78,14 @@ def validation_of(
 
 
 def _less_alike(features: Features, runs: Sequence[ValidatedRun], alike: int) -> int:
-    """Of the cell that the interval is no narrower than, the runs that are not like the job."""
+    """Number of runs in the broader cell behind the interval that are not like the job."""
     number = broader_cell(features, runs)
     wanted = features.cells[number]
     return max(0, sum(run.features.cells[number] == wanted for run in runs) - alike)
 
 
 def regime_of(features: Features, cell: int = 0) -> str:
-    """What a cell's runs have in common: "FSDP, several nodes, H100, bound by kernels"."""
+    """What the runs of a cell have in common: "FSDP, several nodes, H100, bound by kernels"."""
     if cell >= UNLIKE:
         return "no validated run is like it"
     words = [features.framework, "several nodes" if features.is_several else "one node"]
@@ -97,7 +97,7 @@ def regime_of(features: Features, cell: int = 0) -> str:
 
 
 def range_words(seconds: tuple[float, float]) -> str:
-    """E.g. "9.14 to 10.9 s", "0.98 to 1.09 s": three digits, in the unit of the longer."""
+    """E.g. "9.14 to 10.9 s", "0.98 to 1.09 s": three digits, in the unit of the longer time."""
     unit, name = next(((size, name) for size, name in _UNITS if seconds[1] >= size), _UNITS[-1])
     return f"{_three_digits(seconds[0] / unit)} to {_three_digits(seconds[1] / unit)} {name}"
 

@@ -1,4 +1,4 @@
-"""Writing down what ships: the table of validated runs, and what is estimated from it."""
+"""Writes the shipped files: the table of validated runs, and the estimates from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RATIOS = """
 
 
 def shipped_texts(runs: Sequence[ValidatedRun]) -> tuple[str, str]:
-    """validated_runs.csv, and validated_errors.toml."""
+    """The texts of validated_runs.csv and validated_errors.toml."""
     return validated_text(runs), _HEAD + _table("widening", estimate_widening(runs)) + _RATIOS + _table(
         "ratios", estimate_ratio_errors(runs)
     )
