@@ -1,1 +1,1 @@
-"""What happened, simulated or recorded."""
+"""Traces of steps, simulated or recorded."""

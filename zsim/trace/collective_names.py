@@ -1,4 +1,4 @@
-"""Collectives as torch.profiler and the Flight Recorder write them down, written and read by one table.
+"""Names of collectives in torch.profiler and the Flight Recorder, written and read by one table.
 
 Sources: pytorch/kineto, libkineto/src/output_json.cpp (keys); torch/csrc/distributed/c10d (names of
 collectives, `record_param_comms`); NCCL and RCCL kernel names in recorded traces.
@@ -14,7 +14,7 @@ from typing import Any
 from zsim.dtypes import ELEMENT_TYPES
 from zsim.trace.trace import COLLECTIVES, SpanInfo
 
-# What profilers write of a dtype, in lower case -> its name here; tf32 is Float, which is fp32's.
+# A dtype's names in profiles, in lower case -> its name here; tf32 is Float, which is fp32's name.
 _DTYPES: dict[str, str] = {
     spelling: element.name
     for element in ELEMENT_TYPES.values()
@@ -23,7 +23,7 @@ _DTYPES: dict[str, str] = {
 }
 
 # Kind -> (the profiler's collective name, the function in NCCL's kernel name). A name is read as the first of
-# these kinds that occurs in it.
+# these kinds that it contains.
 _KINDS: dict[str, tuple[str, str]] = {
     "reduce_scatter": ("_reduce_scatter_base", "ReduceScatter_Sum"),
     "all_gather": ("_allgather_base", "AllGather"),
@@ -43,9 +43,10 @@ _NUMBERS = re.compile(r"\d+")
 
 
 def collective_kind(name: str) -> str:
-    """`_allgather_base`, `nccl:all_reduce`, `c10d::alltoall_base_` -> all_gather, ...; "" for none of them.
+    """`_allgather_base`, `nccl:all_reduce`, `c10d::alltoall_base_` -> all_gather, ...; "" for any other name.
 
-    NCCL's all-to-all kernels are called SendRecv; so are its send and recv, and the name does not tell.
+    NCCL's all-to-all kernels are called SendRecv, as are its send and recv: the name does not tell them
+    apart.
     """
     if name == "send_recv":
         return name
@@ -62,7 +63,7 @@ def is_collective_kernel(name: str) -> bool:
 
 
 def dtype_of(name: str) -> tuple[str, int]:
-    """zsim's name of a dtype and its bytes; ("", 0) for one that is not known."""
+    """zsim's name of a dtype and its bytes; ("", 0) for an unknown one."""
     found = ELEMENT_TYPES.get(_DTYPES.get(name.strip().lower(), ""))
     return ("", 0) if found is None else (found.name, found.bytes)
 
@@ -90,8 +91,8 @@ def elements_of(dims: Any) -> int:
 
 
 def parse_ranks(text: Any, size: int) -> tuple[int, ...]:
-    """`"[0, 1]"` or a list -> ranks. Kineto cuts long lists, `[0, 1, ..., 63]`: filled in where the ranks are
-    evenly spaced; () where the ranks are not known."""
+    """`"[0, 1]"` or a list -> ranks. Kineto cuts long lists, `[0, 1, ..., 63]`: they are completed if the
+    ranks are evenly spaced; () if the ranks are not known."""
     if isinstance(text, list | tuple):
         text = ", ".join(str(part) for part in text)
     if not isinstance(text, str):
@@ -107,7 +108,7 @@ def parse_ranks(text: Any, size: int) -> tuple[int, ...]:
 
 
 def group_name(arguments: Mapping[str, Any], size: int, world_size: int) -> str:
-    """What to call a process group: its description where it has one, "world" where it is that."""
+    """Name of a process group: its description if it has one, "world" if it has all ranks."""
     description = str(arguments.get("Process Group Description", "") or "").strip()
     if description in ("", "default_pg", "undefined"):
         if size == world_size:
@@ -118,7 +119,7 @@ def group_name(arguments: Mapping[str, Any], size: int, world_size: int) -> str:
 
 
 def as_int(value: Any, default: int = 0) -> int:
-    """An integer out of a trace's args, where numbers are sometimes text."""
+    """An integer from a trace's args, where numbers may be text; `default` if it is not one."""
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):
@@ -138,14 +139,15 @@ def kernel_name(info: SpanInfo, backend: str) -> str:
 
 
 def process_groups(infos: Iterable[SpanInfo]) -> dict[str, int]:
-    """The groups that are used, numbered in the order of their first use."""
+    """The groups in use, numbered in the order of their first use."""
     used = dict.fromkeys(info.group for info in infos if info.kind in COLLECTIVES)
     return {name: index for index, name in enumerate(used)}
 
 
 def group_ranks(name: str, group_size: int, rank: int, metadata: Mapping[str, Any]) -> list[int]:
-    """The ranks of the group that `rank` is in; `metadata["groups"]` maps its name to (size, stride) and,
-    where ranks are at unequal distances (stride None), `metadata["group_members"]` to all of its kind."""
+    """The ranks of the group that `rank` is in; `metadata["groups"]` maps its name to (size, stride) and, if
+    ranks are at unequal distances (stride None), `metadata["group_members"]` to the ranks of all
+    communicators of that name."""
     size, stride = metadata.get("groups", {}).get(name, (group_size, 1))
     if stride is None:
         return next(list(ranks) for ranks in metadata["group_members"][name] if rank in ranks)
@@ -154,7 +156,7 @@ def group_ranks(name: str, group_size: int, rank: int, metadata: Mapping[str, An
 
 
 def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequence: int) -> dict[str, Any]:
-    """What the profiler attaches to a collective; element counts are of this rank's input and output."""
+    """The profiler's metadata of a collective; element counts are of this rank's input and output."""
     element = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["uint8"])
     full = info.bytes // element.bytes
     shard = full // max(info.group_size, 1)

@@ -1,4 +1,4 @@
-"""What the drives of a node do over time: the requests of all its ranks together."""
+"""Rates of a node's drives over time, summed over the requests of all its ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIRECTIONS = ("read", "write")
 @dataclass(frozen=True, slots=True)
 class DriveRates:
     """Bytes per second that a node's drives read and write from `seconds[i]` to `seconds[i + 1]`; 0 after the
-    last. Over a request its mean rate is taken."""
+    last time. A request counts with its mean rate."""
 
     seconds: Floats
     read: Floats
@@ -24,10 +24,10 @@ class DriveRates:
 
 
 def drive_rates(trace: Trace, rank: int) -> DriveRates | None:
-    """The rates on the node of `rank`; None where nothing is read or written.
+    """The rates on the node of `rank`; None if nothing is read or written.
 
-    `Trace.metadata["node_ranks"]` says per traced rank which traced ranks stand for how many of its node's;
-    without it all of a node's ranks are as `rank` is.
+    `Trace.metadata["node_ranks"]`: per traced rank, the traced ranks on its node -> how many of the node's
+    ranks each represents; without it `rank` represents all ranks of its node.
     """
     rates = {kind: _changes(trace, members_of(trace, rank), f"nvme_{kind}") for kind in DIRECTIONS}
     times = np.unique(np.concatenate([changes[0] for changes in rates.values()]))
@@ -44,7 +44,7 @@ def drive_rates(trace: Trace, rank: int) -> DriveRates | None:
 
 
 def members_of(trace: Trace, rank: int) -> Mapping[int, int]:
-    """Traced ranks on the node of `rank`, and how many each stands for there."""
+    """Traced ranks on the node of `rank` -> how many of the node's ranks each represents."""
     known = trace.metadata.get("node_ranks")
     if known is not None and rank in known:
         members: Mapping[int, int] = known[rank]
@@ -53,7 +53,7 @@ def members_of(trace: Trace, rank: int) -> Mapping[int, int]:
 
 
 def _changes(trace: Trace, members: Mapping[int, int], kind: str) -> tuple[Floats, Floats]:
-    """(when, by how much) the rate changes."""
+    """(times, changes of the rate in bytes per second)."""
     is_kind = np.array([info.kind == kind for info in trace.infos], dtype=bool)
     sizes = np.array([float(info.bytes) for info in trace.infos])
     chosen = np.flatnonzero(is_kind[trace.info_indices] & np.isin(trace.ranks, list(members)))

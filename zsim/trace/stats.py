@@ -1,4 +1,4 @@
-"""What it took to simulate a step."""
+"""The cost of simulating a step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SimulationStats:
-    """Seconds of this process, events of the clock, ranks that were simulated (one per class) of all, and how
-    many steps were drawn."""
+    """Seconds of this process, events of the clock, simulated ranks (one per class), ranks in all, and drawn
+    steps."""
 
     wall_seconds: float
     events: int

@@ -1,7 +1,7 @@
-"""What happened, simulated or recorded: spans on streams, and memory over time.
+"""The trace of a step, simulated or recorded: spans on streams, and memory over time.
 
-A span is a row of four arrays (rank, info, start, end); what the spans are is told once per distinct op
-in `infos`, so a trace of a thousand ranks stays small.
+A span is an entry in four arrays (rank, info, start, end); ops are described once per distinct op in `infos`,
+so a trace of a thousand ranks stays small.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COLLECTIVES = frozenset(
 
 
 class SpanInfo(NamedTuple):
-    """What one op is; `bytes` as in `Collective.bytes` for collectives, moved bytes for copies, else 0.
-    `stream` is "" where none was recorded: gloo has no streams."""
+    """Description of an op; `bytes` as in `Collective.bytes` for collectives, moved bytes for copies, else 0.
+    `stream` is "" if none was recorded: gloo has no streams."""
 
     name: str
     kind: str
@@ -44,11 +44,11 @@ class SpanInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryEvents:
-    """Changes of memory in the order they happened: bytes of `category` on `device` of a rank.
+    """Changes of memory in the order in which they happened: bytes of `category` on `device` of a rank.
 
-    `host_seconds` is when the host did it (what the allocator sees); `stream_seconds` when the compute
-    stream reached that point of the program (what a timeline shows). `names` is the op that did it, one per
-    event; empty where that is not known.
+    `host_seconds`: when the host made the change (as the allocator sees it); `stream_seconds`: when the
+    compute stream reached that point of the program (as a timeline shows it). `names`: the op of each event;
+    empty if not known.
     """
 
     ranks: Ints
@@ -60,8 +60,8 @@ class MemoryEvents:
     names: tuple[str, ...] = ()
 
     def between(self, start: float, end: float) -> MemoryEvents:
-        """What happens from `start` to `end`, on a clock that begins at `start`; what was there before is
-        allocated then."""
+        """The changes from `start` to `end`, on a clock that begins at `start`; earlier changes are moved to
+        `start`."""
         rows = [i for i, seconds in enumerate(self.stream_seconds.tolist()) if seconds <= end]
         host = np.maximum(self.host_seconds[rows], start) - start
         stream = np.maximum(self.stream_seconds[rows], start) - start
@@ -77,7 +77,7 @@ class MemoryEvents:
 
 
 def joined(parts: Sequence[MemoryEvents]) -> MemoryEvents:
-    """The changes of several ranks, those of one after those of the other."""
+    """The changes of several ranks, concatenated rank by rank."""
     return MemoryEvents(
         ranks=np.concatenate([part.ranks for part in parts]),
         host_seconds=np.concatenate([part.host_seconds for part in parts]),
@@ -91,10 +91,10 @@ def joined(parts: Sequence[MemoryEvents]) -> MemoryEvents:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One recorded step: its number, when the first rank began and the last ended it, and what it took the
-    slowest rank. A rank's step ends when its last kernel has, and begins where its step before ended or,
-    where the host was later, with the host. `bounds` has of each rank (start, end) of the step and of the
-    host's part of it."""
+    """One recorded step: its number, when the first rank began and the last rank ended it, and its duration
+    on the slowest rank. A rank's step begins with the host's part of it or, if later, when the last span of
+    its step before ended; it ends with its last span or, if later, with the host's part. `bounds`: per rank,
+    (start, end) of the step and (start, end) of the host's part."""
 
     number: int
     start_seconds: float
@@ -103,14 +103,14 @@ class Step:
     bounds: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
 
     def seconds_of(self, rank: int) -> float:
-        """What the step took one rank; what it took the slowest where that is not known."""
+        """Duration of the step on one rank; on the slowest if that is not known."""
         if rank not in self.bounds:
             return self.seconds
         start, end, *_ = self.bounds[rank]
         return end - start
 
     def slowest_rank(self) -> int:
-        """Whose step `seconds` is; -1 where that is not known."""
+        """The rank whose step took `seconds`; -1 if not known."""
         return max(self.bounds, key=self.seconds_of, default=-1)
 
     def shifted(self, seconds: float) -> Step:
@@ -127,16 +127,14 @@ class Trace:
     """All spans of one step, or of the whole steps of a recording.
 
     Arrays have one entry per span: `ranks`, `info_indices` (into `infos`), `issue_seconds` (when the host
-    enqueued it; NaN if unknown), `start_seconds`, `end_seconds`. `begins`: when ranks began the step that
-    did not at 0. `metadata` holds what a reader needs to know of the source: model, cluster, framework,
-    world size.
+    enqueued it; NaN if unknown), `start_seconds`, `end_seconds`. `begins`: when ranks began the step, for
+    ranks that did not begin at 0. `metadata`: facts about the source (model, cluster, framework, world size).
 
-    A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: of a
-    collective's time, what remains when waiting for the slowest rank is taken off (NaN for other spans).
-    `follows_wait`: the host made a stream wait for another between the launch before and the span's own.
-    `allocator_blocks`: when a simulated host was in torch's allocator, because that had run short; traces
-    that zsim wrote have it too.
-    `step_seconds` is then that of the typical step; `typical_step()` is what compares with a simulated one.
+    A recording also has `steps`, `step_numbers` (the step of each span) and `transfer_seconds`: a
+    collective's time without the wait for the slowest rank (NaN for other spans). `follows_wait`: the host
+    made a stream wait for another stream between the previous launch and the span's. `allocator_blocks`: the
+    times in which a simulated host was in torch's allocator, which had run short; traces that zsim wrote have
+    it too. `step_seconds` is then that of the typical step; `typical_step()` compares with a simulated step.
     """
 
     source: Literal["simulated", "recorded"]
@@ -164,13 +162,13 @@ class Trace:
         return len(self.ranks)
 
     def of_rank(self, rank: int) -> Trace:
-        """The same trace with the spans of one rank only."""
+        """The trace with the spans of one rank only."""
         blocks = tuple(block for block in self.host_blocks if block[0] == rank)
         asking = tuple(block for block in self.allocator_blocks if block[0] == rank)
         return self.only(self.ranks == rank, host_blocks=blocks, allocator_blocks=asking)
 
     def of_step(self, number: int) -> Trace:
-        """One step of a recording as a trace of its own, whose clock starts with the step.
+        """One step of a recording as a separate trace, whose clock starts with the step.
 
         Raises KeyError for a step that was not recorded.
         """
@@ -202,14 +200,14 @@ class Trace:
         )
 
     def typical_step(self) -> Trace:
-        """The recorded step of median length (the shorter of two); a simulated trace is its own."""
+        """The recorded step of median length (the shorter of two); a simulated trace itself."""
         if not self.steps:
             return self
         by_length = sorted(self.steps, key=lambda step: (step.seconds, step.number))
         return self.of_step(by_length[(len(by_length) - 1) // 2].number)
 
     def only(self, keep: Bools, **changes: Any) -> Trace:
-        """The spans that `keep` marks, and other fields as `changes` say."""
+        """The trace with the spans that `keep` marks, and other fields changed as in `changes`."""
         return replace(
             self,
             ranks=self.ranks[keep],
@@ -224,7 +222,7 @@ class Trace:
         )
 
     def on_clock_of(self, rank: int) -> Trace:
-        """The spans of one rank, from when it began the step."""
+        """The spans of one rank, on a clock that starts when the rank began the step."""
         own, begin = self.of_rank(rank), self.begins.get(rank, 0.0)
         if begin == 0.0:
             return own

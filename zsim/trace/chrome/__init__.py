@@ -1,1 +1,1 @@
-"""Traces as Perfetto and chrome://tracing show them."""
+"""Traces in the format of Perfetto and chrome://tracing."""

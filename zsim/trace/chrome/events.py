@@ -1,6 +1,6 @@
 """The events of one rank in Kineto's shape: launches on the host thread, spans on their tracks, counters.
 
-Times are rounded to nanoseconds before durations are taken, so that spans that touch do not overlap.
+Times are rounded to nanoseconds before durations are computed, so that spans that touch do not overlap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 _FIRST_STREAM, _SECOND_STREAM, _STREAM_STRIDE = 7, 20, 4  # the default stream is 7 in recorded traces
 _OFF_GPU_KINDS = frozenset({"cpu", "nvme_read", "nvme_write", "host"})
-ALLOCATOR = "allocator"  # the category of these events
+ALLOCATOR = "allocator"  # the category of the allocator's events
 _RUNS_SHORT = "torch's allocator runs short"
 _COPIES = {"h2d": "Memcpy HtoD (Pinned -> Device)", "d2h": "Memcpy DtoH (Device -> Pinned)"}
 _HOST_PID = 100_000
@@ -56,7 +56,8 @@ class RankEvents:
         self.tids = self._assign_tracks()
 
     def _launched(self) -> list[int]:
-        """Spans that the host launched on the GPU, in the order it did; all of them where that is unknown."""
+        """Spans that the host launched on the GPU, in the order of launch; a span of unknown launch counts by
+        its start."""
         issue = self.trace.issue_seconds
         launched = [i for i in self.order if is_on_gpu(self._info(i))]
         return sorted(launched, key=lambda i: self.starts[i] if math.isnan(issue[i]) else issue[i] * 1e9)
@@ -81,7 +82,7 @@ class RankEvents:
         return attached
 
     def _assign_tracks(self) -> dict[int, int]:
-        """A track per stream; where a stream's spans overlap, one more for those that do."""
+        """A track per stream; spans that overlap on one stream are put on additional tracks."""
         free: dict[str, list[int]] = {}
         tids: dict[int, int] = {}
         compute_first = sorted(self.order, key=lambda i: self._info(i).stream != "compute")
@@ -127,7 +128,7 @@ class RankEvents:
         return _complete("kernel", info.name, pid, tid, start, end, args)
 
     def phases(self) -> Iterator[Event]:
-        """`## forward ##` and so on: stretches of the compute stream; recomputation is part of backward."""
+        """`## forward ##` and so on: segments of the compute stream; recomputation is part of backward."""
         tid = self.tracks.get(("compute", 0))
         if tid is None:
             return
@@ -147,7 +148,7 @@ class RankEvents:
             )
 
     def launches(self) -> Iterator[Event]:
-        """The host thread: each op's issue with the launch inside, and the waits; see [Note: host time]."""
+        """The host thread: the issue of each op with its launch, and the waits; see [Note: host time]."""
         cursor = 0
         for start, end, span, name in self._host_program():
             begin = min(max(start, cursor), end)
@@ -175,12 +176,12 @@ class RankEvents:
             yield {**flow, "ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": self.starts[span] / 1000}
 
     def _host_program(self) -> list[tuple[int, int, int | None, str]]:
-        """What the host did, in order: (start, end, the span it launched, name).
+        """The host's work in order: (start, end, the span that it launched, name).
 
         # [Note: host time]
-        A trace knows when an op was issued, which is the end of the host's work for it; that work began
-        when the host was done with what came before. The launch itself is the last few microseconds of it.
-        Of what ended together that comes first whose beginning is known: a wait, then what it held up.
+        A trace has the time when an op was issued, which is the end of the host's work for it; that work
+        began when the host had finished its previous work. The launch itself is the last few microseconds of
+        it. Of two that ended together the one with a known start comes first: a wait, then the op it delayed.
         """
         program: list[tuple[int, int, int | None, str]] = []
         issue = self.trace.issue_seconds
@@ -199,7 +200,7 @@ class RankEvents:
         return sorted(program, key=lambda row: (row[1], row[0] == 0, row[0]))
 
     def in_allocator(self) -> Iterator[Event]:
-        """On the host thread: where it was in torch's allocator, because that had run short."""
+        """The times in which the host thread was in torch's allocator, which had run short."""
         for _, start, end in self.trace.allocator_blocks:
             begin, over = round(start * 1e9), round(end * 1e9)
             yield _complete(ALLOCATOR, _RUNS_SHORT, self.host, self.host, begin, over, {"External id": 0})
@@ -221,9 +222,9 @@ class RankEvents:
         """(device, nanoseconds, bytes by category) in the order in which memory changed.
 
         # [Note: peaks within an instant]
-        Several changes may have one time. Where something is freed after something was allocated, the
-        levels before are written too, at the same time: without them the peak is lost. Within a run of
-        allocations each category only grows, so its end has the highest of every category and of the sum.
+        Several changes may have the same time. When memory is freed after an allocation at the same time, the
+        levels before it are written too: without them the peak is lost. Within a run of allocations each
+        category only grows, so its end has the maximum of every category and of the sum.
         """
         events = self.trace.memory
         if events is None:
@@ -259,7 +260,7 @@ def _nanoseconds(seconds: Floats) -> list[int]:
 def _complete(
     category: str, name: str, pid: int, tid: int, start: int, end: int, args: Mapping[str, Any]
 ) -> Event:
-    """A complete event from nanoseconds."""
+    """A complete event, with times in nanoseconds."""
     return {
         "ph": "X",
         "cat": category,

@@ -40,14 +40,14 @@ def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None, 
 
 
 def write_chrome_traces(trace: Trace, directory: str | Path, step: int = 1) -> list[Path]:
-    """One `rank<N>.json.gz` for each rank in the trace."""
+    """Write one `rank<N>.json.gz` for each rank in the trace."""
     directory = make_folder(Path(directory))
     ranks = np.unique(trace.ranks).tolist()
     return [write_chrome_trace(trace, directory / f"rank{rank}.json.gz", rank, step) for rank in ranks]
 
 
 def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[str, Any]:
-    """The JSON object of one rank."""
+    """The JSON object of one rank (default: the first of the trace)."""
     if rank is None:
         rank = int(trace.ranks[0]) if len(trace) else 0
     events = RankEvents(trace.of_rank(rank), rank)
@@ -75,7 +75,7 @@ def chrome_trace(trace: Trace, rank: int | None = None, step: int = 1) -> dict[s
 
 
 def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:
-    """A counter of what the drives of the rank's node do, for all its ranks together."""
+    """A counter of the rates of the drives of the rank's node, summed over all its ranks."""
     rates = drive_rates(trace, events.rank)
     if rates is None:
         return
@@ -92,7 +92,7 @@ def _drives(trace: Trace, events: RankEvents) -> Iterator[Event]:
 
 
 def _as_text(document: dict[str, Any]) -> str:
-    """JSON with a line per head entry and per event; traceinsight looks for the rank line by line."""
+    """JSON with one line per head entry and per event; traceinsight searches for the rank line by line."""
     head = [
         f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)},\n"
         for key, value in document.items()
@@ -135,7 +135,7 @@ def _distributed_info(events: RankEvents) -> Event:
 
 
 def _names(events: RankEvents) -> Iterator[Event]:
-    """Names and order of processes and threads."""
+    """Names and sort order of processes and threads."""
     for pid, label, index in (
         (events.host, "CPU", events.host),
         (events.device, f"GPU {events.device}", _GPU_SORT_INDEX + events.device),

@@ -1,1 +1,1 @@
-"""Recorded runs, one reader per format."""
+"""Readers of recorded runs, one per format."""

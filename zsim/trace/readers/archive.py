@@ -1,4 +1,4 @@
-"""Traces in a tar, packed with gzip or not: read one after another as they come, nothing goes to disk."""
+"""Traces in a tar, gzipped or not: read in the order of the archive, without writing to disk."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MAGIC = slice(257, 262), b"ustar"
 
 
 def is_tar(beginning: bytes) -> bool:
-    """By the magic of POSIX and GNU in the first header."""
+    """Whether a file is a tar, by the magic of POSIX and GNU in its first header."""
     place, magic = _MAGIC
     return beginning[place] == magic
 
 
 def contents(path: Path, chosen: Callable[[list[PurePosixPath]], list[PurePosixPath]]) -> Iterator[Content]:
-    """The files that `chosen` picks out of all names, each to be read before the next.
+    """The files that `chosen` selects from all names, each to be read before the next.
 
-    Raises InputError for an archive that is damaged, and for a link or a device among those picked.
+    Raises InputError for an archive that is damaged, and for a selected link or device.
     """
     with _opened(path) as archive:
         names = [PurePosixPath(member.name) for member in _members(path, archive) if not member.isdir()]

@@ -1,9 +1,9 @@
-"""The content of a trace file as text, unzipped, piece by piece, and no more of it than a trace can be.
+"""The text of a trace file, unzipped, in pieces, and refused beyond the size that a trace can have.
 
 # [Note: how large a trace may be]
-Real traces are gigabytes of JSON, so size alone refuses nothing. A file that was made to be large is told by
-what it does not say: gzip packs Kineto's JSON 10 to 60 times, and what unpacks to more than 200 times its
-size (and 16 MB) is refused, as is a run of 64 MB of blanks, unzipped or not. What is between is read.
+Real traces are gigabytes of JSON, so size alone refuses nothing. A file that was made to be large is known by
+its compression: gzip packs Kineto's JSON 10 to 60 times; a file that unpacks to more than 200 times its size
+(and 16 MB) is refused, as is a run of 64 MB of blanks, unzipped or not. Files in between are read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _GZIP = b"\x1f\x8b"
 
 
 class Content:
-    """One file from its beginning to its end, once. `path` is what messages name; `file` has its bytes where
-    that is no file of its own."""
+    """One file, read once from beginning to end. `path`: its name in messages; `file`: its bytes, if it is a
+    member of an archive."""
 
     def __init__(self, path: Path, file: IO[bytes] | None = None) -> None:
         self.path = path
@@ -37,13 +37,13 @@ class Content:
 
     @property
     def beginning(self) -> bytes:
-        """The first megabyte, unzipped; asked for before the rest."""
+        """The first megabyte, unzipped; to be read before the rest."""
         if self._first is None:
             self._first = next(self._pieces, b"")
         return self._first
 
     def text(self) -> Iterator[str]:
-        """All of it; bad UTF-8 is replaced."""
+        """The whole text; invalid UTF-8 is replaced."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         blank = 0
         yield decoder.decode(self.beginning)
@@ -55,7 +55,7 @@ class Content:
         yield decoder.decode(b"", final=True)
 
     def lines(self, most: int) -> Iterator[str]:
-        """One at a time; raises InputError for one of more than `most` characters."""
+        """The lines one at a time; raises InputError for a line of more than `most` characters."""
         rest: list[str] = []
         length = 0
         for piece in self.text():
@@ -79,13 +79,13 @@ def _pieces(path: Path, given: IO[bytes] | None) -> Iterator[bytes]:
 
 
 def unzipped(path: Path, file: IO[bytes]) -> IO[bytes]:
-    """The file, unzipped where it begins like a gzip stream, whatever its name."""
+    """The file, unzipped if it begins like a gzip stream, whatever its name."""
     is_zipped = cast(io.BufferedReader, file).peek(2)[:2] == _GZIP
     return cast(IO[bytes], _Unzipped(path, file)) if is_zipped else file
 
 
 class _Unzipped(gzip.GzipFile):
-    """See [Note: how large a trace may be]."""
+    """A gzip stream with a limit on its ratio; see [Note: how large a trace may be]."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         super().__init__(fileobj=file)
@@ -104,7 +104,7 @@ class _Unzipped(gzip.GzipFile):
 
 @contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """What keeps a file from being read, raised as InputError."""
+    """A context that raises errors of reading and unzipping a file as InputError."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -1,7 +1,7 @@
-"""A Flight Recorder dump as JSON (torch 2.5 and newer, versions 2.x): which collectives, in order.
+"""A Flight Recorder dump as JSON (torch 2.5 and newer, versions 2.x): the collectives, in order.
 
-Without `TORCH_NCCL_ENABLE_TIMING=1` it does not say how long they took; the spans then have no length, and
-`Recording.is_timed` is False. It knows no steps: they are told from the sequence repeating itself.
+Without `TORCH_NCCL_ENABLE_TIMING=1` it has no durations; the spans then have no length, and
+`Recording.is_timed` is False. It has no steps: they are found as repetitions of the sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Entry = dict[str, Any]
 
 
 def read_flight_recorder(path: Path, stream: JsonStream) -> Recording:
-    """One rank. Raises InputError for a dump without entries and for one of another format."""
+    """The recording of one rank. Raises InputError for a dump without entries and for another format."""
     entries = list(stream.items("entries"))
     head = stream.head
     version = str(head.get("version", ""))
@@ -57,7 +57,7 @@ def read_flight_recorder(path: Path, stream: JsonStream) -> Recording:
 
 
 def _rank_in_name(path: Path) -> int:
-    """`nccl_trace_rank_3`, `fr3.json` -> 3: a dump may not say whose it is, but its name's end does."""
+    """`nccl_trace_rank_3`, `fr3.json` -> 3: a dump may lack its rank, but its name ends with it."""
     numbers = re.findall(r"\d+", path.name)
     return int(numbers[-1]) if numbers and len(numbers[-1]) < 7 else 0
 
@@ -98,7 +98,8 @@ def _add(recording: Recording, entry: Entry, groups: dict[str, tuple[int, ...]])
 
 
 def _find_steps(recording: Recording) -> None:
-    """Cut where the sequence of collectives begins anew, counted back from the end of the dump."""
+    """Cut the recording where the sequence of collectives begins again, counted back from the end of the
+    dump."""
     period = repeating_period(recording.info_indices)
     if not period:
         return
@@ -112,8 +113,8 @@ def _find_steps(recording: Recording) -> None:
 
 
 def repeating_period(values: Sequence[int]) -> int:
-    """The shortest period in which the end of a sequence repeats over at least half of it, twice or more;
-    0 without one."""
+    """The shortest period in which the end of a sequence repeats over at least half of it, twice or more; 0
+    if there is none."""
     count = len(values)
     for period in range(1, count // 2 + 1):
         agreeing = 0

@@ -1,4 +1,4 @@
-"""Recordings of one or more ranks put together as a Trace, on one clock."""
+"""Joins the recordings of one or more ranks into a Trace, on one clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Bounds = dict[int, tuple[int, int]]  # step -> (start, end)
 
 
 def join(recordings: Sequence[Recording], *, whole: bool = False) -> Trace:
-    """One Trace of all ranks; `whole` takes each recording for one step.
+    """One Trace of all ranks; `whole` takes each recording as one step.
 
     Raises InputError for ranks that do not belong together, and for recordings without steps.
     """
@@ -103,13 +103,14 @@ def _range(numbers: list[int]) -> str:
 
 
 def _extent(recording: Recording) -> tuple[int, int]:
-    """From the first thing that happened to the last."""
+    """The times of the first event and of the last end."""
     issued = min((time for time in recording.issue if time != UNKNOWN), default=2**62)
     return min(issued, *recording.start), max(recording.end)
 
 
 def _step_of_each(recording: Recording) -> list[int]:
-    """The step in which the host issued each span; by its start where that is not known; -1 outside."""
+    """The step in which the host issued each span (by its start if the issue is not known); -1 outside
+    steps."""
     rows = sorted(recording.steps, key=lambda step: step[1])
     starts = [start for _, start, _ in rows]
     found = []
@@ -123,7 +124,7 @@ def _step_of_each(recording: Recording) -> list[int]:
 
 
 def _bounds(recording: Recording, steps: Sequence[int]) -> _Bounds:
-    """Per step (start, end) on this rank; see `Step`."""
+    """Per step (start, end) on this rank, in nanoseconds; see `Step`."""
     last_end: dict[int, int] = {}
     for span, step in enumerate(steps):
         last_end[step] = max(last_end.get(step, 0), recording.end[span])
@@ -185,7 +186,7 @@ class _Table:
         shift: int,
         transfers: dict[int, int],
     ) -> None:
-        """The spans of one rank that are in steps that all ranks have."""
+        """Add the spans of one rank in the steps `numbers`, which all ranks have."""
         columns = self._columns
         for span in range(len(recording)):
             if steps[span] not in numbers:
@@ -271,8 +272,8 @@ def _memory(recordings: Sequence[Recording], shifts: Sequence[int]) -> MemoryEve
 def _host_blocks(
     recordings: Sequence[Recording], shifts: Sequence[int], table: _Table
 ) -> tuple[tuple[int, float, float, int], ...]:
-    """When a host waited, and the span that had ended last by then: what it most likely waited for. A span
-    without length that began when the wait was over is what came next."""
+    """The times in which a host waited, and the span that ended last before the wait did: most likely its
+    cause. A span without length that began at the end of the wait is the next op."""
     blocks = []
     for recording, shift in zip(recordings, shifts, strict=True):
         by_end = sorted(range(len(recording)), key=lambda span: recording.end[span])

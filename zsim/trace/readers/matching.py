@@ -1,11 +1,11 @@
-"""Collectives of one step put side by side over the ranks that took part.
+"""Matches the collectives of one step over the ranks that took part.
 
 # [Note: waiting is not transfer]
-A collective's kernel runs from when its own rank reaches it until all have the data, so its length contains
-waiting for the slowest rank: 72 ms on a rank for a transfer of 11.7 ms. What was transfer is told from the
-ranks together: the last to arrive waits for nobody, so no rank's kernel was shorter than the transfer, and it
-lay between the last arrival and the last end: min(shortest kernel, max(end) - max(start)). With some ranks
-missing, or one rank alone, the shortest of the repeats of the same collective bounds it from above.
+A collective's kernel runs from when its rank reaches it until all have the data, so its length contains
+the wait for the slowest rank: 72 ms on a rank for a transfer of 11.7 ms. The transfer follows from all ranks
+together: the last to arrive does not wait, so no rank's kernel is shorter than the transfer, and the transfer
+lies between the last arrival and the last end: min(shortest kernel, max(end) - max(start)). With some ranks
+missing, or one rank alone, the shortest repeat of the same collective bounds it from above.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from zsim.trace.readers.recording import Recording
 from zsim.trace.trace import COLLECTIVES, SpanInfo
 
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
-_MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})  # in size, from rank to rank
+_MAY_DIFFER = frozenset({"all_to_all", "gather", "scatter"})  # in size, between ranks
 _LEAST_OFFSET = 10_000  # nanoseconds; ends of one collective differ by as much on equal clocks
 Match = dict[int, int]  # place of the recording -> its span
 
 
 def match_collectives(recordings: Sequence[Recording], steps: Sequence[Sequence[int]]) -> list[Match]:
-    """The spans that are one collective, in order; `steps` has the step of each span (negative: none).
+    """Per collective, in order, the span of each rank; `steps` has the step of each span (negative: none).
 
-    Raises InputError where the ranks did not do the same: another number, kind or size of collectives.
+    Raises InputError if the ranks' collectives differ in number, kind or size.
     """
     tables = [_by_group(recording, steps[place]) for place, recording in enumerate(recordings)]
     matches: list[Match] = []
@@ -51,7 +51,7 @@ def match_collectives(recordings: Sequence[Recording], steps: Sequence[Sequence[
 def _by_group(
     recording: Recording, steps: Sequence[int]
 ) -> dict[tuple[int, tuple[int, ...] | str], list[int]]:
-    """(step, group) -> its collectives in the order of issue; a group is its ranks where they are known."""
+    """(step, group) -> its collectives in the order of issue; a group is its ranks if they are known."""
     table: dict[tuple[int, tuple[int, ...] | str], list[int]] = {}
     for span, step in enumerate(steps):
         info = recording.info(span)
@@ -106,9 +106,9 @@ def _call(info: SpanInfo) -> str:
 def clock_offsets(recordings: Sequence[Recording], matches: Iterable[Match]) -> list[int]:
     """Nanoseconds to add to each recording's clock, so that collectives end together; 0 for the first.
 
-    Ranks that met in a collective left it at about the same moment, so the median difference of their ends is
-    the difference of their clocks. It is applied only where it is more than the ends' own scatter, or where
-    without it a rank would leave a collective before another had entered it.
+    Ranks leave a collective at about the same time, so the median difference of their ends is the difference
+    of their clocks. It is applied only if it exceeds the scatter of the ends, or if without it a rank would
+    leave a collective before another rank had entered it.
     """
     pairs: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for match in matches:
@@ -132,13 +132,13 @@ def clock_offsets(recordings: Sequence[Recording], matches: Iterable[Match]) -> 
 
 
 def _share_a_clock(one: Recording, other: Recording) -> bool:
-    """Whether both read the same machine's monotonic clock: then its zero is the same moment for both."""
+    """Whether both read the same machine's monotonic clock, whose zero is then the same time for both."""
     a, b = one.clock_zero, other.clock_zero
     return a is not None and b is not None and abs(a - b) < 10**9
 
 
 def _difference(recordings: Sequence[Recording], match: Match, one: int, other: int) -> tuple[int, int, int]:
-    """(difference of the ends, least and greatest offset of the other that lets the two overlap)."""
+    """(difference of the ends, minimum and maximum offset of `other` at which the two spans overlap)."""
     a, b = recordings[one], recordings[other]
     i, j = match[one], match[other]
     return a.end[i] - b.end[j], a.start[i] - b.end[j], a.end[i] - b.start[j]
@@ -157,7 +157,8 @@ def _offset(rows: list[tuple[int, int, int]]) -> int:
 def transfer_times(
     recordings: Sequence[Recording], matches: Iterable[Match], offsets: Sequence[int], world_size: int
 ) -> tuple[list[dict[int, int]], int]:
-    """Per recording: nanoseconds of each collective that were transfer; and how many of them are only bounds.
+    """Per recording: span -> nanoseconds of a collective's transfer; and how many of these are only upper
+    bounds.
 
     See [Note: waiting is not transfer].
     """

@@ -1,11 +1,11 @@
 """An Nsight Systems export (`nsys export --type sqlite`) as Recordings: durations, streams, NVTX ranges.
 
-NCCL's kernels say what they do and in which dtype, not how much: sizes stand only in NVTX payloads that are
-not decoded here, so collectives have 0 bytes, and their group is taken to be all ranks. One file may hold all
-processes of a node: each that used a GPU is a rank.
+NCCL's kernels state their kind and dtype but not their size: sizes are only in NVTX payloads that are not
+decoded here, so collectives have 0 bytes, and their group is taken to be all ranks. One file may hold all
+processes of a node: each process that used a GPU is a rank.
 
-Source: NVIDIA, "SQLite Export Schema Reference" and its examples (Nsight Systems 2022.4). Tables are created
-only where they are needed and differ by version, so each is looked for first.
+Source: NVIDIA, "SQLite Export Schema Reference" and its examples (Nsight Systems 2022.4). Tables exist only
+if they are needed and differ by version, so each is checked first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 
 
 def read_nsys(path: Path) -> list[Recording]:
-    """Each process that ran kernels. Raises InputError for a damaged file and one without kernels."""
+    """A recording of each process that ran kernels. Raises InputError for a damaged file or one without
+    kernels."""
     try:
         uri = f"{path.resolve().as_uri()}?mode=ro"
         with sqlite3.connect(uri, uri=True) as database:
@@ -89,7 +90,7 @@ def _add_host(
     strings: dict[int, str],
     files: dict[int, KinetoFile],
 ) -> None:
-    """Launches, waits and ranges of the processes that used a GPU."""
+    """Add launches, waits and ranges of the processes that used a GPU."""
     for row in _rows(database, columns, "CUPTI_ACTIVITY_KIND_RUNTIME"):
         thread = row["globalTid"]
         file = _file_of(files, thread)
@@ -113,7 +114,7 @@ def _add_host(
 
 
 def _file_of(files: dict[int, KinetoFile], thread: int) -> KinetoFile | None:
-    """The process of a thread; the only one where kernels do not say theirs (older exports)."""
+    """The file of a thread's process; the only file if kernels do not state their process (older exports)."""
     return files.get(thread // _PROCESS * _PROCESS) or files.get(0)
 
 

@@ -1,4 +1,4 @@
-"""`zsim.read_trace`: recorded files of whatever kind in, a Trace out."""
+"""`zsim.read_trace`: recorded files of any supported kind -> a Trace."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _Name = TypeVar("_Name", bound=PurePath)
 
 
 def read_trace(source: str | Path | Iterable[str | Path], *, whole: bool = False) -> Trace:
-    """What a run did, from its files: one path, a folder with one file per rank, or a list of paths.
+    """The Trace of a recorded run: one path, a folder with one file per rank, or a list of paths.
 
     Reads torch.profiler's JSON (Kineto, 2021 to now; CUDA, ROCm, gloo), Flight Recorder dumps as JSON, span
-    logs of validation.record, `nsys export --type sqlite`, and what zsim writes itself; gzipped or not, and a
-    folder's files as a `.tar` or `.tar.gz` too. The
-    Trace holds the whole steps that all ranks have; `trace.typical_step()` is one of them. `whole` takes
-    each file for one step. Ranks that are missing are allowed, and noted in `metadata["notes"]`.
+    logs of validation.record, `nsys export --type sqlite`, and zsim's own exports; gzipped or not, and a
+    folder's files also as a `.tar` or `.tar.gz`. The Trace holds the whole steps that all ranks have;
+    `trace.typical_step()` is one of them. `whole` takes each file as one step. Ranks may be missing, which
+    `metadata["notes"]` says.
 
     Raises InputError for files that are damaged, of another kind, without steps, or not of one run.
     """
@@ -66,7 +66,8 @@ def _paths(source: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The traces in a folder. Where ranks have a span log and a profile, the logs: they hold whole steps."""
+    """The traces in a folder; if ranks have both a span log and a profile, the logs, which hold whole
+    steps."""
     return _traces_among(folder, [path for path in folder.iterdir() if path.is_file()])
 
 
@@ -83,7 +84,7 @@ def _traces_among(source: Path, names: Iterable[_Name]) -> list[_Name]:
 
 
 def _summary(paths: list[Path]) -> dict[str, Any]:
-    """What validation.record found out about the machine, from the summary beside its files."""
+    """validation.record's finding about the machine, from the summary in the folder of the traces."""
     try:
         path = paths[0].parent / "summary.json"
         summary = parse_json(read_text(path), path)
@@ -107,7 +108,7 @@ def _read(content: Content) -> list[Recording]:
     kind = _kind_of(content)
     try:
         return _read_as(kind, content)
-    except WRONG_VALUE as error:  # readers check what they take up; the rest is in the error's cause
+    except WRONG_VALUE as error:  # readers check the values that they use; the rest is in the error's cause
         where = f"is damaged, or no {kind} trace that zsim knows"
         raise wrong_value(content.path, where, error) from error
 
@@ -124,7 +125,7 @@ def _read_as(kind: str, content: Content) -> list[Recording]:
 
 
 def _kind_of(content: Content) -> str:
-    """By what the file begins with, whatever it is called."""
+    """The kind of file by its beginning, whatever its name."""
     first = content.beginning
     if first.startswith(_SQLITE):
         return "nsys"
@@ -139,7 +140,7 @@ def _kind_of(content: Content) -> str:
 
 
 def _is_header(line: str) -> bool:
-    """Whether a line is the first of a span log."""
+    """Whether a line is the header of a span log."""
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What one rank's file says, before ranks are put together: spans in nanoseconds of that rank's own clock."""
+"""The recording of one rank, before ranks are joined: spans in nanoseconds of that rank's clock."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 @dataclass
 class Recording:
-    """One rank's spans, in the order in which the host issued them where that is known.
+    """One rank's spans, in the order in which the host issued them if that is known.
 
-    `issue`, `start` and `end` are nanoseconds (`issue` UNKNOWN where it is not recorded); `sequence` is the
-    number that the backend gave a collective in its group (UNKNOWN without), `follows_wait` as in `Trace`.
-    `steps` are the host's (number, start, end). `groups` maps a group's name to its ranks, as far as they are
-    known. `memory` rows are (time, device, category, change of bytes, name), `host_blocks` (start, end, what
-    the host waited for, where that is known), `allocator_blocks` as in `Trace`. `is_timed`: whether the ends
-    of spans were recorded; a Flight Recorder without timing only knows when collectives were issued.
-    `clock_zero` is the epoch's time at the clock's zero, where the clock is a machine's monotonic one.
+    `issue`, `start` and `end` are nanoseconds (`issue` is UNKNOWN if not recorded); `sequence` is the
+    backend's number of a collective in its group (else UNKNOWN), `follows_wait` as in `Trace`. `steps` are
+    the host's (number, start, end). `groups` maps a group's name to its ranks, as far as they are known.
+    `memory` rows are (time, device, category, change of bytes, name), `host_blocks` (start, end, the span
+    that the host waited for, if known), `allocator_blocks` as in `Trace`. `is_timed`: whether the ends of
+    spans were recorded; a Flight Recorder without timing has only the times of issue. `clock_zero`: the
+    epoch's time at the clock's zero, if the clock is a machine's monotonic one.
     """
 
     path: Path
@@ -87,7 +87,7 @@ class Recording:
         return self.infos[self.info_indices[span]]
 
     def sort(self) -> None:
-        """Into the order of issue (of start, where that is unknown)."""
+        """Sort the spans by issue (by start if the issue is unknown)."""
         times = [s if i == UNKNOWN else i for s, i in zip(self.start, self.issue, strict=True)]
         order = sorted(range(len(self)), key=lambda span: (times[span], self.start[span]))
         for name in ("info_indices", "issue", "start", "end", "sequence", "follows_wait"):
@@ -96,7 +96,7 @@ class Recording:
 
 
 class Ranges(Generic[T]):
-    """Properly nested ranges of one thread; finds those around a moment."""
+    """Properly nested ranges of one thread; finds those that contain a time."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, T]] = []
@@ -113,7 +113,7 @@ class Ranges(Generic[T]):
         self._is_sorted = False
 
     def around(self, moment: int) -> list[T]:
-        """The ranges around a moment, the innermost last; ask in the order of time."""
+        """The ranges that contain `moment`, the innermost last; to be called in the order of time."""
         if not self._is_sorted or moment < self._asked:
             self._rows.sort(key=lambda row: row[:2])
             self._is_sorted, self._stack, self._next = True, [], 0

@@ -1,7 +1,7 @@
 """A span log of `validation.record` (`rankN.jsonl.gz`) as a Recording; its fields: validation/tracing.py.
 
-The log nests: a model's forward holds its units', and these hold waits for collectives. What is computed is
-the time of the innermost unit that is not waiting, so a unit becomes as many spans as it was interrupted.
+The log nests: a model's forward contains its units, and units contain waits for collectives. Computation is
+the time of the innermost unit that is not waiting, so an interrupted unit becomes several spans.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _NUMBERS = (
 _MOST = 2**61  # columns hold 64 bits
 _LONGEST_LINE = 2**24  # characters
 _TEXTS = ("kind", "op", "unit", "phase", "dtype")
-_ENDS = ("done_ns", "wait1_ns", "post_ns")  # as the backend said; when the host stopped waiting
+_ENDS = ("done_ns", "wait1_ns", "post_ns")  # the backend's end; when the host stopped waiting
 _OPTIMIZERS = frozenset({"adamw", "update", "optimizer"})
 
 
 def read_span_log(content: Content) -> Recording:
-    """One rank. Raises InputError for a line that is not an event, and for a log without events."""
+    """The recording of one rank. Raises InputError for a line that is not an event, and for a log without
+    events."""
     path, lines = content.path, objects(content)
     header = next(lines, {})
     recording = Recording(path, as_int(header.get("rank")), as_int(header.get("world_size"), 1))
@@ -89,7 +90,7 @@ def read_span_log(content: Content) -> Recording:
 
 
 def objects(content: Content) -> Iterator[Event]:
-    """The object on each line. Raises InputError for a line that is none."""
+    """The object on each line. Raises InputError for a line that is not an object."""
     path = content.path
     for number, line in enumerate(content.lines(_LONGEST_LINE), 1):
         if not line.strip():
@@ -120,7 +121,7 @@ def _check(path: Path, event: Event) -> None:
 
 
 def _end(event: Event) -> int:
-    """When it was over: as the backend said, else when the host stopped waiting for it."""
+    """End of an event: as the backend reported it, else when the host stopped waiting for it."""
     issued = as_int(event["issue_ns"])
     return next((as_int(event[key]) for key in _ENDS if key in event), issued)
 
@@ -137,7 +138,7 @@ def _add_collective(recording: Recording, event: Event) -> None:
             f"{recording.path}: event {json.dumps(event)[:60]}: group is {size}; expected 1 to the "
             f"{recording.world_size} ranks of the header's world_size"
         )
-    stride = as_int(event.get("stride"), 0)  # logs of before it was written have none
+    stride = as_int(event.get("stride"), 0)  # logs older than this key do not have it
     group = "world" if size == recording.world_size else f"group of {size}"
     group += f", {stride} apart" if group != "world" and stride > 1 else ""
     recording.groups.setdefault(group, _ranks(recording.rank, size, stride))
@@ -149,7 +150,7 @@ def _add_collective(recording: Recording, event: Event) -> None:
 
 
 def _ranks(rank: int, size: int, stride: int) -> tuple[int, ...]:
-    """The group of `size` ranks, `stride` apart, that `rank` is in; () where the stride is not known."""
+    """The group of `size` ranks, `stride` apart, that `rank` is in; () if the stride is not known."""
     span = size * stride
     if not span:
         return ()
@@ -165,7 +166,8 @@ def _compute_info(event: Event) -> SpanInfo:
 
 
 def _computing(events: list[Event]) -> Iterator[tuple[Event, int, int]]:
-    """Each unit's own time: without the units inside it, and without what the host waited for."""
+    """Segments (event, start, end) of each unit's exclusive time, without its inner units and the host's
+    waits."""
     rows: list[tuple[int, int, Event | None]] = []
     for event in events:
         if event["kind"] in ("comp", "phase") and "done_ns" in event:

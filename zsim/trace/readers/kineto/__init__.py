@@ -1,1 +1,1 @@
-"""The profiler of torch."""
+"""Traces of torch.profiler (Kineto)."""

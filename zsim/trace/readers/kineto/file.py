@@ -1,13 +1,13 @@
 """One rank's Kineto JSON (torch.profiler, 2021 to now; zsim's own export) as a Recording.
 
-Three generations say what a collective is:
+Three generations describe collectives in different places:
 - torch 2.3 and newer: on the GPU kernel itself;
 - before: on the CPU op `record_param_comms`, joined by `External id`, else by the launch inside it;
 - 2022 and 2023: only as `Input Dims` of `record_param_comms` or of the range `nccl:...` around the launch.
 gloo has no kernels: its collectives are ranges `gloo:...` on worker threads, called by `c10d::...` ops.
 
-Files of hundreds of megabytes are read event by event; what is kept is kernels, copies, launches,
-collectives and annotations, and of the CPU ops four numbers each.
+Files of hundreds of megabytes are read event by event; kernels, copies, launches, collectives and
+annotations are kept, and of each CPU op four numbers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DeviceEvent:
 
 @dataclass(slots=True)
 class HostEvent:
-    """Something on a thread of the host."""
+    """An event on a thread of the host."""
 
     name: str
     thread: Thread
@@ -71,9 +71,10 @@ class HostEvent:
 
 @dataclass
 class KinetoFile:
-    """What is kept of a file. `launches` maps a correlation id to (start, end, thread); `ops` are the CPU ops
-    of each thread as flat arrays (start, end, name's number), `waits` when it made a stream wait,
-    `in_allocator` when zsim's host was in torch's allocator, which had run short."""
+    """The kept content of a file. `launches` maps a correlation id to (start, end, thread); `ops` are the CPU
+    ops of each thread as flat arrays (start, end, index of the name), `waits` the times when a thread made a
+    stream wait, `in_allocator` the times in which zsim's host was in torch's allocator, which had run
+    short."""
 
     path: Path
     head: Event
@@ -106,7 +107,7 @@ class KinetoFile:
 def load(path: Path, stream: JsonStream) -> KinetoFile:
     """Read the file to its end.
 
-    Raises InputError where it is damaged, or holds no traceEvents.
+    Raises InputError if it is damaged or has no traceEvents.
     """
     file = KinetoFile(path, stream.head)
     event: Event = {}
@@ -222,7 +223,7 @@ def _take_op(file: KinetoFile, event: Event, start: int, end: int) -> None:
 
 
 def _note_zsim_span(file: KinetoFile, event: Event, start: int, end: int) -> None:
-    """zsim writes work of host threads and drives as CPU ops with their kind."""
+    """Record an op of host threads or drives, which zsim writes as a CPU op with its kind."""
     args = _args(event)
     if "kind" in args:
         external = as_int(args.get("External id"), -1)
@@ -233,7 +234,8 @@ def _note_zsim_span(file: KinetoFile, event: Event, start: int, end: int) -> Non
 
 
 def _take_memory(file: KinetoFile, event: Event) -> None:
-    """Of the allocator (`profile_memory=True`): time, device, change, and what is allocated after it."""
+    """Record an allocator event (`profile_memory=True`): time, device, change, and bytes allocated after
+    it."""
     args = _args(event)
     device = "host" if as_int(args.get("Device Type")) == 0 else "gpu"
     change, total = as_int(args.get("Bytes")), as_int(args.get("Total Allocated"))
@@ -251,7 +253,7 @@ def _take_annotation(file: KinetoFile, event: Event, start: int, end: int) -> No
 
 
 def note_range(file: KinetoFile, thread: Thread, name: str, start: int, end: int) -> None:
-    """A range that the program wrote: a step, the optimizer, or part of one."""
+    """Record a range that the program annotated: a step, the optimizer, or a part of one."""
     step = _STEP.match(name)
     if step:
         file.steps.append((int(step[1]), start, end))

@@ -1,4 +1,4 @@
-"""Kernels, copies and collectives of a GPU, from what is kept of a Kineto file."""
+"""Kernels, copies and collectives of a GPU, from the kept content of a Kineto file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LANE = re.compile(r" \(\d+\)$")
 
 
 def add_device_spans(recording: Recording, file: KinetoFile) -> None:
-    """Every kernel, copy and memset in the order in which the host launched them."""
+    """Add every kernel, copy and memset to the recording, in the order in which the host launched them."""
     collectives = _Collectives(recording, file)
     context = Context(file)
     launches = file.launches
@@ -58,7 +58,7 @@ def add_device_spans(recording: Recording, file: KinetoFile) -> None:
 
 
 def _follows_wait(file: KinetoFile, launches: list[tuple[int, int, Thread]]) -> list[bool]:
-    """Of each launch, whether its thread made a stream wait since its launch before."""
+    """Per launch, whether its thread made a stream wait since the thread's previous launch."""
     before: dict[Thread, int] = {}
     found = []
     for began, _, thread in launches:
@@ -77,7 +77,7 @@ def _info(
     module: str,
     collectives: _Collectives,
 ) -> tuple[SpanInfo, int]:
-    """What an event is, its stream still to be named; and a collective's number in its group."""
+    """An event's SpanInfo, whose stream is named later, and a collective's sequence number in its group."""
     args = event.args
     if file.is_from_zsim and "kind" in args:
         return _zsim_info(recording_args=args, event=event, collectives=collectives)
@@ -94,7 +94,8 @@ def _info(
 
 
 def _zsim_info(recording_args: Event, event: DeviceEvent, collectives: _Collectives) -> tuple[SpanInfo, int]:
-    """zsim writes what a span is beside Kineto's own fields."""
+    """The SpanInfo and sequence number of an event in zsim's export, which has zsim's fields besides
+    Kineto's."""
     args = recording_args
     name, kind = str(args.get("op", event.name)), str(args["kind"])
     phase, module = str(args.get("phase", "")), str(args.get("module", ""))
@@ -110,7 +111,7 @@ def _zsim_info(recording_args: Event, event: DeviceEvent, collectives: _Collecti
 
 
 class _Collectives:
-    """Finds out what a collective's kernel does, by any of the three generations."""
+    """Describes a collective's kernel, by any of the three generations."""
 
     def __init__(self, recording: Recording, file: KinetoFile) -> None:
         self.recording = recording
@@ -158,7 +159,8 @@ class _Collectives:
         return info, as_int(args.get("Seq"), UNKNOWN)
 
     def _of_dims(self, sized: HostEvent | None, kind: str, name: str, phase: str, module: str) -> SpanInfo:
-        """Only the shape of the input is known; the group is taken to be all ranks."""
+        """The SpanInfo of a collective of which only the input's shape is known; its group is taken to be all
+        ranks."""
         world = self.recording.world_size
         self.num_assumed += 1
         full, dtype = 0, ""
@@ -171,7 +173,7 @@ class _Collectives:
 
 
 def first_dims(args: Event) -> Any:
-    """The shape of the first input, or of all tensors in it where it is a list."""
+    """The shape of the first input, or of all its tensors if it is a list."""
     dims = args.get("Input Dims")
     return next((shape for shape in dims if elements_of(shape)), []) if isinstance(dims, list) else []
 
@@ -191,7 +193,7 @@ def _says_something(args: Event) -> bool:
 
 
 def _real_kind(kind: str) -> str:
-    """A barrier is an all-reduce of one element; a kernel of unknown kind is told apart by nothing."""
+    """The kind in the trace: a barrier, and a kernel of unknown kind, count as an all-reduce."""
     return "all_reduce" if kind in ("barrier", "") else kind
 
 
@@ -205,8 +207,8 @@ def _on_stream(info: SpanInfo, stream: str) -> SpanInfo:
 def _stream_names(
     file: KinetoFile, spans: list[tuple[DeviceEvent, int, SpanInfo, int]]
 ) -> dict[tuple[Any, Any], str]:
-    """A name for each stream: its own label, else by what it does: the one with most kernel time is
-    "compute", others are called by their most frequent work."""
+    """A name for each stream: its label if it has one; else "compute" for the stream with the maximum kernel
+    time, and its most frequent kind of work for any other."""
     busy: Counter[tuple[Any, Any]] = Counter()
     kinds: dict[tuple[Any, Any], Counter[str]] = {}
     for event, _, info, _ in spans:

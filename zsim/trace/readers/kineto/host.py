@@ -1,4 +1,4 @@
-"""Collectives of gloo and work on CPU threads, from what is kept of a Kineto file without kernels."""
+"""gloo's collectives and work on CPU threads, from the kept content of a Kineto file without kernels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from zsim.trace.readers.kineto.gpu import first_dims, first_dtype
 from zsim.trace.readers.recording import UNKNOWN, Recording
 from zsim.trace.trace import SpanInfo
 
-# gloo has no reduce-scatter of its own: torch asks for one and gloo runs the other
+# gloo has no reduce-scatter: torch asks for one, and gloo runs one of these
 _STANDS_FOR = {"reduce_scatter": ("all_reduce", "all_to_all")}
 
 
 def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
-    """gloo's collectives: what was asked for (`c10d::...`), with the times of what gloo ran (`gloo:...`)."""
+    """Add gloo's collectives: the kind of the call (`c10d::...`), with the times of the range of gloo
+    (`gloo:...`)."""
     context = Context(file)
     ranges = [event for event in file.backend_ranges if collective_kind(event.name) not in ("barrier", "")]
     ranges.sort(key=lambda event: (event.start, event.end))
@@ -46,7 +47,8 @@ def add_backend_spans(recording: Recording, file: KinetoFile) -> None:
 
 
 def _answer(call: HostEvent, ranges: list[HostEvent], taken: set[int]) -> int | None:
-    """The first range that can be what gloo did for a call: of its kind, or what stands for it, and later."""
+    """Index of the first later range that gloo can have run for a call: of the call's kind, or a substitute
+    for it."""
     kind = collective_kind(call.name)
     kinds = (kind, *_STANDS_FOR.get(kind, ()))
     for number, event in enumerate(ranges):
@@ -67,7 +69,7 @@ def _info(name: str, kind: str, event: HostEvent, world: int, phase: str, module
 
 
 def add_cpu_spans(recording: Recording, file: KinetoFile) -> None:
-    """The outermost operators of each thread, where the CPU computes (a file without kernels)."""
+    """Add the outermost operators of each thread, for a file without kernels, where the CPU computes."""
     context = Context(file)
     names = list(file.op_names)
     main = _main_thread(file)

@@ -19,7 +19,7 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 
 
 def read_kineto(path: Path, stream: JsonStream) -> Recording:
-    """One rank. Raises InputError for a file that is damaged or holds nothing that took time."""
+    """The recording of one rank. Raises InputError for a file that is damaged or has no spans."""
     file = load(path, stream)
     info = file.head.get("distributedInfo")
     distributed: dict[str, Any] = info if isinstance(info, dict) else {}
@@ -37,9 +37,9 @@ def read_kineto(path: Path, stream: JsonStream) -> Recording:
 
 
 def fill(recording: Recording, file: KinetoFile) -> Recording:
-    """The recording with the file's spans, steps and memory.
+    """The recording, filled with the file's spans, steps and memory.
 
-    Raises InputError where there are no spans.
+    Raises InputError if there are no spans.
     """
     if file.device_events:
         add_device_spans(recording, file)
@@ -64,7 +64,7 @@ def fill(recording: Recording, file: KinetoFile) -> Recording:
 
 
 def rank_in_name(path: Path) -> int:
-    """`rank3.json.gz`, `worker3_step_12.pt.trace.json` -> 3; 0 where the name says nothing."""
+    """`rank3.json.gz`, `worker3_step_12.pt.trace.json` -> 3; 0 if the name has no rank."""
     match = _RANK_IN_NAME.search(path.name)
     return int(match[1]) if match else 0
 
@@ -86,8 +86,8 @@ def _metadata(file: KinetoFile, distributed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps(file: KinetoFile, recording: Recording) -> list[tuple[int, int, int]]:
-    """The host's steps: `ProfilerStep#N`; without a schedule there are none, and a step then ends with
-    `Optimizer.step#...`, the last before the next backward."""
+    """The host's steps (number, start, end): `ProfilerStep#N`; without a schedule there are none, and a step
+    then ends with the last `Optimizer.step#...` before the next backward."""
     if file.is_from_zsim:  # zsim writes the whole step, the host may have been done with it earlier
         done = max([0, *recording.issue, *(end for _, end, _ in recording.host_blocks)])
         return [(number, start, max(min(end, done), start)) for number, start, end in file.steps]
@@ -110,7 +110,7 @@ def _steps(file: KinetoFile, recording: Recording) -> list[tuple[int, int, int]]
 
 
 def _add_memory(recording: Recording, file: KinetoFile) -> None:
-    """What the allocator did; of a file that zsim wrote, the counters by category."""
+    """Add the allocator's events; for a file that zsim wrote, the counters by category."""
     known: set[str] = set()
     for time, device, change, total in sorted(file.memory):
         if device not in known:
@@ -123,14 +123,14 @@ def _add_memory(recording: Recording, file: KinetoFile) -> None:
         changes = [
             (as_int(level) - held.get((device, category), 0), category) for category, level in levels.items()
         ]
-        for change, category in sorted(changes):  # what is freed first, so that no peak is made up
+        for change, category in sorted(changes):  # frees come first, so that no false peak arises
             held[device, category] = held.get((device, category), 0) + change
             if change:
                 recording.memory.append((time, device, category, change, ""))
 
 
 def _shift(recording: Recording, base: int) -> None:
-    """From the file's own zero (`baseTimeNanoseconds`) to the clock's."""
+    """Shift all times from the file's zero (`baseTimeNanoseconds`) to the clock's."""
     if not base:
         return
     for column in (recording.issue, recording.start, recording.end):
