@@ -4,7 +4,7 @@
     result = zsim.simulate(experiment)
     result.report.to_dict(), result.trace.to_frame()
 
-Names are loaded when they are first used, so that `import zsim` costs nothing.
+Names are imported at their first use, so that `import zsim` costs nothing.
 """
 
 from __future__ import annotations

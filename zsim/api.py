@@ -1,4 +1,4 @@
-"""The Python face: experiments in, plans, traces and reports out."""
+"""The Python interface: experiments in, plans, traces and reports out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zsim.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Result:
-    """One simulated step: what was asked, what the ranks did, what happened, what it means."""
+    """One simulated step: the resolved job, the plan of the ranks, the trace, and the report on it."""
 
     job: Job
     plan: Plan
@@ -29,7 +29,7 @@ class Result:
 
 
 def make_plan(experiment: Experiment) -> Plan:
-    """What every rank will do in one steady step: ops, bytes, streams; no simulation."""
+    """The plan of one steady step for every rank: ops, bytes, streams; nothing is simulated."""
     return make.make_plan(resolve(experiment))
 
 
@@ -38,8 +38,8 @@ def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
     """Simulate one steady step; `unfold` simulates every rank instead of one per class.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
-    simulate yet. A job that does not fit is simulated all the same: `report.fits` is False; what would do
-    is zsim.study.advice's to say.
+    simulate yet. A job that does not fit is simulated all the same, with `report.fits` False;
+    zsim.study.advice finds changes that would make it fit.
     """
     began = time.perf_counter()
     job = resolve(experiment)

@@ -1,4 +1,4 @@
-"""The arrays that zsim counts and measures in, by what their elements are."""
+"""Types of the arrays that zsim counts and measures in, by their elements."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from zsim.errors import ZsimError
 from zsim.version import __version__
 
-# By name, in the order of the help, the module of zsim.commands that has it.
+# Command name -> its module in zsim.commands, in the order of the help.
 _COMMANDS = {
     "calibrate": "calibrate",
     "compare": "compare",
@@ -37,7 +37,7 @@ _COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """The commands, each imported when it is asked for."""
+    """The commands, each imported when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_COMMANDS)
@@ -48,14 +48,14 @@ class _Commands(TyperGroup):
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in _COMMANDS:  # the one that was meant is among them all
+        if args and args[0] not in _COMMANDS:  # the nearest name is searched among all commands
             for name in _COMMANDS:
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
 
 def _command(name: str) -> Any:
-    """The command, or the group of commands, that its module has."""
+    """The command, or the group of commands, that its module defines."""
     module = importlib.import_module(f"zsim.commands.{_COMMANDS[name]}")
     group: typer.Typer | None = getattr(module, "app", None)
     if group is not None:
@@ -77,10 +77,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# Of standard output: what zsim writes itself goes through zsim.files.
+# Errors of standard output; files that zsim writes go through zsim.files.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
-_LONGEST_REASON = 3_000  # characters; the longest of zsim's own lists have a thousand
+_LONGEST_REASON = 3_000  # characters; zsim's longest messages have a thousand
 
 
 @app.callback(invoke_without_command=True)
@@ -97,7 +97,7 @@ def main() -> None:
     try:
         code = _run_app()
         if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written is said here, not while Python ends
+            sys.stdout.flush()  # an error of writing is reported here, not while Python ends
     except BrokenPipeError:
         sys.stderr.close()
         _drop_output()
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _run_app() -> str | int | None:
-    """The exit code."""
+    """Run the app; returns the exit code."""
     try:
         app()
     except SystemExit as done:  # as all commands end
@@ -127,7 +127,7 @@ def _run_app() -> str | int | None:
 
 
 def _refused(reason: str) -> int:
-    """One paragraph, whatever a file or an argument holds that the reason quotes."""
+    """Print one paragraph, whatever text of a file or an argument the reason quotes; returns exit code 2."""
     if len(reason) > _LONGEST_REASON:
         half = _LONGEST_REASON // 2
         reason = f"{reason[:half]} [...] {reason[-half:]}"
@@ -139,7 +139,7 @@ def _refused(reason: str) -> int:
 
 
 def _drop_output() -> None:
-    """What standard output does not take is let go, else Python tries again at its end."""
+    """Redirect standard output to nowhere, else Python tries to flush it again at its end."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""The types of tensors' elements: bytes, and what torch, NCCL and DeepSpeed call them.
+"""The element types of tensors: bytes, and their names in torch, NCCL and DeepSpeed.
 
 Sources: torch 2.13 (c10/core/ScalarType.h; `getNcclDataType` in torch/csrc/distributed/c10d), NCCL
 (src/device/generate.py: signed sums run as unsigned ones), DeepSpeed 0.19.8 (`DtypeEnum` in
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class ElementType:
     """`torch`: the attribute of `torch`; `scalar_type`: as torch.profiler writes it; `nccl`: in the name of
-    NCCL's kernel, "" where NCCL has none; `aliases`: further names that traces have, in lower case."""
+    NCCL's kernel, "" if NCCL has none; `aliases`: further names in traces, in lower case."""
 
     name: str
     bytes: int
@@ -24,7 +24,7 @@ class ElementType:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The names that DeepSpeed's JSON may have it by."""
+        """The type's possible names in DeepSpeed's JSON."""
         return (self.name, self.torch, f"torch.{self.torch}", self.scalar_type.lower())
 
 

@@ -1,7 +1,7 @@
-"""The user's mistakes: one tree, one clear sentence each.
+"""The user's mistakes: one tree of errors, one clear sentence each.
 
 Everything a person can get wrong raises `ZsimError`; the command line prints it as one paragraph and
-exits with 2. What zsim itself gets wrong is an `assert`.
+exits with 2. A mistake of zsim's is an `assert`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_LEAST_BEGINNING = 3  # characters of a name that tell which it could be
+_LEAST_BEGINNING = 3  # characters of a name that suffice to complete it
 
 
 class ZsimError(Exception):
-    """A mistake in what the user gave; the message says where, what, what was expected."""
+    """A mistake in the user's input; the message says where, what was found and what was expected."""
 
 
 class InputError(ZsimError):
@@ -25,12 +25,12 @@ class NotSimulatedError(ZsimError):
 
 
 class StuckError(ZsimError):
-    """The simulated clock stopped with work left; the message names who waits for what."""
+    """The simulated clock stopped with work left; the message names the waiters and what each waits for."""
 
 
 def nearest(name: str, options: Iterable[str]) -> str | None:
-    """The option closest in spelling to `name`, or None when nothing is close. One that `name` is the
-    beginning of is closest, the shortest of several."""
+    """The option closest in spelling to `name`, or None if nothing is close. An option that begins with
+    `name` is closest, the shortest of several."""
     by_lower = {option.lower(): option for option in options}
     longer = [option for option in by_lower if option.startswith(name.lower())]
     if longer and len(name) >= _LEAST_BEGINNING:
@@ -46,8 +46,8 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def why_unreadable(error: Exception) -> str:
-    """What keeps a file from being read, for after its name: `"is a folder, expected a file"`, without the
-    operating system's numbers."""
+    """Why a file cannot be read, to follow its name: `"is a folder, expected a file"`, without the operating
+    system's numbers."""
     if isinstance(error, IsADirectoryError):
         return "is a folder, expected a file"
     if isinstance(error, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Files that zsim writes: whole or not at all, and asked for before the work."""
+"""Files that zsim writes: completely or not at all, and checked before the work begins."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from zsim.errors import InputError
 
-_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may lead to a regular file that others write to as well
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may lead to a regular file with other writers
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write a partial file beside it and give that its name; `path` again.
+    """Write `content` to a partial file in the same folder and rename that to `path`; returns `path`.
 
-    What is no regular file (a pipe, /dev/stdout) is written as it is, and so is a file in a folder that takes
-    no other. Raises InputError where it cannot be written; what was there before then still is.
+    A path that is not a regular file (a pipe, /dev/stdout) is written directly, and so is a file in a folder
+    in which no file can be made. Raises InputError if it cannot be written; earlier content is then kept.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = Path(os.path.realpath(path))  # a link stays one
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
             path.write_bytes(data)
         else:
             if is_there:
-                path.open("ab").close()  # a file that is not to be written is not to be replaced
+                path.open("ab").close()  # a file without permission to write must not be replaced
             _replace(target, data)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
@@ -45,7 +45,7 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder, and those above it. Raises InputError where that cannot be."""
+    """Make a folder and its parents. Raises InputError if it cannot be made."""
     check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError where a folder is not there and cannot be made, or cannot be written; makes none."""
+    """Raises InputError if a folder neither exists nor can be made, or cannot be written; makes none."""
     _check_name(folder)
     existing = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), folder)
     if not os.path.isdir(existing):
@@ -65,7 +65,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raises InputError where a file cannot be written; writes nothing."""
+    """Raises InputError if a file cannot be written; writes nothing."""
     _check_name(path)
     if os.path.isdir(path):
         raise InputError(f"{path}: cannot be written: is a folder, expected a file")

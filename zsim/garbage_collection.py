@@ -1,4 +1,4 @@
-"""Python's search for cycles of objects, at rest while many objects are made and few of them are cycles."""
+"""Pauses Python's search for cycles of objects while many objects are made, few of them in cycles."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No search inside; a simulation makes millions of small tuples, and looking through them again and again
-    took a fifth of its time."""
+    """A context without garbage collection: a simulation makes millions of small tuples, and scanning them
+    again and again took a fifth of its time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -57,13 +57,13 @@ def zsim_trace(request: pytest.FixtureRequest) -> Callable[[Any], Trace]:
 
 @pytest.fixture
 def zsim_check(request: pytest.FixtureRequest) -> ZsimCheck:
-    """A function that compares two traces, or holds one to the baseline."""
+    """A function that compares two traces, or checks one trace against the baseline."""
     return ZsimCheck(request)
 
 
 class ZsimCheck:
-    """`check(simulated, recorded)` compares; `check(simulated)` holds it to the baseline, under its path or
-    `name`. Either fails the test with what differs, most important first."""
+    """`check(simulated, recorded)` compares; `check(simulated)` checks against the baseline, under its path
+    or `name`. Either fails the test with the differences, most important first."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._request = request
@@ -78,7 +78,7 @@ class ZsimCheck:
         comparison, wrong = None, ""
         try:
             comparison = self._checked(simulated, recorded, name, given)
-        except ZsimError as error:  # a missing file, a wrong key: the message says it all
+        except ZsimError as error:  # a missing file, a wrong key: the message suffices
             wrong = str(error)
         if wrong:
             _fail(wrong)
@@ -119,7 +119,7 @@ class ZsimCheck:
         _judge(name, baseline, [row for row in rows if row not in known])
 
     def _hold_table(self, path: Path) -> None:
-        """Published or measured rows, as `zsim check --baseline` holds them, under the table's path."""
+        """Check published or measured rows, as `zsim check --baseline` does, under the table's path."""
         from zsim.study.check.check import run_check
         from zsim.study.check.targets import find_targets
         from zsim.study.published.table import read_runs
@@ -127,7 +127,7 @@ class ZsimCheck:
         root = self._request.config.rootpath
         for target in find_targets([path], root).targets:
             if target.kind == "published":
-                read_runs([path])  # what is wrong with it comes before what a baseline lacks
+                read_runs([path])  # errors of the table are reported before missing cases of the baseline
             baseline = self._baseline(
                 target.name, lambda found: run_check([path], root, baseline=found, update=True)
             )
@@ -135,7 +135,7 @@ class ZsimCheck:
                 _judge(target.name, baseline, run_check([path], root, baseline=baseline).rows)
 
     def _baseline(self, name: str, pin: Callable[[Baseline], object]) -> Baseline | None:
-        """The one that has `name`; None where that was pinned just now."""
+        """The baseline, which has `name`; None if that was just pinned."""
         from zsim.study.check.baseline import Baseline, read_baseline
 
         config = self._request.config
@@ -157,7 +157,7 @@ class ZsimCheck:
         return baseline
 
     def _marked(self) -> dict[str, float]:
-        """The tolerances of the test's marker, the nearest one's first."""
+        """The tolerances of the test's markers; nearer markers take precedence."""
         found: dict[str, float] = {}
         for marker in reversed(list(self._request.node.iter_markers("zsim"))):
             unknown = sorted(set(marker.kwargs) - {*_NAMES, "rel"})
@@ -170,7 +170,7 @@ class ZsimCheck:
         return found
 
     def _name(self, source: Any) -> str:
-        """A case's name: its path as seen from the root, else the test's own id."""
+        """A case's name: its path relative to the root, else the test's id."""
         if isinstance(source, str | Path):
             path = (self._folder / source).resolve()
             root = self._request.config.rootpath.resolve()
@@ -179,7 +179,7 @@ class ZsimCheck:
 
 
 def _judge(name: str, baseline: Baseline, rows: Sequence[CheckRow]) -> None:
-    """Fails the test with what moved, skips it for what cannot be told."""
+    """Fail the test with the rows that moved, skip it for inconclusive rows."""
     moved = [row.line for row in rows if row.outcome == "fail"]
     if moved:
         _fail("\n".join([f"{name} is not what {baseline.path.name} pins:", *moved]))

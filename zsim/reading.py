@@ -1,7 +1,7 @@
-"""Files that people give, read whole and within limits: what is larger, deeper or longer is refused in words.
+"""Reads users' files completely and within limits: larger, deeper or longer ones are refused with a message.
 
-Configurations of any program are kilobytes, a few levels deep. What a file says wrongly as JSON or TOML is
-its reader's to tell; here is what Python itself gives up on, or takes minutes and gigabytes for.
+Configurations of any program are kilobytes, a few levels deep. Errors of JSON or TOML are reported by the
+file's reader; here are the limits beyond which Python itself fails, or takes minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def read_text(
 
 
 def parse_json(text: str, where: object, pairs: Pairs | None = None) -> Any:
-    """The value; `pairs` makes objects. Raises json.JSONDecodeError, and InputError for what is too deep or
-    too long."""
+    """The parsed value; `pairs` makes objects. Raises json.JSONDecodeError, and InputError for nesting that
+    is too deep and numbers that are too long."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=pairs), json.JSONDecodeError, where)
 
 
 def parse_toml(text: str, where: object) -> dict[str, Any]:
-    """The tables. Raises tomllib.TOMLDecodeError, and InputError for what is too deep or too long."""
+    """The parsed tables. Raises tomllib.TOMLDecodeError, and InputError for nesting that is too deep and
+    numbers that are too long."""
     tables: dict[str, Any] = _parsed(lambda: tomllib.loads(text), tomllib.TOMLDecodeError, where)
     return tables
 
@@ -72,7 +73,7 @@ def _parsed(parse: Callable[[], Any], is_wrong: type[ValueError], where: object)
 
 
 def whole_number(text: str) -> int | None:
-    """`text` as a whole number of up to 18 decimal digits; None where it is none."""
+    """`text` as a whole number of up to 18 decimal digits; None if it is not one."""
     is_one = text.isascii() and text.isdecimal() and len(text) <= _MOST_DECIMALS
     return int(text) if is_one else None
 

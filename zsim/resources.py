@@ -1,4 +1,4 @@
-"""Where the files that ship with zsim are: in an installed package or in a source checkout."""
+"""Locations of the files that ship with zsim, in an installed package or in a source checkout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ TEMPLATES = PACKAGE / "report" / "templates"
 
 
 def topologies_folder() -> Path:
-    """The shipped clusters and GPUs: beside the package in a source checkout, inside it when installed."""
+    """The folder of shipped clusters and GPUs: next to the package in a source checkout, inside it when
+    installed."""
     installed = PACKAGE / "topologies"
     return installed if installed.is_dir() else CHECKOUT / "topologies"

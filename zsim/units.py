@@ -72,8 +72,8 @@ def parse_quantity(text: object, units: dict[str, float]) -> float:
 
 
 def _meant(unit: str, units: dict[str, float]) -> list[str]:
-    """The units that someone who writes `GBit`, `Gbps`, `TFLOPS` or `GB` of a rate can mean: one, or `Gb/s`
-    and `GB/s` for `gb/s`, which says neither bits nor bytes."""
+    """The units that someone who writes `GBit`, `Gbps`, `TFLOPS` or `GB` for a rate can mean: one unit, or
+    both `Gb/s` and `GB/s` for `gb/s`, which tells bits and bytes not apart."""
     text = unit
     for pattern, usual in _SPELLINGS:
         text = pattern.sub(usual, text)
