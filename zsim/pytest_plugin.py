@@ -7,10 +7,10 @@
     def test_the_job_costs_what_it_did(zsim_check):
         zsim_check("jobs/llama.toml")                # against the baseline
 
-Paths count from the test's own folder. The baseline is `zsim-baseline.json` beside pytest's ini file, or what
-the ini option `zsim_baseline` says; `pytest --zsim-update-baseline` writes it. A table of published runs
-(.csv) is held row by row, with the baseline's own tolerances. A comparison that is
-inconclusive skips its test: it has neither failed nor passed.
+Paths are relative to the test's folder. The baseline is `zsim-baseline.json` next to pytest's ini file, or
+the file of the ini option `zsim_baseline`; `pytest --zsim-update-baseline` writes it. A table of published
+runs (.csv) is checked row by row, with the baseline's tolerances. A comparison that is inconclusive skips its
+test: it has neither failed nor passed.
 
 Nothing heavy is imported before a test asks for it.
 """

@@ -43,8 +43,8 @@ _UNITS = {
 def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None = None) -> Measurements:
     """The measurements of one file or folder.
 
-    `ranks` and `nodes`: those of the collectives in a log that does not say them. Raises InputError if the
-    file cannot be read or has none of the formats.
+    `ranks` and `nodes`: of the collectives in a log that does not state them. Raises InputError if the file
+    cannot be read or has none of the formats.
     """
     if looks_like_trace(path):
         return trace_measurements(path, nodes)

@@ -1,7 +1,7 @@
 """Finds the files that ship with zsim: model presets, cluster topologies, GPUs.
 
-Models lie in the package (`zsim/presets/models`). Topologies lie in `zsim/topologies` of an installed wheel
-and in `topologies` beside the package of a source checkout.
+Models are in the package (`zsim/presets/models`). Topologies are in `zsim/topologies` of an installed wheel
+and in `topologies` next to the package of a source checkout.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def extrapolations(job: Features, runs: Sequence[ValidatedRun]) -> list[Extrapol
 
     if not own:
         add("framework", f"no validated run of {job.framework}")
-        # Judged by all others', it is further than those in what it would be further in as one of them.
+        # Judged by all other frameworks' runs, the job counts as one of theirs in every other respect.
         own = [replace(run, framework=job.framework) for run in known]
     if lacks("gpu", own):
         of = f" of {job.framework}" if any(run.gpu == job.gpu for run in known) else ""

@@ -13,14 +13,14 @@ from zsim.units import Seconds
 
 class ProtocolCosts(BaseModel):
     """One NCCL protocol: seconds to start, seconds per round inside a node and between nodes, and the
-    fraction of a link's bandwidth it reaches.
+    fraction of a link's bandwidth that it reaches.
 
     `network_overhead`: once a group spans nodes, its rounds inside a node take at least this long (the
     proxy thread posts for every round).
-    `ramp`: what it costs to send a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave
-    links idle while the first one travels, more pieces cost more handling; the sum of a/p and b p is least,
-    2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree algorithms, 2009).
-    `network_ramp`: the same, and only once a group spans nodes: pieces that wait for a network card.
+    `ramp`: cost of sending a tensor of S bytes in pieces, times sqrt(S / 1 MiB). Fewer pieces leave links
+    idle while the first piece travels, more pieces cost more handling; the sum of a/p and b p has its
+    minimum, 2 sqrt(a b), at the best piece, and a grows with S (Sanders, Speck, Traff, Two-tree algorithms,
+    2009). `network_ramp`: the same, only once a group spans nodes: pieces that wait for a network card.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -52,8 +52,8 @@ class CollectiveCosts(Table):
     """Latency and bandwidth of collectives on this machine, by protocol; the fastest is taken.
 
     `reduce_scatter`: `native`, or `all_reduce` where the backend (gloo) sends a whole all-reduce.
-    `protocols` are the ring's costs, and those of every algorithm that `algorithms` does not name: "ring"
-    (there: an all-reduce's ring, where it differs), "tree", "nvls" (reduction in the switches of one NVLink
+    `protocols`: the costs of the ring, and of every algorithm that `algorithms` does not name: "ring" (there:
+    an all-reduce's ring, if it differs), "tree", "nvls" (reduction in the switches of one NVLink
     domain), "nvls_tree" (the same joined by trees across domains), "pat", "all_to_all". NVLS and PAT exist
     only where their costs are given.
     `force_algorithm`, `force_protocol`: as NCCL_ALGO and NCCL_PROTO, wherever the collective has it.

@@ -34,7 +34,7 @@ def load_cluster(source: str | Path | Mapping[str, Any], read: Read | None = Non
     """The cluster of a preset's name ("dgx-h100"), of a TOML file, or of a file's tables; `read` (default
     `read_toml`) reads files.
 
-    Raises InputError if there is none, or if something in it is wrong.
+    Raises InputError if the cluster does not exist, or if something in it is wrong.
     """
     read = read or read_toml
     if isinstance(source, Mapping):
@@ -109,7 +109,7 @@ def _with_parents(
     read: Read,
     depth: int = 0,
 ) -> dict[str, Any]:
-    """The file's tables merged over those of the file that it extends, recursively."""
+    """The file's tables merged over those of all files that it extends, recursively."""
     if "extends" not in data:
         return dict(data)
     parent_name = data["extends"]

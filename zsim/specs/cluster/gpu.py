@@ -109,9 +109,10 @@ class MemoryEfficiency(Table):
 
 
 class KernelLaunch(Table):
-    """What a kernel costs the GPU besides its work: ramp-up, tail and the gap to the next kernel; a load from
-    memory where nothing else runs until it is there; and an element that a thread of its own looks up by an
-    index, if that takes longer than moving it (0: it does not, or was not timed)."""
+    """Costs of a kernel to the GPU besides its work. `seconds_per_kernel`: ramp-up, tail and the gap to the
+    next kernel. `seconds_per_load`: a load from memory whose latency nothing overlaps.
+    `seconds_per_indexed_element`: the lookup of an element by an index, if that takes longer than moving it
+    (0: it does not, or was not timed)."""
 
     seconds_per_kernel: Seconds
     seconds_per_load: Seconds = 0.0

@@ -1,4 +1,4 @@
-"""How a step is simulated: `[simulation]`.
+"""`[simulation]` of an experiment: how a step is simulated.
 
 [simulation]
 every_micro_batch = false          # simulate three; the others take as long as the third

@@ -35,8 +35,8 @@ class Exported:
 
 
 def export_files(job: Job) -> Exported:
-    """experiment.toml, and those of ds_config.json, fsdp2.py (fsdp1.py, ddp.py), accelerate.yaml and
-    torchtitan.toml that can express the job."""
+    """The files that can express the job, of experiment.toml, ds_config.json, fsdp2.py (fsdp1.py, ddp.py),
+    accelerate.yaml and torchtitan.toml; and why the others cannot."""
     files: dict[str, str] = {}
     missing: dict[str, str] = {}
     if isinstance(job.strategy, DeepSpeedConfig):

@@ -1,4 +1,4 @@
-"""How a model is trained on many GPUs: the values that plans are made from."""
+"""The training values that plans are made from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AttentionKind = Literal["flash", "math"]
 CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fused_linear"]
 
 
-# CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 where it is not set (CUDA Programming Guide, appendix on environment
+# CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
 # variables; without MPS).
 DEFAULT_CONNECTIONS, MOST_CONNECTIONS = 8, 32
 

@@ -1,4 +1,5 @@
-"""A fabric as an explicit list of links: traffic takes the shortest paths, all of them or those of a hash."""
+"""A fabric as an explicit list of links: traffic takes all shortest paths evenly, or those that a hash
+chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The links inside a node: those that bytes pass between a GPU and another GPU or a network card."""
+"""The links inside a node, over which bytes pass between a GPU and another GPU or a network card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where bytes can flow: devices, directed links and routes of a cluster.
+"""Devices, directed links and routes of a cluster: where bytes can flow.
 
 Links are numbered arithmetically from the node template, so that a route is a formula and the links of
 16,384 GPUs cost a few arrays; `topology_graph` gives the same as a networkx graph, and tests hold every route

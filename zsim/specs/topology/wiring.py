@@ -1,4 +1,4 @@
-"""How network cards are joined: the interface of every kind of fabric.
+"""The interface of every kind of fabric: how network cards are joined.
 
 A fabric numbers its links arithmetically, class by class, so that the links which a million flows use are a
 few array operations. Flows go from card to card; a *hop* of many flows is a bundle of `width` parallel

@@ -78,7 +78,7 @@ def accelerate_yaml(job: Job) -> str:
         data |= {"distributed_type": "FSDP", "fsdp_config": _fsdp1(job, strategy)}
     else:
         data["distributed_type"] = "MULTI_GPU" if job.world_size > 1 else "NO"
-    if not isinstance(strategy, DeepSpeedConfig):  # beside deepspeed_config_file accelerate refuses the key
+    if not isinstance(strategy, DeepSpeedConfig):  # with a config file the key is refused
         precision = job.training.precision
         data["mixed_precision"] = "no" if precision == "fp32" else precision
     if job.training.compile:

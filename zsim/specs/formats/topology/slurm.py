@@ -72,7 +72,7 @@ def expand_hostlist(text: str, file: str) -> list[str]:
     """`tux[0-2,7],login` -> tux0, tux1, tux2, tux7, login (zero padding kept)."""
     names: list[str] = []
     for part in _PART.findall(text):
-        words = _RANGES.split(part.strip())  # text and what stands in brackets, in turn
+        words = _RANGES.split(part.strip())  # text and the content of brackets, alternately
         choices = [_numbers(word, part, file) if place % 2 else [word] for place, word in enumerate(words)]
         if "[" in "".join(words[::2]):
             raise InputError(f"{file}: '{part[:60]}' is not a host list")

@@ -35,7 +35,7 @@ def _reason_without_effect(
 def notes_without_effect(
     reading: Reading, zero: ZeroConfig, wrapper: OptimizerWrapper, release: Release, num_nodes: int
 ) -> list[str]:
-    """One note per reason, naming the file's keys that have no effect for it."""
+    """One note per reason, naming the keys of the file that have no effect for that reason."""
     by_reason: dict[str, list[str]] = {}
     for bare, key in ZERO_KEYS.items():
         if key.effect and reading.says(f"zero_optimization.{bare}"):

@@ -1,8 +1,8 @@
-"""What changed from one DeepSpeed release to the next: one table of behaviours, each with its source.
+"""Differences between DeepSpeed's releases: one table of behaviours, each with its source.
 
-Read in the released sources 0.10.3 to 0.19.8. Where the release between two that were read is not known, the
-later key is accepted from the earlier of the two on, because its default changes nothing. Since when a key of
-the file is known stands with the key, in `schema`.
+Read in the released sources 0.10.3 to 0.19.8. If a key was added between two of the releases that were read,
+it is accepted from the earlier of both on, because its default changes nothing. The releases of a key of the
+file are stated with the key, in `schema`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INIT, _ENGINE = "zero/partition_parameters.py", "engine.py"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`value` in the releases from `since` on and before `until`, `otherwise` in the others."""
+    """`value` in the releases from `since` on and before `until`, `otherwise` in all others."""
 
     source: str
     since: Version = (0, 0, 0)
@@ -41,28 +41,28 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One DeepSpeed release by its differences.
+    """The behaviours in which one DeepSpeed release may differ from others.
 
-    `reduces_slice_by_slice`: stages 1 and 2 reduce every slice of a bucket by itself, asynchronously.
-    `gathers_step_in_buckets`: their step gathers in pieces of `allgather_bucket_size`.
-    `flattens_on_gpu`: they put the flat parameters together on the GPU, where there is room for both; else on
-    the CPU, and with the GPU's cache emptied. `clones_shards_on_gpu`: offloaded masters, too, are cast from a
-    clone that is made on the GPU. `makes_states_in_first_step`: else before it. `sums_fp32_on_gpu`: with
-    offload, fp32 sums of 16-bit gradients stay on the GPU.
+    `reduces_slice_by_slice`: stages 1 and 2 reduce every slice of a bucket separately, asynchronously.
+    `gathers_step_in_buckets`: their step gathers in pieces of `allgather_bucket_size`. `flattens_on_gpu`:
+    they build the flat parameters on the GPU if there is room for both copies; else on the CPU, with the
+    GPU's cache emptied. `clones_shards_on_gpu`: offloaded masters, too, are cast from a clone on the GPU.
+    `makes_states_in_first_step`: else before it. `sums_fp32_on_gpu`: with offload, fp32 sums of 16-bit
+    gradients stay on the GPU.
 
     `checks_overflow_of_every_dtype`: ZeRO looks for overflow in bf16 and fp32 gradients too.
     `shards_bf16_without_zero`: bf16 at stage 0 ends in BF16_Optimizer, which shards like stage 1.
     `mistakes_bf16_wrapper`: FP16_Optimizer is taken where BF16_Optimizer is meant.
 
-    `refreshes_secondary_shards`: hpZ's secondary shards are dropped after a step and written anew by the next
-    forward; else they keep what initialisation wrote: backward runs on stale weights (`_post_step` has the
-    call commented out), and every forward gathers over all GPUs. `waits_for_secondary_shards`: the host waits
-    for the copy of every one. `has_partial_offload`: stage 3 knows a ratio of sub-groups to offload.
+    `refreshes_secondary_shards`: hpZ's secondary shards are dropped after a step and rewritten by the next
+    forward; else they keep their initial content: backward runs on stale weights (`_post_step` has the call
+    commented out), and every forward gathers over all GPUs. `waits_for_secondary_shards`: the host waits for
+    the copy of every secondary shard. `has_partial_offload`: stage 3 knows a ratio of sub-groups to offload.
     `clears_secondary_shards`: they are set to zero first. `scatters_indivisible_gradients`: qgZ
     reduce-scatters what two hops cannot divide; else it fails. `casts_before_quantizing`: qwZ casts weights
-    to fp16 first; else its kernels take bf16 for fp16 as it is. `misreduces_mics`: MiCS's gradients are
+    to fp16 first; else its kernels read the bits of bf16 as fp16. `misreduces_mics`: MiCS's gradients are
     scattered over all GPUs, not over the group that holds the shards (`_get_param_partition_group`).
-    `copies_checkpoints_on_a_stream`: `cpu_checkpointing` copies through pinned memory on a stream of its own
+    `copies_checkpoints_on_a_stream`: `cpu_checkpointing` copies through pinned memory on a separate stream
     and keeps the newest input on the GPU; else both copies block and are not pinned.
     """
 

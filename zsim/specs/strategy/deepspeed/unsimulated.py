@@ -1,4 +1,4 @@
-"""What a DeepSpeed JSON can ask for and zsim does not simulate yet, or leaves out because it is small."""
+"""Settings of a DeepSpeed JSON that zsim does not simulate yet, or omits because their cost is small."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zsim.specs.strategy.deepspeed.schema import FILE_KEYS, DeepSpeedFile, Tenso
 SIMULATED_OPTIMIZERS = ("adam", "adamw")
 
 
-# Every key that may ask for what zsim does not simulate, and what that is.
+# Every key that may ask for behaviour that zsim does not simulate, and that behaviour.
 _BLOCKS = {
     name: entry
     for name, info in DeepSpeedFile.model_fields.items()
@@ -23,7 +23,7 @@ _BLOCKS = {
 def find_unsimulated(
     reading: Reading, zero: ZeroConfig, optimizer: OptimizerChoice
 ) -> tuple[Unsimulated, ...]:
-    """Everything the file switches on that zsim would have to pretend not to see."""
+    """Every setting of the file that zsim does not simulate, although it changes the step."""
     found = list(_find_in_zero(reading, zero))
     file = reading.file
     for key, block in _BLOCKS.items():
@@ -72,7 +72,7 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
 
 
 def unmodelled_notes(reading: Reading) -> list[str]:
-    """Keys that cost a little time in reality and none in zsim."""
+    """Notes on keys that cost a little time in reality and none in zsim."""
     notes = []
     costly = [
         name

@@ -89,7 +89,7 @@ class ZeroBlock(JsonBlock):
     reduce_scatter: Annotated[bool, Key("how a bucket is reduced", SHARDED, is_exported=True)] = True
     reduce_bucket_size: Annotated[
         Elements,
-        Field(le=2**50),  # it is allocated
+        Field(le=2**50),  # a buffer of this size is allocated
         Key("elements reduced at a time", SHARDED, is_exported=True, is_size=True),
     ] = 500_000_000
     use_multi_rank_bucket_allreduce: Annotated[
