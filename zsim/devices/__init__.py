@@ -1,1 +1,1 @@
-"""Running kernels and holding bytes."""
+"""GPUs, allocators and node resources at work on the simulated clock."""

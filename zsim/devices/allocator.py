@@ -1,13 +1,13 @@
-"""The caching allocator as the host meets it: when it runs short, the host waits, and asks the driver.
+"""The caching allocator on the host's clock: when memory runs short, the host waits and calls the driver.
 
 Blocks that `record_stream` protects are not handed out again before their last use has ended on the GPU;
-every allocation first collects those whose use has ended (`process_events`). Where then neither a cached
+every allocation first collects those whose use has ended (`process_events`). When then neither a cached
 block fits nor the driver has room, torch waits for *all* outstanding uses (`synchronize_and_free_events`),
 gives every cached segment back (`release_cached_blocks`) and asks once more: `num_alloc_retries` in its
-statistics. A `cudaFree` returns when the GPU has done all that was issued to it, so the host loses its lead;
-and what was given back is asked of the driver anew, segment by segment, by the allocations that follow. The
-request itself is not looked for among the blocks that became free: it is a new segment, or an out-of-memory
-error in torch (here that is counted, and the step goes on as if it did fit).
+statistics. A `cudaFree` returns when the GPU has done all work issued to it, so the host loses its lead; and
+the allocations that follow ask the driver for the released memory again, segment by segment. The request that
+failed is not served from the blocks that became free: it gets a new segment, or torch raises an out-of-memory
+error (here the failure is counted, and the step goes on as if the request did fit).
 
 Source: c10/cuda/CUDACachingAllocator.cpp, torch 2.13.
 """
@@ -24,7 +24,7 @@ from zsim.plan.memory.tensors import TensorChange
 
 class Changes:
     """Tensors allocated and freed, `by_op` just before which that happens; `asking`: the ops before which
-    some are allocated, which is when it matters what has ended."""
+    tensors are allocated, where it matters which uses have ended."""
 
     def __init__(self, ordered: Sequence[TensorChange]) -> None:
         self.by_op: dict[int, list[TensorChange]] = {}
@@ -35,8 +35,8 @@ class Changes:
 
 @dataclass
 class AllocatorCounts:
-    """`retries`: how often the cache was given back; `failures`: requests that did not fit even then;
-    `released` and `segments`: what the driver took back and gave."""
+    """`retries`: times the cache was given back; `failures`: requests that did not fit even then; `released`
+    and `segments`: number of segments given back to the driver, and got from it."""
 
     retries: int = 0
     failures: int = 0
@@ -48,11 +48,11 @@ class AllocatorCounts:
 class Allocator:
     """One GPU's allocator on its host's clock.
 
-    `changes`: what its program allocates and frees; `first_changes`: what its first run does; of that,
-    tensors with numbers below 0 stay for good. `outstanding(op)`: the last op that was issued to each stream
-    before `op`. `malloc_seconds` and `free_seconds`: the host's for one segment, asked of the driver
-    and given back; `retry_seconds`: what it takes besides until all ranks have given their caches back.
-    `counts` begin with op `counts_from`.
+    `changes`: tensors that its program allocates and frees; `first_changes`: those of the program's first
+    run, where they differ (tensors with numbers below 0 are never freed). `outstanding(op)`: the last op that
+    was issued to each stream before `op`. `malloc_seconds` and `free_seconds`: host time to get one segment
+    from the driver, and to give it back; `retry_seconds`: extra host time of a retry, until all ranks have
+    given their caches back. `counts` begin with op `counts_from`.
     """
 
     memory: CachingAllocator
@@ -64,20 +64,20 @@ class Allocator:
     counts_from: int = 0
     counts: AllocatorCounts = field(default_factory=AllocatorCounts)
     first_changes: Changes | None = None
-    owed_seconds: float = 0.0  # the host's, not yet taken
+    owed_seconds: float = 0.0  # host time at the driver that the host has not yet spent
     has_retried: bool = False  # in any run
     _blocks: dict[int, MemoryBlock] = field(default_factory=dict)
     _protected: list[tuple[int, MemoryBlock]] = field(default_factory=list)
-    _next_end: float = math.inf  # before which no protected block is free; -inf where that is not known
+    _next_end: float = math.inf  # no protected block is free before this time; -inf: not known
     _position: int = 0
     _last_op: int = -1
     _is_counting: bool = False
     _is_draining: bool = False
 
     def advance(self, op: int, now: float, ended: Sequence[float]) -> int:
-        """Make the changes before `op` is issued; -1, or an op that the host must first wait for.
+        """Make the changes before `op` is issued. Returns -1, or an op that the host must first wait for.
 
-        A host that then blocks on something else comes by once more: the changes are made once.
+        Idempotent per op: a host that is resumed after blocking calls again; nothing is applied twice.
         """
         changes = self.current.by_op.get(op)
         if changes is None or op == self._last_op:
@@ -97,16 +97,17 @@ class Allocator:
 
     @property
     def current(self) -> Changes:
-        """Those of the run that it is in."""
+        """The changes of the present run."""
         return self.first_changes or self.changes
 
     def take_seconds(self) -> float:
-        """The host's time at the driver since it was last taken."""
+        """Host seconds at the driver since the last call."""
         seconds, self.owed_seconds = self.owed_seconds, 0.0
         return seconds
 
     def restart(self) -> None:
-        """Begin the program again: nothing is outstanding any more, and peaks begin with what there is."""
+        """Begin the program again: free all tensors but those with numbers below 0, and count peaks from the
+        present sizes."""
         self._free_protected()
         for tensor, block in self._blocks.items():
             if tensor >= 0:
@@ -118,7 +119,7 @@ class Allocator:
         self.owed_seconds = 0.0
 
     def copy(self) -> Allocator:
-        """One that begins with the segments that this one has, before its first run or after `restart`."""
+        """An allocator that begins with the same segments; before the first run or after `restart` only."""
         return Allocator(
             self.memory.copy(),
             self.changes,
@@ -152,7 +153,7 @@ class Allocator:
             self._is_draining = True
             for other in self.outstanding(op):
                 end = ended[other]
-                if not end <= now:  # also what has not ended, which is nan
+                if not end <= now:  # also uses that have not ended: nan
                     return other
             block = self._retry(change)
             self._is_draining = False
@@ -183,8 +184,8 @@ class Allocator:
         self._protected, self._next_end = [], math.inf
 
     def _collect(self, now: float, ended: Sequence[float]) -> None:
-        """Take back blocks whose last use has ended by now."""
-        left = [entry for entry in self._protected if not ended[entry[0]] <= now]  # also what is nan
+        """Free protected blocks whose last use has ended by now."""
+        left = [entry for entry in self._protected if not ended[entry[0]] <= now]  # also where nan
         if len(left) < len(self._protected):
             for until, block in self._protected:
                 if ended[until] <= now:

@@ -1,15 +1,15 @@
-"""PyTorch's caching allocator of GPU memory, block by block: what is reserved, and when it runs short.
+"""PyTorch's caching allocator of GPU memory, block by block: reserved bytes, and requests that do not fit.
 
 Follows c10/cuda/CUDACachingAllocator.cpp, torch 2.13 (sizes and order are those of 1.12 too). Sizes are
-rounded up to 512 bytes; up to 1 MiB comes from the small pool, more from the large one; every stream has its
-own two. A request takes the smallest free block that holds it, the first of these by address, and what it
-leaves is split off (in the large pool only if it is more than 1 MiB). Where no block fits, a segment is asked
-of the driver: 2 MiB for small blocks, 20 MiB for requests below 10 MiB, else the size rounded up to 2 MiB.
-Freed blocks merge with free neighbours of their segment; segments stay. Only when the driver has no room are
-all segments given back that are free from end to end (`release_cached_blocks`).
+rounded up to 512 bytes. Requests of up to 1 MiB come from the small pool, larger ones from the large pool;
+every stream has both. A request takes the smallest free block that holds it, the first of these by address;
+the rest of the block is split off (in the large pool only if it is more than 1 MiB). Where no block fits, the
+driver is asked for a segment: 2 MiB for small blocks, 20 MiB for requests below 10 MiB, else the size rounded
+up to 2 MiB. Freed blocks merge with adjacent free blocks of their segment; segments stay. Only when the
+driver has no room are all segments given back that are free from end to end (`release_cached_blocks`).
 
-With `expandable_segments:True` a pool is one stretch of addresses that grows by pages of 2 or 20 MiB, and
-what is given back are the pages that lie wholly in free blocks.
+With `expandable_segments:True` a pool is one range of addresses that grows by pages of 2 or 20 MiB, and the
+pages that lie wholly in free blocks are given back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PoolName = tuple[str, bool]  # the stream, and whether it is the pool of small b
 
 @dataclass(eq=False, slots=True)
 class MemoryBlock:
-    """A stretch of a segment from `address` on, between its neighbours there; of a free one, `unmapped_bytes`
-    are without memory (in expandable segments alone)."""
+    """A contiguous part of a segment from `address` on, between the blocks `previous` and `next`;
+    `unmapped_bytes` of a free block have no memory (in expandable segments only)."""
 
     pool: _Pool
     address: int
@@ -43,7 +43,7 @@ class MemoryBlock:
     unmapped_bytes: int = 0
 
     def pages(self) -> int:
-        """Bytes of the pages that lie wholly in it."""
+        """Bytes of the pages that lie wholly in the block."""
         page = self.pool.page_bytes
         first, end = _up(self.address, page), (self.address + self.bytes) // page * page
         return max(0, end - first)
@@ -51,7 +51,8 @@ class MemoryBlock:
 
 @dataclass(eq=False, slots=True)
 class _Pool:
-    """The free blocks of one stream and kind, by size and address; `last` is the end of an expandable one."""
+    """The free blocks of one stream and kind, by size and address; `last` is the last block of an expandable
+    pool."""
 
     is_small: bool
     free: list[tuple[int, int, MemoryBlock]] = field(default_factory=list)
@@ -63,8 +64,8 @@ class _Pool:
 
 
 class _Request(NamedTuple):
-    """Where a request of one stream and size looks: its pool, its size rounded up, and from how many bytes on
-    what it leaves of a block is split off."""
+    """A request of one stream and size: its pool, its size rounded up, and the minimum rest of a block that
+    is split off, in bytes."""
 
     pool: _Pool
     size: int
@@ -72,10 +73,10 @@ class _Request(NamedTuple):
 
 
 class CachingAllocator:
-    """The memory of one GPU that torch may take: `capacity_bytes`.
+    """Blocks and segments in the `capacity_bytes` of one GPU's memory that torch may take.
 
-    `active_bytes` are those of blocks in use, `reserved_bytes` those of all segments. `num_segments`
-    counts what was asked of the driver, `num_released` what was given back to it.
+    `active_bytes` are the bytes of blocks in use, `reserved_bytes` of all segments. `num_segments` counts
+    requests that the driver served, `num_released` segments given back to it.
     """
 
     def __init__(self, capacity_bytes: int, *, is_expandable: bool = False) -> None:
@@ -102,7 +103,7 @@ class CachingAllocator:
         return None if block is None else self._use(block, request)
 
     def malloc_new(self, count: int, stream: str) -> MemoryBlock | None:
-        """As `malloc`, but memory that the driver gives now."""
+        """As `malloc`, but with new memory from the driver (expandable segments: as `malloc`)."""
         if self.is_expandable:
             return self.malloc(count, stream)
         request = self._request(count, stream)
@@ -118,7 +119,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Put a block back, together with free neighbours."""
+        """Free a block, merged with adjacent free blocks."""
         self.active_bytes -= block.bytes
         block.is_free = True
         after, before = block.next, block.previous
@@ -133,7 +134,8 @@ class CachingAllocator:
         insort(free, (block.bytes, block.address, block))  # no two have one address
 
     def release_cached(self) -> int:
-        """Give back to the driver what is free from end to end; returns of how many segments."""
+        """Give segments that are free from end to end (or free pages) back to the driver; returns how many
+        segments were given back."""
         before = self.num_released
         for pool in self._pools.values():
             for entry in list(pool.free):
@@ -149,7 +151,7 @@ class CachingAllocator:
         return self.num_released - before
 
     def copy(self) -> CachingAllocator:
-        """One with the same segments; blocks in use stay in use."""
+        """An allocator with the same segments; blocks in use stay in use."""
         other = CachingAllocator(self.capacity_bytes, is_expandable=self.is_expandable)
         peaks = ("peak_active_bytes", "peak_reserved_bytes")
         counts = ("num_segments", "num_released", "_next_address")
@@ -178,11 +180,11 @@ class CachingAllocator:
         return other
 
     def pool_of(self, count: int, stream: str) -> PoolName:
-        """Which pool a request of `count` bytes goes to."""
+        """The pool to which a request of `count` bytes goes."""
         return stream, _up(count, MIN_BLOCK) <= SMALL_SIZE
 
     def reserved_by_pool(self) -> dict[PoolName, int]:
-        """The bytes of each pool's segments."""
+        """Bytes of the segments of each pool, unmapped bytes not included."""
         names = {id(pool): name for name, pool in self._pools.items()}
         reserved = dict.fromkeys(self._pools, 0)
         for head in self._heads.values():
@@ -193,13 +195,13 @@ class CachingAllocator:
         return reserved
 
     def restart_peaks(self) -> None:
-        """Peaks begin with what there is."""
+        """Count peaks from the present sizes."""
         self.peak_active_bytes, self.peak_reserved_bytes = self.active_bytes, self.reserved_bytes
 
     # -- the driver ----------------------------------------------------------------------------------------
 
     def _reserve(self, count: int) -> bool:
-        """Ask the driver for `count` bytes."""
+        """Ask the driver for `count` bytes; whether it had room for them."""
         if self.reserved_bytes + count > self.capacity_bytes:
             return False
         self.reserved_bytes += count
@@ -213,7 +215,7 @@ class CachingAllocator:
             self.num_released += 1
 
     def _grow(self, pool: _Pool, size: int) -> MemoryBlock | None:
-        """A new segment from the driver, as a block in no list."""
+        """A new segment from the driver, as a block that is not in the pool's list; None without room."""
         segment = SMALL_BUFFER
         if not pool.is_small:
             segment = LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
@@ -234,7 +236,7 @@ class CachingAllocator:
             self._remove(at_end)
             at_end.bytes, at_end.unmapped_bytes = at_end.bytes + missing, 0
             return at_end
-        if last is None:  # pools lie far apart, and begin with a page
+        if last is None:  # pools are far apart in the address space, and begin at a page
             address, self._next_address = self._next_address, self._next_address + (LARGE_BUFFER << 30)
         else:
             address = last.address + last.bytes
@@ -258,8 +260,8 @@ class CachingAllocator:
         return request
 
     def _take_mapped(self, pool: _Pool, size: int) -> MemoryBlock | None:
-        """The smallest free block of expandable segments that holds `size`, out of its list: one that has all
-        its pages if there is one, else one that gets them back."""
+        """Take the smallest free block of expandable segments that holds `size` out of the pool's list: a
+        block with all its pages if there is one, else one whose pages are mapped again."""
         place = bisect_left(pool.free, (size,))
         if place == len(pool.free):
             return None
@@ -273,7 +275,7 @@ class CachingAllocator:
         return pool.free.pop(place)[2]
 
     def _use(self, block: MemoryBlock, request: _Request) -> MemoryBlock:
-        """The block with what is more than it was asked for split off."""
+        """Mark the block as used, with the bytes beyond the request split off."""
         if block.bytes - request.size >= request.least_rest:
             _split(block, request.size)
         block.is_free = False
@@ -294,7 +296,7 @@ def _insert(block: MemoryBlock) -> None:
 
 
 def _split(block: MemoryBlock, size: int) -> None:
-    """Leave `size` to the block; the rest becomes a free one behind it."""
+    """Cut the block to `size`; the rest becomes a free block after it."""
     rest = MemoryBlock(block.pool, block.address + size, block.bytes - size, block, block.next, True)
     rest.unmapped_bytes, block.unmapped_bytes = block.unmapped_bytes, 0
     if block.next is not None:
@@ -306,7 +308,7 @@ def _split(block: MemoryBlock, size: int) -> None:
 
 
 def _absorb(block: MemoryBlock, after: MemoryBlock) -> None:
-    """`after` becomes part of the block before it."""
+    """Merge `after` into the block before it."""
     block.bytes += after.bytes
     block.unmapped_bytes += after.unmapped_bytes
     block.next = after.next

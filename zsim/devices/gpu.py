@@ -1,9 +1,9 @@
 """A GPU running kernels.
 
-Kernels on different streams of one GPU share it: n at once run at 1/n of their speed each (an equal share
-of the multiprocessors and of HBM). While a collective is under way on the GPU, all of them run
-`compute_slowdown` times slower, because it takes multiprocessors and bandwidth from them. That is the
-fluid model with one resource, solved in closed form.
+Kernels on different streams of one GPU share it: n concurrent kernels run at 1/n of their speed each (an
+equal share of the multiprocessors and of HBM). While a collective runs on the GPU, all kernels are
+`compute_slowdown` times slower, because it takes multiprocessors and bandwidth from them. This is the fluid
+model with one resource, solved in closed form.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable
 class GpuKernels:
     """The kernels that run now, as (op, seconds of work left alone on the GPU).
 
-    `call_at(delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if that is still the `ticket`
-    then; `on_end(op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given, where the GPU
-    turns from idle to busy or back: not where a kernel follows another at once.
+    `call_at(delay, gpu, ticket)` must call `on_wake(now)` after `delay` seconds if `gpu.ticket` is still
+    `ticket` then; `on_end(op, now)` is called for each kernel that ends; `on_turn(is_busy)`, if given, when
+    the GPU turns from idle to busy or back, but not when a kernel directly follows another.
 
     # [Note: late wake-ups]
-    When kernels get slower, the wake-up that is already planned comes too early; it is left as it is and
-    planned anew when it comes. Only when they get faster must a new one be planned at once.
+    When kernels get slower, the wake-up that is already planned comes too early; it is left in place, and the
+    next one is planned when it comes. Only when kernels get faster must a new one be planned at once.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class GpuKernels:
             self._collectives -= 1
 
     def on_wake(self, now: float) -> None:
-        """The kernels with the least work left end now; for the wake-up with the latest `ticket` alone."""
+        """End the kernels with the least work left; to be called for the latest `ticket` only."""
         if self._is_early:
             self._settle(now)
             self._plan_wake_up()
@@ -112,8 +112,8 @@ class GpuKernels:
             self._on_turn(is_busy)
 
     def _settle(self, now: float) -> None:
-        """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower again
-        while a collective is under way."""
+        """Bring the remaining work up to date: n concurrent kernels each run n times slower, and slower still
+        while a collective runs."""
         left = self._left
         stretch = len(left) * (self._slowdown if self._collectives else 1.0)
         done = (now - self._last_change) / stretch

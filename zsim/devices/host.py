@@ -1,7 +1,7 @@
-"""The CPU side of a node at work: copies over PCIe, host memory, the CPU's own optimizer and casts.
+"""The CPU side of a node at work: copies over PCIe, host memory, optimizer steps and casts on the CPU.
 
 All ranks of a node share its memory bandwidth and cores, socket by socket; GPUs under one PCIe switch share
-its uplink.
+the switch's uplink.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from zsim.devices.node_resources import NodePool, ResourceUsage
 from zsim.devices.sockets import Shares, Sockets, crossings
 from zsim.plan.ops import Copy, HostWork
 
-# What a copy that is not pinned moves in host memory per byte: the driver's thread reads and writes it once
-# more than the copy engine.
+# Bytes that a copy of one unpinned byte moves in host memory: the driver's thread reads and writes it, in
+# addition to the copy engine's access.
 _PAGEABLE_TRAFFIC = 3.0
 
 
 def add_host(pool: NodePool) -> None:
-    """`dram`: bytes per second of a socket's memory; `cpu`: the time of its cores; `socket_out`, `socket_in`:
-    what it sends to other sockets and gets from them; `pageable`: the time of the driver's thread of one
-    rank."""
+    """Add the resources of the host. `dram`: bytes per second of a socket's memory; `cpu`: time of its cores;
+    `socket_out`, `socket_in`: bytes per second to and from other sockets; `pageable`: time of one rank's
+    driver thread."""
     cluster = pool.topology.cluster
     host = cluster.host
     pool.add("dram", "socket", host.memory_bandwidth * cluster.offload.dma_fraction / host.sockets)
@@ -34,12 +34,12 @@ def add_host(pool: NodePool) -> None:
 
 
 def on_memory(weight: float, sockets: Sockets) -> list[float]:
-    """`weight` bytes of host memory, where the rank's lies."""
+    """`weight` bytes of host memory, per socket, where the rank's memory is."""
     return [weight * share for share in sockets.memory]
 
 
 def copy_usage(pool: NodePool, work: Copy, rank: int) -> ResourceUsage:
-    """One byte between GPU and host: its PCIe link, its switch's uplink, host memory."""
+    """Usage of one byte copied between GPU and host: PCIe link, uplink of the switch, host memory."""
     side = "down" if work.direction == "h2d" else "up"
     own = {f"pcie_{side}": 1.0, f"uplink_{side}": 1.0}
     traffic = 1.0
@@ -55,10 +55,10 @@ def copy_usage(pool: NodePool, work: Copy, rank: int) -> ResourceUsage:
 
 
 def host_work_usage(pool: NodePool, work: HostWork, rank: int) -> ResourceUsage:
-    """One byte of the CPU's work on memory: memory bandwidth, and the cores that it keeps busy.
+    """Usage of one byte of CPU work on memory: memory bandwidth, and the time of the cores.
 
-    A rank that uses few threads is slower without leaving more to others: its share of the cores is less.
-    Threads that are not bound run on all sockets; half of what they touch elsewhere is read, half written.
+    A rank with few threads is slower, but leaves no more cores to the others: a byte takes more core time.
+    Unbound threads run on all sockets; half of their bytes on other sockets are read, half written.
     """
     cluster = pool.topology.cluster
     host, rates = cluster.host, cluster.offload

@@ -1,8 +1,8 @@
-"""The resources of nodes besides their links: memory bandwidth, cores, drives, and queues of their own.
+"""Resources of nodes other than their links: memory bandwidth, cores, drives and the ranks' queues.
 
-They are numbered after the links of the topology, so that one activity can use both; a `ResourceUsage` is
-what one unit of work takes of which of them. An activity stands for all ranks of a class and carries the load
-of all.
+They are numbered after the links of the topology, so that one activity can use both; a `ResourceUsage` is the
+units of each that one unit of work takes. An activity represents all ranks of a class and carries the load of
+all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scope = Literal["rank", "switch", "socket", "node"]
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """Units of resource `indices[i]` that one unit of work takes: `weights[i]`."""
+    """One unit of work takes `weights[i]` units of resource `indices[i]`."""
 
     indices: Ints
     weights: Floats
@@ -33,7 +33,7 @@ class ResourceClass:
     """`count` resources of one kind, numbered from `first`; one per rank, per PCIe switch, per socket or per
     node.
 
-    `capacity` is per second: bytes, or 1 for a queue or for the time of a drive.
+    `capacity` is per second: bytes, or seconds of a queue, of cores or of drives.
     """
 
     name: str
@@ -44,8 +44,8 @@ class ResourceClass:
 
 
 class NodePool:
-    """All resources that offloaded work of a topology's ranks can use, by name; `of_rank` is the class of
-    every rank."""
+    """All resources that the offloaded work of a topology's ranks can use, by name; `of_rank` is the class
+    of every rank."""
 
     def __init__(self, topology: Topology, of_rank: Ints) -> None:
         self.topology = topology
@@ -61,7 +61,7 @@ class NodePool:
         self._next = topology.num_links
 
     def add(self, name: str, scope: Scope, capacity: float) -> None:
-        """Add one resource per GPU, per socket or per node."""
+        """Add one resource of `capacity` per GPU, per socket or per node."""
         topology = self.topology
         sockets = topology.num_nodes * topology.cluster.host.sockets
         count = {"rank": topology.num_slots, "node": topology.num_nodes, "socket": sockets}[scope]
@@ -71,11 +71,11 @@ class NodePool:
 
     @property
     def capacities(self) -> Floats:
-        """Per added resource, in order: they follow the topology's links."""
+        """Capacity of every added resource, in order; their numbers follow the topology's links."""
         return np.concatenate(self._capacities) if self._capacities else np.zeros(0)
 
     def ranks_beside(self, rank: int) -> int:
-        """How many ranks are on the node of `rank`, itself included."""
+        """Number of ranks on the node of `rank`, `rank` included."""
         nodes = self.topology.node_of(self.topology.slots)
         return int((nodes == nodes[rank]).sum())
 
@@ -86,10 +86,11 @@ class NodePool:
         spread: dict[str, float] | None = None,
         on_sockets: Callable[[Sockets], Mapping[str, Shares]] | None = None,
     ) -> ResourceUsage:
-        """What one unit of work of every rank of a class takes; `rank` is one of them.
+        """Usage of one unit of work of every rank in the class of `rank`.
 
-        `own` is {resource: weight} on the rank's own link, switch and node; `spread` the same over all
-        switches of its node, evenly; `on_sockets` gives {resource: weight per socket} for ranks of a socket.
+        `own` is {resource: weight} on each rank's own link, switch and node; `spread` is {resource: weight}
+        spread evenly over all switches of its node; `on_sockets` gives {resource: weight per socket} for the
+        ranks of a socket.
         """
         slots = self.topology.slots[self._of_rank == self._of_rank[rank]]
         parts = [self._entries(self.classes[name], weight, slots) for name, weight in own.items() if weight]
@@ -104,13 +105,13 @@ class NodePool:
         return ResourceUsage(indices, weights)
 
     def _entries(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
-        """`weight` of every slot on its own resource."""
+        """Indices and weights when every slot puts `weight` on its own resource."""
         places = {"rank": lambda own: own, "node": self.topology.node_of, "switch": self.topology.switch_of}
         used, counts = np.unique(places[resource.scope](slots), return_counts=True)
         return resource.first + used, counts.astype(np.float64) * weight
 
     def _spread(self, resource: ResourceClass, weight: float, slots: Ints) -> tuple[Ints, Floats]:
-        """`weight` of every slot over all PCIe switches of its node."""
+        """Indices and weights when every slot spreads `weight` over all PCIe switches of its node."""
         switches = self.topology.switches_per_node
         nodes, counts = np.unique(self.topology.node_of(slots), return_counts=True)
         indices = resource.first + (nodes[:, None] * switches + np.arange(switches)).ravel()
@@ -119,7 +120,7 @@ class NodePool:
     def _on_sockets(
         self, weights_of: Callable[[Sockets], Mapping[str, Shares]], slots: Ints
     ) -> list[tuple[Ints, Floats]]:
-        """What every slot takes on the sockets of its node."""
+        """Indices and weights of what every slot takes on the sockets of its node."""
         cluster = self.topology.cluster
         count = cluster.host.sockets
         numbers, members = np.unique(self.topology.socket_of(slots), return_counts=True)

@@ -1,7 +1,7 @@
 """The drives of a node: striped, shared by all its ranks, reading and writing at once.
 
-By way of host memory (a bounce buffer) data pass DRAM; with GPUDirect Storage they go straight to the GPU's
-link. Drives under the GPUs' PCIe switches use the switches' uplinks, like NICs and copies do.
+Data go through host memory (a bounce buffer), or with GPUDirect Storage directly to the GPU's link. Drives
+under the GPUs' PCIe switches use the switches' uplinks, as NICs and copies do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from zsim.specs.cluster.cluster import Nvme
 
 
 def add_drives(pool: NodePool, nvme: Nvme, written_bytes: float) -> None:
-    """`drive_read`, `drive_write`: bytes per second of a node's drives; `drive_time`: how reading and
-    writing share them; `read_queue`, `write_queue`: the time of one rank's queues.
+    """Add the resources of drives. `drive_read`, `drive_write`: bytes per second of a node's drives;
+    `drive_time`: time of the drives, which reads and writes share; `read_queue`, `write_queue`: time of one
+    rank's queues.
 
-    `written_bytes`: what all ranks of a node write per step, for the write cache.
+    `written_bytes`: bytes that all ranks of a node write per step, for the write cache.
     """
     pool.add("drive_read", "node", drive_bytes_per_second(nvme, "read"))
     pool.add("drive_write", "node", drive_bytes_per_second(nvme, "write", written_bytes))
@@ -30,7 +31,7 @@ def add_drives(pool: NodePool, nvme: Nvme, written_bytes: float) -> None:
 
 
 def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> ResourceUsage:
-    """One byte read from or written to the drives."""
+    """Usage of one byte read from or written to the drives."""
     bandwidth = pool.classes[f"drive_{work.direction}"].capacity
     stream = stream_bytes_per_second(nvme, work.direction, work.block_bytes, work.queue_depth, work.threads)
     is_read = work.direction == "read"
@@ -45,15 +46,15 @@ def drive_usage(pool: NodePool, nvme: Nvme, work: DriveIo, rank: int) -> Resourc
         own["uplink_down" if is_read else "uplink_up"] = 1.0
 
     def on_sockets(sockets: Sockets) -> Mapping[str, Shares]:
-        """A stripe lies on the drives of all sockets."""
+        """Weights per socket; a stripe is on the drives of all sockets."""
         place = sockets.gpu if work.is_direct else sockets.memory
         ends = (sockets.everywhere, place) if is_read else (place, sockets.everywhere)
         memory = {} if work.is_direct else {"dram": on_memory(1.0, sockets)}
         return {**memory, **crossings(*ends)}
 
     if nvme.attached == "switch":
-        # A stripe lies on the drives of all switches; of direct traffic the part under the GPU's own switch
-        # stays there, 1 / switches of it.
+        # A stripe is on the drives of all switches. 1 / switches of direct traffic stays under the GPU's own
+        # switch.
         local = 1.0 / pool.topology.switches_per_node if work.is_direct else 0.0
         if work.is_direct:
             own["uplink_down" if is_read else "uplink_up"] = 1.0 - local

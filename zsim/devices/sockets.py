@@ -1,7 +1,7 @@
-"""NUMA: which socket's memory and cores a rank uses, and what crosses between the sockets.
+"""NUMA: the sockets whose memory and cores a rank uses, and the bytes that cross between sockets.
 
 A node's memory and cores are split evenly over its sockets, and so are its GPUs, in order. A byte that goes
-from a place on one socket to a place on another leaves the first over its links and enters the second.
+from one socket to another leaves the first over its outgoing links and enters the second over its incoming.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Shares = Sequence[float]  # part of something on each socket, in order
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The sockets of a node, seen by ranks of one of them (`own`)."""
+    """The sockets of a node, as seen by the ranks of one of them (`own`)."""
 
     count: int
     own: int
@@ -30,19 +30,19 @@ class Sockets:
 
     @property
     def memory(self) -> Shares:
-        """Where its host memory lies."""
+        """Where the rank's host memory is."""
         if self.placement == "first":
             return self._only(0)
         return self.everywhere if self.placement == "interleaved" else self._only(self.own)
 
     @property
     def threads(self) -> Shares:
-        """Where its CPU threads run."""
+        """Where the rank's CPU threads run."""
         return self._only(self.own) if self.is_bound else self.everywhere
 
     @property
     def everywhere(self) -> Shares:
-        """Evenly over all sockets, as a stripe of drives is."""
+        """Evenly over all sockets, like a stripe over drives."""
         return [1.0 / self.count] * self.count
 
     def _only(self, socket: int) -> Shares:
@@ -55,7 +55,7 @@ def sockets_of(cluster: Cluster, own: int) -> Sockets:
 
 
 def leaving(source: Shares, target: Shares) -> list[float]:
-    """Per socket, what leaves it when one byte goes from `source` to `target`."""
+    """Bytes that leave each socket when one byte goes from `source` to `target`."""
     return [share * (1.0 - target[number]) for number, share in enumerate(source)]
 
 
