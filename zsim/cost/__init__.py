@@ -1,1 +1,1 @@
-"""How much and how long on idle hardware: pure functions."""
+"""Work (FLOPs, bytes, rounds) and its seconds on idle hardware: pure functions."""

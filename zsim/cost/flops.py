@@ -4,7 +4,7 @@ Module level (`forward_flops`): matrix products only, 2 m n k each, attention ov
 which is what torch's `FlopCounterMode` counts.
 
 MFU convention (PaLM, Chowdhery et al. 2022, appendix B; MosaicML, torchtitan): 6 N + 12 L d S per token, N
-with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add what is recomputed.
+with all embeddings, d = heads * head_dim, attention not causal. "Hardware" FLOPs add the recomputation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def attention_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 
 
 def active_numel(model: ModelSpec) -> int:
-    """Parameters that one token meets: all but the experts it is not routed to."""
+    """Parameters that are active for one token: all but those of the experts it is not routed to."""
     return model.numel - round(_sum_over_blocks(model, _idle_experts))
 
 
@@ -47,11 +47,11 @@ def model_flops_per_token(model: ModelSpec, sequence_length: int) -> float:
 def hardware_flops_per_token(
     model: ModelSpec, sequence_length: int, checkpointing: Sequence[Checkpointing] = ()
 ) -> float:
-    """As `model_flops_per_token`, plus the recomputation, by the policy of each block (() for none): full
-    adds its 2 N + 4 d S, selective 4 d S, selective-op N: every second product, so about half of them.
+    """`model_flops_per_token` plus the recomputation, by the policy of each block (() for none): full adds
+    the block's 2 N + 4 d S, selective 4 d S, selective-op N (every second product, so about half of 2 N).
 
     By convention (Korthikanti et al. 2022, appendix A) full recomputation counts as one whole forward of the
-    blocks, although torch stops it before a last product whose result nothing needs.
+    blocks, although torch stops before a last product whose result is not needed.
     """
     flops = model_flops_per_token(model, sequence_length)
     for policy in sorted({*checkpointing} - {"none"}):
@@ -76,7 +76,7 @@ def _core_flops(block: Block, sequence_length: int) -> float:
 
 
 def _idle_experts(block: Block) -> float:
-    """Parameters of a block's experts that a token does not meet."""
+    """Parameters of the experts of a block that a token is not routed to."""
     idle = 0.0
     for module in block.modules:
         if isinstance(module.work, Experts):
@@ -85,7 +85,7 @@ def _idle_experts(block: Block) -> float:
 
 
 def _sum_over_blocks(model: ModelSpec, measure: Callable[[Block], float]) -> float:
-    """Blocks of one shape are measured once."""
+    """Sum of `measure` over all blocks; every distinct block is measured once."""
     return sum(count * measure(block) for block, count in _distinct(model.blocks))
 
 

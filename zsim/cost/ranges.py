@@ -1,4 +1,4 @@
-"""How much of a job's work lies outside of what its hardware numbers were measured on."""
+"""The part of a job's work that is outside of the range in which its hardware numbers were measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zsim.cost.kernels.kernel import Kernel
 from zsim.specs.cluster.gpu import Gpu
 
-# A curve is trusted this far beyond its first and last point, and a part of the work this small is let pass.
+# A curve is trusted up to this factor beyond its first and last point; a smaller part of the work is ignored.
 _SLACK = 2.0
 _SMALL = 0.05
 _MEMORY_BOUND = ("elementwise", "copy", "embedding", "loss", "optimizer")
@@ -16,7 +16,7 @@ _ATTENTION = ("attention_forward", "attention_backward")
 
 
 class OutOfRange(NamedTuple):
-    """`fraction` of the work of a kind is done by pieces outside of the measured range."""
+    """`fraction` of the work of a kind is in kernels or calls outside of the measured range."""
 
     what: str
     fraction: float
@@ -26,13 +26,13 @@ class OutOfRange(NamedTuple):
 
 
 def outside(value: float, ends: tuple[float, float]) -> bool:
-    """Whether a size is more than twice beyond what was measured."""
+    """Whether a size is more than a factor of two outside of the measured range."""
     return value < ends[0] / _SLACK or value > ends[1] * _SLACK
 
 
 def extrapolated_kernels(gpu: Gpu, kernels: Iterable[tuple[Kernel, int]]) -> Iterator[OutOfRange]:
-    """Kinds of kernels, (kernel, how often), of which more than 5 % of the work is out of range. Tables
-    without a `measured_range` make no claim and are left out."""
+    """Kinds of kernels with more than 5 % of their work out of range. `kernels` are (kernel, count). Tables
+    without a `measured_range` are skipped."""
     counted = list(kernels)
     for what, table, key, kinds in (
         ("matrix products", gpu.gemm, "flops", ("gemm",)),
@@ -56,7 +56,8 @@ def _size(kernel: Kernel, key: str) -> float:
 def extrapolated_calls(
     ranges: Mapping[str, tuple[float, float]], calls: Iterable[tuple[int, int]]
 ) -> Iterator[OutOfRange]:
-    """The same for collectives: (bytes of the full tensor, how often)."""
+    """Collectives, when more than 5 % of their bytes are out of range. `calls` are (bytes of the full tensor,
+    count)."""
     if "bytes" in ranges:
         yield from _share(
             "collectives", [(float(size), times) for size, times in calls], ranges["bytes"], "B"

@@ -1,9 +1,9 @@
 """Weighted max-min fair sharing: the pure solver.
 
-An activity a runs at rate x_a and puts w_ar * x_a on resource r. The allocation is max-min fair: no rate
-can grow without shrinking one that is not larger. Found by progressive filling (Bertsekas & Gallager, Data
-Networks, 2nd ed., section 6.5.2): raise all rates together, freeze the activities of each resource that
-fills, and go on with the rest.
+An activity a runs at rate x_a and puts w_ar * x_a on resource r. The allocation is max-min fair: no rate can
+grow without shrinking one that is not larger. It is found by progressive filling (Bertsekas & Gallager, Data
+Networks, 2nd ed., section 6.5.2): raise all rates together, freeze the activities of each resource that is
+full, and go on with the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def max_min_fair_rates(
     """Rates of activities that share resources.
 
     `usage` is {activity: {resource: weight}}, `capacity` {resource: units per second}; the rate of an
-    activity that uses nothing is infinite. Raises InputError for an unknown resource, a negative or not
+    activity that uses no resource is infinite. Raises InputError for an unknown resource, a negative or not
     finite weight, and a negative or not-a-number capacity.
     """
     names = list(capacity)

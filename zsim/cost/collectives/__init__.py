@@ -1,1 +1,1 @@
-"""Bytes and rounds of collectives, and what NCCL chooses."""
+"""Bytes and rounds of collectives, and NCCL's tuning model."""

@@ -1,8 +1,8 @@
-"""In how many pieces NCCL sends a tensor up and down its trees, and what filling the trees takes.
+"""Chunks in which NCCL sends a tensor up and down its trees, and the seconds to fill the pipeline of a tree.
 
-Every channel is a tree of its own (half of them on each of the two trees) and cuts its part of the tensor
-into P chunks. A chunk goes from the farthest rank to the root and back, one edge after the other, and chunks
-follow each other. So, with b(e) seconds for all bytes over edge e of that way,
+Every channel is a separate tree (half of the channels on each of the two trees) and cuts its part of the
+tensor into P chunks. A chunk goes from the farthest rank to the root and back, one edge after the other, and
+chunks follow each other. So, with b(e) seconds for all bytes over edge e of that path,
 
     seconds = rounds + max b + (sum b - max b) / P
 
@@ -22,8 +22,8 @@ _CHUNK_BYTES = {"ll": 32 * _KIB, "ll128": 576_000, "simple": 512 * _KIB}
 
 
 def tree_pieces(protocol: str, full_bytes: float, num_channels: int, num_ranks: int, num_domains: int) -> int:
-    """Chunks that every channel sends one after the other; at least 1. Protocols other than NCCL's three
-    are cut as Simple."""
+    """Chunks that every channel sends one after the other; at least 1. Protocols other than NCCL's three use
+    Simple's chunks."""
     per_channel = full_bytes / num_channels
     chunk = _CHUNK_BYTES.get(protocol, _CHUNK_BYTES["simple"])
     local = num_ranks / num_domains
@@ -39,7 +39,7 @@ def tree_pieces(protocol: str, full_bytes: float, num_channels: int, num_ranks: 
 
 
 def _halved(per_channel: float, chunk: int, limits: tuple[tuple[float, int], ...]) -> int:
-    """The chunk, halved while there are fewer than `count` of them and it is above `floor` bytes."""
+    """Chunk size in bytes, halved while there are fewer than `count` chunks and it is above `floor` bytes."""
     for count, floor in limits:
         while per_channel // chunk < count and chunk > floor:
             chunk //= 2
@@ -47,7 +47,8 @@ def _halved(per_channel: float, chunk: int, limits: tuple[tuple[float, int], ...
 
 
 def fill_seconds(rounds: Rounds, inside_seconds: float, across_seconds: float, num_pieces: int) -> float:
-    """What filling a tree takes there and back: a piece over every edge but the slowest, which the bytes'
-    own time has. `inside_seconds`, `across_seconds`: all bytes over the busiest link of either kind."""
+    """Seconds to fill the pipeline of a tree, up and down: one chunk over every edge but the slowest, whose
+    seconds are in the time of the transfer. `inside_seconds`, `across_seconds`: all bytes over the busiest
+    link inside a node and between nodes."""
     edges = rounds.intra * inside_seconds + rounds.inter * across_seconds
     return max(edges - max(inside_seconds, across_seconds), 0.0) / num_pieces

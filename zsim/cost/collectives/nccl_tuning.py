@@ -1,9 +1,9 @@
 """NCCL's tuning model: the time it expects of each algorithm and protocol, by which it chooses.
 
-These are planning numbers, not measurements: a choice made by them is NCCL's, the time it then takes is
-that of the links. Source of tables and equations: NVIDIA/nccl src/graph/tuning.cc, 2.20 (commit b6475625)
-for ring and tree, 2.27 for NVLS, NVLSTree and PAT (ncclTunerConstantsDefaults, ncclTopoTuneModel,
-ncclTopoGetAlgoTime). Latencies in microseconds, bandwidths in GB/s, as there.
+These are NCCL's planning numbers, not measurements: they decide the choice, while the simulated time comes
+from the links. Source of tables and equations: NVIDIA/nccl src/graph/tuning.cc, 2.20 (commit b6475625) for
+ring and tree, 2.27 for NVLS, NVLSTree and PAT (ncclTunerConstantsDefaults, ncclTopoTuneModel,
+ncclTopoGetAlgoTime). Latencies in microseconds, bandwidths in GB/s, as in the source.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _TREE_CORRECTION = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What NCCL knows of a machine: bandwidth of all channels inside a domain and between domains, whether
-    GPUs have NVLink, how many channels it runs, and the network's overhead per round in seconds."""
+    """NCCL's view of a machine: bandwidth of all channels inside a domain and between domains, whether GPUs
+    have NVLink, the number of channels, and the network's overhead per round in seconds."""
 
     generation: str
     intra_bytes_per_second: float
@@ -61,9 +61,9 @@ def nccl_seconds(
     num_ranks: int,
     num_nodes: int,
 ) -> float:
-    """Expected seconds; infinite for what NCCL does not run (LL128 trees of all-gathers, NVLS in LL, ...).
+    """Expected seconds; infinite for combinations that NCCL does not run (NVLS or PAT in LL or LL128, ...).
 
-    Algorithms it has no plan for (all-to-all, point to point) cost 0: there is nothing to choose.
+    Algorithms that NCCL does not choose between (all-to-all, point to point) cost 0.
     """
     if algorithm not in ("ring", "tree", "nvls", "nvls_tree", "pat") or protocol not in _PROTOCOLS:
         return 0.0

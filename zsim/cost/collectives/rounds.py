@@ -1,8 +1,8 @@
-"""Collectives on idle links: what a rank must send, how many rounds an algorithm takes.
+"""Collectives on idle links: bytes that a rank must send, and rounds that an algorithm takes.
 
-S is the full tensor in bytes (output of an all-gather, input of a reduce-scatter, buffer of an all-reduce;
-of an all-to-all, what one rank holds), n the number of ranks, k the number of NVLink domains (nodes) they
-are on, g = n/k. *Bus bytes*, what every rank must send at least (nccl-tests, doc/PERFORMANCE.md, the
+S is the full tensor in bytes (output of an all-gather, input of a reduce-scatter, buffer of an all-reduce,
+one rank's buffer of an all-to-all), n the number of ranks, k the number of NVLink domains (nodes) they are
+on, g = n/k. *Bus bytes* are the bytes that every rank must at least send (nccl-tests, doc/PERFORMANCE.md, the
 bus-bandwidth factors), so that bus bytes over seconds is nccl-tests' busbw whatever the algorithm:
 
     all_gather, reduce_scatter, all_to_all    S (n-1)/n
@@ -18,11 +18,11 @@ Rounds inside domains and between them (NCCL 2.20 src/graph/tuning.cc, ncclTopoT
     nvls     all_reduce                    1 (the switches reduce and multicast)
     nvls_tree    all_reduce                1, 2 ceil(log2 k)
     pat      all_gather, reduce_scatter    n (a linear part), ceil(log2 n)
-    all_to_all                             ceil((g-1)/16) (0 where k > 1), ceil((k-1)/16): what goes to one
-                                           node goes together, what stays inside meanwhile; 16 at a time
+    all_to_all                             ceil((g-1)/16) (0 where k > 1), ceil((k-1)/16): all bytes to one
+                                           node go in one round, those inside a node meanwhile; 16 at a time
 
-NCCL's own plan has k-1 for the ring's all-gather; but the longest chain of n-1 edges leaves a domain k times
-when the piece starts inside one, and the rounds played message by message (`tests/oracles`) take that.
+NCCL's tuning model has k-1 for the ring's all-gather; but the longest chain of n-1 edges leaves a domain k
+times when the piece starts inside one, as a simulation message by message confirms (`tests/oracles`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Rounds:
 
 
 class CallLimit(NamedTuple):
-    """One collective on idle links: its latency, the whole of its time, and the tier of links that bounds the
-    rest of it ("" where nothing is sent); and how much longer kernels on its GPUs can make it."""
+    """One collective on idle links: its latency, its total time, and the tier of links that bounds the
+    transfer ("" where nothing is sent). `slowed_seconds`: maximum of the extra time when kernels run on its
+    GPUs."""
 
     latency_seconds: float
     seconds: float
@@ -57,7 +58,7 @@ class CallLimit(NamedTuple):
 
 
 def edge_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
-    """Bus bytes of one call: what each directed edge of a ring carries; 0 for one rank or no bytes."""
+    """Bus bytes of one call, which each directed edge of a ring carries; 0 for one rank or no bytes."""
     if num_ranks <= 1:
         return 0.0
     if kind in _HALF_RING or kind == "all_to_all":
@@ -93,25 +94,25 @@ def tree_rounds(most_local_ranks: int, num_nodes: int) -> Rounds:
 
 
 def nvls_rounds(num_nodes: int) -> Rounds:
-    """NVLS in one domain (one round), NVLSTree across domains (up and down a binary tree besides)."""
+    """NVLS in one domain (one round); NVLSTree across domains (in addition up and down a binary tree)."""
     return Rounds(1, 2 * ceil(log2(num_nodes)))
 
 
 def pat_rounds(num_ranks: int) -> Rounds:
-    """PAT on one rank per node: log2 n rounds, and a part that is still linear in n (NCCL 2.23
-    src/graph/tuning.cc: log2(nNodes) interLat/3.5 + nRanks 2.8 us)."""
+    """PAT on one rank per node: log2 n rounds between nodes, and a part linear in n, counted as n rounds
+    inside (NCCL 2.23 src/graph/tuning.cc: log2(nNodes) interLat/3.5 + nRanks 2.8 us)."""
     return Rounds(num_ranks, ceil(log2(num_ranks)))
 
 
 # NCCL puts the rounds of a group of sends and receives on different channels (2.20 src/include/comm.h,
-# `ncclP2pChannelBaseForRound`), which run side by side; it has up to 32, and as many as the fabric has rings
-# and trees for: 16 on nodes with 8 network cards.
+# `ncclP2pChannelBaseForRound`), which run concurrently; it has up to 32, as many as the fabric has rings and
+# trees for: 16 on nodes with 8 network cards.
 ROUNDS_SIDE_BY_SIDE = 16
 
 
 def all_to_all_rounds(num_ranks: int, num_nodes: int) -> Rounds:
-    """One round per other node, or per peer inside one, so many of them at a time. What a round costs is
-    assumed: NCCL has no plan for all-to-alls."""
+    """One round per other node, or per peer in a single node, `ROUNDS_SIDE_BY_SIDE` of them at a time. The
+    cost of a round is assumed: NCCL's tuning model has no all-to-alls."""
     if num_nodes > 1:
         return Rounds(0, ceil((num_nodes - 1) / ROUNDS_SIDE_BY_SIDE))
     return Rounds(ceil((num_ranks - 1) / ROUNDS_SIDE_BY_SIDE), 0)
@@ -124,7 +125,7 @@ def binomial_rounds(num_ranks: int, num_nodes: int) -> Rounds:
 
 
 def hierarchical_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:
-    """Latency steps when a ring inside each node and a ring across nodes follow each other."""
+    """Latency steps of a ring inside each node followed by a ring across nodes."""
     local = num_ranks // num_nodes
     factor = 2 if kind == "all_reduce" else 1
     return Rounds(factor * (local - 1), factor * (num_nodes - 1))

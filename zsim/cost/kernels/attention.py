@@ -8,10 +8,10 @@ w s - w^2/2 of s^2 pairs); backward 2.5 times the forward, because it recomputes
 products of them (Dao 2023, "FlashAttention-2", section 4.1: the convention of its benchmarks). HBM sees q, k,
 v, the output and 4 bytes of log-sum-exp per head and token; no scores.
 
-Math: two products over all s^2 pairs, the mask ignored, and every step in between a reading and a writing of
-b a s^2 scores; keys and values are first copied out to a heads (`repeat_kv`). Operators as transformers'
-`eager_attention_forward` dispatches them: scale, mask, softmax (to fp32 and back in all families but GPT-2),
-dropout.
+Math: two products over all s^2 pairs, the mask ignored; every step between them reads and writes b a s^2
+scores. Keys and values are first copied out to a heads (`repeat_kv`). The operators are those that
+transformers' `eager_attention_forward` dispatches: scale, mask, softmax (to fp32 and back in all families but
+GPT-2), dropout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOGSUMEXP_BYTES = 4
 
 
 def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """Rotary embedding, then the core."""
+    """Kernels of attention's forward: rotary embedding, then the core."""
     assert isinstance(module.work, Attention)
     work = module.work
     core = _flash_forward if options.attention == "flash" else _math_forward
@@ -37,12 +37,12 @@ def attention_forward(module: Module, shape: BatchShape, options: WorkOptions) -
 
 
 def rotary_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """The rotary embedding of queries and keys alone."""
+    """Kernels of the rotary embedding of queries and keys only."""
     return _rotary(work, shape, options, 0)
 
 
 def attention_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """The core's gradients, then rotary's."""
+    """Kernels of attention's backward: gradients of the core, then of the rotary embedding."""
     assert isinstance(module.work, Attention)
     work = module.work
     core = _flash_backward if options.attention == "flash" else _math_backward
@@ -74,7 +74,7 @@ def output_elements(work: Attention) -> int:
 
 
 def causal_pairs(work: Attention, sequence_length: int) -> float:
-    """Query-key pairs of one sequence that a causal mask (and a window) leaves: s^2/2, or w s - w^2/2."""
+    """Query-key pairs of one sequence under a causal mask (and a window): s^2/2, or w s - w^2/2."""
     window = min(work.window or sequence_length, sequence_length)
     return window * sequence_length - window * window / 2
 
@@ -90,21 +90,22 @@ def _rotary(work: Attention, shape: BatchShape, options: WorkOptions, direction:
 
 
 def unpads(work: Attention, options: WorkOptions) -> bool:
-    """Whether rows are gathered before the core and scattered after: by the fused kernel alone."""
+    """Whether rows are gathered before the core and scattered after it; only around the fused kernel."""
     return work.unpads and options.attention == "flash"
 
 
 def _unpadding(
     work: Attention, shape: BatchShape, options: WorkOptions, direction: int
 ) -> tuple[Kernel, ...]:
-    """Gathers and scatters around the core where a padding mask is given, whether anything is padded or not.
+    """Gathers and scatters around the core when a padding mask is given, whether tokens are padded or not.
 
     With i elements of q, k, v and o of the output per token: forward gathers the input (2 i), fills the
-    padded output with zeros and puts the rows in (o + 2 o); backward gathers the output's gradient (2 o),
-    fills the input's with zeros and scatters (i + 2 i). The input goes by torch.gather and scatter, element
-    by element (no vectors before torch 2.8: pytorch pull request 151490); the output by indexing, whose
-    kernel was not timed on rows and is taken for a copy. The two waits of the host for the mask's counts are
-    left out. Source: HazyResearch/flash-attention 0.2, bert_padding.py `unpad_input`, `pad_input`.
+    padded output with zeros and writes the rows into it (o + 2 o); backward gathers the output's gradient
+    (2 o), fills the input's gradient with zeros and scatters (i + 2 i). The input goes through torch.gather
+    and scatter, element by element (not vectorised before torch 2.8: pytorch pull request 151490); the output
+    goes through indexing, whose kernel was not timed on rows and is assumed to cost a copy. The host's two
+    waits for the counts of the mask are neglected. Source: HazyResearch/flash-attention 0.2, bert_padding.py
+    `unpad_input`, `pad_input`.
     """
     if not unpads(work, options):
         return ()
@@ -142,11 +143,11 @@ def _flash_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> 
 
 
 def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """Three kernels: the row sums of output times its gradient, the products, the cast of the fp32 dq."""
+    """Three kernels: row sums of the output times its gradient, the products, the cast of the fp32 dq."""
     e = options.activation_bytes
     inputs = input_elements(work)
     outputs = output_elements(work)
-    # Reads q, k, v, dout; writes dq, dk, dv; reads out and dout for the row sums; dq collects in fp32.
+    # Reads q, k, v, dout; writes dq, dk, dv; reads out and dout for the row sums; dq is accumulated in fp32.
     elements = 2 * inputs + 3 * outputs
     extra = 2 * work.num_heads * LOGSUMEXP_BYTES + 2 * query_elements(work) * 4
     kernel = Kernel(
@@ -161,11 +162,12 @@ def _flash_backward(work: Attention, shape: BatchShape, options: WorkOptions) ->
 
 
 def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim: int, inner: str) -> Kernel:
-    """One batched product with a b a s x s side; `inner` names the dimension summed over.
+    """One batched product of which one matrix is the b a s x s scores; `inner` names the dimension summed
+    over.
 
-    The scores' rows are keys, so a sequence that is not aligned costs every one of them; whether they are
-    taken as they lie (the output, the queries' gradient) or transposed (the keys' and values') tells nothing,
-    because they are square.
+    Rows of the scores are s long, so an unaligned sequence length slows every such product. Whether scores are
+    read as they are (output, gradient of queries) or transposed (gradients of keys and values) makes no
+    difference, because they are square.
     """
     length, batch = shape.sequence_length, shape.sequences * work.num_heads
     over_heads = inner == "head"
@@ -193,7 +195,7 @@ def _math_forward(work: Attention, shape: BatchShape, options: WorkOptions) -> t
 
 
 def _softmax_forward(work: Attention, options: WorkOptions) -> tuple[int, int]:
-    """(bytes per score, launches) from the scores to the probabilities."""
+    """(bytes per score, launches) from the scores to the probabilities: scale, mask, softmax."""
     e = options.activation_bytes
     if options.compile:
         return 2 * e + (1 if work.dropout else 0), 1
@@ -202,7 +204,8 @@ def _softmax_forward(work: Attention, options: WorkOptions) -> tuple[int, int]:
 
 
 def _softmax_backward(work: Attention, options: WorkOptions) -> tuple[int, int]:
-    """Cast, softmax backward (probabilities and gradient read, one written), scale."""
+    """(bytes per score, launches) of the way back: dropout, cast, softmax backward (reads probabilities and
+    gradient, writes one), scale."""
     e = options.activation_bytes
     mask = 1 if work.dropout else 0
     if options.compile:
@@ -214,7 +217,7 @@ def _softmax_backward(work: Attention, options: WorkOptions) -> tuple[int, int]:
 
 
 def _math_backward(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """Gradients of values, probabilities, scores, queries and keys."""
+    """Kernels of the gradients of values, probabilities, scores, queries and keys."""
     scores = _num_scores(work, shape)
     return (
         _transpose(work, shape, options),
@@ -236,7 +239,7 @@ def _scores_kernel(scores: int, options: WorkOptions, bytes_each: int, launches:
 
 
 def _repeat_kv(work: Attention, shape: BatchShape, options: WorkOptions) -> tuple[Kernel, ...]:
-    """Copies keys and values out to all heads (backward: sums them back)."""
+    """Copy keys and values out to all heads (backward: sum their gradients back)."""
     if work.num_kv_heads == work.num_heads:
         return ()
     repeated = work.num_heads * (work.qk_head_dim + work.v_head_dim)
@@ -245,6 +248,6 @@ def _repeat_kv(work: Attention, shape: BatchShape, options: WorkOptions) -> tupl
 
 
 def _transpose(work: Attention, shape: BatchShape, options: WorkOptions) -> Kernel:
-    """Heads back beside each other: one copy of the output."""
+    """Transpose the heads back into each token's row: one copy of the output."""
     num_bytes = 2 * shape.tokens * output_elements(work) * options.activation_bytes
     return Kernel("elementwise", 0.0, float(num_bytes), options.kernel_dtype)

@@ -1,4 +1,4 @@
-"""What memory-bound modules read, write, launch and keep, in eager PyTorch and fused.
+"""Bytes read, written and kept, and launches, of memory-bound modules, in eager PyTorch and fused.
 
 The eager figures are counts of the operators that transformers 5.23's modelling code dispatches under torch
 2.13, forward and backward (the same operators on every device): a *pass* is one tensor of the module's width
@@ -11,11 +11,11 @@ read or written once. They depend on the code alone, not on sizes.
 
 # [Note: LayerNorm reads twice]
 torch's `vectorized_layer_norm_kernel` and `layer_norm_grad_input_kernel` (ATen/native/cuda/
-layer_norm_kernel.cu) read again in their second loop what they read in the first, and caches do not save it:
+layer_norm_kernel.cu) loop over a row twice, and caches do not save the second reading:
 nn.LayerNorm in fp32 on 4,096 rows of 1,024, 2,048, 4,096, 8,192 and 16,384 takes 34, 56, 122, 258 and 508 us
-forward on an A100 80 GB PCIe, 118, 198, 435, 834 and 1636 us with backward, where a Triton kernel that holds
-its row in registers takes 323 us forward for the longest: 1.66 TB/s. At that rate and 4 us a launch torch's
-move 2.9, 2.6, 2.9, 3.1 and 3.1 times the tensor forward, 7.5, 6.6, 7.6, 7.0 and 6.9 times backward.
+forward on an A100 80 GB PCIe, 118, 198, 435, 834 and 1636 us with backward. A Triton kernel that holds its
+row in registers takes 323 us forward for the longest: 1.66 TB/s. At that rate and 4 us a launch, torch's
+kernels move 2.9, 2.6, 2.9, 3.1 and 3.1 times the tensor forward, 7.5, 6.6, 7.6, 7.0 and 6.9 times backward.
 Source: linkedin/Liger-Kernel@bdbfeadf benchmark/data/a100_all_benchmark_data.csv, layer_norm.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Tensors read plus written, and kernels, of one direction."""
+    """Tensors read plus written, and kernel launches, in one direction."""
 
     tensors: float
     launches: int
@@ -34,15 +34,15 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class ActivationCost:
-    """One non-linearity; `saved` counts the tensors it keeps for backward."""
+    """Cost of one non-linearity; `saved` is the number of tensors that it keeps for backward."""
 
     forward: Passes
     backward: Passes
     saved: int
 
 
-# One kernel: silu, gelu, gelu_pytorch_tanh and whatever else torch has natively. Backward reads the input and
-# the incoming gradient and writes a gradient.
+# One kernel: silu, gelu, gelu_pytorch_tanh and all others that torch has natively. Backward reads the input
+# and the incoming gradient and writes a gradient.
 NATIVE = ActivationCost(Passes(2, 1), Passes(3, 1), saved=1)
 
 EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
@@ -51,15 +51,15 @@ EAGER_ACTIVATIONS: dict[str, ActivationCost] = {
     "gelu_fast": ActivationCost(Passes(21, 9), Passes(36, 13), saved=7),
     "gelu_python": ActivationCost(Passes(11, 5), Passes(24, 10), saved=3),
     "quick_gelu": ActivationCost(Passes(7, 3), Passes(14, 5), saved=2),
-    # BLOOM's own autograd function keeps its input only and recomputes.
+    # BLOOM's custom autograd function keeps only its input and recomputes.
     "gelu_bloom": ActivationCost(Passes(21, 9), Passes(44, 18), saved=1),
     # Gemma 2's logits: divide, tanh, multiply.
     "softcap": ActivationCost(Passes(6, 3), Passes(7, 3), saved=1),
-    # Keeps its output, which the next Linear keeps as its input already.
+    # Keeps its output, which the next Linear keeps anyway as its input.
     "relu": ActivationCost(Passes(2, 1), Passes(3, 1), saved=0),
 }
 
-# `act(gate) * up`: eager multiplies in a kernel of its own and keeps both factors; fused keeps gate and up.
+# `act(gate) * up`: eager multiplies in a separate kernel and keeps both factors; fused keeps gate and up.
 GATED_PRODUCT = ActivationCost(Passes(3, 1), Passes(6, 2), saved=2)
 FUSED_GATED = ActivationCost(Passes(3, 1), Passes(5, 1), saved=2)
 
@@ -68,7 +68,7 @@ ROTARY_FUSED = (Passes(2, 1), Passes(2, 1))
 
 
 def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationCost:
-    """What the activation `name` costs; a fused one is a single kernel each way."""
+    """Cost of the activation `name`; a fused activation is a single kernel in each direction."""
     if is_fused:
         saved = 0 if name == "relu" and not is_gated else NATIVE.saved
         return FUSED_GATED if is_gated else ActivationCost(NATIVE.forward, NATIVE.backward, saved)
@@ -78,14 +78,14 @@ def activation_cost(name: str, *, is_gated: bool, is_fused: bool) -> ActivationC
     return ActivationCost(
         Passes(own.forward.tensors + GATED_PRODUCT.forward.tensors, own.forward.launches + 1),
         Passes(own.backward.tensors + GATED_PRODUCT.backward.tensors, own.backward.launches + 2),
-        # relu's output is kept as a factor here.
+        # The output of a gated relu is kept, as a factor of the product.
         own.saved + GATED_PRODUCT.saved,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class NormCost:
-    """Bytes per normalised element, launches, and the bytes kept per element."""
+    """Bytes moved per normalised element, launches, and bytes kept per element."""
 
     forward_bytes: int
     forward_launches: int
@@ -95,14 +95,14 @@ class NormCost:
 
 
 def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = True) -> NormCost:
-    """LayerNorm is one native kernel; the families' RMSNorm is Python in fp32 unless fused.
+    """Cost of a norm. LayerNorm is one native kernel; RMSNorm is Python code in fp32 unless fused.
 
-    With e bytes per element: torch's native norm goes over a row twice, for its moments and to normalise it,
-    3e forward; backward one kernel for the input's gradient (over dy and x twice, writes dx) and one for the
-    weight's (reads both): 7e. See [Note: LayerNorm reads twice]. Compiled, the residual add goes
-    into it (`adds`): 4e (reads the stream and the branch, writes their sum and the normalised) and 6e.
-    Liger's leaves the add alone: 2e, and 3e (reads dy and x once for both gradients, writes dx over dy; then
-    adds up the weight's). It keeps its input.
+    With e bytes per element: torch's native norm goes over a row twice, for the moments and to normalise, 3e
+    forward. Backward has one kernel for the gradient of the input (dy and x twice, writes dx) and one for the
+    gradient of the weight (reads both): 7e. See [Note: LayerNorm reads twice]. A compiled norm includes the
+    residual add (`adds`): 4e (reads the stream and the branch, writes the sum and the normalised tensor) and
+    6e. Liger's norm does not: 2e, and 3e (reads dy and x once for both gradients, writes dx over dy; then sums
+    the gradient of the weight). All of these keep their input.
 
     Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward; weight 6e, casts 2(e + 4), fp32 passes
     68 backward. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts are

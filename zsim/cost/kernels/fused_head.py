@@ -1,11 +1,11 @@
-"""The head and the loss as one: logits a piece at a time, never whole.
+"""The LM head fused with the loss: logits are computed piece by piece and never exist as a whole.
 
 Liger's `fused_linear_cross_entropy_forward` (linkedin/Liger-Kernel 0.8, `ops/fused_linear_cross_entropy.py`)
 does both directions in the forward pass. The tokens are cut into ceil(V / H) pieces, rounded so that a piece
-is a power of two of them; each is multiplied with the head, turned into its own gradient in place, multiplied
-back (the input's gradient) and multiplied with its input (the weight's gradient, added up). So no more logits
-exist at once than the hidden states are large. Backward only hands the gradients on; it would scale them by a
-loss scale, which bf16 has none of and fp16's is applied to (one pass over both).
+has a power of two of tokens. Each piece is multiplied with the head, the logits are turned into their
+gradient in place, and this is multiplied with the head (gradient of the input) and with the input (gradient
+of the weight, accumulated). So at most about as many logits exist at once as there are hidden states.
+Backward only hands the gradients on; with fp16 it multiplies both by the loss scale (one pass).
 
 Neglected: the host reads the number of labels that count (`.item()`), once per micro-batch.
 """
@@ -24,7 +24,7 @@ from zsim.specs.model.spec import Linear, Loss, Module
 
 @dataclass(frozen=True, slots=True)
 class FusedHead:
-    """What the head does in place of itself and of what follows it; it keeps both gradients."""
+    """Kernels and tensors of the LM head with its loss; saved are the gradients of its input and weight."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
@@ -38,7 +38,7 @@ def piece_tokens(tokens: int, hidden_size: int, vocab_size: int) -> int:
 
 
 def head_place(modules: tuple[Module, ...]) -> int | None:
-    """Where in `modules` the head stands: the last product before the loss; None without a loss."""
+    """Index of the LM head in `modules`: the last product before the loss; None without a loss."""
     if not any(isinstance(module.work, Loss) for module in modules):
         return None
     products = [place for place, module in enumerate(modules) if isinstance(module.work, Linear)]
@@ -46,10 +46,11 @@ def head_place(modules: tuple[Module, ...]) -> int | None:
 
 
 def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHead:
-    """Kernels and bytes of the head with its loss, piece by piece.
+    """Kernels and bytes of the LM head with its loss, piece by piece.
 
-    Per piece of t tokens: three products of 2 t V H FLOPs, the loss over t V logits (read twice, written
-    once), and t_last like the others. Keeps the gradients of its input (T H) and of its weight (V H).
+    Per piece of t tokens (the last may be smaller): three products of 2 t V H FLOPs, the loss over t V logits
+    (read twice, written once), and the accumulation of the weight's gradient. The gradients of the input (T H)
+    and of the weight (V H) are saved for backward.
     """
     work = head.work
     assert isinstance(work, Linear)

@@ -1,4 +1,4 @@
-"""GPU kernels as work: what they compute and move, before any hardware is known."""
+"""GPU kernels as work: FLOPs and bytes, independent of the hardware."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ KernelKind = Literal[
 class Kernel:
     """One kernel, or `launches` kernels priced together.
 
-    `flops` is what the arithmetic units do; `hbm_bytes` what is read plus what is written; `dtype` the type
-    that the arithmetic runs in ("bf16", "fp16", "fp32", "tf32", "fp8"). `dependent_loads`: readings of memory
-    that wait for one another because too few threads read, in a row. `indexed_elements`: elements that are
-    found by an index each, one thread one element. `layout`: how a product's operands lie in memory, "n" with
-    the rows of the formula (m x k, k x n), "t" with its columns: a Linear is "nt" forward (x W^T), "nn" for
-    its input's gradient (dy W), "tn" for its weight's (dy^T x).
+    `flops`: work of the arithmetic units; `hbm_bytes`: bytes read plus written; `dtype`: the type of the
+    arithmetic ("bf16", "fp16", "fp32", "tf32", "fp8"). `dependent_loads`: loads that wait for one another in
+    sequence, because few threads read. `indexed_elements`: elements read or written through one index each,
+    one per thread. `layout`: order of a product's operands in memory, "n" by rows of the formula (m x k,
+    k x n), "t" by its columns: a Linear is "nt" forward (x W^T), "nn" for the gradient of its input (dy W),
+    "tn" for the gradient of its weight (dy^T x).
     """
 
     kind: KernelKind

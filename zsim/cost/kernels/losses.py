@@ -1,50 +1,50 @@
-"""Cross-entropy as kernels and bytes per logit, in the implementations that people train with.
+"""Cross-entropy as kernels and bytes per logit, in the implementations that are used in training.
 
 eager: transformers' `ForCausalLMLoss`. Forward: `logits.float()`, log-softmax, pick the labels; backward:
-fill zeros, set labels, log-softmax backward, cast. Keeps fp32 log-probabilities (4); fp32 logits and their
-shifted copy pass forward (8), two fp32 gradients backward (8). Measured: 11.1 bytes per logit, PowerLM-3B in
-transformers (training_runs fms-acceleration-0025 and -0027 less their checkpoints).
+fill zeros, set labels, log-softmax backward, cast. Keeps fp32 log-probabilities (4). Temporaries: fp32 logits
+and their shifted copy forward (8), two fp32 gradients backward (8). Measured: 11.1 bytes per logit,
+PowerLM-3B in transformers (training_runs fms-acceleration-0025 and -0027 less their checkpoints).
 
-autocast: `F.cross_entropy` of 16-bit logits under torch.autocast. It asks log-softmax for the logits' own
-type, which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h), and only nll_loss is on its list of
-fp32. Forward: log-softmax in 16 bits, its output cast, pick the labels; backward: fp32 zeros, set labels,
-cast, log-softmax backward in 16 bits. Keeps log-probabilities in both types; an fp32 gradient passes
-backward, and its cast takes the place of the fp32 log-probabilities, which autograd lets go of once nll_loss
-is through. composer's pull request 2987 counts 6 bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13,
+autocast: `F.cross_entropy` of 16-bit logits under torch.autocast. It requests log-softmax in the type of the
+logits, which autocast respects (`set_opt_dtype`, ATen/autocast_mode.h); only nll_loss is on autocast's fp32
+list. Forward: log-softmax in 16 bits, its output cast, pick the labels; backward: fp32 zeros, set labels,
+cast, log-softmax backward in 16 bits. Keeps log-probabilities in both types. An fp32 gradient is a temporary
+of backward; its cast takes the place of the fp32 log-probabilities, which autograd frees after nll_loss's
+backward. composer's pull request 2987 counts 6 bytes per logit for it, 2 + 4. Source: torch 1.12 to 2.13,
 ATen/native/LossNLL.cpp `cross_entropy_loss`.
 
 megatron: Megatron-LM's `vocab_parallel_cross_entropy` (`mpu/cross_entropy.py`, unfused). Forward: `float()`,
 maximum, subtract in place, exp, sum, divide in place; backward: scale in place, cast. Keeps the fp32 softmax
-(4), which becomes the gradient; the 16-bit logits and their fp32 copy pass forward, the cast backward.
+(4), which becomes the gradient. Temporaries: 16-bit logits and their fp32 copy forward, the cast backward.
 
 unsloth: its kernel in transformers (fms-acceleration, fms_acceleration_foak/kernels/unsloth/
-cross_entropy_loss.py; transformers before 4.46 casts the logits in the model, which lets go of the 16-bit
-ones). Forward: `float()`, a shifted copy, one reading; backward: the gradient in place of the copy, zeros and
-the copy's place in them, cast. Keeps the fp32 copy (4); the fp32 logits pass forward (4), the shifted
-gradient backward (4). Measured: 8.1 bytes per logit (training_runs fms-acceleration-0050 and
--0049 less their checkpoints).
+cross_entropy_loss.py; transformers before 4.46 casts the logits in the model, which frees the 16-bit logits).
+Forward: `float()`, a shifted copy, one reading; backward: the gradient in place of the copy, zeros into which
+the copy is written, cast. Keeps the fp32 copy (4). Temporaries: fp32 logits forward (4), the shifted gradient
+backward (4). Measured: 8.1 bytes per logit (training_runs fms-acceleration-0050 and -0049 less their
+checkpoints).
 
-fused: torch.compile's, flash-attn's, Apex's, Liger's. Forward reads the logits twice (maximum and sum, then
-the label); backward reads once and writes the gradient. Keeps the logits.
+fused: the kernels of torch.compile, flash-attn, Apex and Liger. Forward reads the logits twice (maximum and
+sum, then the label); backward reads once and writes the gradient. Keeps the logits.
 
-Liger's "fused_linear" takes the head along: `zsim.cost.kernels.fused_head`.
+Liger's "fused_linear" includes the LM head: `zsim.cost.kernels.fused_head`.
 
 # [Note: how often log-softmax reads a row]
 torch's kernel (`cunn_SoftMaxForward`, ATen/native/cuda/SoftMax.cu) goes over a row for its maximum, for the
-sum, and to write; backward for the sum of the gradient, and to write. The rows that all SMs are at overflow
-the caches where a row is long: 3 x 4 bytes read and 4 written forward, 4 + 8 read and 4 written backward
+sum, and to write; backward for the sum of the gradient, and to write. Where rows are long, those that all SMs
+work on at once overflow the caches: 3 x 4 bytes read and 4 written forward, 4 + 8 read and 4 written backward
 in fp32.
 Measured: torch's fp32 cross-entropy of 16,384 tokens on A100-SXM4-80GB takes 5.32, 10.62, 20.73 ms forward
 for vocabularies of 32,768, 65,536, 131,072 and 15.49, 30.78, 60.44 ms with backward and the addition to
 `.grad` (12 bytes): 16.1 and 31.2 bytes a logit at BabelStream's 1.71 TB/s. Up to 16,384 (1.19 and 1.95 ms for
-8,192 and 16,384) a row is read once; between 64 and 128 KiB the part that is read again is taken to grow
-evenly. Source: linkedin/Liger-Kernel@0400d313 benchmark/data/
+8,192 and 16,384) a row is read once; between 64 and 128 KiB the fraction that is read again is assumed to
+grow linearly. Source: linkedin/Liger-Kernel@0400d313 benchmark/data/
 all_benchmark_data.csv, cross_entropy, huggingface.
 
 # [Note: one warp picks the labels]
-`nll_loss_forward_reduce_cuda_kernel_2d` (ATen/native/cuda/Loss.cu) is one block of 32 threads, each of which
-reads a label, then the logit it points at, and so on: two loads that wait for each other per 32 tokens, 34 ns
-a token whatever the vocabulary. Backward stores without waiting.
+`nll_loss_forward_reduce_cuda_kernel_2d` (ATen/native/cuda/Loss.cu) is one block of 32 threads. Each reads a
+label, then the logit of that label, and so on: two dependent loads per 32 tokens, 34 ns a token whatever the
+vocabulary. Backward stores without waiting.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from math import ceil
 from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.kernels.shapes import WorkOptions
 
-# The longest row that stays in a cache; one of twice as many bytes does not at all: see [Note: how often
+# The longest row that stays in a cache; of a row of twice as many bytes nothing does: see [Note: how often
 # log-softmax reads a row].
 _CACHED_ROW_BYTES = 65536
 
@@ -88,25 +88,27 @@ def loss_kernels(
 
 
 def _log_softmax(vocab_size: int, element_bytes: int, *, is_backward: bool) -> float:
-    """Bytes per logit: one reading and one writing forward, two and one backward, and what no cache saves."""
+    """Bytes per logit: one read and one write forward, two reads and one write backward, plus the repeated
+    reads that miss the caches."""
     again = min(max(vocab_size * element_bytes / _CACHED_ROW_BYTES - 1, 0), 1)
     return element_bytes * (3 + again if is_backward else 2 + 2 * again)
 
 
 def metric_kernels(tokens: int, vocab_size: int, options: WorkOptions) -> tuple[Kernel, ...]:
-    """composer's LanguageCrossEntropy or Perplexity: torch's loss under autocast, forward alone."""
+    """composer's LanguageCrossEntropy or Perplexity: torch's loss under autocast, forward only."""
     return loss_kernels(tokens, vocab_size, replace(options, cross_entropy="autocast"), is_backward=False)
 
 
 def log_probabilities(logits: int, options: WorkOptions) -> tuple[int, ...]:
-    """Bytes of the tensors that the loss under autocast makes of so many logits: fp32 too where log-softmax's
-    are not."""
+    """Bytes of each tensor of log-probabilities that the loss under autocast makes of `logits` logits: in
+    their type and, if that is not fp32, in fp32."""
     e = options.activation_bytes
     return (logits * e, logits * 4) if e < 4 else (logits * 4,)
 
 
 def kept_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
-    """Bytes per logit from forward to backward. `holds_logits`: the trainer holds them, they are its own."""
+    """Bytes per logit that the loss keeps from forward to backward. `holds_logits`: the trainer holds the
+    logits, so they are not counted here."""
     if options.cross_entropy == "autocast":
         return sum(log_probabilities(1, options))
     if options.cross_entropy in ("eager", "megatron", "unsloth"):
@@ -115,7 +117,7 @@ def kept_per_logit(options: WorkOptions, *, holds_logits: bool = False) -> int:
 
 
 def passing_per_logit(options: WorkOptions, *, is_backward: bool) -> int:
-    """Bytes per logit that live only during one direction."""
+    """Bytes per logit of temporaries, allocated during one direction only."""
     e = options.activation_bytes
     if options.cross_entropy == "eager":
         return 8 if is_backward or e < 4 else 4

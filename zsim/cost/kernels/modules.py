@@ -1,8 +1,8 @@
-"""From modules to GPU kernels: FLOPs, HBM bytes and launches, no seconds.
+"""The GPU kernels of modules: FLOPs, HBM bytes and launches, no seconds.
 
-Products count 2 m n k FLOPs. HBM bytes are every operand read once and every result written once, as eager
-PyTorch does between kernels; fused (`compile`) saves the traffic in between. Elementwise kernels carry no
-FLOPs: HBM is their limit.
+Products count 2 m n k FLOPs. HBM bytes are every operand read once and every result written once, as in eager
+PyTorch; fused kernels (`compile`) save the traffic between operators. Elementwise kernels have no FLOPs: they
+are bound by HBM.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) ->
 
 
 def unkept_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """What of a module's forward runs again where its output was kept: attention's rotary embedding."""
+    """Kernels of a module's forward that recomputation repeats although the module's output was kept:
+    attention's rotary embedding."""
     if not isinstance(module.work, Attention):
         return ()
     return rotary_forward(module.work, shape, options)
@@ -102,7 +103,7 @@ def _elementwise(hbm_bytes: float, dtype: str, launches: int = 1) -> Kernel:
 
 
 def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """One product, the bias in its epilogue."""
+    """One product, with the bias in its epilogue."""
     work = _linear(module)
     m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
     bias_bytes = n * e if _has_bias(module) else 0
@@ -117,13 +118,13 @@ def _linear_forward(module: Module, shape: BatchShape, options: WorkOptions) -> 
 def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     """Gradient of the input, gradient of the weight, sum over tokens for the bias.
 
-    A shared input collects its gradients in an add of its own; so does a tied weight.
+    The gradient of a shared input is accumulated by a separate add; so is that of a tied weight.
     """
     work = _linear(module)
     m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
     kernels: list[Kernel] = []
     if runs_in_fp8(module, options):
-        # Every fp8 product is "nt": cuBLAS has no other, so what is cast is transposed on the way.
+        # Every fp8 product is "nt", the only layout of cuBLAS: the casts transpose the operands.
         kernels += [_fp8_cast(size, options) for size in (m * n, k * n, m * k)]
         kernels += [
             Kernel("gemm", 2.0 * m * n * k, float(m * n + k * n + m * k * e), "fp8", (m, k, n)),
@@ -143,7 +144,7 @@ def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
 
 
 def runs_in_fp8(module: Module, options: WorkOptions) -> bool:
-    """fp8 recipes leave the output projection alone, and need dimensions that 16 divides.
+    """Whether the module's products run in fp8: recipes skip the LM head and need dimensions divisible by 16.
 
     Source: torchao's `convert_to_float8_training` as torchtitan uses it (its filter skips "output").
     """
@@ -153,7 +154,7 @@ def runs_in_fp8(module: Module, options: WorkOptions) -> bool:
 
 
 def _fp8_cast(num_elements: int, options: WorkOptions) -> Kernel:
-    """Dynamic per-tensor scaling: one reading for the maximum, one for the cast (2 + 2 + 1 bytes)."""
+    """Cast with dynamic per-tensor scaling: one pass for the maximum, one for the cast (2 + 2 + 1 bytes)."""
     return _elementwise(5 * num_elements, options.kernel_dtype, launches=2)
 
 
@@ -190,7 +191,7 @@ def _norm_backward(module: Module, shape: BatchShape, options: WorkOptions) -> K
 
 
 def _autocast_cast(num_elements: int, options: WorkOptions) -> Kernels:
-    """Between fp32 and the products' type, one way: reads one, writes the other."""
+    """Cast between fp32 and the type of the products, in one direction; none without autocast."""
     if not options.autocast:
         return ()
     return (_elementwise(num_elements * (4 + options.activation_bytes), options.kernel_dtype),)
@@ -213,7 +214,8 @@ def _activation_backward(module: Module, shape: BatchShape, options: WorkOptions
 
 
 def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Dropout (reads, writes, writes a byte of mask) and the add; compiled, both live in the next norm."""
+    """Dropout (reads, writes, writes a byte of mask) and the add; compiled, both are part of the next
+    norm."""
     assert isinstance(module.work, Residual)
     elements, e = shape.tokens * module.work.width, options.activation_bytes
     if options.compile:
@@ -225,9 +227,9 @@ def _residual_forward(module: Module, shape: BatchShape, options: WorkOptions) -
 
 
 def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """The stream's gradient and the branch's meet in an add; dropout reads its mask. Under autocast the
-    branch's comes from a norm that runs in fp32 (torch's list of autocast operators), as wide as the
-    stream's; what goes into the branch is cast."""
+    """Add the gradients of the stream and of the branch; dropout reads its mask. Under autocast the gradient
+    of the branch comes from a norm that runs in fp32 (torch's list of autocast operators), like the stream's;
+    the gradient that goes into the branch is cast."""
     assert isinstance(module.work, Residual)
     elements, kernels = shape.tokens * module.work.width, _residual_forward(module, shape, options)
     if not options.autocast or options.compile:
@@ -240,14 +242,14 @@ def _residual_backward(module: Module, shape: BatchShape, options: WorkOptions) 
 
 
 def _embedding_forward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """Gathers one row per token; what comes out is the residual stream."""
+    """Gather one row per token; the result is the residual stream."""
     assert isinstance(module.work, Embedding)
     num_bytes = shape.tokens * (2 * module.work.width * options.stream_bytes + INDEX_BYTES)
     return (Kernel("embedding", 0.0, float(num_bytes), options.kernel_dtype),)
 
 
 def _embedding_backward(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
-    """`embedding_dense_backward`: zero the whole gradient table, sort the indices, add the rows."""
+    """`embedding_dense_backward`: zero the whole gradient of the table, sort the indices, add the rows."""
     assert isinstance(module.work, Embedding)
     e = options.stream_bytes
     table = module.work.rows * module.work.width * e

@@ -1,4 +1,4 @@
-"""ZeRO++'s quantisation: how many groups have a scale, and what the kernels move.
+"""ZeRO++'s quantisation: the number of groups with a scale, and the bytes that the kernels move.
 
 Read in DeepSpeed 0.19.8: CUDAQuantizer (`runtime/zero/partition_parameters.py`), all_to_all_quant_reduce
 (`runtime/comm/coalesced_collectives.py`) and the kernels in `csrc/quantization`. All of them work on fp16 and
@@ -16,10 +16,10 @@ _LONGEST_GROUP = _TARGET_GROUP // 8  # in multiples of 8 elements
 
 
 def weight_groups(numel: int) -> int | None:
-    """Groups of an int8 all-gather's input of `numel` elements; None where DeepSpeed asserts.
+    """Number of groups of an int8 all-gather's input of `numel` elements; None where DeepSpeed asserts.
 
-    The fewest groups of equal length that are a multiple of 8 and at most 8,000 elements. `numel` must be a
-    multiple of 8.
+    The minimum number of equal groups whose length is a multiple of 8 and at most 8,000 elements. `numel`
+    must be a multiple of 8.
     """
     if numel <= 0 or numel % 8:
         return None
@@ -30,26 +30,27 @@ def weight_groups(numel: int) -> int | None:
 
 
 def gradient_groups(shape: tuple[int, ...], world_size: int, gpus_per_node: int) -> tuple[int, int]:
-    """(groups of the gradient that goes to the node's GPUs, groups of what goes to the other nodes)."""
+    """Groups of the gradient sent to the node's GPUs, and groups of the reduced gradient sent to the other
+    nodes."""
     inside = max(shape[0], shape[1], world_size)
     return inside, inside // gpus_per_node
 
 
 def quantize_kernels(numel: int, dtype: str, groups: int, *, casts: bool = True) -> tuple[Kernel, ...]:
-    """int8 of `numel` elements, by way of fp16; `casts`: DeepSpeed since 0.19.6, which no longer takes the
-    bits of other types for fp16."""
+    """Quantise `numel` elements to int8, by way of fp16. `casts`: DeepSpeed since 0.19.6; before, it read the
+    bits of other types as fp16."""
     cast = cast_kernels(numel, dtype, "fp16") if casts and dtype != "fp16" else ()
     return (*cast, _kernel(numel * (2 + 1) + groups * SCALE_BYTES))
 
 
 def dequantize_kernels(numel: int, groups: int) -> tuple[Kernel, ...]:
-    """fp16 of `numel` int8 elements."""
+    """Dequantise `numel` int8 elements to fp16."""
     return (_kernel(numel * (1 + 2) + groups * SCALE_BYTES),)
 
 
 def swizzle_kernels(numel: int, groups: int, *, has_error: bool = False) -> tuple[Kernel, ...]:
-    """int4 of `numel` fp16 elements, in the order in which the GPUs of the node get them; with LoCo's error
-    added, and what is left of it written back."""
+    """Quantise `numel` fp16 elements to int4, in the order in which the GPUs of the node get them.
+    `has_error`: LoCo's error is added, and the remaining error written back."""
     errors = 2 * 2 * numel if has_error else 0
     return (_kernel(numel * 2 + numel // 2 + groups * SCALE_BYTES + errors),)
 
@@ -57,14 +58,16 @@ def swizzle_kernels(numel: int, groups: int, *, has_error: bool = False) -> tupl
 def reduce_kernels(
     numel: int, gpus_per_node: int, groups: tuple[int, int], *, has_error: bool = False
 ) -> tuple[Kernel, ...]:
-    """The node's `gpus_per_node` int4 pieces of `numel` elements in all, added up and quantised again."""
+    """Dequantise the node's `gpus_per_node` int4 pieces (`numel` elements in all), add them up and quantise
+    the sum."""
     pieces, reduced = numel // 2, numel // gpus_per_node
     errors = 2 * 2 * reduced if has_error else 0
     return (_kernel(pieces + reduced // 2 + sum(groups) * SCALE_BYTES + errors),)
 
 
 def sum_kernels(numel: int, num_nodes: int, groups: int) -> tuple[Kernel, ...]:
-    """fp16 of the nodes' int4 pieces, `numel` elements in all, one addition per piece, and their mean."""
+    """Dequantise the nodes' int4 pieces (`numel` elements in all) to fp16, add them up, one kernel per piece,
+    and take the mean."""
     shard = numel // num_nodes
     additions = 2 * (2 + 3 * (num_nodes - 1)) * shard
     return (

@@ -1,4 +1,4 @@
-"""What the kernels and footprints of a module depend on besides the module."""
+"""The batch shape and the options on which the kernels and bytes of a module depend."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class BatchShape:
 class WorkOptions:
     """How the modules compute.
 
-    `autocast`: weights, norms and the residual stream are fp32, products cast what they read.
-    `attention`: `flash` is one fused kernel that keeps no scores; `math` writes them out.
-    `compile`: False is what Hugging Face's eager Python launches; True is one kernel per norm, activation,
-    softmax and rotary, with the residual add inside the norm (torch.compile, or a library of fused kernels).
-    `liger`: as `compile` for norms, gated activations and rotary, but the residual add stays by itself.
+    `autocast`: weights, norms and the residual stream are fp32, products cast their operands.
+    `attention`: `flash` is one fused kernel that keeps no scores; `math` writes the scores to memory.
+    `compile`: False launches the kernels of Hugging Face's eager Python; True is one kernel per norm,
+    activation, softmax and rotary, with the residual add inside the norm (torch.compile, or a library of
+    fused kernels). `liger`: as `compile` for norms, gated activations and rotary, but the residual add is a
+    separate kernel.
     """
 
     dtype: Precision = "bf16"
@@ -43,12 +44,12 @@ class WorkOptions:
 
     @property
     def fuses_kernels(self) -> bool:
-        """Norms, activations and rotary embeddings are one kernel each."""
+        """Whether norms, activations and rotary embeddings are one kernel each."""
         return self.compile or self.liger
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes of one element of the residual stream and of what norms read."""
+        """Bytes of one element of the residual stream and of the inputs of norms."""
         return 4 if self.autocast else self.activation_bytes
 
     @property

@@ -1,6 +1,6 @@
 """Kernels outside forward and backward: optimizer, casts, copies, gradient norm, accumulation.
 
-Sizes are elements of the rank's own (sharded) tensors.
+Sizes are elements of the rank's (sharded) tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TENSORS_PER_CAT = 128
 # Optimizer states per parameter.
 OPTIMIZER_STATES: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1}
 
-# (state-typed passes, gradient-typed readings, launches per 21M elements) of the foreach variants, counted
+# (passes in the state's type, reads in the gradient's type, launches per 21M elements) of foreach, counted
 # in torch 2.13's `_multi_tensor_adamw` and `_multi_tensor_sgd`:
 # AdamW: mul p (2), lerp m (2+g), mul v (2), addcmul v (2+2g), sqrt (2), div (2), add (2), addcdiv (4).
 _FOREACH = {"adamw": (18, 3, 8), "adam": (16, 3, 7), "sgd": (2, 1, 1), "sgd_momentum": (7, 1, 3)}
@@ -54,8 +54,8 @@ def update_bytes(
 
     Fused AdamW reads and writes the parameter and both moments and reads the gradient once:
     2 * 4 + 4 * 4 + 4 = 28 bytes per parameter in fp32; on a CPU as well (DeepSpeed's `Step_1` in
-    csrc/adam/cpu_adam_impl.cpp). The others make a pass per operation: 84. Raises NotSimulatedError for an
-    optimizer whose states are not known.
+    csrc/adam/cpu_adam_impl.cpp). The other implementations make a pass per operation: 84 bytes. Raises
+    NotSimulatedError for an optimizer whose states are not known.
     """
     moments = optimizer_state_bytes(optimizer, state_dtype)
     master, gradient = DTYPE_BYTES[state_dtype], DTYPE_BYTES[gradient_dtype]
@@ -75,10 +75,10 @@ def optimizer_kernels(
     state_dtype: str = "fp32",
     low_precision_copy: bool = False,
 ) -> tuple[Kernel, ...]:
-    """The update of `numel` parameters, master weights and states in `state_dtype`.
+    """Kernels of the update of `numel` parameters, with master weights and states in `state_dtype`.
 
-    It moves `update_bytes`; `for_loop` makes `foreach`'s passes tensor by tensor. `low_precision_copy`: a
-    cast writes the model's own 2-byte copy afterwards. Raises NotSimulatedError for an optimizer whose work
+    They move `update_bytes`; `for_loop` makes the passes of `foreach` tensor by tensor. `low_precision_copy`:
+    a cast writes the model's 2-byte weights afterwards. Raises NotSimulatedError for an optimizer whose work
     is not known.
     """
     moved = update_bytes(numel, optimizer, implementation, gradient_dtype, state_dtype)
@@ -92,7 +92,7 @@ def optimizer_kernels(
 
 
 def cast_kernels(numel: int, from_dtype: str, to_dtype: str) -> tuple[Kernel, ...]:
-    """Reads one type and writes another."""
+    """Kernel that reads `numel` elements of one type and writes them as another."""
     return _moved(numel * (DTYPE_BYTES[from_dtype] + DTYPE_BYTES[to_dtype]))
 
 
@@ -105,12 +105,12 @@ def copy_kernels(num_bytes: int, launches: int = 1, read_factor: float = 1.0) ->
 
 
 def fill_kernels(num_bytes: int) -> tuple[Kernel, ...]:
-    """Writes zeros."""
+    """Kernel that writes `num_bytes` of zeros."""
     return _moved(num_bytes)
 
 
 def accumulate_kernels(numel: int, into_dtype: str, from_dtype: str) -> tuple[Kernel, ...]:
-    """`into += from`: reads both, writes one (gradient accumulation)."""
+    """Kernel of `into += from` (gradient accumulation): reads both, writes `into`."""
     if numel == 0:
         return ()
     num_bytes = numel * (2 * DTYPE_BYTES[into_dtype] + DTYPE_BYTES[from_dtype])
@@ -118,14 +118,15 @@ def accumulate_kernels(numel: int, into_dtype: str, from_dtype: str) -> tuple[Ke
 
 
 def cat_launches(num_tensors: int) -> int:
-    """Launches of one torch.cat of so many contiguous tensors."""
+    """Launches of one torch.cat of `num_tensors` contiguous tensors."""
     return ceil(num_tensors / _TENSORS_PER_CAT)
 
 
 def norm_kernels(numel: int, dtype: str = "fp32", num_tensors: int = 1) -> tuple[Kernel, ...]:
-    """The gradient norm: every gradient read once, then the norm of the tensors' norms.
+    """Kernels of the gradient norm: every gradient read once, then the norm of the tensors' norms.
 
-    `_foreach_norm` reads in rounds of multi_tensor_apply and cleans up per round; `stack`, `norm`.
+    Launches: `_foreach_norm` runs two per round of multi_tensor_apply (read, clean up), then `stack` and
+    `norm`.
     """
     if numel == 0:
         return ()
@@ -135,7 +136,7 @@ def norm_kernels(numel: int, dtype: str = "fp32", num_tensors: int = 1) -> tuple
 
 
 def scale_kernels(numel: int, dtype: str = "fp32", num_tensors: int = 1) -> tuple[Kernel, ...]:
-    """Clipping: every gradient read, multiplied and written (`_foreach_mul_`)."""
+    """Kernels of clipping: every gradient read, multiplied and written (`_foreach_mul_`)."""
     if numel == 0:
         return ()
     rounds = max(ceil(numel / _ELEMENTS_PER_LAUNCH), 1)

@@ -1,1 +1,1 @@
-"""Bytes that autograd and optimizers keep."""
+"""Bytes that modules keep for backward, and the tensors they are allocated in."""

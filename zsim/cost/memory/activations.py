@@ -1,4 +1,4 @@
-"""Activation bytes: what forward keeps for backward, module by module.
+"""Activation bytes: the tensors that forward keeps for backward, module by module.
 
 Follows Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv
 2205.05198), section 4.1: every tensor that a module's backward needs is counted once, at the module that
@@ -12,8 +12,8 @@ block with dropout and written-out attention keeps
 Adapted: grouped queries keep k and v of g < a heads; a gated MLP of width f keeps gate, up and their product,
 6sbf bytes (8sbf in eager mode, which keeps act(gate) too); fused attention keeps q, k, v and 4 bytes of
 log-sum-exp per head and token in place of everything with s^2 (its output is the projection's input). Eager
-Hugging Face code keeps more than the paper where it is written in Python: `norm_cost` and `activation_cost`
-say what. Norm statistics are neglected, as in the paper.
+Hugging Face code keeps more than the paper where it is written in Python; see `norm_cost` and
+`activation_cost`. Norm statistics are neglected, as in the paper.
 The loss: `zsim.cost.kernels.losses`.
 """
 
@@ -60,20 +60,20 @@ def saved_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
 
 
 def saved_bytes_selective(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """As `saved_bytes` under selective recomputation (Korthikanti et al. 2022, section 5): the core of
-    attention keeps q, k and v and is run again in backward; everything else is kept."""
+    """`saved_bytes` under selective recomputation (Korthikanti et al. 2022, section 5): the core of attention
+    keeps q, k and v and is run again in backward; everything else is kept."""
     if not isinstance(module.work, Attention):
         return saved_bytes(module, shape, options)
     return shape.tokens * input_elements(module.work) * options.activation_bytes
 
 
 def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
-    """What "selective-op" keeps: fused attention, and the first, third, fifth ... product of a block. The
-    last one's output backward reads only where a norm follows it (Gemma 2); otherwise torch.compile, which
-    sees that, does not keep it.
+    """Modules whose outputs "selective-op" keeps: fused attention, and the first, third, fifth ... product of
+    a block. Backward reads the last product's output only if a norm follows it (Gemma 2); otherwise
+    torch.compile does not keep it.
 
     Source: torchtitan's `_apply_ac_to_transformer_block` (2024), which runs every second `aten.mm` again;
-    torch 2.13's `solve_min_cut` (_functorch/partitioners.py), which cuts ways to backward alone.
+    torch 2.13's `solve_min_cut` (_functorch/partitioners.py), which cuts only paths to backward.
     """
     products = [module for module in block.modules if isinstance(module.work, Linear)]
     is_read = _reader(block.modules, block.modules.index(products[-1]), Norm) is not None
@@ -82,8 +82,8 @@ def kept_modules(block: Block, options: WorkOptions) -> tuple[Module, ...]:
 
 
 def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[int, ...]:
-    """Bytes of the output of a product, or of fused attention and its log-sum-exp, that are kept and not made
-    again."""
+    """Bytes of each tensor that "selective-op" keeps of a module: a product's output, or fused attention's
+    output and log-sum-exp."""
     work, e = module.work, options.activation_bytes
     if isinstance(work, Attention):
         return shape.tokens * output_elements(work) * e, shape.tokens * work.num_heads * LOGSUMEXP_BYTES
@@ -92,10 +92,11 @@ def kept_outputs(module: Module, shape: BatchShape, options: WorkOptions) -> tup
 
 
 def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> dict[str, int]:
-    """Bytes by module that "selective-op" has in the outputs it keeps, so that recomputation does not make
-    them again: what fused attention, the product after it, activations and a norm after the last product
-    read, and attention's own log-sum-exp. With rotary embeddings attention keeps new q and k, and of what it
-    reads only v (all of a fused projection whose slice v is)."""
+    """Bytes by module of the saved tensors that are among the outputs "selective-op" keeps, so that
+    recomputation does not allocate them again: inputs of fused attention, of the product after it, of
+    activations and of a norm after the last product, and attention's log-sum-exp. With rotary embeddings
+    attention keeps new q and k, so of its inputs only v counts (or the whole fused projection of which v is
+    a slice)."""
     modules, shared = block.modules, dict.fromkeys((module.name for module in block.modules), 0)
     places = {module.name: place for place, module in enumerate(modules)}
     core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
@@ -121,12 +122,12 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
 
 
 def _reader(modules: tuple[Module, ...], place: int, kind: type[Any]) -> Module | None:
-    """The next module of that kind after a place."""
+    """The next module after `place` whose work is of type `kind`."""
     return next((module for module in modules[place + 1 :] if isinstance(module.work, kind)), None)
 
 
 def checkpoint_bytes(hidden_size: int, shape: BatchShape, options: WorkOptions) -> int:
-    """What a block keeps under full recomputation: its input, 2sbh bytes in bf16."""
+    """Bytes that a block keeps under full recomputation: its input, 2sbh bytes in bf16."""
     return shape.tokens * hidden_size * options.stream_bytes
 
 
@@ -135,7 +136,7 @@ def recomputed_modules(block: Block, *, stops_early: bool = True) -> tuple[Modul
 
     `stops_early`: torch's non-reentrant checkpoint (the default of transformers 5 and torchtitan) stops once
     the last tensor that backward needs exists again. A Linear keeps its input, not its output, so a block
-    that ends in one does not repeat that product, nor the add after it.
+    that ends in a Linear does not repeat that product, nor the add after it.
     """
     modules = list(block.modules)
     if stops_early:
@@ -147,7 +148,8 @@ def recomputed_modules(block: Block, *, stops_early: bool = True) -> tuple[Modul
 
 
 def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """Passing bytes of a module's forward beyond `saved_bytes`: its output and its largest temporaries.
+    """Bytes that a module allocates during forward beyond `saved_bytes`: its output and its largest
+    temporaries.
 
     Where attention unpads, the kernel is FlashAttention's first, which sums its output in fp32 (`o_tmp` of
     `mha_fwd`, fmha_api.cpp).
@@ -173,11 +175,12 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
 
 
 def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
-    """Passing bytes of a module's backward: gradients of its output and its input, and temporaries.
+    """Bytes that a module allocates during backward: gradients of its output and its input, and temporaries.
 
-    The gradient of the residual stream and the gradients of parameters are not in it. Liger writes over what
-    it has: a norm its input's gradient over its output's, a gated activation those of gate and up over both
-    (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`, `ops/swiglu.py`).
+    The gradient of the residual stream and the gradients of parameters are not included. Liger's kernels
+    write gradients in place: a norm the gradient of its input over that of its output, a gated activation the
+    gradients of gate and up over gate and up (linkedin/Liger-Kernel 0.8, `ops/rms_norm.py` with `in_place`,
+    `ops/swiglu.py`).
     """
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):  # under autocast the weight's gradient is made in the low type, then cast
@@ -209,8 +212,8 @@ def _keeps_only_its_input(module: Module, options: WorkOptions) -> bool:
 
 
 def keeps_only_the_stream(module: Module, options: WorkOptions) -> bool:
-    """Whether all that it keeps is the block's input, as the first module of a block. (Under autocast a
-    product keeps a cast copy.)"""
+    """Whether the module, as the first of a block, keeps only the block's input. (Under autocast a product
+    keeps a cast copy.)"""
     is_kept_as_it_is = isinstance(module.work, Norm) or not options.autocast
     return is_kept_as_it_is and _keeps_only_its_input(module, options)
 
@@ -220,7 +223,7 @@ def _keeps_nothing_of_its_own(module: Module) -> bool:
 
 
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
-    """Its input; under autocast with fp32 weights also the weight that was cast for it."""
+    """The input; under autocast (fp32 weights) also the cast copy of the weight."""
     weight = work.in_features * work.out_features if options.autocast else 0
     return (shape.tokens * work.in_features + weight) * options.activation_bytes
 
@@ -231,14 +234,15 @@ def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
 
 
 def _keeps_fused_projection(work: Attention, options: WorkOptions) -> bool:
-    """Rotary makes new q and k; a v that is a slice of the fused projection keeps all of that alive."""
+    """Whether the whole fused projection stays alive for the sake of v, its slice, next to the new q and k
+    that the rotary embedding makes."""
     return work.rotary and work.splits_fused_qkv and not options.fuses_kernels
 
 
 def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -> int:
-    """Flash: q, k, v, log-sum-exp; where it unpads also its output, which is scattered into the next layer's
-    input, and the indices. Math: q, and k and v of all heads, the softmax's output, with dropout its mask and
-    what it let through; eager with an fp32 softmax also the probabilities cast back."""
+    """Flash: q, k, v and log-sum-exp; where it unpads also its output, which is scattered into the next
+    layer's input, and the indices. Math: q, k and v of all heads, the softmax's output, with dropout its mask
+    and its output; eager with an fp32 softmax also the probabilities cast back."""
     e, inputs = options.activation_bytes, input_elements(work)
     if options.attention == "flash":
         is_doubled = _keeps_fused_projection(work, options)
@@ -250,13 +254,13 @@ def _attention_saved(work: Attention, shape: BatchShape, options: WorkOptions) -
 
 
 def score_bytes(work: Attention, shape: BatchShape, bytes_each: int) -> int:
-    """Bytes of all scores of written-out attention, `bytes_each`."""
+    """Bytes of all scores of written-out attention, at `bytes_each` per score."""
     return shape.sequences * work.num_heads * shape.sequence_length**2 * bytes_each
 
 
 def kept_per_score(work: Attention, options: WorkOptions) -> tuple[int, ...]:
-    """Bytes of each tensor of scores that written-out attention keeps: the softmax's output, with dropout its
-    mask and what it let through, else an fp32 softmax's output cast back."""
+    """Bytes per score of each tensor of scores that written-out attention keeps: the softmax's output; with
+    dropout its mask and its output, else after an fp32 softmax the output cast back."""
     e = options.activation_bytes
     upcasts = work.upcasts_softmax and not options.compile and e < 4
     softmax = 4 if upcasts else e
@@ -281,7 +285,7 @@ def _embedding_saved(work: Embedding, shape: BatchShape, options: WorkOptions) -
 
 
 def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
-    """The logits where fused, else the fp32 log-probabilities; no logits that the trainer holds anyway."""
+    """`kept_per_logit` of every logit; logits that the trainer holds anyway are not counted."""
     holds_logits = work.holds_logits == "as they are"
     return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=holds_logits)
 

@@ -1,7 +1,7 @@
-"""How the bytes of a module come in tensors: what an allocator is asked for, one after the other.
+"""The tensors that the bytes of a module are made of: the sizes that an allocator is asked for.
 
 `zsim.cost.memory.activations` counts bytes; here its sums are cut into the tensors that they are sums of.
-What no rule names stays one tensor.
+Bytes that no rule covers stay one tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModuleTensors:
-    """Bytes of each tensor: kept from forward to backward, passing in forward, passing in backward."""
+    """Bytes of each tensor: `saved` from forward to backward, temporaries of `forward`, and of `backward`."""
 
     saved: Sizes = ()
     forward: Sizes = ()
@@ -53,7 +53,8 @@ def module_tensors(module: Module, shape: BatchShape, options: WorkOptions) -> M
 
 
 def without(sizes: Sizes, count: int) -> Sizes:
-    """The tensors that are left of `sizes` without `count` bytes of them: whole ones go where they can."""
+    """The tensors that remain of `sizes` after removing `count` bytes: whole tensors, largest first, and the
+    rest from the sum."""
     left = list(sizes)
     for size in sorted(sizes, reverse=True):
         if size <= count:
@@ -63,7 +64,7 @@ def without(sizes: Sizes, count: int) -> Sizes:
 
 
 def cut(count: int, sizes: Iterable[int]) -> Sizes:
-    """`count` bytes in tensors of `sizes`, as far as they go; the rest is one more."""
+    """`count` bytes cut into tensors of `sizes`, as far as they fit; the rest is one more tensor."""
     pieces = []
     for size in sizes:
         if 0 < size <= count:

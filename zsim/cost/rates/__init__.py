@@ -1,1 +1,1 @@
-"""How fast an idle device works."""
+"""Rates of idle devices: GPUs, hosts, CPUs and drives."""

@@ -1,8 +1,8 @@
-"""What an optimizer step on the CPU moves through host memory, and how fast that can be.
+"""Bytes that an optimizer step on the CPU moves through host memory, and the rates it reaches.
 
 DeepSpeed's CPU-Adam and torch's fused AdamW for CPUs are vectorised over all threads and read and write every
-state once, so they are bound by memory, not by arithmetic; torch's others make a pass over memory per
-operation (`zsim.cost.kernels.update.update_bytes`).
+state once, so they are bound by memory, not by arithmetic; torch's other implementations make a pass over
+memory per operation (`zsim.cost.kernels.update.update_bytes`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def optimizer_bytes_per_second(host: HostDevice, rates: OffloadRates) -> float:
 
 
 def copy_bytes_per_second(host: HostDevice, rates: OffloadRates) -> float:
-    """The same for casts, copies and scaling by the CPU."""
+    """Bytes per second that casts, copies and scaling on the CPUs of a node reach together."""
     return host.memory_bandwidth * rates.copy_fraction
 
 
 def core_share(host: HostDevice, rates: OffloadRates, num_ranks: int) -> float:
-    """The part of a node's cores that `num_ranks` ranks use: all, or `threads_per_rank` each."""
+    """Fraction of a node's cores that `num_ranks` ranks use: all, or `threads_per_rank` cores each."""
     if rates.threads_per_rank is None:
         return 1.0
     return min(1.0, num_ranks * rates.threads_per_rank / host.cores)

@@ -1,6 +1,6 @@
-"""What fraction of a GPU's peak a kernel reaches, from its shape alone.
+"""The fraction of a GPU's peak that a kernel reaches, from its shape alone.
 
-The curves' parameters are data of the GPU file; here are their equations.
+The parameters of the curves are data of the GPU file; this module has their equations.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def gemm_fraction(
     as much as its work; S: SMs; b: `batch`. A library picks the tile and may split the inner dimension: h
     halvings (up to 3, of the longer side) of the tile t_m x t_n, each keeping c = `half_tile_fraction` of the
     rate, and s = 1, 2, 4 ... splits of k as long as all tiles fit in two waves and k/s is not below K.
-    w is the part of all SM-tiles of all waves that is real work: the last wave's idle SMs and the tiles'
-    overhang beyond m and n lower it. Where the rows of a matrix as it lies in memory (`contiguous`) are not a
-    multiple of 16 bytes, `unaligned_fraction` of that is left (an odd vocabulary, 50257).
+    w is the fraction of all SM-tiles of all waves that is useful work: idle SMs of the last wave and the
+    overhang of tiles beyond m and n lower it. Where the rows of a matrix in memory (`contiguous`) are not a
+    multiple of 16 bytes, f is multiplied by `unaligned_fraction` (an odd vocabulary, 50257).
 
     The form of w: NVIDIA, "Matrix Multiplication Background User's Guide", section 4 (tile and wave
     quantisation).
@@ -65,11 +65,11 @@ def gemm_fraction(
 
 
 def contiguous(m: int, n: int, k: int, layout: Layout) -> tuple[int, int, int]:
-    """Elements of a row of the left operand, the right one and the result, as they lie in memory.
+    """Elements of a row in memory of the left operand, of the right operand, and of the result.
 
     Only these must be aligned: (op_A = N ? m : k), (op_B = N ? k : n) and m of cuBLAS's column-major matrices
     (NVIDIA, "cuBLAS library", section "Tensor Core Usage"), whose m is the n here. So the number of tokens,
-    m of a Linear's forward product and k of its weight's gradient, is never among them.
+    m of a Linear's forward product and k of its weight gradient's, is never among them.
     """
     left = k if layout[0] == "n" else m
     right = n if layout[1] == "n" else k
@@ -83,7 +83,7 @@ def attention_fraction(keys: int, head_dim: int, attention: AttentionCurve, *, i
 
     F: `forward_fraction` or `backward_fraction`, for narrow heads times the ratio of their kernel; s: keys
     per sequence; H: `sequence_half`; d: width of a head; D: `head_dim_half`, the width at which the softmax
-    (whose work per score does not depend on d) takes as long as the matrix products (which do).
+    (whose work per score does not depend on d) takes as long as the matrix products (whose work does).
     """
     fraction = attention.fraction(head_dim, is_backward=is_backward)
     return (
@@ -97,7 +97,7 @@ def hbm_fraction(num_bytes: float, max_fraction: float, bytes_half: float) -> fl
         f = F * b / (b + B)
 
     F: the kind's `..._fraction` on large tensors; b: bytes read plus written; B: `bytes_half`, the bytes that
-    take as long as ramping up and draining the memory pipeline. Caches are left out: a step comes back to a
-    tensor when they have seen much else.
+    take as long as ramping up and draining the memory pipeline. Caches are neglected: they are overwritten
+    before a step reads a tensor again.
     """
     return max_fraction * num_bytes / (num_bytes + bytes_half)

@@ -1,4 +1,4 @@
-"""How long kernels take on an idle GPU: a roofline under measured ceilings."""
+"""Seconds of kernels on an idle GPU: a roofline under measured ceilings."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from zsim.cost.rates.efficiency import attention_fraction, gemm_fraction, hbm_fr
 from zsim.errors import InputError
 from zsim.specs.cluster.gpu import Gpu
 
-# Which fraction of `memory_bound` a kernel's HBM traffic gets.
+# The field of `memory_bound` that bounds a kernel's HBM traffic; `elementwise_fraction` for all other kinds.
 _HBM_FRACTION = {"optimizer": "optimizer_fraction", "copy": "copy_fraction"}
 
 
 def kernel_seconds(kernel: Kernel, gpu: Gpu) -> float:
-    """Seconds of one `Kernel` (of all its launches).
+    """Seconds of a `Kernel`, all its launches together.
 
         t = max(W / (P f), Q / (B g), E x) + L c + D l
 
     W: FLOPs; P: peak FLOP/s of the type; f: fraction of it by shape (`gemm_fraction`, `attention_fraction`;
     kernels without matrix products compute at fp32 peak); Q: HBM bytes; B: HBM bandwidth; g: fraction of it
-    (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D: loads
-    that wait for one another; l: seconds of one; E: elements found by an index; x: seconds of one, of the
-    whole GPU.
+    (`hbm_fraction` of the bytes of one launch); L: launches; c: ramp-up, tail and gap of one kernel; D:
+    dependent loads; l: seconds of one load; E: indexed elements; x: seconds of one element, on the whole GPU.
     The roofline is Williams, Waterman and Patterson 2009.
     """
     waiting = kernel.launches * gpu.launch.seconds_per_kernel
@@ -47,7 +46,7 @@ def arithmetic_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
-    """Seconds that HBM needs, or the looking up of what moves; 0 for a kernel that moves nothing."""
+    """Seconds of HBM traffic or of indexing, whichever is longer; 0 for a kernel that moves no bytes."""
     if kernel.hbm_bytes <= 0:
         return 0.0
     limits = gpu.memory_bound
@@ -58,7 +57,7 @@ def hbm_seconds(kernel: Kernel, gpu: Gpu) -> float:
 
 
 def peak_flops_per_second(gpu: Gpu, dtype: str) -> float:
-    """The GPU's dense peak in `dtype`; raises InputError where it has none."""
+    """The GPU's dense peak in `dtype`; raises InputError where it has no such arithmetic."""
     require_dtype(gpu, dtype)
     peak: float = getattr(gpu.peak, dtype)
     return peak

@@ -1,4 +1,4 @@
-"""What the frameworks' Python costs the host thread that issues the work."""
+"""Time that the frameworks' Python code takes on the host thread that issues the work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _FrameworkFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Seconds by event name, and where they come from."""
+    """Seconds by event name, with their sources and evidence."""
 
     seconds: Mapping[str, float]
     sources: Mapping[str, str]
@@ -46,7 +46,8 @@ class HostCosts:
 
 
 def load_host_costs(path: Path | None = None) -> HostCosts:
-    """The shipped `presets/frameworks.toml`, or a file like it; raises InputError where it is wrong."""
+    """Host costs of the shipped `presets/frameworks.toml`, or of a file like it; raises InputError where the
+    file is wrong."""
     path = _PRESET if path is None else path
     data = read_toml(path)
     events = {key: value for key, value in data.items() if key != "schema"}
@@ -60,7 +61,7 @@ def load_host_costs(path: Path | None = None) -> HostCosts:
 
 @cache
 def shipped_host_costs() -> HostCosts:
-    """Those of the shipped file."""
+    """Host costs of the shipped file."""
     return load_host_costs()
 
 
@@ -71,7 +72,7 @@ def host_seconds(
 
         t = f e o + L c
 
-    o: seconds of the framework event `overhead` on the reference CPU (0 for None), which happens e times;
+    o: seconds of the framework event `overhead` on the reference CPU (0 for None); e: number of events;
     f: `overhead_factor` of this host; L: kernels launched; c: `seconds_per_launch` of this host.
     """
     event = 0.0 if overhead is None else events * costs.seconds[overhead]
@@ -79,13 +80,13 @@ def host_seconds(
 
 
 def retry_seconds(num_ranks: int, costs: HostCosts) -> float:
-    """Seconds for which a job of `num_ranks` stands still when their allocators give their caches back.
+    """Seconds for which a job of `num_ranks` ranks stalls when their allocators give their caches back.
 
         t = c (1 + 1/2 + ... + 1/n)
 
-    c is one rank's `allocator_retry`. Ranks run short at about the same op, but do not take equally long; the
-    next collective waits for the slowest of them. Of n times that are spread exponentially about a mean of c,
-    the longest is on average c times the n-th harmonic number (Renyi, On the theory of order statistics,
-    1953). One rank takes c.
+    c is one rank's `allocator_retry`. Ranks run short of memory at about the same op, but their retries take
+    different times, and the next collective waits for the straggler. The longest of n exponentially
+    distributed times with mean c is on average c times the n-th harmonic number (Renyi, On the theory of
+    order statistics, 1953). One rank takes c.
     """
     return costs.seconds["allocator_retry"] * float(np.sum(1.0 / np.arange(1, num_ranks + 1)))

@@ -1,7 +1,7 @@
-"""How fast asynchronous reads and writes of drives are, on idle drives.
+"""Rates of asynchronous reads and writes on idle drives.
 
 A request of one rank is cut into blocks; `threads` threads keep `queue_depth` blocks in flight each. Little's
-law then bounds what the rank can move.
+law then bounds the rank's rate.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Direction = Literal["read", "write"]
 
 
 def blocks_in_flight(queue_depth: int, threads: int) -> int:
-    """Blocks that one rank has under way at most: its threads' queues, which are never overfilled."""
+    """Maximum of blocks that one rank has in flight: its threads' queues, which are never overfilled."""
     return queue_depth * threads
 
 
 def stream_bytes_per_second(
     nvme: Nvme, direction: Direction, block_bytes: int, queue_depth: int, threads: int
 ) -> float:
-    """What one rank's stream of blocks can reach alone.
+    """Bytes per second that one rank's stream of blocks reaches alone.
 
         x = min(D B e, n b / (L + b / (B e)))
 
@@ -35,13 +35,13 @@ def stream_bytes_per_second(
 
 
 def drive_bytes_per_second(nvme: Nvme, direction: Direction, written_bytes: float = 0.0) -> float:
-    """What all drives of a node can reach together.
+    """Bytes per second that all drives of a node reach together.
 
-    With a write cache, `written_bytes` (of one step, all drives) beyond it go at the sustained rate:
+    With a write cache, the `written_bytes` (of one step, all drives) beyond it go at the sustained rate:
 
         x = W / (C / B + (W - C) / S) for W > C, else B
 
-    W: bytes written; C: caches of all drives; B: bandwidth in the cache; S: beyond it.
+    W: bytes written; C: caches of all drives; B: bandwidth into the cache; S: bandwidth beyond it.
     """
     fast = nvme.drives * _bandwidth(nvme, direction) * nvme.efficiency
     if direction == "read" or nvme.write_cache is None or nvme.sustained_write_bandwidth is None:

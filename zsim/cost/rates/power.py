@@ -1,4 +1,4 @@
-"""What a GPU draws by what it does: waiting, moving bytes, computing."""
+"""Power and energy of a GPU by activity: idle, moving bytes, computing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from zsim.specs.cluster.gpu import Gpu, Power
 
 
 class GpuActivity(NamedTuple):
-    """Seconds of a GPU by what bounds it. `memory`: kernels bound by HBM; `communication`: nothing but
-    collectives under way; `idle`: between kernels, and waiting for the host or an offloaded part."""
+    """Seconds of a GPU by limiting resource. `compute`: kernels bound by arithmetic; `memory`: kernels bound
+    by HBM; `communication`: only collectives run; `idle`: between kernels, and waiting for the host or for
+    offloaded work."""
 
     compute: float = 0.0
     memory: float = 0.0
@@ -28,7 +29,7 @@ class GpuActivity(NamedTuple):
 
 
 def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
-    """Seconds of kernels alone on the GPU: the roofline says of each which roof it is under (see
+    """Seconds of kernels alone on the GPU, each counted under the roof that bounds it (see
     `zsim.cost.rates.gpu.kernel_seconds`); launch gaps are idle."""
     compute = memory = idle = 0.0
     for kernel in kernels:
@@ -42,10 +43,11 @@ def kernel_activity(kernels: Iterable[Kernel], gpu: Gpu) -> GpuActivity:
 
 
 def energy_joules(activity: GpuActivity, power: Power) -> float | None:
-    """E = sum of P_i t_i over the activities; None where the power under HBM-bound kernels is not known.
+    """Joules, E = sum of P_i t_i over the activities; None where the power under HBM-bound kernels is not
+    known.
 
-    Large matrix products run at the board's limit; collectives draw `communication`, or as much as HBM-bound
-    kernels where that is not known, because that is what they are: copies between HBM and a link.
+    Large matrix products run at the board's limit. Collectives draw `communication`, or where it is not known
+    as much as HBM-bound kernels, since they are copies between HBM and a link.
     """
     memory = power.memory_bound
     if memory is None:
