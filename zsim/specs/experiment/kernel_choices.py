@@ -15,8 +15,8 @@ _FP8_TOKENS = 16
 
 
 def with_attention(cluster: Cluster, choice: str | None) -> Cluster:
-    """The cluster with its GPUs running the chosen generation of fused attention; unchanged for None, "flash",
-    "math", and for "flash2", for which NVIDIA's files are calibrated."""
+    """The cluster with its GPUs running the chosen generation of fused attention; unchanged for None,
+    "flash", "math", and for "flash2", for which NVIDIA's files are calibrated."""
     if choice in (None, "flash", "flash2", "math"):
         return cluster
     try:
