@@ -1,4 +1,4 @@
-"""Quantities in files are strings with a unit; inside they are plain SI numbers.
+"""Quantities: strings with a unit in files, plain SI numbers in zsim.
 
 kB, MB, GB, TB, PB are powers of 1000 bytes; KiB, MiB, GiB, TiB, PiB powers of 1024; a small b is a bit.
 A bare number where a unit is needed is an error that names the units it could have (0 needs none).
@@ -49,7 +49,7 @@ _QUANTITY = re.compile(r"^\s*([-+]?[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?
 def parse_quantity(text: object, units: dict[str, float]) -> float:
     """`"400 Gb/s"` with `BYTES_PER_SECOND` -> 5e10.
 
-    Raises ValueError for a bare number, an unknown unit, a negative or a not finite value.
+    Raises ValueError for a bare number, an unknown unit, a negative or an infinite value.
     """
     examples = ", ".join(unit for unit in units if not _RARE.match(unit))
     if isinstance(text, bool) or not isinstance(text, str | int | float):
@@ -101,7 +101,7 @@ Watts = Annotated[float, _parser(WATTS)]
 
 
 def format_bytes(count: float) -> str:
-    """Decimal bytes for people: 1.5 GB."""
+    """Decimal bytes as text: 1.50 GB."""
     return _scaled(count, "B")
 
 
@@ -109,12 +109,12 @@ GIGABYTES = "GB are 10^9 bytes; torch prints GiB, of which one is 1.074 GB"
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """Decimal bytes per second for people: 400.0 GB/s."""
+    """Decimal bytes per second as text: 400.00 GB/s."""
     return _scaled(bytes_per_second, "B/s")
 
 
 def format_flops(flops_per_second: float) -> str:
-    """FLOP/s for people: 431.2 TFLOP/s."""
+    """FLOP/s as text: 431.20 TFLOP/s."""
     return _scaled(flops_per_second, "FLOP/s")
 
 
@@ -126,7 +126,7 @@ def _scaled(value: float, unit: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for people: 3.21 s, 14.2 ms, 8.0 us."""
+    """Seconds as text: 3.210 s, 14.20 ms, 8.0 us."""
     if abs(seconds) >= 1:
         return f"{seconds:.3f} s"
     if abs(seconds) >= 1e-3:

@@ -54,7 +54,7 @@ class Calibration:
 def calibrate(
     cluster: Cluster, base: str, name: str, measured: Measurements, quiet: float = 0.1
 ) -> Calibration:
-    """Fits what the measurements tell of `cluster`, which was loaded from `base`.
+    """Fit the tables of `cluster`, which was loaded from `base`, to the measurements.
 
     Rows measured while others used more than `quiet` of the machine are left out. Raises InputError when
     nothing in the cluster follows from the measurements.
@@ -105,7 +105,7 @@ def _belongs(fit: CurveFit, table: str) -> bool:
 
 
 def _origin(fits: Sequence[CurveFit], measured: Measurements) -> dict[str, Any]:
-    """Where a table comes from: each of its fits, with its points and errors."""
+    """`source` and `evidence` of a table: each of its fits, with its points and errors."""
     machine = f" on {'; '.join(measured.machines)}" if measured.machines else ""
     found = "; ".join(f"{fit.title}: {', '.join(fit.sources)}{machine}: {_errors(fit)}" for fit in fits)
     return {"source": f"zsim calibrate, {found}", "evidence": "calibrated"}
@@ -136,7 +136,7 @@ _UNIT_OF = {
 
 
 def _quantity(value: float, unit: str) -> Any:
-    """A number as files want it: seconds in microseconds, rates in GB/s or GFLOP/s, bytes whole."""
+    """A number as files have it: seconds in microseconds, rates in GB/s or GFLOP/s, bytes whole."""
     if unit == "s":
         return f"{_rounded(value * 1e6)} us"
     if unit == "B/s":

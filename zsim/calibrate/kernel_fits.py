@@ -136,7 +136,7 @@ def _modules(measured: Measurements) -> list[Timed]:
 
 
 def _optimizer(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
-    """AdamW of every implementation: each passes over memory as often as zsim counts for it."""
+    """Fits AdamW of every implementation; each passes over memory as often as zsim counts for it."""
     rows = [
         row
         for row in measured.of("adamw", place=_place(gpu))

@@ -67,7 +67,7 @@ def _framework(cluster: Cluster, measured: Measurements) -> Found:
 
 
 def _collectives(cluster: Cluster, measured: Measurements) -> Found:
-    """Start, round and rate of one ring edge, for groups within a node and groups across nodes.
+    """Fits start, round and rate of one ring edge, for groups within a node and groups across nodes.
 
         t = base + n_intra r_intra + n_inter r_inter + b / x
 

@@ -96,7 +96,7 @@ def _json(path: Path, text: str) -> Measurements:
 
 
 def _nccl_tests(path: Path, text: str, ranks: int | None, nodes: int | None) -> Measurements:
-    """Out-of-place times in microseconds; ranks and nodes from the `# Rank` lines."""
+    """Rows of nccl-tests: out-of-place times in microseconds; ranks and nodes from the `# Rank` lines."""
     hosts = re.findall(r"^#\s+Rank\s+\d+.*? on\s+(\S+) device", text, re.MULTILINE)
     found_ranks, found_nodes = ranks or len(hosts), nodes or len(set(hosts)) or 1
     named = re.search(r"\b(\w+)_perf", text) or re.search(r"Collective test starting: (\w+)", text)

@@ -127,7 +127,8 @@ def as_int(value: Any, default: int = 0) -> int:
 
 
 def kernel_name(info: SpanInfo, backend: str) -> str:
-    """E.g. `ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)`."""
+    """Name of a collective's kernel, such as
+    `ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)`."""
     if backend == "gloo":
         return f"gloo:{info.kind}"
     function = _KINDS[info.kind][1]

@@ -21,7 +21,7 @@ STRATEGIES = (
 
 
 def regime_title(features: Features) -> str:
-    """ "FSDP, several nodes"."""
+    """Title of a regime, e.g. "FSDP, several nodes"."""
     return f"{features.framework}, {'several nodes' if features.is_several else 'one node'}"
 
 
@@ -42,7 +42,7 @@ def unvalidated(names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
 
 
 def unvalidated_strategies(runs: Sequence[ValidatedRun] | None = None) -> tuple[str, ...]:
-    """Strategies without a validated run."""
+    """Names of the strategies without a validated run."""
     runs = validated_runs() if runs is None else runs
     return unvalidated(STRATEGIES, (run.features.strategy for run in runs))
 

@@ -54,7 +54,7 @@ _NUMBERS = frozenset(("gradient_accumulation_steps", "network_gbps"))
 
 @cache
 def validated_runs() -> tuple[ValidatedRun, ...]:
-    """The shipped table."""
+    """The runs of the shipped table."""
     return read_validated(TABLE.read_text(encoding="utf-8"))
 
 

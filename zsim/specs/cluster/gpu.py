@@ -1,4 +1,4 @@
-"""A GPU: what its data sheet says and how fast its kernels were measured to be."""
+"""A GPU: figures of its data sheet and measured rates of its kernels."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def idle_faults_note(table: FaultsTable, places: Mapping[str, Placement]) -> str
 
 
 def _abridged(nodes: Sequence[int]) -> str:
-    """`node0`, `nodes 0 to 15`, `nodes 0, 8, 16, ..., 120`."""
+    """Node numbers as text: `node0`, `nodes 0 to 15`, `nodes 0, 8, 16, ..., 120`."""
     if len(nodes) == 1:
         return f"node{nodes[0]}"
     if len(nodes) > 2 and list(nodes) == list(range(nodes[0], nodes[-1] + 1)):

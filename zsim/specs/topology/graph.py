@@ -20,7 +20,7 @@ _GLOBAL = "global"
 
 
 def topology_graph(topology: Topology) -> networkx.DiGraph[str]:
-    """Every device and directed link; parallel links between two devices are one edge with `links`."""
+    """The graph of devices and directed links; parallel links of two devices are one edge with `links`."""
     import networkx
 
     graph: networkx.DiGraph[str] = networkx.DiGraph()

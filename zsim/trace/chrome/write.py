@@ -28,7 +28,7 @@ _GPU_SORT_INDEX = 5_000_000
 
 
 def write_chrome_trace(trace: Trace, path: str | Path, rank: int | None = None, step: int = 1) -> Path:
-    """Write `rank` (else the first rank of the trace) to `path`, gzipped when it ends in `.gz`.
+    """Write `rank` (default: the first rank of the trace) to `path`, gzipped if it ends in `.gz`.
 
     `step` is the N of `ProfilerStep#N`. The same trace gives the same bytes.
     """

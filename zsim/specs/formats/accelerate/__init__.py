@@ -1,1 +1,1 @@
-"""Accelerate's YAML."""
+"""Reader and writer of Accelerate's YAML."""

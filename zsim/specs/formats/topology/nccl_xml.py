@@ -1,8 +1,9 @@
 """NCCL's topology XML (`NCCL_TOPO_DUMP_FILE`): one node's PCIe tree, NVLinks and network cards.
 
 The rates are NCCL's planning numbers (NVIDIA/nccl src/graph/topo.{h,cc}): PCIe `width x generation / 80`
-GB/s, least on the way up; NVLink `count x` the generation's rate; cards `speed / 8000`. Clouds ship files
-without GPUs, NVLinks or cards (a PCIe skeleton by class codes), and with wrong PCIe speeds; both are noted.
+GB/s, the minimum on the way up; NVLink `count x` the generation's rate; cards `speed / 8000`. Clouds ship
+files without GPUs, NVLinks or cards (a PCIe skeleton by class codes), and with wrong PCIe speeds; both are
+noted.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _pcie_rate(element: Element, file: str) -> float:
 def _nvlink(
     gpus: list[Element], parents: dict[Element, Element], sm: float, source: str, file: str, notes: list[str]
 ) -> dict[str, Any]:
-    """NVLink per GPU: a switch where links go to one, else a mesh of direct links."""
+    """NVLink per GPU: kind "switch" if links go to an NVSwitch, else a mesh of direct links."""
     counts, has_switch, own_goals = [], False, 0
     for gpu in gpus:
         links = list(gpu.iter("nvlink"))

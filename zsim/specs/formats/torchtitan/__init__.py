@@ -1,1 +1,1 @@
-"""torchtitan's TOML and command line."""
+"""Reader and writer of torchtitan's TOML and command line."""

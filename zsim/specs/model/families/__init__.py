@@ -1,1 +1,1 @@
-"""One builder per family of config.json."""
+"""Builders of models, one per family of config.json."""

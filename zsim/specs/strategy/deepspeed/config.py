@@ -68,7 +68,7 @@ class ZeroConfig(ZeroBlock):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerChoice:
-    """`optimizer`: DeepSpeed's lower-case name; None where the file has no block and the script makes one."""
+    """The optimizer. `name`: DeepSpeed's lower-case name; None if the script makes it."""
 
     name: str | None
     implementation: OptimizerImplementation

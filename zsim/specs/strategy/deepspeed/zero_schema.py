@@ -1,6 +1,6 @@
-"""The keys of `zero_optimization`, each once: its values, its default, and what zsim knows of it.
+"""The keys of `zero_optimization`, each once: its values, its default, and zsim's facts about it.
 
-Where what an absent key means depends on the release, its `Key` says so.
+If the meaning of an absent key depends on the release, its `Key` says so.
 """
 
 from __future__ import annotations
@@ -216,6 +216,6 @@ ZERO_KEYS = keys_of(ZeroBlock)  # by bare name
 
 
 def json_key(bare: str) -> str:
-    """A key of `zero_optimization` as files usually spell it, `stage3_` in front where DeepSpeed has it."""
+    """A key of `zero_optimization` as files usually spell it, with DeepSpeed's prefix `stage3_`, if any."""
     info = ZeroBlock.model_fields.get(bare)
     return info.alias if info is not None and info.alias else bare
