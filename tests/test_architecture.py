@@ -177,3 +177,40 @@ def test_no_folder_holds_more_modules_than_a_page_lists() -> None:
     """20, `__init__` not counted."""
     count = Counter(str(path.parent.relative_to(ROOT)) for path in FILES if path.stem != "__init__")
     assert {folder: number for folder, number in count.items() if number > 20} == {}
+
+
+def definitions(source: str) -> tuple[list[str], list[str]]:
+    """Names of the classes and of the functions of a module, at its top level."""
+    body = ast.parse(source).body
+    classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    return classes, functions
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for name in definitions(path.read_text())[0]:
+            if not name.startswith("_"):
+                homes.setdefault(name, []).append(module_of(path))
+    assert len(homes) > 300
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+# Modules of one function whose name is a noun all the same: the thing that the function gives or does.
+NOUNS = {
+    "zsim.explain.evidence", "zsim.explain.notes", "zsim.fabric.algorithms.nccl_choice",
+    "zsim.garbage_collection", "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
+    "zsim.plan.frameworks.megatron.optimizer_step", "zsim.plan.parts.host_reads", "zsim.resources",
+    "zsim.specs.topology.make_wiring",
+}  # fmt: skip
+
+
+def test_a_file_is_a_noun() -> None:
+    """One function is none, but for commands, which have a file each."""
+    single = set()
+    for path in FILES:
+        classes, functions = definitions(path.read_text())
+        if len(functions) == 1 and not classes and part_of(path) not in ("commands", "__main__"):
+            single.add(module_of(path))
+    assert single == NOUNS
