@@ -156,7 +156,7 @@ def test_jobs_without_nodes_take_the_free_ones_in_order() -> None:
     ("jobs", "data", "message"),
     [
         ({"b": {"placement": {"nodes": [2, 3]}}}, {}, "jobs.b: placement.nodes: node 2 is taken by the job"),
-        ({"b": {"nodes": 3}}, {}, "found 4, too few for a job of 3 nodes beside the job itself"),
+        ({"b": {"nodes": 3}}, {}, "found 4, too few for a job of 3 nodes besides the job itself"),
         ({"b": {"cluster": "dgx-2"}}, {}, "jobs.b: 'cluster' belongs to the fabric"),
         ({"b": {"trainig": {}}}, {}, "jobs.b: unknown key 'trainig'; did you mean 'training'"),
         ({"b": {"strategy": {"stage": 9}}}, {}, "jobs.b: strategy.stage: found 9"),

@@ -130,7 +130,7 @@ def test_a_named_deepspeed_json_is_read_beside_the_yaml(tmp_path: Path) -> None:
     job = resolve(deepspeed(tmp_path, "deepspeed_config_file: ds.json"))
     assert of_kind(job.strategy, DeepSpeedConfig).stage == 1
     assert (job.training.micro_batch_size, job.training.precision) == (2, "bf16")
-    with pytest.raises(InputError, match="zero_stage: Accelerate refuses them beside deepspeed_config_file"):
+    with pytest.raises(InputError, match="zero_stage: Accelerate refuses them together with deepspeed_"):
         deepspeed(tmp_path, "deepspeed_config_file: ds.json", "zero_stage: 3")
 
 

@@ -148,7 +148,7 @@ def place(
     free = [node for node in range(fabric) if node not in taken]
     if fabric < least or (table.nodes is None and len(free) < len(counts)):
         what = f"node {least - 1}" if table.nodes else f"a job of {len(counts)} nodes"
-        beside = f" beside {', '.join(dict.fromkeys(taken.values()))}" if taken else ""
+        beside = f" besides {', '.join(dict.fromkeys(taken.values()))}" if taken else ""
         raise InputError(f"{where}placement.fabric_nodes: found {fabric}, too few for {what}{beside}")
     return Placement(fabric, table.nodes or _chosen(table, cluster, fabric, free, len(counts)), counts)
 

@@ -152,8 +152,8 @@ def _check_release(table: MegatronTable, release: tuple[int, int]) -> None:
     for key, is_lacking in lacking.items():
         if is_lacking:
             raise InputError(
-                f"strategy.{key}: Megatron {table.version} has no such thing; expected a newer "
-                f"strategy.version, as '{NEWEST_CORE}'"
+                f"strategy.{key}: Megatron {table.version} does not have it; expected a newer "
+                f"strategy.version, such as '{NEWEST_CORE}'"
             )
 
 
@@ -174,7 +174,7 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
         )
     instances = table.optimizer_instances
     if instances > 1 and not table.distributed_optimizer:
-        raise InputError("strategy.optimizer_instances: expected distributed_optimizer = true beside it")
+        raise InputError("strategy.optimizer_instances: expected distributed_optimizer = true with it")
     if world_size % instances:
         raise InputError(
             f"strategy.optimizer_instances: found {instances}, expected a divisor of {world_size} GPUs"

@@ -136,8 +136,8 @@ def _read_deepspeed(file: TrainingFile, config: Mapping[str, Any], folder: Path)
         others = [key for key in _DEEPSPEED if key in config and key != "deepspeed_config_file"]
         if others:
             raise InputError(
-                f"{file.name}: deepspeed_config: {', '.join(others)}: Accelerate refuses them beside "
-                "deepspeed_config_file; say them in the JSON"
+                f"{file.name}: deepspeed_config: {', '.join(others)}: Accelerate refuses them together "
+                "with deepspeed_config_file; set them in the JSON"
             )
         beside = folder / str(named)
         file.says["strategy.config"] = str(beside if os.path.isfile(beside) else named)

@@ -157,7 +157,7 @@ def _nvlink(
         has_switch |= any((link.get("tclass") or "").lower() == _NVSWITCH for link in useful)
     if own_goals:
         notes.append(
-            f"{file}: {own_goals} NVLinks whose target is the GPU itself join nobody and are left out"
+            f"{file}: {own_goals} NVLinks whose target is the GPU itself connect nothing and are left out"
         )
     if not gpus:
         return {}
