@@ -1,4 +1,4 @@
-"""A step simulated, and where it does not fit, what would: how many GPUs, or which switch."""
+"""Simulate a step; for a job that does not fit, say on how many GPUs or with which switch it would."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from zsim.specs.experiment.tables import Experiment
 
 
 def simulate(experiment: Experiment, *, unfold: bool = False) -> api.Result:
-    """Simulate one steady step; `unfold` simulates every rank instead of one per class.
+    """Simulate one steady step; `unfold` simulates every rank instead of one representative per class.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same: `report.fits` is False, and
-    `report.out_of_memory` says what would do.
+    `report.out_of_memory` says what would make it fit.
     """
     result = api.simulate(experiment, unfold=unfold)
     return replace(result, report=advised(result.report, experiment))
 
 
 def advised(report: Report, experiment: Experiment) -> Report:
-    """The report, and where the job does not fit, on how many GPUs it would, and with which one switch."""
+    """The report; if the job does not fit, with the least number of GPUs and the remedy (fewest switches)
+    that make it fit."""
     finding = report.out_of_memory
     if finding is None:
         return report

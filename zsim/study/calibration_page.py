@@ -1,4 +1,4 @@
-"""A calibration to look at: every fit beside its points."""
+"""A calibration as an HTML page: every fit and the points that it was fitted to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two simulated configurations differ by more than zsim errs on their ratio."""
+"""Whether two simulated configurations differ by more than zsim's error on their ratio."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from zsim.validated.ratios import NO_DIFFERENCE, SHORT, can_tell
 from zsim.validated.validation import range_words
 
-# Columns of a sweep's row by the setting that they are (`zsim.validated.ratios.SETTINGS`).
+# Setting (`zsim.validated.ratios.SETTINGS`) -> the columns of a sweep's row that hold it.
 _COLUMNS = {
     "batch": ("training.micro_batch_size", "training.gradient_accumulation_steps"),
     "sequence length": ("training.sequence_length",),
@@ -24,13 +24,13 @@ _COLUMNS = {
 
 
 def range_of_row(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The interval of a sweep's row; None where it has none."""
+    """(low, high) of the row's step interval in seconds; None where the row has no interval."""
     low, high = row.get("step_seconds_low"), row.get("step_seconds_high")
     return None if low is None or high is None else (low, high)
 
 
 def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """By which settings two rows of sweeps differ."""
+    """The settings in which two rows of a sweep differ, as `zsim.validated.ratios` names them."""
     found = [
         name
         for name, columns in _COLUMNS.items()
@@ -41,14 +41,15 @@ def differing_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
 
 
 def is_told_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether zsim can tell which of two rows is faster, for the same tokens."""
+    """Whether zsim can tell which of two rows is faster per token."""
     tokens = (one["step_tokens"], other["step_tokens"])
     costs = [row["step_seconds"] / count for row, count in zip((one, other), tokens, strict=True)]
     return can_tell(costs[0], costs[1], differing_settings(one, other))
 
 
 def row_words(row: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> str:
-    """ "3.90 to 5.10 s (80 %)"; with that it cannot be told from the best. Empty without an interval."""
+    """The row's step interval, e.g. "3.90 to 5.10 s (80 %)", and a note if the row cannot be told apart from
+    `best`. Empty without an interval."""
     found = range_of_row(row)
     if found is None:
         return ""

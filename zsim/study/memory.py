@@ -1,4 +1,4 @@
-"""Who holds a GPU's memory: the profile of an experiment, without simulating it; several side by side."""
+"""The memory profile of an experiment, by owner, without simulating it; and of several variants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zsim.specs.experiment.tables import Experiment
 
 @dataclass(frozen=True)
 class Profiled:
-    """A job and the memory of its fullest GPU over a step; `capacity_bytes` is what tensors may have."""
+    """A job and the memory of its fullest GPU over a step; `capacity_bytes` is available to tensors."""
 
     job: Job
     profile: MemoryProfile
@@ -33,7 +33,7 @@ class Profiled:
 
 
 def profile_memory(experiment: Experiment) -> Profiled:
-    """Add up what the plan allocates and frees; exactly what a simulation's peak is.
+    """The memory profile that the plan's allocations and frees add up to; its peak equals the simulated one.
 
     Raises InputError and NotSimulatedError as `simulate` does.
     """
@@ -44,7 +44,8 @@ def profile_memory(experiment: Experiment) -> Profiled:
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of what is varied; `error` where it cannot be, `report` where it was simulated too."""
+    """One combination of the varied keys. `error` says why it cannot be planned; `report` is set if it was
+    also simulated."""
 
     overrides: Mapping[str, Any]
     profiled: Profiled | None = None
@@ -55,10 +56,10 @@ class Variant:
 def compare_memory(
     experiment: Experiment, axes: Mapping[str, Sequence[Any]], *, simulates: bool = False
 ) -> Iterator[Variant]:
-    """The memory, and if asked for the step, of every combination of dotted keys' values, the last key
-    fastest. One that cannot be is a row with its error.
+    """The memory of every combination of the dotted keys' values, the last key varying fastest; with
+    `simulates` also the step. A combination that is no valid experiment is yielded with its error.
 
-    Raises InputError, before the first row, for a value that no combination makes an experiment with.
+    Raises InputError, before the first row, for a value that is invalid in every combination.
     """
     if not axes:
         raise InputError("nothing to vary; expected keys with values")
@@ -76,7 +77,7 @@ def compare_memory(
 
 @dataclass(frozen=True)
 class _Asked:
-    """One combination, and its experiment or why there is none."""
+    """One combination, with its experiment or the reason why there is none."""
 
     overrides: Mapping[str, Any]
     experiment: Experiment | None = None

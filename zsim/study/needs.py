@@ -1,8 +1,8 @@
-"""How much more of one resource would hide what offloading costs: found by simulation, not by formula.
+"""How much more of one resource would hide the cost of offloading: found by simulation, not by formula.
 
-The plan is made once; only the cluster changes. More of a resource does not help alone once the step is
-within `tolerance` of what it would be with a thousand times as much; offloading is hidden there
-only where no more than `tolerance` of the step is a stall of offloading.
+The plan is made once; only the cluster varies. More of a resource stops helping once the step is within
+`tolerance` of the step with a thousand times as much. Offloading counts as hidden there only if its stalls
+are no more than `tolerance` of the step.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _WORTH_NAMING = 0.01  # of all stalls
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`needed` of `resource` brings the step to `best_step_seconds`, within the tolerance; `available` is
-    what the cluster has, with which the step takes `step_seconds`. `stall_seconds`: by cause, what a step
-    with `needed` still waits for offloading; `is_hidden`: that is next to nothing of it."""
+    """The result for one resource: `needed` brings the step to `best_step_seconds` (within the tolerance);
+    the cluster has `available`, which gives `step_seconds`. `stall_seconds`: remaining stalls of offloading
+    in a step with `needed`, by cause. `is_hidden`: these stalls are within the tolerance."""
 
     resource: str
     unit: str
@@ -45,7 +45,7 @@ class Need:
 
     @property
     def is_enough(self) -> bool:
-        """Whether more of it alone does not help."""
+        """Whether more of the resource alone does not help."""
         return self.needed <= self.available
 
     def sentence(self) -> str:
@@ -95,7 +95,7 @@ RESOURCES: dict[str, Knob] = {
 
 
 def _available(knob: Knob, cluster: Cluster) -> tuple[float, str]:
-    """(how much the cluster has, the unit): CPUs by the optimizer traffic that they keep up."""
+    """(the cluster's amount, its unit); CPUs are measured by the optimizer traffic that they sustain."""
     if knob is HARDWARE["CPU optimizer"]:
         rate = cluster.host.memory_bandwidth * cluster.offload.optimizer_fraction / 1e9
         return rate, "GB/s of optimizer traffic per node"
@@ -103,8 +103,8 @@ def _available(knob: Knob, cluster: Cluster) -> tuple[float, str]:
 
 
 def offload_need(experiment: Experiment, resource: str, *, tolerance: float = 0.01) -> Need:
-    """The least of `resource` beyond which more of it alone does not help, and what is left to wait for
-    there; drives are whole, rates to 1 %.
+    """The least amount of `resource` beyond which more of it alone does not help, and the stalls that are
+    left there. Drives are counted in whole drives, rates to 1 %.
 
     Raises InputError for an unknown resource, or drives where the cluster has none.
     """
@@ -149,8 +149,8 @@ def _stalls(outcome: Outcome) -> dict[str, float]:
 
 
 def offload_needs(experiment: Experiment, resources: Sequence[str] | None = None) -> list[Need]:
-    """The needs of each resource alone, the others as they are; without `resources`, of all that the plan
-    uses. Raises InputError when nothing is offloaded."""
+    """The need of each resource alone, all others unchanged; without `resources`, of every resource that the
+    plan uses. Raises InputError when nothing is offloaded."""
     if resources is None:
         resources = _used(experiment)
     return [offload_need(experiment, name) for name in resources]

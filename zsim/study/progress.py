@@ -1,4 +1,4 @@
-"""How far a study is, on stderr: a bar or a line on a terminal, a line now and then elsewhere."""
+"""Progress of a study on stderr: a bar or a line on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
 
-_LINES = 10  # where there is no terminal
+_LINES = 10  # at most, without a terminal
 
 
 class _Shown:
-    """rich's progress of one task, with words beside it; shown from `_start` until it is left."""
+    """rich's progress of one task and a text next to it; shown from `_start` until the context ends."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
@@ -47,7 +47,7 @@ class _Shown:
 
 
 class Progress(_Shown):
-    """Counts points, says their rate and the time left. `done` of `total` were there before."""
+    """Counts points and shows their rate and the time left. `done` of `total` points were known before."""
 
     def __init__(self, total: int, done: int, *, is_quiet: bool = False) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Progress(_Shown):
         return self
 
     def advance(self, *, is_ok: bool) -> None:
-        """One more point is done."""
+        """Count one more finished point."""
         self.done += 1
         self.failed += not is_ok
         is_due = self.done == self.total or self.done * _LINES // self.total > self._said
@@ -86,7 +86,8 @@ class Progress(_Shown):
 
 
 class Counts(_Shown):
-    """Work of unknown amount: how much of each kind is done, and seconds; nothing without a terminal."""
+    """Progress of an unknown amount of work: the count of each kind and the seconds so far; shown on
+    terminals only."""
 
     def __init__(self, *kinds: str) -> None:
         super().__init__()
@@ -100,13 +101,13 @@ class Counts(_Shown):
         return self
 
     def update(self, kind: str, count: int) -> None:
-        """`count` pieces of work of this kind are done."""
+        """Set how many pieces of work of this kind are done."""
         self._counts[kind] = count
         self._show(", ".join(f"{done} {name}" for name, done in self._counts.items()))
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people who wait: 8 s, 1 min 40 s, 3 h 5 min."""
+    """Seconds as a rounded duration: 8 s, 1 min 40 s, 3 h 5 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Searches for the least or the most of something: doubling until it is enough, then halving."""
+"""Searches for the least or greatest sufficient number: doubling, then bisection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zsim.specs.experiment.tables import Experiment
 
 _MAX_GPUS = 65_536
 _MAX_NUMBER = 2**16
-_MAX_REFUSED = 100  # numbers in a row that an experiment does not allow
+_MAX_REFUSED = 100  # consecutive numbers that the experiment does not allow, before the search gives up
 
 
 def least_number(
@@ -23,8 +23,9 @@ def least_number(
     end: int,
     allowed: Callable[[int, int], int | None] = lambda start, end: start if start < end else None,
 ) -> int | None:
-    """The least number in [first, end) that is enough; None where none is found. What is enough stays so for
-    larger numbers. `allowed`: the first number in [start, end) that can be asked for."""
+    """The least number in [first, end) that is enough; None where none is found. `is_enough` must be
+    monotonic: true for all larger numbers too. `allowed` gives the first number in [start, end) that may be
+    tried."""
     low, high = first - 1, allowed(first, end)
     while high is not None and not is_enough(high):
         last = end - 1 if high < end - 1 else end
@@ -40,7 +41,7 @@ def least_number(
 
 
 def least_factor(is_enough: Callable[[float], bool], whole: float | None = None) -> float:
-    """The least factor above 1 that is enough: of 1/whole steps, or to 1 %. Something must be enough."""
+    """The least factor above 1 that is enough, in steps of 1/whole, or to 1 %. Some factor must be enough."""
     low, high = 1.0, 2.0
     while not is_enough(high):
         low, high = high, 2 * high
@@ -57,8 +58,8 @@ def least_factor(is_enough: Callable[[float], bool], whole: float | None = None)
 
 
 def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MAX_NUMBER) -> int:
-    """The largest number from 1 to `most` with which an experiment fits, by plans alone; 0 where 1 does not.
-    A number that is no experiment counts as one that does not fit."""
+    """The largest number from 1 to `most` with which the experiment fits, from plans alone; 0 if 1 does not
+    fit. A number with which the experiment is invalid counts as not fitting."""
 
     def is_too_much(number: int) -> bool:
         try:
@@ -71,8 +72,9 @@ def most_that_fits(experiment_with: Callable[[int], Experiment], most: int = _MA
 
 
 def least_gpus(experiment: Experiment) -> int | None:
-    """The fewest GPUs of the same cluster on which the job fits, by plans alone; None when none up to 65,536
-    do. Only counts that the experiment allows are tried (replicas and batch sizes must divide them)."""
+    """The fewest GPUs of the same cluster on which the job fits, from plans alone; None if it fits on none up
+    to 65,536. Only counts that the experiment allows are tried (replicas and batch sizes must divide
+    them)."""
     per_node: int = resolve(experiment).cluster.gpus_per_node
     inside = [count for count in range(1, per_node) if per_node % count == 0]
     counts: list[int] = [*inside, *range(per_node, _MAX_GPUS + 1, per_node)]
@@ -91,7 +93,7 @@ def least_gpus(experiment: Experiment) -> int | None:
 
 
 def _fits(experiment: Experiment) -> bool:
-    """Whether the job fits on every tier of its GPUs and their nodes; one that has no plan does not."""
+    """Whether the job fits every memory tier of its GPUs and nodes; a job without a plan does not fit."""
     job = resolve(experiment)
     try:
         plan = make_plan(job)

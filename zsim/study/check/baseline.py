@@ -1,4 +1,4 @@
-"""A baseline: what a team's runs were predicted (or recorded) to be, so that a change of any of them is seen.
+"""A baseline: pinned predictions (or recordings) of a team's runs, so that any change of them is noticed.
 
     {"format": 1, "zsim_version": "0.1.0",
      "tolerances": {"step": 0.02, "time": 0.02, "memory": 0.01, "overlap": 0.02},
@@ -6,10 +6,9 @@
                                    "tolerances": {"step": 0.05}}},
      "known": [{"case": "*/deepspeed1-*", "check": "calls", "reason": "..."}]}
 
-`tolerances` are for all cases, a case's own come first; people edit both, and `--update-baseline` keeps them.
-`known` are misses that are understood: they are shown with their reason, and fail nothing. Names of cases are
-paths as seen from the baseline's folder.
-"""
+`tolerances` apply to all cases; a case's `tolerances` win. Both are edited by hand, and `--update-baseline`
+keeps them. `known` lists misses that are understood: they are shown with their reason and do not fail the
+check. Names of cases are paths relative to the baseline's folder."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _KEYS = ("format", "zsim_version", "tolerances", "cases", "known")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A miss with its reason: `case` and `check` are patterns as of a shell (`*`, `?`)."""
+    """A known miss with its reason: `case` and `check` are shell patterns (`*`, `?`)."""
 
     case: str
     check: str
@@ -44,7 +43,7 @@ class Known:
 
 @dataclass
 class Baseline:
-    """The file's content; `path` is where it stands."""
+    """The content of a baseline file; `path` is its path."""
 
     path: Path
     tolerances: Tolerances = PREDICTIONS
@@ -52,12 +51,12 @@ class Baseline:
     known: tuple[Known, ...] = ()
 
     def tolerances_of(self, case: str) -> Tolerances:
-        """The case's own, and the file's for the rest."""
+        """The case's tolerances, completed by the file's."""
         own = self.cases.get(case, {}).get("tolerances", {})
         return _tolerances(own, self.tolerances, f"{self.path.name}: cases: {case}: tolerances")
 
     def reason_of(self, case: str, check: str) -> str | None:
-        """Why a miss of this check is known; None where it is not."""
+        """The reason if a miss of this check is known; else None."""
         return next((known.reason for known in self.known if known.fits(case, check)), None)
 
     def pin(self, case: str, content: Mapping[str, Any]) -> None:
@@ -66,7 +65,7 @@ class Baseline:
         self.cases[case] = {**content, **kept}
 
     def write(self) -> Path:
-        """Write the file: a line per figure, cases in order, so that a change is a readable diff."""
+        """Write the file with one line per figure and cases in order, so that diffs are readable."""
         content = {
             "format": FORMAT,
             "zsim_version": __version__,
@@ -80,7 +79,7 @@ class Baseline:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """Raises InputError for a file that is missing, no JSON, or of another shape."""
+    """Read a baseline. Raises InputError for a file that is missing, not JSON, or of another shape."""
     try:
         content = parse_json(read_text(path), path)
     except FileNotFoundError:
@@ -124,7 +123,7 @@ def _tolerances(given: object, base: Tolerances, where: str) -> Tolerances:
 
 
 def _readable(content: Mapping[str, Any]) -> str:
-    """JSON with a line per figure and per call."""
+    """JSON with one line per figure and per call."""
     return _lines(content, 0)
 
 

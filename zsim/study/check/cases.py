@@ -1,5 +1,5 @@
-"""Recorded cases: their checks are the source checkout's (`validation/cases`), as the proof of zsim is no
-part of it."""
+"""Recorded cases. Their checks are in the source checkout (`validation/cases`), since zsim's proof is not
+part of the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _MODULE = "validation.cases.cases"
 
 
 def kind_of(content: object) -> str | None:
-    """Whose answer a JSON file has, by its keys: "oracle", "run" or "shaped"; None for anything else."""
+    """The kind of recorded case in a JSON file, by its keys: "oracle", "run" or "shaped"; None for anything
+    else."""
     if not isinstance(content, Mapping):
         return None
     keys = set(content)
@@ -31,7 +32,7 @@ def kind_of(content: object) -> str | None:
 def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRow]:
     """All checks of one recorded case.
 
-    Raises InputError for one that contradicts its own shape, and outside of a source checkout.
+    Raises InputError for a case that contradicts its own shape, and outside of a source checkout.
     """
     if not (CHECKOUT / "validation" / "cases").is_dir():
         raise InputError(

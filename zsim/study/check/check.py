@@ -1,5 +1,5 @@
-"""The regression check: everything that was recorded or published, and what a baseline pins, against today's
-predictions."""
+"""The regression check: today's predictions against everything recorded or published, and against the pins of
+a baseline."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from zsim.study.published.predict import CheckResult, predict_rows
 from zsim.study.published.table import PublishedRun, read_runs
 from zsim.study.topologies.bench import compare_curves
 
-SAMPLE_ROWS = 6  # of each source, in a fast check
+SAMPLE_ROWS = 6  # per source, in a fast check
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Every check, the published rows with their predictions, and what else a reader should know."""
+    """All checks, the published rows with their predictions, and notes."""
 
     rows: tuple[CheckRow, ...]
     published: CheckResult
@@ -35,7 +35,7 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """Fail where a check fails; inconclusive where nothing could be judged; else pass."""
+        """Fail if a check fails; inconclusive if nothing could be judged; else pass."""
         outcomes = {row.outcome for row in self.rows}
         if "fail" in outcomes:
             return "fail"
@@ -43,11 +43,11 @@ class CheckReport:
 
     @property
     def moved(self) -> tuple[CheckRow, ...]:
-        """What is past its tolerance."""
+        """The checks that exceed their tolerance."""
         return tuple(row for row in self.rows if row.outcome == "fail")
 
     def to_dict(self) -> dict[str, Any]:
-        """What `zsim check --json` writes: the published rows and their summary, and every check."""
+        """The content of `zsim check --json`: the published rows and their summary, and every check."""
         return {
             **self.published.to_dict(),
             "notes": [*self.published.notes, *self.notes],
@@ -66,12 +66,11 @@ def run_check(
     tolerances: Tolerances | None = None,
     update: bool = False,
 ) -> CheckReport:
-    """Check everything that `paths` name; names count from `base`.
+    """Check everything that `paths` name; names of cases are relative to `base`.
 
-    `is_fast` takes some rows of each published source. `update` pins what is found into `baseline` (the
-    caller writes it) instead of comparing with it. `tolerances` are for traces against the experiment beside
-    them.
-    """
+    `is_fast` takes a sample of each published source. `update` pins the results into `baseline` (the caller
+    writes it) instead of comparing with it. `tolerances` apply to traces that are compared with the
+    experiment next to them."""
     found = find_targets(paths, base)
     rows: list[CheckRow] = []
     tables = [target for target in found.targets if target.kind == "published"]
@@ -90,7 +89,7 @@ def run_check(
 
 
 def _with_reason(row: CheckRow, baseline: Baseline) -> CheckRow:
-    """A miss that the baseline knows is shown with its reason and fails nothing."""
+    """The row; a miss that the baseline knows becomes "known", with its reason, and fails nothing."""
     reason = baseline.reason_of(row.case, row.name) if row.outcome == "fail" else None
     return row if reason is None else replace(row, outcome="known", sentence=f"{reason} ({row.sentence})")
 
@@ -144,7 +143,7 @@ def _target_rows(
 
 
 def _curve_rows(target: CheckTarget, baseline: Baseline | None, update: bool) -> Iterator[CheckRow]:
-    """Measured curves of collectives: the mean error of each may not grow."""
+    """Measured curves of collectives: the mean error of each curve must not grow."""
     errors: dict[str, list[float]] = {}
     for point in compare_curves(target.path):
         if point.is_scored:
@@ -173,7 +172,7 @@ def _published(
     is_fast: bool,
     update: bool,
 ) -> CheckResult:
-    """Predict the rows of all tables; what a baseline says of them goes to `rows`."""
+    """Predict the rows of all tables; the comparisons with the baseline are appended to `rows`."""
     read = [(target, read_runs([target.path])) for target in tables]
     chosen = [(target, sample(table.runs) if is_fast else table.runs) for target, table in read]
     predicted = predict_rows([run for _, runs in chosen for run in runs])
@@ -199,7 +198,7 @@ def _published(
 
 
 def sample(runs: Sequence[PublishedRun]) -> list[PublishedRun]:
-    """Up to `SAMPLE_ROWS` of each source, spread evenly over it."""
+    """Up to `SAMPLE_ROWS` runs of each source, spread evenly over its rows."""
     by_source: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         by_source.setdefault(run.source, []).append(index)

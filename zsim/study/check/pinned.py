@@ -18,11 +18,11 @@ from zsim.study.check.rows import CheckRow, from_metric
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 
-_DIGITS = 9  # of a figure that is written down: far below any tolerance, and the same on every machine
+_DIGITS = 9  # significant digits of a pinned figure: far below any tolerance, the same on every machine
 
 
 def figures_of(trace: Trace) -> dict[str, float]:
-    """Step, parts of it, overlap, and the peak by device and category, of the trace's first rank."""
+    """Step, breakdown, overlap, and the peak by device and category, of the trace's first rank."""
     found: dict[str, float] = {"step_seconds": trace.step_seconds}
     breakdown = step_breakdown(trace)
     found |= {f"{name}_seconds": value for name, value in breakdown.seconds.items()}
@@ -37,7 +37,7 @@ def figures_of(trace: Trace) -> dict[str, float]:
 
 
 def seconds_by_class(trace: Trace) -> dict[str, float]:
-    """Seconds of the first rank's collectives and kernels, by class: what a slower link shows in first."""
+    """Seconds of the first rank's collectives and kernels, by class: a slower link shows here first."""
     if not len(trace):
         return {}
     own = trace.of_rank(int(trace.ranks[0]))
@@ -50,7 +50,7 @@ def _rounded(value: float) -> float:
 
 
 def pinned_content(trace: Trace) -> dict[str, Any]:
-    """What `--update-baseline` writes for a trace."""
+    """The content that `--update-baseline` pins for a trace."""
     rank = int(trace.ranks[0]) if len(trace) else 0
     calls = fold(calls_of_trace(trace.of_rank(rank), rank))
     return {"figures": figures_of(trace), "ops": seconds_by_class(trace), "calls": calls}
@@ -59,7 +59,7 @@ def pinned_content(trace: Trace) -> dict[str, Any]:
 def pinned_rows(
     case: str, trace: Trace, content: Mapping[str, Any], tolerances: Tolerances, where: str
 ) -> Iterator[CheckRow]:
-    """The trace against what is pinned. Raises InputError for a pin that is not whole."""
+    """The checks of a trace against its pins. Raises InputError for an incomplete pin."""
     rank = int(trace.ranks[0]) if len(trace) else 0
     calls = calls_of_trace(trace.of_rank(rank), rank)
     word = "recorded" if trace.source == "recorded" else "simulated"
@@ -87,7 +87,7 @@ def _numbers(given: object, where: str) -> dict[str, float]:
 
 
 def _as_pinned(calls: Any) -> Any:
-    """Modules as a folded list has them: without the numbers of blocks."""
+    """The calls after folding and unfolding, as pinned calls are: module names lose the block numbers."""
     return unfold(fold(calls), "calls")
 
 

@@ -1,4 +1,4 @@
-"""One line of `zsim check`: what was looked at, in which case, and how it came out."""
+"""One row of `zsim check`: the case, the check and its outcome."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from zsim.comparison.verdict import Metric, Verdict
 
-# Beside pass, fail and inconclusive: a miss that the baseline names with its reason, and what zsim cannot do.
+# In addition to pass, fail and inconclusive: a known miss (named in the baseline), and what zsim cannot
+# simulate.
 Outcome = Literal["pass", "fail", "inconclusive", "known", "skipped"]
 OUTCOMES: tuple[Outcome, ...] = ("fail", "known", "inconclusive", "skipped", "pass")
 _STEPS = ("step", "step_seconds")
@@ -16,8 +17,8 @@ _STEPS = ("step", "step_seconds")
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """`case` is a file or folder, `name` what of it was checked. `error` is signed and relative, predicted
-    over measured less one; of fractions it is the difference. `sentence` says what is not right."""
+    """`case` is a file or folder, `name` the check. `error` is relative and signed, predicted over measured
+    less one; for fractions it is the difference. `sentence` says what is wrong."""
 
     case: str
     name: str
@@ -33,12 +34,12 @@ class CheckRow:
 
     @property
     def is_step_time(self) -> bool:
-        """Whether a whole step's seconds were looked at (of published runs the sources' errors are)."""
+        """Whether the check judges the time of a whole step (errors of published sources do not count)."""
         return ": " not in self.case and (self.name in _STEPS or self.name.endswith(", step"))
 
     @property
     def line(self) -> str:
-        """The case, the check and the sentence, for a list of what moved."""
+        """The case, the check and the sentence, for the list of misses."""
         return f"{self.case}: {self.name}" + (f": {self.sentence}" if self.sentence else "")
 
 
@@ -58,7 +59,7 @@ def from_metric(case: str, metric: Metric, sentence: str = "") -> CheckRow:
 
 
 def counts(rows: Iterable[CheckRow]) -> dict[Outcome, int]:
-    """How many came out how."""
+    """The number of rows by outcome."""
     found: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
     for row in rows:
         found[row.outcome] += 1
@@ -66,7 +67,7 @@ def counts(rows: Iterable[CheckRow]) -> dict[Outcome, int]:
 
 
 def step_times(rows: Iterable[CheckRow]) -> tuple[int, int]:
-    """Of how many cases the step time was judged, passed or not, and how many have one."""
+    """(number of cases whose step time was judged, passed or not; number of cases that have one)."""
     judged: dict[str, bool] = {}
     for row in rows:
         if row.is_step_time:

@@ -1,5 +1,5 @@
-"""What `zsim check` can be pointed at, told apart by content: published runs, curves, recorded cases, traces,
-experiments, and folders of all of these."""
+"""The targets of `zsim check`, identified by content: published runs, curves, recorded cases, traces,
+experiments, and folders of these."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _SMALL_BYTES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class CheckTarget:
-    """One thing to check. `name` is its path as seen from where names count from; `content` of a case's JSON.
+    """One thing to check. `name` is its path relative to the base of names; `content` is the JSON of a
+    recorded case.
 
-    A trace's `experiment` is the file beside it, if there is one.
+    A trace's `experiment` is the experiment file next to it, if there is one.
     """
 
     name: str
@@ -47,14 +48,14 @@ class CheckTarget:
 
 @dataclass
 class FoundTargets:
-    """Targets in order, and files in folders that are none."""
+    """The targets in order, and the files in folders that are no targets."""
 
     targets: list[CheckTarget] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
 
 
 def checkout() -> Path:
-    """The source checkout that this package runs from; InputError in an installed one."""
+    """The source checkout that this package runs from; raises InputError in an installed package."""
     if not (CHECKOUT / "validation" / "published").is_dir():
         raise InputError(
             "check: nothing given, and the recorded cases come with the source checkout only (traces/, "
@@ -64,7 +65,7 @@ def checkout() -> Path:
 
 
 def find_targets(paths: Sequence[Path], base: Path) -> FoundTargets:
-    """The targets that `paths` name; InputError for one that is nothing of the kind."""
+    """The targets that `paths` name; raises InputError for a path that is no target."""
     found = FoundTargets()
     for path in paths:
         if os.path.isdir(path):
@@ -85,8 +86,8 @@ def find_targets(paths: Sequence[Path], base: Path) -> FoundTargets:
 
 
 def _search(folder: Path, base: Path, found: FoundTargets) -> None:
-    """Everything below a folder. Ranks' traces beside an `experiment.toml` are one target; an experiment that
-    stands beside its trace is none of its own."""
+    """Find every target below a folder. The traces of several ranks next to an `experiment.toml` are one
+    target; an experiment next to its trace is not a target by itself."""
     files = sorted(_files(folder))
     runs = {path.parent for path in files if path.name == "experiment.toml"}
     runs = {run for run in runs if any(path.parent == run and _is_trace_file(path) for path in files)}
@@ -117,13 +118,15 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _belongs_to_a_case(path: Path) -> bool:
-    """Logs beside a summary, documents and checksums."""
+    """Whether a file is a log next to a summary, a document, or checksums: no target, but not reported as
+    ignored."""
     is_document = path.suffix in (".md", ".txt", ".py", ".pyc") or path.name == "SHA256SUMS"
     return is_document or (path.parent / "summary.json").is_file()
 
 
 def _name(path: Path, base: Path) -> str:
-    """`traces/gloo/ddp-even-2ranks` for the summary in that folder; other files by their own path."""
+    """The target's name: the folder of a `summary.json` (`traces/gloo/ddp-even-2ranks`), else the file's
+    path."""
     shown = path.parent if path.name == "summary.json" else path
     return Path(os.path.relpath(shown.resolve(), base.resolve())).as_posix()
 
@@ -141,7 +144,7 @@ def _target(path: Path, base: Path) -> CheckTarget | None:
         if content is None and path.name == "summary.json":
             _refuse_damaged(path)
     if path.name.endswith(".gz") and (path.parent / "summary.json").is_file():
-        return None  # a rank's own log of a recorded run
+        return None  # a single rank's log in a recorded run
     if path.suffix == ".json" or path.name.endswith(".json.gz"):
         beside = experiment_beside(path)
         return CheckTarget(name, path, "trace", experiment=beside) if _is_trace(path) else None
@@ -149,19 +152,22 @@ def _target(path: Path, base: Path) -> CheckTarget | None:
 
 
 def _is_another_table(target: CheckTarget) -> bool:
-    """In a folder a CSV file may be something else; one that is named is its reader's to refuse."""
+    """Whether a CSV file found in a folder is no table of published runs. A file named explicitly is left to
+    the reader to refuse."""
     head = _head(target.path).partition("\n")[0]
     return target.kind == "published" and not ("n_layers" in head and "n_gpus" in head)
 
 
 def _table(path: Path, name: str) -> CheckTarget | None:
-    """By the header: anything with rows is for the reader of published runs to judge, but curves."""
+    """The target of a CSV file: curves if the header says so, else published runs, which their reader
+    judges."""
     head = _head(path).partition("\n")[0]
     return CheckTarget(name, path, "curves" if "bus_gigabytes_per_second" in head else "published")
 
 
 def _is_experiment(path: Path) -> bool:
-    """Clusters and studies are TOML too. One that cannot be read is its reader's to refuse."""
+    """Whether a TOML file is an experiment, not a cluster or a study. True for an unreadable file, which the
+    reader refuses."""
     try:
         content = parse_toml(read_text(path, MOST_TOML_BYTES), path)
     except (OSError, ValueError):
@@ -170,7 +176,7 @@ def _is_experiment(path: Path) -> bool:
 
 
 def _small_json(path: Path) -> Any:
-    """The content of a JSON file of a few megabytes that is no trace; None for anything else."""
+    """The content of a JSON file of up to a few megabytes that is no trace; None for anything else."""
     if path.stat().st_size > _SMALL_BYTES or '"traceEvents"' in _head(path):
         return None
     try:
@@ -180,8 +186,8 @@ def _small_json(path: Path) -> Any:
 
 
 def _refuse_damaged(path: Path) -> None:
-    """Raises InputError, the trace readers' own, for what is called like a recording and cannot be read as
-    one; a whole JSON object of another kind is none of theirs."""
+    """Raise the trace reader's InputError for a file with a recording's name that cannot be read. A complete
+    JSON object of another kind is accepted."""
     if path.name.endswith(_RECORDINGS) and not _is_object(path):
         read_trace(path)
 
@@ -201,17 +207,18 @@ def _is_trace(path: Path) -> bool:
 
 
 def _head(path: Path) -> str:
-    """How a file begins, unpacked. Raises InputError for one that cannot be read or unpacked."""
+    """The beginning of the file, uncompressed. Raises InputError if it cannot be read or uncompressed."""
     return Content(path).beginning.decode("utf-8", errors="replace")[:_HEAD]
 
 
 def _whole(path: Path) -> str:
-    """All of a file, unpacked; what is too large for a small file is cut, and so is no JSON."""
+    """The whole file, uncompressed; larger files are cut, which makes them invalid JSON."""
     return "".join(islice(Content(path).text(), _SMALL_BYTES // CHUNK_BYTES))
 
 
 def experiment_beside(path: Path) -> Path | None:
-    """`run.toml` beside `run.json.gz`, else `experiment.toml` in the same folder."""
+    """The experiment file of a trace: `run.toml` next to `run.json.gz`, else `experiment.toml` in the same
+    folder. None without one."""
     stem = path.name.removesuffix(".gz").removesuffix(".json")
     for name in (f"{stem}.toml", "experiment.toml"):
         if (path.parent / name).is_file():
@@ -220,11 +227,10 @@ def experiment_beside(path: Path) -> Path | None:
 
 
 def load_side(path: Path, overrides: Mapping[str, Any] | None = None) -> Trace:
-    """The trace of a file: `.toml` is simulated, with `overrides` of its keys; anything else is read, and
-    of a recording of several steps the typical one is taken. What is simulated carries the interval of its
-    step.
+    """The trace of a file: a `.toml` is simulated, with `overrides` of its keys, and carries the interval of
+    its step; anything else is read as a recording, of which the typical step is taken.
 
-    Raises InputError for what is neither.
+    Raises InputError for anything else.
     """
     if path.suffix == ".toml":
         result = simulate(load_experiment(path, dict(overrides or {})))

@@ -1,4 +1,4 @@
-"""The regression check on a terminal of 80 columns: what moved comes first."""
+"""The regression check on a terminal of 80 columns; misses come first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _TITLES: dict[Outcome, str] = {
 
 
 def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
-    """`is_long` shows every published row, as when a table was given; else their sources."""
+    """The lines of the report; `is_long` shows every published row, as when a table is named, else their
+    sources."""
     if report.published.rows:
         yield from check_lines(report.published) if is_long else summary_lines(report.published)
         yield ""
@@ -39,7 +40,7 @@ def report_lines(report: CheckReport, *, is_long: bool) -> Iterator[str]:
 
 
 def _steps_judged(rows: Sequence[CheckRow]) -> str:
-    """How much of a verdict is about time: a pass without a step time says nothing of speed."""
+    """How many step times were judged: a pass without any says nothing about speed."""
     judged, count = step_times(rows)
     if not count:
         return ""
@@ -57,7 +58,7 @@ _WORDS: dict[Outcome, str] = {
 
 
 def _groups(rows: Sequence[CheckRow]) -> Iterator[str]:
-    """How the checks of each folder or table came out."""
+    """The outcomes of the checks by folder or table."""
     groups: dict[str, list[CheckRow]] = {}
     for row in rows:
         groups.setdefault(_group(row.case), []).append(row)
@@ -74,7 +75,8 @@ def _groups(rows: Sequence[CheckRow]) -> Iterator[str]:
 
 
 def _group(case: str) -> str:
-    """`traces/gloo/ddp-even-2ranks` -> `traces/gloo`; a table's sources stay with the table."""
+    """The group of a case: `traces/gloo/ddp-even-2ranks` -> `traces/gloo`; the sources of a table belong to
+    the table."""
     table, colon, _ = case.partition(": ")
     return table if colon else case.rpartition("/")[0] or case
 
@@ -95,6 +97,6 @@ def _named(outcome: Outcome, rows: Sequence[CheckRow]) -> Iterator[str]:
 
 
 def _reason(row: CheckRow) -> str:
-    """Why, without the figures that differ from case to case."""
+    """The reason, without the figures that differ between cases."""
     why = row.sentence.partition(" (")[0] if row.outcome == "known" else row.sentence.rpartition("; ")[2]
     return f"{row.name}: {re.sub(r'[0-9.]+%', 'part', why)}"

@@ -1,1 +1,1 @@
-"""Tables of published runs, predicted."""
+"""Tables of published runs and zsim's predictions of them."""

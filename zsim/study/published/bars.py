@@ -1,4 +1,4 @@
-"""Published runs against a baseline: a source may not be predicted worse than it was."""
+"""Published runs against a baseline: no source may be predicted worse than the baseline has it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zsim.study.published.regimes import regime_table
 from zsim.study.published.statistics import summarise
 from zsim.validated.runs import ValidatedRun
 
-# Half a point of percent: less than a release of the measured software moves its own medians by.
+# Half a percentage point: less than the change of medians between releases of the measured software.
 MARGIN = 0.005
 _ERRORS = (
     ("mean_absolute_error", "mean error of step times"),
@@ -24,12 +24,12 @@ _MOST_PINNED_ROWS = 200
 
 
 def bars(rows: Sequence[RowResult]) -> dict[str, dict[str, Any]]:
-    """What a baseline keeps of each source."""
+    """The figures of each source that a baseline stores."""
     return {name: _bar(figures) for name, figures in summarise(rows)["by_source"].items()}
 
 
 def bar_of_all(rows: Sequence[RowResult]) -> dict[str, Any]:
-    """The same over all rows."""
+    """The figures that a baseline stores, over all rows."""
     return _bar(summarise(rows))
 
 
@@ -38,8 +38,8 @@ def table_lines(
     whole: Mapping[str, Any],
     runs: Sequence[ValidatedRun] = (),
 ) -> list[str]:
-    """What the README shows, in Markdown: `runs` by framework and number of nodes, then the sources that were
-    simulated."""
+    """The README's tables in Markdown: `runs` by framework and number of nodes, then the sources with
+    simulated rows."""
     rows = []
     for name, bar in (*sorted(sources.items()), ("**all**", whole)):
         if not bar["simulated"]:
@@ -87,7 +87,7 @@ def _bar(figures: Mapping[str, Any]) -> dict[str, Any]:
 def published_rows(
     table: str, rows: Sequence[RowResult], baseline: Baseline | None, kind: Literal["sources", "sample"]
 ) -> Iterator[CheckRow]:
-    """Each source of a table against its bar; without a baseline there is nothing to miss."""
+    """Each source of a table against its pinned figures; nothing without a baseline."""
     if baseline is None:
         return
     pinned = baseline.cases.get(table, {}).get(kind, {})
@@ -108,7 +108,8 @@ def published_rows(
 
 
 def row_pins(rows: Sequence[RowResult]) -> dict[str, float | None]:
-    """Each row's predicted step, of tables that a person can read; of larger ones the sources say enough."""
+    """The predicted step of each row in seconds, to pin; empty for a large table, for which the sources
+    suffice."""
     if len(rows) > _MOST_PINNED_ROWS:
         return {}
     return {row.row_id: _rounded(row.predicted_seconds) for row in rows}
@@ -119,7 +120,8 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def moved_rows(table: str, rows: Sequence[RowResult], baseline: Baseline | None) -> Iterator[CheckRow]:
-    """Rows whose prediction is not the pinned one; one line for all that are."""
+    """A line for each row whose prediction differs from the pinned one, and a passing line with the number of
+    the others."""
     pinned = baseline.cases.get(table, {}).get("rows", {}) if baseline is not None else {}
     if baseline is None or not pinned:
         return

@@ -1,4 +1,4 @@
-"""From the hardware columns of a published run to a cluster."""
+"""The cluster for the hardware columns of a published run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LABELS = frozenset(("extends", "name", "description", "gpus_per_node"))
 
 
 def cluster_preset(run: PublishedRun) -> str:
-    """The preset whose GPU the row names; raises NotSimulatedError where there is none."""
+    """The name of the preset whose GPU the row names; raises NotSimulatedError if there is none."""
     gpu = run.text("gpu")
     if gpu.startswith("H100-SXM5-80GB") and "AWS p5" in run.text("inter_desc"):
         return "aws-p5"
@@ -42,8 +42,8 @@ def cluster_preset(run: PublishedRun) -> str:
 
 
 def cluster_table(run: PublishedRun, name: str, preset: Cluster) -> dict[str, Any]:
-    """Tables over the preset where the row says otherwise: GPUs per node, rate of the NVLinks, of the network
-    per GPU."""
+    """The preset and the tables in which the row differs from it: GPUs per node, bandwidth of the NVLinks,
+    network bandwidth per GPU."""
     table: dict[str, Any] = {"extends": name}
     per_node = run.count("gpus_per_node") or preset.gpus_per_node
     if per_node != preset.gpus_per_node:
@@ -60,7 +60,8 @@ def cluster_table(run: PublishedRun, name: str, preset: Cluster) -> dict[str, An
 
 
 def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[str, Any]:
-    """The tables with a name and their numbers' sources; the preset's name where they change nothing."""
+    """The cluster table with a name and the sources of its numbers; just the preset's name if nothing
+    differs."""
     preset = str(table["extends"])
     if set(table) == {"extends"}:
         return preset
@@ -77,8 +78,8 @@ def finished_cluster(run: PublishedRun, table: Mapping[str, Any]) -> str | dict[
 
 
 def network_of(run: PublishedRun) -> str:
-    """What joined the nodes: EFA, RoCE, InfiniBand or Ethernet, as the row says or is known of its source; ""
-    where it is not."""
+    """The network between nodes (EFA, RoCE, InfiniBand or Ethernet), from the row or from the rules on its
+    source; "" if unknown."""
     said = network_word(run.text("inter_desc"))
     if said:
         return said
@@ -89,14 +90,15 @@ def network_of(run: PublishedRun) -> str:
 
 
 def _rate(bytes_per_second: float) -> str:
-    """As a file says it: in Gb/s where that is the same number."""
+    """The bandwidth as a file writes it: in Gb/s where that parses to the same number."""
     text = f"{bytes_per_second * 8 / 1e9:g} Gb/s"
     is_same = parse_quantity(text, BYTES_PER_SECOND) == bytes_per_second
     return text if is_same else f"{bytes_per_second!r} B/s"
 
 
 def attention_variant(run: PublishedRun) -> str:
-    """Which generation of FlashAttention the row names; "" is the one of the GPU's file, the second."""
+    """The attention implementation that the row names; "" stands for the GPU file's default,
+    FlashAttention-2."""
     kernel = run.text("attn_kernel").lower()
     if "v1" in kernel:
         return "flash1-triton"
@@ -104,6 +106,7 @@ def attention_variant(run: PublishedRun) -> str:
 
 
 def _link_bytes_per_second(text: str) -> float | None:
-    """One direction of "NVLink4/NVSwitch 900GB/s bidir"; None where no single rate stands there."""
+    """Bytes per second in one direction from "NVLink4/NVSwitch 900GB/s bidir"; None unless there is exactly
+    one rate."""
     rates = re.findall(r"(\d+)\s?GB/s", text)
     return float(rates[0]) / 2 * 1e9 if len(rates) == 1 else None

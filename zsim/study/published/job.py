@@ -1,4 +1,4 @@
-"""From a published run to the experiment that predicts it, or the reason why zsim cannot."""
+"""The experiment that predicts a published run, or the reason why zsim cannot predict it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zsim.study.published.table import PublishedRun
 
 _PARALLELISMS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
-# What a strategy's text rules out, and why.
+# Pattern in a strategy's text -> why the row cannot be simulated.
 _NOT_SIMULATED = (
     (r"\bTP ?(?!1\b)\d+", "tensor parallelism"),
     (r"JAX|XLA|PaXML|MaxText", "XLA's scheduler, not PyTorch's"),
@@ -33,14 +33,15 @@ _NOT_SIMULATED = (
     (r"fairscale", "fairscale's FSDP"),
     (r"PTD-P|3D|\+ ?MP", "model parallelism"),
 )
-# torchtitan's selective checkpointing of layers, at its default of every second; fms-fsdp's of half.
+# torchtitan's selective checkpointing by layer, by default every second one; fms-fsdp's checkpointing of
+# half.
 _EVERY_SECOND = r"selective-layer( \(2\)| \(every 2nd block\))?$|selective \(fraction ~1/2"
 _PRECISIONS = {"nvfp4": "", "mxfp8": "", "fp8": "fp8", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
 @dataclass(frozen=True)
 class RowExperiment:
-    """What zsim is asked for a row; `assumptions` are what the row leaves open."""
+    """The experiment of a row; `assumptions` list what the row leaves open."""
 
     experiment: Experiment
     assumptions: tuple[str, ...]
@@ -55,22 +56,21 @@ class RowJob:
 
     @property
     def sequences(self) -> float:
-        """Per rank and step."""
+        """Sequences per rank and step."""
         training = self.job.training
         whole = float(training.micro_batch_size * training.gradient_accumulation_steps)
         return whole if self.job.sequences is None else self.job.sequences
 
 
 def row_job(run: PublishedRun) -> RowJob:
-    """What zsim simulates for a row.
+    """The job that zsim simulates for a row.
 
-    Raises NotSimulatedError with the reason for rows that need what zsim lacks or that leave open what no
-    default settles.
-    """
+    Raises NotSimulatedError with the reason for rows that zsim does not support, or that leave open what no
+    default settles."""
     row = row_experiment(run)
     try:
         job = resolve(row.experiment)
-    except InputError as error:  # shapes that cannot be
+    except InputError as error:  # an impossible shape
         raise NotSimulatedError(str(error)) from None
     _check_parameters(run, job)
     return RowJob(job, row.assumptions)
@@ -148,7 +148,8 @@ def _refuse_unsupported(run: PublishedRun) -> None:
 
 
 def _batch(run: PublishedRun, micro_batch: int, gpus: int, assumptions: list[str]) -> tuple[int, int | None]:
-    """(micro-batches per step, sequences of a step of all ranks where they are no whole micro-batches)."""
+    """(micro-batches per step, global batch in sequences if it is no multiple of the micro-batch, else
+    None)."""
     steps = run.count("grad_accum")
     total = run.count("global_batch")
     if not steps:
@@ -178,8 +179,8 @@ def _precision(run: PublishedRun, assumptions: list[str]) -> str | None:
 
 
 def _checkpointing(run: PublishedRun) -> dict[str, Any]:
-    """The policy of activation checkpoints; reentrant ones, and all of a block again, where nothing else is
-    known of the software."""
+    """Keys of activation checkpointing: by default reentrant, and recomputing the whole block, unless a rule
+    on the source says otherwise."""
     every = 2 if re.match(_EVERY_SECOND, run.text("act_ckpt")) else 1
     return {
         "activation_checkpointing": _policy(run.text("act_ckpt"), every),
@@ -194,7 +195,7 @@ def _policy(text: str, every: int) -> str:
         return "none"
     if every == 2 or (text.startswith("full") and not re.search(r"every (?!1\b)", text)):
         return "full"
-    if "near full" in text:  # as the row's FLOPs of hardware and model say
+    if "near full" in text:  # according to the row's hardware and model FLOPs
         return "full"
     if "op-SAC" in text or text.startswith("selective-op"):
         return "selective-op"
@@ -204,7 +205,8 @@ def _policy(text: str, every: int) -> str:
 
 
 def _stored_dtype(run: PublishedRun) -> str:
-    """What weights and optimizer states are kept in; transformers and litgpt can train in bf16 throughout."""
+    """Dtype in which weights and optimizer states are stored; transformers and litgpt can train in bf16
+    throughout."""
     text = f"{run.text('precision')}, {run.text('optimizer')}"
     return "bf16" if re.search(r"pure bf16|bf16-true|bf16 states", text) else "fp32"
 
@@ -215,13 +217,14 @@ def _optimizer(run: PublishedRun) -> str:
 
 
 def _optimizer_implementation(run: PublishedRun) -> OptimizerImplementation:
-    """transformers' default is torch's foreach; composer's DecoupledAdamW goes tensor by tensor."""
+    """torch's foreach, the default of transformers, for "(HF)"; a loop over tensors for composer's
+    DecoupledAdamW; else fused."""
     text = run.text("optimizer")
     return "foreach" if "(HF)" in text else "for_loop" if "Decoupled" in text else "fused"
 
 
 def _check_parameters(run: PublishedRun, job: Job) -> None:
-    """The shape must give the parameters that the source counted."""
+    """Raise NotSimulatedError unless the shape has the number of parameters that the source states."""
     published = run.number("n_params")
     if not published:
         return

@@ -1,4 +1,4 @@
-"""Published runs as lines of the table of validated runs: their features, settings and errors."""
+"""Published runs as rows of the table of validated runs: their features, settings and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zsim.validated.runs import Settings, ValidatedRun
 
 
 def validated_runs_of(runs: Iterable[PublishedRun], results: Iterable[RowResult]) -> list[ValidatedRun]:
-    """The lines of the table of validated runs: rows whose step was published and could be predicted."""
+    """The rows of the table of validated runs: the runs whose step was published and could be predicted."""
     by_id = {result.row_id: result for result in results}
     found = []
     for run in runs:
@@ -28,7 +28,7 @@ def validated_runs_of(runs: Iterable[PublishedRun], results: Iterable[RowResult]
 
 
 def row_settings(run: PublishedRun, row: RowJob) -> Settings:
-    """What makes it comparable with other rows of its source."""
+    """The settings by which the row is compared with other rows of its source."""
     training = row.job.training
     gpus, per_node = run.count("n_gpus") or 1, row.job.gpus_per_node
     return Settings(

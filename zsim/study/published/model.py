@@ -1,4 +1,4 @@
-"""From the architecture columns of a published run to a Hugging Face config."""
+"""The Hugging Face config for the architecture columns of a published run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ _DECODERS = ("", "decoder")
 
 
 def model_config(run: PublishedRun) -> dict[str, Any]:
-    """The row's model in the shape of a `config.json`.
+    """The row's model in the form of a `config.json`.
 
-    GELU models are GPT-2's block, biases and learned positions included (what "exact" counts of the tables
-    confirm); SwiGLU models Llama's or, with biases on q, k and v, Qwen 2's. Raises NotSimulatedError for
-    architectures that are neither, and for rows whose shape is not published.
-    """
+    GELU models are GPT-2's block with biases and learned positions (confirmed by the "exact" parameter counts
+    of the tables). SwiGLU models are Llama's or, with biases on q, k and v, Qwen 2's. Raises
+    NotSimulatedError for other architectures, and for rows whose shape is not published."""
     kind = run.text("arch_type")
     if kind not in _DECODERS:
         raise NotSimulatedError(f"architecture '{kind}' is not simulated; only decoders are")
@@ -81,9 +80,9 @@ def _llama(run: PublishedRun, shape: dict[str, int]) -> dict[str, Any]:
 
 
 def cut_model(run: PublishedRun, config: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
-    """The row's model with its vocabulary padded to the row's `vocab_multiple` and, where `width_multiple` is
-    "n_gpus", the nearest width that is a multiple of the number of GPUs, with as many layers as keep the
-    parameters and the heads as long."""
+    """The row's model with its vocabulary padded to the row's `vocab_multiple`. Where `width_multiple` is
+    "n_gpus", the width is the nearest multiple of the number of GPUs; the number of layers is adapted to keep
+    the parameters, the number of heads to keep their dimension."""
     multiple = run.count("vocab_multiple")
     if multiple:
         config = {**config, "vocab_size": -(-int(config["vocab_size"]) // multiple) * multiple}

@@ -1,4 +1,4 @@
-"""Published runs: what zsim predicts for each row of a table, beside what was measured."""
+"""Predict the rows of tables of published runs, and compare with the measurements."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ Tweak = Callable[[Job], Job]
 
 @dataclass(frozen=True)
 class RowResult:
-    """One row: measured, predicted, or the reason why not. `memory_kind` says which figure of memory the
-    row's own fields compare; `measured_memory` and `predicted_memory` have bytes of every kind (allocated,
-    active, reserved, device). The range holds the step with 80 %, as runs of other sources say
-    (`validation`). Errors are predicted over measured, less one. `predicted_retries`: how often
-    the allocator is predicted to run short per micro-batch; None where the tensors alone are too large."""
+    """One row: measured and predicted, or the reason why it was skipped. `memory_kind` is the figure of
+    memory that `measured_memory_bytes` and `predicted_memory_bytes` compare; `measured_memory` and
+    `predicted_memory` have the bytes of every kind (allocated, active, reserved, device). The range contains
+    the step with probability 80 %, according to runs of other sources (`validation`). Errors are predicted
+    over measured, less one. `predicted_retries`: how often the allocator is predicted to run short, per
+    micro-batch; None if the tensors alone exceed the GPU's memory."""
 
     row_id: str
     source: str
@@ -62,7 +63,7 @@ class RowResult:
 
     @property
     def is_within_range(self) -> bool | None:
-        """Whether the measured step lies inside the predicted range; None without one of them."""
+        """Whether the measured step lies inside the predicted range; None if either is missing."""
         if self.measured_seconds is None or self.predicted_range_seconds is None:
             return None
         low, high = self.predicted_range_seconds
@@ -70,20 +71,20 @@ class RowResult:
 
     @property
     def memory_errors(self) -> dict[str, float]:
-        """By kind, of every figure of memory that the row publishes."""
+        """Relative error of every memory figure that the row publishes, by kind."""
         predicted = self.predicted_memory
         return {kind: predicted[kind] / size - 1 for kind, size in self.measured_memory.items() if predicted}
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """All rows in the order of the files."""
+    """The results of all rows, in the order of the files."""
 
     rows: tuple[RowResult, ...]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `zsim check --json` writes."""
+        """The content of `zsim check --json`."""
         rows = [_row_dict(row) for row in self.rows]
         return {"rows": rows, "summary": summarise(self.rows), "notes": list(self.notes)}
 
@@ -95,7 +96,8 @@ def _row_dict(row: RowResult) -> dict[str, Any]:
 
 
 def shipped_tables() -> list[Path]:
-    """The tables of a source checkout; raises InputError in an installed package, which has none."""
+    """The published tables of a source checkout; raises InputError in an installed package, which has
+    none."""
     folder = CHECKOUT / "validation" / "published"
     tables = sorted(folder.glob("*.csv"))
     if not tables:
@@ -109,7 +111,7 @@ def shipped_tables() -> list[Path]:
 def check_runs(paths: Iterable[Path], *, processes: int | None = None) -> CheckResult:
     """Predict every row of the tables.
 
-    Raises InputError for a file that is not such a table, or a cell that should be a number and is not.
+    Raises InputError for a file that is not such a table, and for a text in a cell that should be a number.
     """
     table = read_runs(paths)
     results = predict_rows(table.runs, processes=processes)
@@ -119,7 +121,7 @@ def check_runs(paths: Iterable[Path], *, processes: int | None = None) -> CheckR
 def predict_rows(
     runs: Sequence[PublishedRun], *, processes: int | None = None, tweak: Tweak | None = None
 ) -> list[RowResult]:
-    """`predict_row` of each, on several processes when there are many; `tweak` changes the job first."""
+    """`predict_row` of every run, on several processes if there are many; `tweak` changes each job first."""
     predict = partial(predict_row, tweak=tweak)
     count = min(processes or os.cpu_count() or 1, 1 + len(runs) // 16)
     if count == 1:
@@ -129,7 +131,7 @@ def predict_rows(
 
 
 def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
-    """What zsim predicts for one row."""
+    """zsim's prediction of one row, or the reason why the row is skipped."""
     base = RowResult(
         run.row_id,
         run.source,
@@ -169,7 +171,7 @@ def predict_row(run: PublishedRun, *, tweak: Tweak | None = None) -> RowResult:
 
 
 def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validation:
-    """How far to trust the step, by runs of other sources than the row's own."""
+    """How far to trust the prediction, judged by validated runs of other sources."""
     seconds, shown = step.breakdown_seconds, sum(step.breakdown_seconds.values())
     features = job_features(row.job, seconds, shown, step.retries, network_of(run))
     return validation_of(features, without=run.source)
@@ -177,8 +179,8 @@ def _validation(run: PublishedRun, row: RowJob, step: StepPrediction) -> Validat
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """Seconds of a step, all bytes at its peak and the framework's of them, and what torch's allocator makes
-    of so many micro-batches; where the time of these goes."""
+    """A predicted step: its seconds, the bytes at its peak in total and for the framework, the behaviour of
+    torch's allocator over `micro_batches`, and the step's breakdown."""
 
     seconds: float
     peak_bytes: int
@@ -189,12 +191,12 @@ class StepPrediction:
 
     @property
     def retries(self) -> float:
-        """How often the allocator runs short per micro-batch."""
+        """How often the allocator runs short, per micro-batch."""
         return self.allocation.counts.retries / self.micro_batches
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes at the peak of each kind, since the process began."""
+        """Peak bytes by kind, since the process began."""
         allocated = self.peak_bytes - self.framework_bytes
         reserved = max(allocated, self.allocation.reserved_bytes)
         return {
@@ -206,7 +208,7 @@ class StepPrediction:
 
 
 def _predicted(row: RowJob) -> StepPrediction:
-    """The row's step; what the framework would refuse is not simulated."""
+    """The row's step; raises NotSimulatedError where the framework would refuse the job."""
     try:
         return predict_step(row)
     except InputError as error:
@@ -214,7 +216,8 @@ def _predicted(row: RowJob) -> StepPrediction:
 
 
 def measured_seconds(run: PublishedRun) -> float | None:
-    """Seconds of one optimizer step, from what the row has: itself, or tokens per second."""
+    """Seconds of one optimizer step: published, or derived from tokens or samples per second. None without
+    either."""
     seconds = run.number("step_time_s")
     if seconds:
         return seconds
@@ -231,7 +234,7 @@ def measured_seconds(run: PublishedRun) -> float | None:
 
 
 def predict_step(row: RowJob) -> StepPrediction:
-    """The row's step, as `zsim run` simulates the row's experiment."""
+    """The row's step, the same as `zsim run` simulates for the row's experiment."""
     step = simulate_step(row.job)
     outcome = step.outcome
     allocation = outcome.allocation
@@ -243,7 +246,7 @@ def predict_step(row: RowJob) -> StepPrediction:
 
 
 def _measured_memory(run: PublishedRun) -> dict[str, int]:
-    """Bytes by which figure they are: torch's peak allocated, active, reserved, or the device's own."""
+    """Bytes by kind: torch's peak allocated, active, reserved, or the device's used memory."""
     columns = dict(_MEMORY_KINDS)
     if run.text("status") != "oom" and "nvidia-smi" in run.text("mem_kind"):
         columns["other"] = "device"
@@ -252,7 +255,8 @@ def _measured_memory(run: PublishedRun) -> dict[str, int]:
 
 
 def _memory_kind(run: PublishedRun) -> str:
-    """Which figure a row without one would publish: what `mem_kind` says, or is known of its source."""
+    """The kind of memory figure for a row that publishes none: from `mem_kind`, or from the rules on its
+    source."""
     said = known_run(run).run.text("mem_kind")
     words = {**_MEMORY_KINDS, "nvidia-smi": "device"}
     return next((kind for word, kind in words.items() if word in said), "allocated")

@@ -1,4 +1,4 @@
-"""Errors and coverage by regime in Markdown, and what has no validated run."""
+"""Errors and coverage by regime in Markdown, and the hardware and strategies without a validated run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _regimes(judged: Sequence[Judged]) -> dict[str, Coverage]:
 
 
 def regime_lines(judged: Sequence[Judged]) -> list[str]:
-    """The first sections of docs/accuracy.md: errors by regime, how often the intervals hold, what has no
-    run."""
+    """The first sections of docs/accuracy.md: errors by regime, coverage of the intervals, and what has no
+    validated run."""
     return [
         "## By framework and number of nodes",
         "",
@@ -122,7 +122,7 @@ def _unvalidated_lines(runs: Sequence[ValidatedRun]) -> list[str]:
 
 
 def without_a_run(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tuple[str, ...]]:
-    """GPUs, presets of clusters and strategies that no validated run used."""
+    """GPUs, cluster presets and strategies that no validated run used, by kind."""
     runs = validated_runs() if runs is None else runs
     found = {
         "GPUs": unvalidated_gpus(gpu_preset_names(), runs),
@@ -133,7 +133,7 @@ def without_a_run(runs: Sequence[ValidatedRun] | None = None) -> dict[str, tuple
 
 
 def _unvalidated_clusters(runs: Sequence[ValidatedRun]) -> tuple[str, ...]:
-    """Presets whose GPU, or whose links or network, no run had."""
+    """Presets whose GPU, node links or network no validated run used."""
     gpus = {run.features.gpu for run in runs}
     fabrics = {run.features.fabric for run in runs}
     found = []

@@ -1,5 +1,5 @@
-"""What is known of published runs' sources beyond their columns: the rules of
-`presets/published_sources.toml`, which says how they are read."""
+"""Knowledge about the sources of published runs beyond their columns: the rules of
+`presets/published_sources.toml`, whose header defines how rules are read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FILE = "published_sources.toml"
 
 
 class ByNodes(BaseModel):
-    """A number by how many nodes a row has, over `of`: linear in the logarithm of the nodes between those
-    that are given."""
+    """A number as a function of the row's number of nodes, divided by `of`: linear in the logarithm of the
+    nodes between the given points."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,7 +31,7 @@ class ByNodes(BaseModel):
     of: float = 1.0
 
     def at(self, nodes: int) -> float:
-        """The number for so many nodes."""
+        """The number for `nodes` nodes."""
         known = sorted(self.by_nodes)
         values = [self.by_nodes[count] for count in known]
         return float(np.interp(np.log(max(nodes, 1)), np.log(known), values)) / self.of
@@ -50,8 +50,7 @@ class Rule(BaseModel):
     assume: str | None = None
 
     def applies(self, run: PublishedRun, kind: str) -> bool:
-        """Whether the row is one of those that the rule is about; `kind` of its strategy, "" before there is
-        one."""
+        """Whether the rule is about the row; `kind` is the kind of its strategy, "" before it is known."""
         return all(_matches(run, kind, *one) for one in self.when.items()) and not any(
             _matches(run, kind, *one) for one in self.unless.items()
         )
@@ -81,14 +80,15 @@ def source_rules() -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A row with the cells that are known of its source, and what was assumed for that."""
+    """A row with the cells that the rules fill in, and the assumptions made for this."""
 
     run: PublishedRun
     assumptions: tuple[str, ...]
 
 
 def known_run(run: PublishedRun) -> KnownRun:
-    """The row as it is read: with its torch's release in a cell of its own, and what the rules fill in."""
+    """The row with the torch release of `software` in the cell `torch`, and with the cells that the rules
+    fill in."""
     release = re.search(r"torch (1\.\d+)", run.text("software"), re.IGNORECASE)
     if release and not run.text("torch"):
         run = _with_cells(run, {"torch": release[1]})
@@ -105,7 +105,7 @@ def _with_cells(run: PublishedRun, cells: Mapping[str, str]) -> PublishedRun:
 
 
 def apply_rules(run: PublishedRun, data: dict[str, Any], nodes: int) -> Iterable[str]:
-    """Sets in the experiment's `data` what the rules say; returns what they assume."""
+    """Set the rules' changes in the experiment's `data`; returns the rules' assumptions."""
     kind = str(data["strategy"]["kind"])
     assumptions = []
     for rule in source_rules():

@@ -1,4 +1,4 @@
-"""Mean, median, worst and bias of signed errors, by source and in all."""
+"""Mean, median, worst and bias of signed errors, by source and overall."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Scored(Protocol):
-    """What a row must tell."""
+    """The attributes of a row that enter the statistics."""
 
     @property
     def source(self) -> str: ...
@@ -61,13 +61,13 @@ def _figures(rows: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _within(found: Iterable[bool | None]) -> dict[str, Any]:
-    """How many measured steps lie inside their interval."""
+    """The number of rows with an interval, and the fraction of them whose measured step lies inside."""
     known = [is_inside for is_inside in found if is_inside is not None]
     return {"rows": len(known), "fraction": sum(known) / len(known) if known else None}
 
 
 def error_figures(errors: Iterable[float]) -> dict[str, float | None]:
-    """Mean, median and worst absolute error, mean signed error, and the share within 10 %."""
+    """Mean, median and worst absolute error, mean signed error, and the fraction within 10 %."""
     signed = list(errors)
     if not signed:
         names = ("mean_absolute_error", "median_absolute_error", "worst_absolute_error", "bias")

@@ -1,5 +1,5 @@
-"""The `[strategy]` of a published run, from its text and the columns beside it; what its time and its source
-say besides is `presets/published_sources.toml`."""
+"""The `[strategy]` of a published run, from its text and related columns. Settings known from its date or
+source are in `presets/published_sources.toml`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def strategy_table(
 ) -> dict[str, Any]:
     """The strategy's table.
 
-    Raises NotSimulatedError for what zsim has not, or what the row leaves open.
+    Raises NotSimulatedError for what zsim does not support, or what the row leaves open.
     """
     text, stage = run.text("strategy"), run.count("zero_stage")
     if "ZeRO++" in text:
@@ -50,7 +50,7 @@ def strategy_table(
 
 
 def finished_strategy(table: dict[str, Any]) -> dict[str, Any]:
-    """The table with its stage in the `config`, where it has one."""
+    """The table with its stage moved into `config`, if it has both."""
     if "config" not in table or "stage" not in table:
         return table
     zero = {"stage": table["stage"], **table["config"].get("zero_optimization", {})}
@@ -59,7 +59,8 @@ def finished_strategy(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _single(run: PublishedRun) -> dict[str, Any]:
-    """fp16 has fp16 weights with fp32 masters in every recipe of these tables (Megatron, Apex)."""
+    """A single GPU: DDP, or for fp16 DeepSpeed's stage 0, since fp16 weights have fp32 masters in every
+    recipe of these tables (Megatron, Apex)."""
     if "fp16" in run.text("precision"):
         return {"kind": "deepspeed", "stage": 0, **_version(run)}
     return {"kind": "ddp"}
@@ -90,7 +91,7 @@ def _fsdp1(run: PublishedRun, gpus: int) -> dict[str, Any]:
 
 
 def _version(run: PublishedRun) -> dict[str, str]:
-    """The release that the row names, or the oldest that zsim knows."""
+    """The DeepSpeed release that the row names, or the oldest that zsim knows."""
     known = re.search(r"DeepSpeed (\d+)\.(\d+)\.(\d+)", run.text("software"))
     if not known:
         return {}
@@ -99,10 +100,11 @@ def _version(run: PublishedRun) -> dict[str, str]:
 
 
 def _zeropp(text: str, gpus_per_node: int) -> dict[str, Any]:
-    """hpZ's groups are one node, as in DeepSpeed's tutorial (docs/_tutorials/zeropp.md); the rest of the
-    configuration is not published, and is DeepSpeed's default. That overlaps, as the tutorial's example does
-    (`"overlap_comm": true`; it has `"reduce_scatter": false` besides, with which qgZ does not run, and a
-    bucket of 1e7, which makes the blog's rows 3 % faster still)."""
+    """The ZeRO++ configuration. hpZ's groups are one node, as in DeepSpeed's tutorial
+    (docs/_tutorials/zeropp.md). The rest of the configuration is not published, so DeepSpeed's defaults
+    apply. These overlap, as does the tutorial's example (`"overlap_comm": true`; it also has
+    `"reduce_scatter": false`, with which qgZ does not run, and a bucket of 1e7, which makes the blog's rows 3
+    % faster still)."""
     block: dict[str, Any] = {"stage": 3}
     if "hpZ" in text:
         block["zero_hpz_partition_size"] = gpus_per_node
@@ -114,13 +116,13 @@ def _zeropp(text: str, gpus_per_node: int) -> dict[str, Any]:
 
 
 def is_offloaded(run: PublishedRun) -> bool:
-    """Whether the row says that something leaves the GPU."""
+    """Whether the row offloads anything."""
     text = run.text("offload")
     return bool(text) and not text.startswith("none")
 
 
 def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
-    """The blocks of `zero_optimization`; empty where everything stays on the GPU."""
+    """The offload blocks of `zero_optimization`; empty if nothing is offloaded."""
     if not is_offloaded(run):
         return {}
     text = run.text("offload")
@@ -142,8 +144,8 @@ def _offload_blocks(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]
 
 
 def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
-    """Megatron's launch settings stand in the `hybrid{...}` note; what it does not say is off, as on the
-    command line."""
+    """Megatron's table. Launch settings are in the row's `hybrid{...}` note; settings absent there are off,
+    as on the command line."""
     note, text = hybrid_note(run), run.text("strategy")
     is_sharded = run.count("zero_stage") == 1 or bool(re.search(r"dist(ributed|)[- _]?opt", text))
     overlaps = "overlapped grad RS + param AG" in text
@@ -162,14 +164,14 @@ def _megatron(run: PublishedRun, assumptions: list[str]) -> dict[str, Any]:
 
 
 def hybrid_note(run: PublishedRun) -> dict[str, str]:
-    """The launch settings of the row's note: {"grad_overlap": "1", ...}."""
+    """The launch settings in the row's note: {"grad_overlap": "1", ...}."""
     found = re.search(r"hybrid\{([^}]*)\}", run.text("notes"))
     pairs = (item.partition("=") for item in found[1].split(",")) if found else ()
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _grad_reduce_dtype(run: PublishedRun) -> str:
-    """What the row says; else Megatron's default, which is the weights' own type under fp16 and fp32 under
+    """The reduction dtype of the row; else Megatron's default: the weights' dtype under fp16, fp32 under
     bf16."""
     text = run.text("reduce_dtype")
     named = next((dtype for dtype in ("fp32", "bf16", "fp16") if text.startswith(dtype)), None)
@@ -177,7 +179,7 @@ def _grad_reduce_dtype(run: PublishedRun) -> str:
 
 
 def _engine(run: PublishedRun, gpus: int) -> dict[str, Any]:
-    """An engine that does nearly what Megatron does: ZeRO-1 within the row's groups that shard."""
+    """A Megatron-like engine: ZeRO-1 within the row's shard groups."""
     engine = run.text("engine")
     table = {"kind": "megatron", "engine": engine, "distributed_optimizer": run.count("zero_stage") == 1}
     if engine != "internevo":

@@ -1,4 +1,4 @@
-"""Reading tables of runs that others measured."""
+"""Read tables of published runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWN = frozenset((*REQUIRED, *_COLUMNS.split()))
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One row: its cells by column, as text; where it stands is for messages."""
+    """One row: its cells by column, as text; `where` is its position for messages."""
 
     row_id: str
     source: str
@@ -38,7 +38,7 @@ class PublishedRun:
         return self.cells.get(column, "")
 
     def number(self, column: str) -> float | None:
-        """The cell as a number; None where it is empty. Raises InputError where it is something else."""
+        """The cell as a number; None if empty. Raises InputError for anything else."""
         text = self.text(column)
         if not text:
             return None
@@ -56,7 +56,7 @@ class PublishedRun:
         return value
 
     def count(self, column: str) -> int | None:
-        """The cell as a whole number; None where it is empty."""
+        """The cell as a whole number; None if empty."""
         value = self.number(column)
         if value is None:
             return None
@@ -69,7 +69,7 @@ class PublishedRun:
 
 @dataclass
 class RunTable:
-    """All rows of some files; `notes` say what was ignored."""
+    """All rows of the files; `notes` say what was ignored."""
 
     runs: list[PublishedRun] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -78,9 +78,8 @@ class RunTable:
 def read_runs(paths: Iterable[Path]) -> RunTable:
     """The rows of CSV files, in order.
 
-    Raises InputError for a file that is missing, empty, not a table, without rows, or lacks a column that
-    every row needs.
-    """
+    Raises InputError for a file that is missing, empty, not a table, without rows, or without a required
+    column."""
     table = RunTable()
     for path in paths:
         _read_file(path, table)

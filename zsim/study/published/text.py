@@ -13,13 +13,13 @@ _MOST_REASONS = 12
 
 
 def check_lines(result: CheckResult) -> list[str]:
-    """Every simulated row, then the errors by source and in all, then what was skipped and why."""
+    """Every simulated row, then the errors by source and overall, then the skipped rows with the reasons."""
     simulated = [row for row in result.rows if row.status == "ok"]
     return [*_row_lines(simulated), *summary_lines(result)]
 
 
 def summary_lines(result: CheckResult) -> list[str]:
-    """The errors by source and in all, then what was skipped and why."""
+    """The errors by source and overall, then the skipped rows with the reasons."""
     lines = [*_summary_lines(result), *_skipped_lines(result.rows)]
     return [*lines, *(f"note: {note}" for note in result.notes)]
 
@@ -46,7 +46,7 @@ def _row_lines(rows: Sequence[RowResult]) -> list[str]:
 
 
 def _fits(row: RowResult) -> str:
-    """What was predicted; with what happened beside it where that was something else."""
+    """Whether the row is predicted to fit; with the measured outcome if that differs."""
     words = {True: "yes", False: "no", None: ""}
     if row.measured_fits in (None, row.predicted_fits):
         return words[row.predicted_fits]

@@ -1,4 +1,4 @@
-"""Published runs as experiment files: what zsim is asked for each row, with what the row measured."""
+"""Write published runs as experiment files, with the row's measurements as comments."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _MEASURED = {
 
 @dataclass(frozen=True)
 class Written:
-    """Files by row, and the rows that are not simulated with the reason."""
+    """The written files by row, and the reasons for rows that are not simulated."""
 
     files: dict[str, Path]
     refused: dict[str, str]
 
     def lines(self, folder: Path) -> Iterator[str]:
-        """What a terminal shows."""
+        """The lines for a terminal."""
         yield f"{len(self.files):,} of {len(self.files) + len(self.refused):,} rows are in {folder}"
         for reason, count in Counter(self.refused.values()).most_common(_MOST_REASONS):
             yield f"  {count:,} not simulated: {reason}"
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` writes."""
+        """The content of `--json`."""
         return {"written": {row: str(path) for row, path in self.files.items()}, "refused": self.refused}
 
 
 def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> Written:
-    """Writes `row_id.toml` of every row that zsim simulates.
+    """Write `row_id.toml` for every row that zsim simulates.
 
-    Raises InputError for two rows of one name, and for names that no file can have.
+    Raises InputError for two rows of the same name, and for names that no file can have.
     """
     written = Written({}, {})
     for run in runs:
@@ -78,7 +78,7 @@ def _file_name(run: PublishedRun) -> str:
 
 
 def row_comment(run: PublishedRun, row: RowExperiment) -> str:
-    """Where the row is from, what it measured, what it leaves open."""
+    """The source of the row, its measurements, and what it leaves open."""
     lines = [f"{run.row_id}, of {run.source}"]
     lines += [text for column in ("source_ref", "software") if (text := _one_line(run.text(column)))]
     seconds = measured_seconds(run)

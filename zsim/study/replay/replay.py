@@ -1,4 +1,4 @@
-"""`zsim.replay`: a recorded step run again, as it was or on other hardware."""
+"""`zsim.replay`: re-run a recorded step, unchanged or on other hardware."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _MOST_LANES = 256
 class Replay:
     """A recorded step and the same step replayed.
 
-    `rank` is the one whose times are told: the slowest that was replayed. `step_seconds` is its step,
-    `recorded_seconds` its recorded one, with what it waited for slower ranks; `recorded.step_seconds` is that
-    of the rank that was slowest when recorded, as in `Trace.steps`. `unexplained_seconds`: delays longer than
-    50 us that nothing in the recording explains; they are replayed as they were.
-    """
+    `rank` is the rank whose times are reported: the slowest in the replay. `step_seconds` is its replayed
+    step, `recorded_seconds` its recorded one, including waits for slower ranks. `recorded.step_seconds` is
+    the step of the rank that was slowest when recorded, as in `Trace.steps`. `unexplained_seconds`: delays
+    above 50 us that nothing in the recording explains; they are replayed unchanged."""
 
     recorded: Trace
     replayed: Trace
@@ -46,8 +45,8 @@ class Replay:
 
     @property
     def written(self) -> Trace:
-        """The replayed step as ranks of its new world: a rank that stands for all and whose number is beyond
-        that world is its rank 0."""
+        """The replayed step as ranks of the new world: a representative whose number is beyond the new world
+        becomes its rank 0."""
         if self.rank < self.world_size:
             return self.replayed
         blocks = tuple((0, *block[1:]) for block in self.replayed.host_blocks)
@@ -57,14 +56,15 @@ class Replay:
         )
 
     def breakdowns(self) -> dict[str, dict[str, float]]:
-        """Where the step goes, recorded and replayed: seconds by meaning."""
+        """Seconds of the step by category, recorded and replayed."""
         own = replace(self.recorded, step_seconds=self.recorded_seconds).on_clock_of(self.rank)
         recorded = step_breakdown(own, self.rank).seconds
         replayed = replace(self.replayed, step_seconds=self.step_seconds).on_clock_of(self.rank)
         return {"recorded": recorded, "replayed": step_breakdown(replayed, self.rank).seconds}
 
     def collectives(self) -> list[dict[str, Any]]:
-        """Per kind, group and size on `rank`: count, and seconds recorded, of them transfer, and replayed."""
+        """Rows by kind, group and size on `rank`: the count, the recorded seconds, the transfer part of them,
+        and the replayed seconds."""
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         before = self.recorded.of_rank(self.rank)
         transfers = before.transfer_seconds
@@ -83,7 +83,7 @@ class Replay:
         return list(rows.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """What `zsim replay --json` writes."""
+        """The content of `zsim replay --json`."""
         return {
             "rank": self.rank,
             "recorded_seconds": self.recorded_seconds,
@@ -124,12 +124,12 @@ def replay(
 ) -> Replay:
     """Run a recorded step again: its kernels with their durations, its collectives together.
 
-    Without `cluster` every span takes what it took, and the recorded step comes back, each part of it. With
-    one, collectives run on its fabric; `gpus` or `nodes` puts them on another number of GPUs. `recorded_on`
-    names the GPU of the recording where the trace does not; `step` is the number of a step (else the typical
-    one).
+    Without `cluster` every span takes its recorded time, and the recorded step is reproduced, each part of
+    it. With `cluster`, collectives run on that fabric; `gpus` or `nodes` changes the number of GPUs.
+    `recorded_on` names the GPU of the recording if the trace does not; `step` is the number of a step
+    (default: the typical one).
 
-    Raises InputError for a trace that cannot be replayed so, and says why.
+    Raises InputError for a trace that cannot be replayed in this way, with the reason.
     """
     if cluster is None and (gpus is not None or nodes is not None):
         raise InputError("replay: another number of GPUs needs a cluster: their transfers are modelled on it")
@@ -168,7 +168,7 @@ def replay(
 
 
 def _about_kernels(gpu: Gpu | None, new: Gpu) -> list[str]:
-    """What is assumed of kernels that were recorded on `gpu` (None: not known) and run on `new`."""
+    """Notes on the assumptions for kernels recorded on `gpu` (None: unknown) and replayed on `new`."""
     notes = []
     if gpu is None:
         notes.append(
@@ -210,12 +210,12 @@ def _one_step(trace: Trace, number: int | None) -> Trace:
 
 
 def _busy(rank: RecordedRank) -> float:
-    """Seconds of all that is not a collective."""
+    """Seconds of the rank's work other than collectives."""
     return sum(work.seconds for work in rank.works if work.kind not in COLLECTIVES)
 
 
 def _alone(rank: RecordedRank) -> dict[str, Any]:
-    """A rank's beginnings when its own is the first."""
+    """The rank's begin times relative to the begin of the rank itself."""
     begins = {stream: begin - rank.begin for stream, begin in rank.stream_begins.items()}
     return {"begin": 0.0, "host_begin": rank.host_begin - rank.begin, "stream_begins": begins}
 

@@ -1,4 +1,4 @@
-"""A replay on a terminal of 80 columns: the step, where it goes, the collectives, what was assumed."""
+"""A replay on a terminal of 80 columns: the step, its parts, the collectives, the assumptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_ROWS = 12
 
 
 def replay_lines(replay: Replay, name: str) -> Iterator[str]:
-    """The step first; then its parts and collectives, recorded and replayed; notes last."""
+    """The step first; then its parts and collectives, recorded and replayed; the notes last."""
     where = f"{replay.cluster}, {_gpus(replay.world_size)}" if replay.cluster else "as recorded"
     recorded_on = replay.recorded.metadata.get("gpu", "")
     yield f"{name}  ({_gpus(replay.recorded.world_size)}{', ' + recorded_on if recorded_on else ''})"

@@ -1,14 +1,13 @@
-"""What changes in a recorded step on other hardware: groups, kernels, and what stays.
+"""Changes of a recorded step on other hardware: its groups, its kernels, and everything that stays.
 
-# [Note: another number of GPUs]
-The batch of each GPU stays, so its kernels and the full tensors of its collectives do too; what grows is the
-groups. The outermost one (whose groups fill the world: all ranks, or HSDP's replicas) grows with the world,
-inner ones stay. States sharded over a group that grows are updated in proportionally less time.
+# [Note: another number of GPUs] The batch of each GPU stays, and with it the GPU's kernels and the full
+tensors of its collectives. Only groups grow: the outermost one (whose groups fill the world: all ranks, or
+HSDP's replicas) grows with the world, inner groups stay. If the group over which states are sharded grows,
+their update takes proportionally less time.
 
-# [Note: another GPU]
-Matrix products (attention included) go by the ratio of the data sheets' bf16 peaks, all other kernels by that
-of memory bandwidths. Neither knows shapes, power limits or launch-bound kernels.
-"""
+# [Note: another GPU] Matrix products (attention included) scale with the ratio of the data sheets' bf16
+peaks, all other kernels with the ratio of memory bandwidths. Neither ratio accounts for shapes, power limits
+or launch-bound kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _SHARDING = frozenset({"all_gather", "reduce_scatter"})
 
 @dataclass
 class WhatIf:
-    """Where a step is replayed: `groups` as they are there; `notes` on what was assumed."""
+    """The hardware of a replay: `groups` as they are there; `notes` on the assumptions."""
 
     cluster: Cluster
     num_nodes: int
@@ -51,7 +50,8 @@ class WhatIf:
 
 
 def make_what_if(step: Trace, cluster: Cluster, gpus: int | None, nodes: int | None) -> WhatIf:
-    """Raises InputError where the recorded groups do not fit so many GPUs, or sizes are not recorded."""
+    """The replay's hardware and groups. Raises InputError where the recorded groups do not fit the number of
+    GPUs, or sizes are not recorded."""
     if gpus is not None and nodes is not None and nodes * cluster.gpus_per_node != gpus:
         raise InputError(
             f"{nodes} nodes of {cluster.name} have {nodes * cluster.gpus_per_node} GPUs, found --gpus {gpus}"
@@ -81,7 +81,7 @@ def _shape(cluster: Cluster, gpus: int) -> tuple[int, int]:
 
 
 def _group(step: Trace, name: str, info: SpanInfo, world: int, notes: list[str]) -> Group:
-    """See [Note: another number of GPUs]."""
+    """The group in the new world; see [Note: another number of GPUs]."""
     known = step.metadata.get("groups", {}).get(name)
     size, stride = known or (info.group_size, 1)
     if stride is None:
@@ -120,7 +120,7 @@ def _check_sizes(infos: Iterable[SpanInfo]) -> None:
 
 
 def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu: Gpu | None) -> RecordedRank:
-    """The rank with groups, and lengths of kernels, as they are there."""
+    """The rank with group sizes and kernel durations changed for the new hardware."""
     shards = _shard_ratio(step, what_if)
     matrix, memory = speedups(recorded_gpu, what_if.cluster.gpu)
 
@@ -140,7 +140,7 @@ def changed_rank(rank: RecordedRank, step: Trace, what_if: WhatIf, recorded_gpu:
 
 
 def _shard_ratio(step: Trace, what_if: WhatIf) -> float:
-    """Recorded size over new size of the group that states are sharded over; 1 where they are not."""
+    """Recorded over new size of the group over which states are sharded; 1 without sharding."""
     sharding = {info.group: info.group_size for info in step.infos if info.kind in _SHARDING}
     if not sharding:
         return 1.0
@@ -155,7 +155,8 @@ def _shard_ratio(step: Trace, what_if: WhatIf) -> float:
 
 
 def is_matrix_product(info: SpanInfo) -> bool:
-    """Whether a kernel goes by the GPU's peak: by its work where that is known, else by its name."""
+    """Whether a kernel scales with the GPU's peak: decided by its arithmetic intensity where known, else by
+    its name."""
     if info.flops and info.hbm_bytes:
         return info.flops / info.hbm_bytes > 100.0  # FLOP per byte; the ridge of current GPUs is 150 to 300
     return _MATRIX.search(info.name) is not None
@@ -168,12 +169,13 @@ def speedups(recorded: Gpu | None, new: Gpu) -> tuple[float, float]:
 
 
 def _peak(gpu: Gpu) -> float:
-    """FLOP/s of matrix products in 16 bits (fp16 where the GPU has no bf16)."""
+    """FLOP/s of 16-bit matrix products (fp16, else fp32, where the GPU has no bf16)."""
     return gpu.peak.bf16 or gpu.peak.fp16 or gpu.peak.fp32
 
 
 def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | None:
-    """The GPU that a trace was recorded on: as named, else the preset that its device's name fits best."""
+    """The GPU of the recording: as named, else the preset that best fits the device's name and memory; None
+    if unknown."""
     if named is not None:
         return load_gpu(named)
     device = str(metadata.get("gpu", ""))
@@ -190,5 +192,5 @@ def recorded_gpu(metadata: Mapping[str, object], named: str | None) -> Gpu | Non
 
 
 def _model_of(preset: str) -> str:
-    """`h100-sxm-80gb` -> h100, `rtx-4090` -> 4090."""
+    """The model in a preset's name: `h100-sxm-80gb` -> h100, `rtx-4090` -> 4090."""
     return next((word for word in preset.split("-") if re.search(r"\d", word)), preset)

@@ -1,4 +1,4 @@
-"""A scaling study for people: a table, sentences, one HTML page."""
+"""A scaling study as plain data and as one HTML page with a table and sentences."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:
 
 
 def efficiency(scaling: Scaling) -> Figure:
-    """Efficiency against linear, knees marked with their causes."""
+    """Efficiency against linear scaling, knees marked with their causes."""
     import plotly.graph_objects as go
 
     runs = scaling.runs
@@ -110,7 +110,7 @@ def efficiency(scaling: Scaling) -> Figure:
 
 
 def _band(figure: Figure, ends: Sequence[tuple[int, float, float]]) -> None:
-    """Between what it lies with 80 %."""
+    """Draw the 80 % interval as a band."""
     if not ends:
         return
     there, back = [gpus for gpus, _, _ in ends], [gpus for gpus, _, _ in reversed(ends)]
@@ -163,7 +163,7 @@ def throughput(scaling: Scaling) -> Figure:
 
 
 def causes(scaling: Scaling) -> Figure:
-    """Stacked bars: what a token costs by cause, in percent of its cost at the base."""
+    """Stacked bars: the cost of a token by cause, in percent of its cost at the base."""
     import plotly.graph_objects as go
 
     runs = scaling.runs

@@ -1,14 +1,15 @@
-"""One experiment on more and more GPUs: how far from linear, where it breaks, and what the reason is.
+"""One experiment on a growing number of GPUs: how far from linear, where efficiency breaks, and why.
 
-Weak: the batch per GPU stays. Strong: the batch of all GPUs stays. Filled: every GPU gets the largest
-micro-batch that fits and that torch's allocator does not hold up, which grows as sharding leaves more room.
+Weak: the batch per GPU stays. Strong: the global batch stays. Filled: every GPU gets the largest micro-batch
+that fits without being held up by torch's allocator; it grows as sharding leaves more room.
 
 # [Note: what a token costs]
-The critical path of a step, by cause, times the GPUs, over the tokens of the step is what a token costs in
-GPU-seconds, by cause. Efficiency is that cost where it is lowest over that at this count, so a loss of
-efficiency has a reason: the cause whose cost per token grew most. A path that leaves a cause enters another:
-what computing had hidden is waited for where computing goes faster. So where causes went both ways, the
-largest cause's change says too much; its net is its share of the whole change.
+The cost of a token, in GPU-seconds by cause, is the step's critical path by cause, times the number of GPUs,
+over the tokens of the step. Efficiency is the lowest total cost over the cost at this count, so a loss of
+efficiency has a reason: the cause whose cost per token grew most. Time that leaves the path under one cause
+may reappear under another: if computation gets faster, communication that it had hidden is exposed. So where
+some causes grew and others shrank, the growth of the largest cause overstates its effect; its net change is
+its share of the total change.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from zsim.study.sweep.store import Record
 from zsim.study.sweep.sweep import run_points
 
 Mode = Literal["weak", "strong", "fill"]
-KNEE = 0.05  # of efficiency, per doubling
+KNEE = 0.05  # loss of efficiency per doubling
 _MOST_COUNTS = 200
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The experiment on `gpus`, or why there is none (`error`). `costs`: GPU-seconds of a token by cause."""
+    """The experiment on `gpus` GPUs, or `error`, the reason why there is none. `costs`: GPU-seconds per
+    token, by cause."""
 
     gpus: int
     error: str | None = None
@@ -65,18 +67,18 @@ class Scale:
 
     @property
     def token_gpu_seconds(self) -> float:
-        """What a token costs."""
+        """Cost of a token in GPU-seconds."""
         return self.gpus * self.step_seconds / self.step_tokens if self.step_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bend:
-    """Between two counts efficiency went from `before` to `after`, mostly for `cause`.
+    """The change of efficiency between two counts, from `before` to `after`, mostly due to `cause`.
 
-    Of a token's whole cost before, the cost changed by `change`, that for `cause` alone by `cause_change`,
-    and by `net_change` after what went the other way is taken off every cause that went with it, in
-    proportion: the net changes of all that went with it sum to `change`. `offset` went most the other way.
-    """
+    Relative to a token's total cost before: `change` is the change of the total cost, `cause_change` that of
+    `cause` alone. `net_change` is the part of `change` attributed to `cause`: changes in the opposite
+    direction are deducted in proportion from all causes that changed in the same direction, whose net changes
+    add up to `change`. `offset` is the cause with the largest opposite change ("" without one)."""
 
     start: int
     end: int
@@ -95,7 +97,7 @@ class Bend:
 
 @dataclass(frozen=True)
 class Scaling:
-    """All counts in order. Efficiency is against `base`, where a token costs least, see `best_of`."""
+    """All counts in order. Efficiency is relative to `base`, where a token costs least, see `best_of`."""
 
     title: str
     mode: Mode
@@ -111,18 +113,19 @@ class Scaling:
         return [scale for scale in self.scales if scale.error is None]
 
     def bends(self) -> list[Bend]:
-        """What efficiency does from each count to the next, of those that fit if any does."""
+        """The change of efficiency from each count to the next; over the counts that fit, if any do."""
         return [self._bend(one, other) for one, other in pairwise(self._compared())]
 
     def _compared(self) -> list[Scale]:
         return [scale for scale in self.runs if scale.fits] or self.runs
 
     def knees(self) -> list[Bend]:
-        """Where efficiency falls by more than `KNEE` a doubling; neighbours for one cause are one knee."""
+        """Bends at which efficiency falls by more than `KNEE` per doubling; consecutive ones with the same
+        cause are joined."""
         return self._joined(lambda bend: bend.change_per_doubling < -KNEE)
 
     def gains(self) -> list[Bend]:
-        """Where efficiency rises so: faster than linear."""
+        """Bends at which efficiency rises by more than `KNEE` per doubling: faster than linear."""
         return self._joined(lambda bend: bend.change_per_doubling > KNEE)
 
     def _joined(self, is_wanted: Callable[[Bend], bool]) -> list[Bend]:
@@ -152,15 +155,15 @@ class Scaling:
 
 
 def best_of(runs: Sequence[Scale]) -> Scale:
-    """Where a token costs least, the fewest GPUs of equals: of those that fit with room for torch's
-    allocator, else of those that fit, else of all."""
+    """The count with the lowest cost per token, the fewest GPUs among equals: of those that fit without
+    allocator retries, else of those that fit, else of all."""
     fitting = [scale for scale in runs if scale.fits] or list(runs)
     roomy = [scale for scale in fitting if not scale.allocator_retries] or fitting
     return min(roomy, key=lambda scale: scale.token_gpu_seconds)
 
 
 def parse_counts(text: str) -> list[int]:
-    """ "8..1024" (doubling), "8..4096:4" (times four), "8,24,64"; ascending."""
+    """The GPU counts of "8..1024" (doubling), "8..4096:4" (times four) or "8,24,64"; ascending."""
     if ".." in text:
         span, _, factor = text.partition(":")
         first, last = (_count(part, text) for part in span.split("..", 1))
@@ -197,17 +200,16 @@ def run_scaling(
     jobs: int = 1,
     is_quiet: bool = False,
 ) -> Scaling:
-    """Simulate the experiment on each count of GPUs; results are kept in `folder` by content.
+    """Simulate the experiment on each number of GPUs; results are kept in `folder` by content.
 
-    `global_batch` is in sequences (strong only); without it the experiment's own. Raises InputError where no
-    count can be simulated, or `folder` cannot be made.
-    """
+    `global_batch` is in sequences (strong only), by default the experiment's. Raises InputError where no
+    count can be simulated, or `folder` cannot be made."""
     if global_batch is not None and mode != "strong":
         raise InputError("--global-batch: only strong scaling has one batch for all; add --strong")
     check_folder(folder)
     own = _try_resolve(experiment)
     if mode == "strong" and global_batch is None and own is None:
-        resolve(experiment)  # says why there is no batch to keep
+        resolve(experiment)  # raises with the reason why there is no batch to keep
     batch = global_batch or (own and _batch(own)) or 1
     points, largest = [], []
     for number, count in enumerate(counts):
@@ -247,8 +249,8 @@ def _batch(job: Job) -> int:
 def _at(
     experiment: Experiment, own: Job | None, gpus: int, mode: Mode, batch: int
 ) -> tuple[Experiment, int | None]:
-    """The experiment on `gpus`, its batch as the mode has it, its shard groups as large as before; and the
-    largest micro-batch that fits, where GPUs are filled."""
+    """(the experiment on `gpus` GPUs with the mode's batch and shard groups of the same size, the largest
+    micro-batch that fits in mode "fill", else None)."""
     overrides: dict[str, Any] = {"gpus": gpus, "nodes": None}
     replicate = getattr(experiment.strategy, "replicate", None)
     if replicate and replicate > 1 and own is not None:
@@ -267,8 +269,8 @@ def _at(
 
 
 def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
-    """The micro-batch to take and the largest that fits: where torch's allocator holds the step of that one
-    up, a smaller one is taken as long as that makes a sequence cheaper."""
+    """(micro-batch to use, largest micro-batch that fits). If torch's allocator slows the step with the
+    largest one, smaller ones are tried as long as that reduces the time per sequence."""
     largest = most_that_fits(at) or 1
     size, best, cheapest = largest, 1, inf
     while size >= 1:
@@ -284,7 +286,8 @@ def _filled(at: Callable[[int], Experiment]) -> tuple[int, int]:
 
 
 def _split(batch: int, gpus: int, micro: int) -> tuple[int, int]:
-    """Micro-batch and accumulation steps of one GPU: the micro-batch stays as long as there is enough."""
+    """(micro-batch, accumulation steps) of one GPU; the micro-batch stays unless the GPU's share of the batch
+    is smaller or not divisible by it."""
     if batch % gpus:
         raise InputError(f"a batch of {batch:,} sequences does not divide over {gpus:,} GPUs")
     own = batch // gpus

@@ -1,4 +1,4 @@
-"""A scaling study as text of 80 columns: a table, and sentences on where it bends and why."""
+"""A scaling study as text of 80 columns: a table, and sentences on where efficiency bends and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODES = {
     "strong": "strong scaling: the same batch in all",
     "fill": "the micro-batch that fills the GPU",
 }
-WORTH_SAYING = 0.01  # of a token's cost
+WORTH_SAYING = 0.01  # relative to a token's cost
 _TITLES = ("GPUs", "batch", "step", "tokens/s", "linear", "MFU", "memory", "80 %")
 _COLUMNS = [Column(title) for title in _TITLES]
 
@@ -49,7 +49,7 @@ def _cells(scaling: Scaling, scale: Scale) -> list[str]:
 
 
 def _around(scale: Scale) -> str:
-    """The interval of the step about it, in percent; or that it does not fit."""
+    """The step's interval relative to the step, in percent; or that the job does not fit."""
     if not scale.fits:
         return "no fit"
     if scale.step_seconds_range is None:
@@ -59,8 +59,8 @@ def _around(scale: Scale) -> str:
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
-    """That nothing fits; where it bends, and why, or that it does not; where more fits than is taken, and why
-    not."""
+    """Sentences: that nothing fits; where efficiency bends and why, or that it does not; where a smaller
+    micro-batch than the largest is used, and why."""
     if scaling.runs and not any(scale.fits for scale in scaling.runs):
         yield "It fits on none of these; the steps are as if it did."
     bends = sorted([*scaling.knees(), *scaling.gains()], key=lambda bend: (bend.start, bend.end))
@@ -87,7 +87,7 @@ def sentences(scaling: Scaling) -> Iterator[str]:
 
 
 def because(bend: Bend, scaling: Scaling) -> str:
-    """Why the efficiency changes: what costs a token more, or less."""
+    """The reason for a change of efficiency: the causes by which a token costs more, or less."""
     more, less = ("more", "less") if bend.net_change > 0 else ("less", "more")
     much = f"{abs(bend.net_change) * 100:.0f} % {more}"
     netted = abs(bend.cause_change - bend.net_change)

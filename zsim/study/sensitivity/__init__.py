@@ -1,1 +1,1 @@
-"""Which number a result hangs on."""
+"""Which hardware and software numbers a result depends on."""

@@ -1,7 +1,6 @@
-"""The numbers of a cluster and of a strategy that a study turns: by name, with the keys that they scale.
+"""The numbers of a cluster and of a strategy that a study varies, by name, each with the keys it scales.
 
-A knob is known by the experiment's own dotted keys, so that every variation is an experiment that `--set` can
-repeat.
+A knob is defined by the experiment's own dotted keys, so that `--set` can repeat every variation.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ Unit = Literal["B/s", "FLOP/s", "s", "B", ""]
 
 @dataclass(frozen=True)
 class Knob:
-    """`keys` of the cluster that are multiplied together; "*" stands for every key of a table. `shown` and
-    `per_unit`: the unit that people read, and how much of SI it is.
-    `is_fraction`: never above 1. `is_excess`: what is scaled is the part above 1. `is_wanted_less`: less is
-    faster."""
+    """One number to vary. `keys` of the cluster are multiplied together; "*" matches every key of a table.
+    `shown` is the display unit and `per_unit` its size in SI. `is_fraction`: never above 1. `is_excess`: only
+    the part above 1 is scaled. `is_wanted_less`: a smaller number is faster."""
 
     name: str
     keys: tuple[str, ...]
@@ -40,23 +38,25 @@ class Knob:
 
     @property
     def bound(self) -> float | None:
-        """What no machine can pass: efficiencies, and slowdowns from above, end at 1."""
+        """The limit that no machine passes: efficiencies end at 1, slowdowns at 1 from above. None without a
+        limit."""
         return 1.0 if self.is_fraction or self.is_excess else None
 
     def amount(self, cluster: Cluster) -> float | None:
-        """What the cluster has of it, in `shown` units; None (or 0) where it has none."""
+        """The cluster's amount in `shown` units; None (or 0) where it has none."""
         value = next((value for _, value in self._found(cluster)), None)
         return None if value is None else value / self.per_unit
 
     def overrides(self, cluster: Cluster, factor: float) -> dict[str, Any]:
-        """What to set for `factor` times as much; numbers that the cluster lacks stay so."""
+        """The dotted keys and values to set for `factor` times as much; numbers that the cluster lacks are
+        left out."""
         return {
             f"cluster.{key}": self._written(self._scaled(value, factor))
             for key, value in self._found(cluster)
         }
 
     def scaled(self, cluster: Cluster, factor: float) -> Cluster:
-        """The cluster with `factor` times as much, however much that is; fractions stop at 1."""
+        """The cluster with `factor` times as much, without an upper limit except that fractions stop at 1."""
         for key, value in self._found(cluster):
             number = round(value * factor) if self.is_whole else self._scaled(value, factor)
             cluster = _replaced(cluster, key.split("."), number)
@@ -159,7 +159,7 @@ HARDWARE: dict[str, Knob] = {
 
 
 def software_numbers(job: Job) -> dict[str, tuple[str, float, bool]]:
-    """Sizes of the job's framework: by name, (dotted key, value, whether it is a whole number)."""
+    """The sizes of the job's framework, by name: (dotted key, value, whether it is a whole number)."""
     strategy = job.strategy
     if isinstance(strategy, DeepSpeedConfig):
         zero = strategy.zero

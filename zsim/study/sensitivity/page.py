@@ -1,4 +1,4 @@
-"""A sensitivity study for people: a table, one HTML page with the tornado."""
+"""A sensitivity study as plain data and as one HTML page with a table and the tornado chart."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def sensitivity_page(
     target: str = "",
     left_out: Mapping[str, str] | None = None,
 ) -> str:
-    """The page as text; `needs` are what would have to be true for `target`, `left_out` what was not asked
-    about, with why."""
+    """The page as text; `needs` are the requirements for `target`, `left_out` the resources that were not
+    examined, with the reason."""
     caption = (
         f"The step's time with each number turned down and up, the others as they are; by {found.spread:.0%} "
         "where the number's own spread is not known."
@@ -80,7 +80,7 @@ def _most(found: Sensitivity) -> str:
 
 
 def tornado(found: Sensitivity) -> Figure:
-    """Bars from the step as it is to the step with each number turned, the largest on top."""
+    """Bars from the given step to the step with each number turned, the largest on top."""
     import plotly.graph_objects as go
 
     bars = [bar for bar in found.bars if not is_idle(bar, found.step_seconds)][:_MOST_BARS]

@@ -1,4 +1,4 @@
-"""What would have to be true: the least of each resource, alone, that brings a step to a target."""
+"""What a target would take: the least of each resource, alone, that brings the step to the target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zsim.study.sensitivity.knobs import HARDWARE, Knob
 from zsim.units import format_bytes, format_seconds
 
 PLENTY = 1000.0
-# Of an MFU, which is a fraction of it: with more of it a step is shorter, and its MFU lower.
+# A higher peak shortens the step but also lowers the MFU, which is a fraction of the peak.
 _PEAK = "peak arithmetic"
 _NO_PEAK = "an MFU is a fraction of it, so more of it lowers the MFU"
 TARGETS = ("step_seconds", "mfu", "tokens_per_second_per_gpu", "fits")
@@ -27,8 +27,8 @@ TARGETS = ("step_seconds", "mfu", "tokens_per_second_per_gpu", "fits")
 
 @dataclass(frozen=True)
 class StepTarget:
-    """A step of at most `step_seconds`; `text` is what was asked for. `is_of_peak`: as a fraction of the
-    GPU's peak, so that the step holds for GPUs of this peak only."""
+    """A step of at most `step_seconds`; `text` is the target as given. `is_of_peak`: the target is a fraction
+    of the GPU's peak, so the step holds only for GPUs with this peak."""
 
     text: str
     step_seconds: float
@@ -37,9 +37,9 @@ class StepTarget:
 
 @dataclass(frozen=True)
 class Requirement:
-    """`needed` of a resource alone reaches the target: None where not even a thousand times as much (or a
-    thousandth), or all that there can be (`bound`, e.g. an efficiency of 1), does, and the step then takes
-    `best_seconds`."""
+    """The amount of one resource that alone reaches the target. `needed` is None if no amount does: neither a
+    thousand times as much (for latencies a thousandth) nor the limit `bound` (e.g. an efficiency of 1).
+    `best_seconds` is the step at that extreme."""
 
     name: str
     unit: str
@@ -64,7 +64,7 @@ class Requirement:
 
 
 def parse_target(text: str, job: Job) -> StepTarget:
-    """`step_seconds=2.5`, `mfu=0.5`, `tokens_per_second_per_gpu=4000` as the step that it means."""
+    """The step target of `step_seconds=2.5`, `mfu=0.5` or `tokens_per_second_per_gpu=4000`."""
     name, equals, value = text.partition("=")
     name = name.strip().removesuffix("_fraction")
     if name not in TARGETS:
@@ -89,12 +89,12 @@ def parse_target(text: str, job: Job) -> StepTarget:
 
 
 def left_out(target: StepTarget) -> dict[str, str]:
-    """Resources that mean nothing for the target, with why."""
+    """Resources that are meaningless for the target, with the reason."""
     return {_PEAK: _NO_PEAK} if target.is_of_peak else {}
 
 
 def check_resources(target: StepTarget, names: Sequence[str]) -> None:
-    """Raises InputError for unknown resources, and for those that the target leaves out."""
+    """Raise InputError for unknown resources and for resources that the target leaves out."""
     for name in names:
         if name not in HARDWARE:
             raise InputError(
@@ -110,11 +110,10 @@ def check_resources(target: StepTarget, names: Sequence[str]) -> None:
 def requirements(
     experiment: Experiment, target: str, names: Sequence[str] | None = None, *, jobs: int = 1
 ) -> list[Requirement]:
-    """For each resource alone, the least (or, of latencies, the most) that reaches the target, to 1 %.
+    """The least amount of each resource alone (for latencies the greatest) that reaches the target, to 1 %.
 
-    Without `names`, of all that the cluster has; a target of MFU leaves out the peak, since an MFU is of the
-    peak of the GPU that runs. Raises InputError for unknown targets and resources.
-    """
+    Without `names`, all resources that the cluster has. A target of MFU leaves out the peak, since MFU is
+    relative to the peak of the GPU. Raises InputError for unknown targets and resources."""
     job = resolve(experiment)
     wanted = parse_target(target, job)
     check_resources(wanted, names or ())
@@ -128,7 +127,7 @@ def requirements(
 
 
 def requirement(job: Job, knob: Knob, target: StepTarget) -> Requirement:
-    """What of one resource reaches the target."""
+    """The requirement on one resource alone for the target."""
     available = knob.amount(job.cluster) or 0.0
     known: dict[float, float] = {}
 
@@ -153,7 +152,7 @@ def requirement(job: Job, knob: Knob, target: StepTarget) -> Requirement:
 
 
 def memory_to_fit(experiment: Experiment) -> str:
-    """How much memory a GPU would need for the job, in a sentence: from the plan, without simulation."""
+    """A sentence on how much memory a GPU would need for the job, from the plan, without simulation."""
     job = resolve(experiment)
     peak, usable = peak_bytes(job, make_plan(job)), usable_bytes(job.cluster)
     capacity = job.cluster.gpu.memory.capacity

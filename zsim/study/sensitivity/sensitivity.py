@@ -1,4 +1,4 @@
-"""How much a step depends on each number: one at a time down and up, the others as they are."""
+"""How much a step depends on each number: each alone is turned down and up, all others unchanged."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from zsim.study.sensitivity.knobs import HARDWARE, Knob, software_numbers
 from zsim.study.sweep.points import Point
 from zsim.study.sweep.sweep import run_points
 
-SPREAD = 0.2  # of a number whose own spread is not known
+SPREAD = 0.2  # relative, for a number whose spread is not stated
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One number turned down and up. `low` and `high` are the factors, `overrides` what to set for each;
-    `is_known`: the factors come from the spread that its file states, not from the default."""
+    """One number turned down and up. `low` and `high` are the factors, `overrides` the changes for each.
+    `is_known`: the factors come from the spread that the number's file states, not from the default."""
 
     name: str
     kind: str  # "hardware" or "software"
@@ -39,7 +39,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Bar:
-    """What a turn did to the step; None where that was no experiment, with why in `error`."""
+    """The steps that a turn led to; seconds are None where the turned experiment is invalid, `error` says
+    why."""
 
     turn: Turn
     low_seconds: float | None
@@ -54,7 +55,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """All numbers, the one that matters most first."""
+    """The bars of all numbers, the largest effect first."""
 
     title: str
     step_seconds: float
@@ -68,7 +69,7 @@ def run_sensitivity(
 ) -> Sensitivity:
     """Simulate the step with every number turned; results are kept in `folder` by content.
 
-    A number whose file states a `spread` goes over that, the others over `spread` both ways.
+    A number whose file states a `spread` is turned by that, all others by `spread`, down and up.
     """
     if not 0 < spread < 1:
         raise InputError(f"--spread: found {spread:g}, expected a fraction between 0 and 1")
@@ -105,7 +106,7 @@ def run_sensitivity(
 
 
 def hardware_turns(cluster: Cluster, spread: float) -> list[Turn]:
-    """A turn of every number that the cluster has."""
+    """A turn for every number that the cluster has."""
     turns = []
     for knob in HARDWARE.values():
         amount = knob.amount(cluster)
@@ -114,14 +115,15 @@ def hardware_turns(cluster: Cluster, spread: float) -> list[Turn]:
         low, high, is_known = _factors(knob, cluster, spread)
         changes = knob.overrides(cluster, low), knob.overrides(cluster, high)
         unit = knob.shown
-        if knob.is_excess:  # what is turned
+        if knob.is_excess:  # only the part above 1 is turned
             amount, unit = amount - 1, "above 1"
         turns.append(Turn(knob.name, "hardware", amount, unit, low, high, changes, is_known))
     return turns
 
 
 def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float, bool]:
-    """The spread that the number's own table states, else the default."""
+    """(low factor, high factor, whether they come from the spread stated in the number's table, else the
+    default)."""
     *path, name = knob.keys[0].split(".")
     table: Any = cluster
     for part in path:
@@ -139,7 +141,7 @@ def _factors(knob: Knob, cluster: Cluster, spread: float) -> tuple[float, float,
 
 
 def software_turns(job: Job, spread: float) -> list[Turn]:
-    """A turn of every size that the job's framework reads."""
+    """A turn for every size that the job's framework reads."""
     turns = []
     for name, (key, value, is_whole) in software_numbers(job).items():
         down, up = (value * (1 - spread), value * (1 + spread))

@@ -1,4 +1,4 @@
-"""A sensitivity study as text of 80 columns: what the step depends on, what would have to be true."""
+"""A sensitivity study as text of 80 columns: the numbers that matter, and the requirements of a target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS = [Column("", is_left=True), Column("value"), Column("turned, %"), Colu
 
 
 def sensitivity_lines(found: Sensitivity) -> Iterator[str]:
-    """A line for each number that moves the step, then those that are none or move nothing."""
+    """A line for each number that moves the step, then the numbers with an error and those without effect."""
     yield from paragraph(f"{found.title} | {format_seconds(found.step_seconds)} per step")
     moving = [bar for bar in found.bars if bar.error is None and not is_idle(bar, found.step_seconds)]
     yield from _table(moving, found.step_seconds)
@@ -29,7 +29,7 @@ def sensitivity_lines(found: Sensitivity) -> Iterator[str]:
 
 
 def _table(bars: Sequence[Bar], step_seconds: float) -> list[str]:
-    """Units say what they are per where there is room."""
+    """The table of the bars; units keep their "per ..." if there is room."""
     rows = [
         (
             bar.turn.name,
@@ -47,7 +47,8 @@ def _table(bars: Sequence[Bar], step_seconds: float) -> list[str]:
 def requirement_lines(
     needs: Sequence[Requirement], target: str, left_out: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """What reaches the target, then what does not, then what was not asked about, with why."""
+    """The requirements that reach the target, then those that do not, then the resources left out, with the
+    reason."""
     yield f"for {target}:"
     said = [need.sentence() for need in needs if need.needed is not None]
     others = [_at_most(need) for need in needs if need.needed is None]
@@ -70,18 +71,18 @@ def is_idle(bar: Bar, step_seconds: float) -> bool:
 
 
 def value(bar: Bar) -> str:
-    """The number as it is, without its unit."""
+    """The number as given, without its unit."""
     return "" if bar.turn.value is None else f"{bar.turn.value:,.6g}"
 
 
 def turned(bar: Bar) -> str:
-    """How far it is turned down and up; * by the spread that is stated of it."""
+    """How far the number is turned down and up, in percent; * marks a spread stated in its file."""
     low, high = (f"{(factor - 1) * 100:+.0f}" for factor in (bar.turn.low, bar.turn.high))
     return f"{low}/{high} %" + ("*" if bar.turn.is_known else "")
 
 
 def changes(bar: Bar, step_seconds: float) -> str:
-    """What the step changes by, turned down and up; - where there is no such experiment."""
+    """The change of the step in percent, turned down and up; "-" where the turned experiment is invalid."""
     parts = [
         "-" if seconds is None else f"{(seconds / step_seconds - 1) * 100:+.1f}"
         for seconds in (bar.low_seconds, bar.high_seconds)

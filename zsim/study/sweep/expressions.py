@@ -1,10 +1,10 @@
-"""Conditions and values of a study: a small part of Python's expressions, read as a tree, never executed.
+"""Conditions and values of a study: a small subset of Python's expressions, evaluated on the syntax tree.
 
     strategy.stage == 3 and nodes > 4        4096 // (gpus * training.micro_batch_size)
 
 Numbers, strings, lists, arithmetic, comparisons, `in`, `and`, `or`, `not`, `a if b else c`, `min`, `max`,
-`round`, and the dotted keys of an experiment. A key that a point does not set is None; None equals only None,
-and to calculate with it or order it is an error.
+`round`, and the dotted keys of an experiment. A key that a point does not set is None. None equals only None;
+arithmetic and ordering with None are errors. Nothing is executed as Python.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda item, many: item not in many,
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "round": round, "abs": abs}
-_CONSTANTS = {"true": True, "false": False, "none": None}  # as TOML and people write them
+_CONSTANTS = {"true": True, "false": False, "none": None}  # in the spelling of TOML and of prose
 _LARGEST_EXPONENT = 64
-_LONGEST = 500  # characters: nests no deeper than Python recurses
+_LONGEST = 500  # characters: short enough not to nest deeper than Python's recursion limit
 
 
 @dataclass(frozen=True)
 class Expression:
-    """One expression; `names` are the dotted keys that it reads."""
+    """A parsed expression; `names` are the dotted keys that it reads."""
 
     text: str
     where: str
@@ -52,7 +52,7 @@ class Expression:
     names: tuple[str, ...]
 
     def value(self, lookup: Callable[[str], Any]) -> Any:
-        """The value, with `lookup` giving that of a dotted key. Raises InputError with the expression."""
+        """The value; `lookup` gives the value of a dotted key. Raises InputError naming the expression."""
         try:
             return _value(self.tree, lookup)
         except InputError:
@@ -63,7 +63,8 @@ class Expression:
 
 
 def parse_expression(text: object, where: str) -> Expression:
-    """Raises InputError for what is not one of the expressions above; `where` names its place."""
+    """Parse an expression; raises InputError for anything outside of the subset above. `where` names its
+    place in the file."""
     if not isinstance(text, str):
         raise InputError(f"{where}: found {text!r}, expected an expression in quotes")
     if len(text) > _LONGEST:
@@ -79,7 +80,7 @@ def parse_expression(text: object, where: str) -> Expression:
 
 
 def _check(node: ast.expr, text: str, where: str, names: dict[str, None]) -> None:
-    """Refuses every kind of node that `_value` does not know."""
+    """Refuse every kind of node that `_value` does not handle."""
     children: list[ast.expr]
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None):
@@ -117,7 +118,7 @@ def _check(node: ast.expr, text: str, where: str, names: dict[str, None]) -> Non
 
 
 def _key(node: ast.expr) -> str | None:
-    """`training.precision` as a dotted key; None for anything else."""
+    """The node as a dotted key, e.g. `training.precision`; None for any other node."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -165,7 +166,8 @@ def _value(node: ast.expr, lookup: Callable[[str], Any]) -> Any:
 
 
 def _calculated(node: ast.BinOp, left: Any, right: Any) -> Any:
-    """Numbers only: text times a number, or a huge power, would fill the memory."""
+    """The result of an arithmetic operation on numbers; text times a number and huge powers are refused,
+    since they could exhaust the memory."""
     for side in (left, right):
         if isinstance(side, bool) or not isinstance(side, int | float):
             raise TypeError(f"'{ast.unparse(node)}' needs numbers, found {side!r}")
@@ -178,7 +180,7 @@ def _calculated(node: ast.BinOp, left: Any, right: Any) -> Any:
 
 
 def nested_value(data: Mapping[str, Any], dotted: str) -> Any:
-    """`data["a"]["b"]` for "a.b"; None where there is nothing."""
+    """`data["a"]["b"]` for "a.b"; None if a key is missing."""
     value: Any = data
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

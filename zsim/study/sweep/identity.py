@@ -1,4 +1,4 @@
-"""What a result depends on, as one hash: the experiment, the files it names, and zsim itself."""
+"""A hash of everything that a result depends on: the experiment, the files it names, and zsim."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zsim.version import __version__
 
 
 class Identities:
-    """Hashes experiments by content; each file is read once in a study."""
+    """Hashes experiments by content; each file is read once per study."""
 
     def __init__(self) -> None:
         self._zsim = {"version": __version__, "source": source_digest()}
@@ -57,8 +57,8 @@ def _config(experiment: Experiment) -> Any:
 
 
 def source_digest() -> str:
-    """A hash of zsim's own code and of the data it computes with (models and clusters aside, which every
-    identity holds by itself)."""
+    """A hash of zsim's code and of the data it computes with, except for models and clusters, which are part
+    of each identity."""
     digest = hashlib.sha256()
     for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.glob("presets/*.toml")]):
         digest.update(str(path.relative_to(PACKAGE)).encode())

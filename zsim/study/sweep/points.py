@@ -1,4 +1,4 @@
-"""The points of a study: every combination that its conditions keep, each as an experiment."""
+"""The points of a study: every combination that its conditions keep, as an experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zsim.specs.strategy.parallelism import refuse_parallelisms
 from zsim.study.sweep.expressions import Expression, nested_value
 from zsim.study.sweep.study_file import LABEL, Rule, Study
 
-# Tables whose keys are not all known beforehand: of other files, names of nodes and links.
+# Tables with free keys: those of other programs' files, and names of nodes and links.
 _CLOSED_TABLES: dict[str, type[BaseModel]] = {
     "training": TrainingTable, "trainer": TrainerTable, "simulation": SimulationTable, "cost": CostTable,
 }  # fmt: skip
@@ -29,7 +29,8 @@ _OPEN_TABLES = frozenset(Experiment.model_fields) - {*_CLOSED_TABLES, "strategy"
 
 @dataclass(frozen=True)
 class Point:
-    """One point: its place in the study, the values of the axes, and its experiment, or why it is none."""
+    """One point: its number in the study, the values of the axes, and its experiment or the error that
+    prevents it."""
 
     number: int
     values: Mapping[str, Any]
@@ -38,12 +39,11 @@ class Point:
 
 
 def study_points(study: Study) -> list[Point]:
-    """The points in the grid's order, the last axis fastest. A combination that is no experiment is a point
-    with an error; one that `where` does not hold for is no point.
+    """The points in the grid's order, the last axis varying fastest. An invalid combination is a point with
+    an error; a combination that `where` excludes is no point.
 
-    Raises InputError where a key that varies is none of an experiment, or where a condition reads a key that
-    nothing has, or keeps nothing.
-    """
+    Raises InputError where a varied key is not a key of experiments, or where a condition reads an unknown
+    key or keeps no point."""
     _check_names(study)
     points: list[Point] = []
     for values in _combinations(study):
@@ -74,8 +74,8 @@ def _combinations(study: Study) -> Iterator[dict[str, Any]]:
 
 
 class _Lookup:
-    """What a key is at one point: as set there, as in the base, or as the experiment has it by default.
-    `nodes` and `gpus` are both known, whichever is given."""
+    """The value of a key at one point: set there, else from the base, else the experiment's default. `nodes`
+    and `gpus` are both available, whichever is given."""
 
     def __init__(self, study: Study, overrides: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self.study, self.overrides, self.values = study, overrides, values
@@ -95,7 +95,7 @@ class _Lookup:
         try:
             return experiment_from(dict(self.study.base), self.overrides, origin=self.study.name).model_dump()
         except ZsimError:
-            return self.study.base  # what is wrong with it is the point's error
+            return self.study.base  # the point reports the error
 
     def _counted(self, name: str) -> int | None:
         chosen = self.overrides if {"nodes", "gpus"} & set(self.overrides) else self.study.base
@@ -107,7 +107,7 @@ class _Lookup:
             return None
         other = chosen.get("nodes" if name == "gpus" else "gpus") or 1
         if not isinstance(other, int):
-            return None  # what is wrong with it is the point's error
+            return None  # the point reports the error
         return other * per_node if name == "gpus" else max(1, -(-other // per_node))
 
 
@@ -119,8 +119,8 @@ def _apply(rule: Rule, overrides: dict[str, Any], lookup: _Lookup) -> None:
 
 
 def _check_names(study: Study) -> None:
-    """Every key that is set or varies must be one of an experiment, every key that a condition reads one that
-    something could set."""
+    """Raise InputError unless every key that is set or varied is a key of experiments, and every key that a
+    condition reads could be set."""
     tables = {name: {name} for name in Experiment.model_fields}
     for table, model in _CLOSED_TABLES.items():
         tables[table] |= {f"{table}.{name}" for name in model.model_fields}

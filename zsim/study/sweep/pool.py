@@ -1,11 +1,10 @@
-"""Many points on many processes, through joblib: loky's processes here, or another engine's elsewhere.
+"""Run many points on many processes, through joblib: loky's processes on this machine, or another backend.
 
-# [Note: a worker that dies]
-Workers write each record themselves as soon as it is there, and mark the point that they are at. When one
-is killed, joblib ends the others and gives up on everything under way: what is on disk is taken from there,
-the points that workers were at become suspects, and the rest goes on. Suspects run at the end, alone; one
-whose worker dies then too, twice, gets an error for a record, which is not kept: the next run tries it anew.
-"""
+# [Note: a worker that dies] Workers write each record to disk as soon as it is done, and mark the point that
+they are working on. When a worker is killed, joblib ends the others and drops everything under way. Records
+on disk are then loaded, the points that workers were at become suspects, and the rest continues. Suspects run
+at the end, one at a time. A suspect whose worker dies twice more gets an error as its record, which is not
+kept: the next run tries it anew."""
 
 from __future__ import annotations
 
@@ -45,15 +44,15 @@ def run_tasks(
     scheduler: str | None = None,
     simulator: Simulator | None = None,
 ) -> None:
-    """Run every task and hand each record over, in the order in which they get done; records are kept in
-    `folder`. What runs in this process does so by `simulator`. `backend` is joblib's name ("loky", "dask",
+    """Run every task and pass each record to `on_record` in order of completion; records are kept in
+    `folder`. Tasks that run in this process use `simulator`. `backend` is joblib's name ("loky", "dask",
     "multiprocessing", "threading", ...), `scheduler` the address of a running Dask scheduler; without it Dask
     runs `jobs` processes here.
 
     KeyboardInterrupt leaves every finished point on disk.
     """
     store, left = Store(folder), {task.identity: task for task in tasks}
-    # Processes of this machine see the folder; those of a cluster may not.
+    # Processes of this machine share the folder; those of a cluster may not.
     is_local = backend in ("loky", "multiprocessing", "threading", "sequential") or jobs == 1
 
     def finish(record: Record) -> None:
@@ -65,7 +64,7 @@ def run_tasks(
     with _engine(backend, jobs, scheduler, simulator or Simulator()) as parallel:
 
         def run(some: Sequence[Task], size: int) -> bool:
-            """Whether no worker died."""
+            """Run some tasks; returns whether no worker died."""
             batches = [list(some[start : start + size]) for start in range(0, len(some), size)]
             try:
                 for records in parallel(batches, folder if is_local else None):
@@ -84,7 +83,7 @@ def run_tasks(
         suspects: dict[str, Task] = {}
         while len(left) > len(suspects):
             some = [task for identity, task in left.items() if identity not in suspects]
-            # A few at a time, because handing one over costs as much as a small simulation.
+            # In small batches, because handing over a task costs as much as a small simulation.
             size = max(1, min(_LARGEST_BATCH, len(some) // (jobs * _BATCHES_PER_JOB)))
             if not run(some, size):
                 suspects |= {identity: left[identity] for identity in _suspects(store, left, is_local)}
@@ -95,7 +94,7 @@ def run_tasks(
 
 
 def run_batch(tasks: Sequence[Task], folder: Path | None, simulator: Simulator | None = None) -> list[Record]:
-    """What a worker does: simulate one after the other, with what they have in common made once."""
+    """The worker's function: simulate the tasks one after the other, sharing their common work."""
     simulator = simulator or Simulator()
     store = None if folder is None else Store(folder)
     records = []
@@ -112,7 +111,7 @@ def run_batch(tasks: Sequence[Task], folder: Path | None, simulator: Simulator |
 
 
 def _suspects(store: Store, left: dict[str, Task], is_local: bool) -> list[str]:
-    """The points that dead workers were at; all of them where workers leave no marks."""
+    """The points that dead workers were at; all remaining points if workers leave no marks."""
     if not is_local:
         return [*left]
     marked = store.marked()
@@ -122,7 +121,7 @@ def _suspects(store: Store, left: dict[str, Task], is_local: bool) -> list[str]:
 
 
 def _is_death(error: BaseException) -> bool:
-    """Whether a worker died, rather than something being wrong here."""
+    """Whether the error means that a worker died, not that the code failed."""
     from concurrent.futures.process import BrokenProcessPool
 
     return isinstance(error, BrokenProcessPool) or type(error).__name__ in (
@@ -181,8 +180,9 @@ def _dask_client(jobs: int, scheduler: str | None) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes that are started meanwhile never hear of Ctrl-C: it is for the process that started them,
-    which hears of it afterwards. Python's resource tracker lets it in again when it starts: it goes first."""
+    """Block SIGINT while processes are started, so that they inherit the mask and Ctrl-C reaches only this
+    process, afterwards. Python's resource tracker would unblock SIGINT when it starts, so it is started
+    first."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -1,4 +1,4 @@
-"""One point simulated: its resolved settings and its results as one flat row."""
+"""Simulate one point: its resolved settings and its results as one flat row."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zsim.study.sweep.store import Record
 
 
 def point_record(identity: str, experiment: Experiment, simulator: Simulator | None = None) -> Record:
-    """Simulate by the study's `simulator`; what goes wrong is part of the record, so that one point never
-    ends a study."""
+    """Simulate the experiment with the study's `simulator`. Any error becomes part of the record, so that one
+    point never ends a study."""
     simulator = simulator or Simulator()
     try:
         began = time.perf_counter()
@@ -29,7 +29,7 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
         report = report_of_step(step, time.perf_counter() - began)
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
-    except Exception as error:  # a bug of ours must cost one row, not the night
+    except Exception as error:  # a bug in zsim must cost one row, not the whole study
         said = f"internal error: {type(error).__name__}: {error}"
         failed = failed_record(identity, type(error).__name__, said)
         return failed | {"traceback": traceback.format_exc(), "is_kept": False}
@@ -37,13 +37,13 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
 
 
 def failed_record(identity: str, kind: str, said: str) -> Record:
-    """The record of a point that has no result."""
+    """The record of a point without a result."""
     return {"identity": identity, "status": "error", "error": said, "error_kind": kind, "row": {}}
 
 
 def report_row(report: Report, job: Job) -> dict[str, Any]:
-    """A report as one row of plain values: resolved settings under the experiment's own keys, then results.
-    Units are in the names, as in the JSON."""
+    """A report as one row of plain values: the resolved settings under the experiment's keys, then the
+    results. Units are part of the names, as in the JSON."""
     content = report.to_dict()
     experiment = content["experiment"]
     row: dict[str, Any] = {
@@ -94,7 +94,7 @@ def report_row(report: Report, job: Job) -> dict[str, Any]:
 
 
 def _trust(report: Report) -> dict[str, Any]:
-    """The step's interval, and what it comes from."""
+    """The step's interval and the validation regime that it is derived from."""
     found = report.validation
     low, high = (None, None) if found is None else found.range_of(report.step_seconds)
     return {
@@ -107,7 +107,7 @@ def _trust(report: Report) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A list as text, so that a column has one type; nothing for an empty one."""
+    """A list as text, so that the column has one type; None for an empty list."""
     if isinstance(value, list | tuple):
         return json.dumps(value) if value else None
     return value

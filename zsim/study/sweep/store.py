@@ -1,4 +1,4 @@
-"""Finished points on disk: one file per content, written whole or not at all."""
+"""Finished points on disk: one file per identity, written atomically."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Record = dict[str, Any]
 
 
 class Store:
-    """A folder of records by identity. Processes may write to it side by side."""
+    """A folder of records by identity. Several processes may write to it concurrently."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def load(self, identity: str) -> Record | None:
-        """The record, or None where there is none, or a damaged one."""
+        """The record; None if it is missing or damaged."""
         try:
             record = json.loads(self._path(identity).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -27,13 +27,14 @@ class Store:
         return record if isinstance(record, dict) and record.get("identity") == identity else None
 
     def save(self, record: Record) -> None:
-        """Raises InputError where the folder cannot be written."""
+        """Write the record. Raises InputError where the folder cannot be written."""
         path = self._path(record["identity"])
         make_folder(path.parent)
         write_whole(path, json.dumps(record))
 
     def mark(self, identity: str) -> None:
-        """Say that this process is at a point. Raises InputError where the folder cannot be written."""
+        """Mark the point that this process is working on. Raises InputError where the folder cannot be
+        written."""
         folder = self.folder / "running"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ class Store:
         (self.folder / "running" / identity).unlink(missing_ok=True)
 
     def marked(self) -> frozenset[str]:
-        """The points that processes are at, or died at."""
+        """The points that processes are working on, or died at."""
         folder = self.folder / "running"
         return frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
 

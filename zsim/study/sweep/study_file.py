@@ -44,7 +44,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True)
 class Axis:
-    """Values of one or more keys that change together; a grid is the product of axes."""
+    """Values of one or more keys that vary together; a grid is the product of the axes."""
 
     keys: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -52,7 +52,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rule:
-    """`[[set]]`: where `when` holds, keys get values, calculated where they are expressions."""
+    """`[[set]]`: where `when` holds, keys are set to values; expressions are evaluated."""
 
     when: Expression | None
     values: tuple[tuple[str, Any | Expression], ...]
@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Study:
-    """What to run. `base` is the experiment as file-shaped data, `overrides` its changes by dotted key."""
+    """A study. `base` is the experiment as file-shaped data, `overrides` its changes by dotted key."""
 
     name: str
     base: Mapping[str, Any]
@@ -83,7 +83,8 @@ class Study:
 
 
 def load_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """Read a study file; `overrides` are dotted keys of the experiment that win over it (not over axes)."""
+    """Read a study file; `overrides` are dotted keys of the experiment that win over its file (not over
+    axes)."""
     path = Path(path)
     return study_from(
         read_toml(path), folder=path.parent, file=path.name, name=path.stem, overrides=overrides
@@ -98,14 +99,14 @@ def study_from(
     name: str = "study",
     overrides: Mapping[str, Any] | None = None,
 ) -> Study:
-    """A study from file-shaped data; raises InputError with what is wrong with it."""
+    """A study from file-shaped data; raises InputError that lists what is wrong with it."""
     if "model" in data and not {"axes", "zip", "base", "experiment"} & set(data):
         raise InputError(
             f"{file}: is an experiment, not a study; expected a file with experiment = {file!r} and [axes] "
             "(zsim run simulates one experiment)"
         )
     problems = list(_unknown_keys(data))
-    # what a misspelt key would have held is not missing
+    # the content of a misspelt key is not reported as missing too
     bases = list(_parts(problems, file, [lambda: _base(data, folder, file)]))
     axes = list(_parts(problems, file, _axis_readers(data, folder, file, problems)))
     if not axes and not problems:
@@ -154,7 +155,7 @@ def _axis_readers(
 
 
 def _parts(problems: list[str], file: str, readers: Iterable[Callable[[], Part]]) -> Iterator[Part]:
-    """What each reader gives; what one raises goes to `problems`, without the file's name."""
+    """The result of each reader; errors are appended to `problems`, without the file's name."""
     for reader in readers:
         try:
             yield reader()
@@ -163,7 +164,7 @@ def _parts(problems: list[str], file: str, readers: Iterable[Callable[[], Part]]
 
 
 def _base(data: Mapping[str, Any], folder: Path, file: str) -> dict[str, Any]:
-    """The experiment's own file, and the study's `[base]` over it, as file-shaped data."""
+    """The experiment's file with the study's `[base]` applied, as file-shaped data."""
     base: dict[str, Any] = {}
     if "experiment" in data:
         if not isinstance(data["experiment"], str):
@@ -210,7 +211,8 @@ def _tables(data: Mapping[str, Any], key: str, file: str) -> Iterator[tuple[int,
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys, quoted or not; a table of a range or a calculated value is a value."""
+    """(dotted key, value) of all leaves, with quoted or bare keys; a range or a calculated value is a
+    leaf."""
     for key, value in table.items():
         if isinstance(value, dict) and frozenset(value) not in _RANGES and set(value) != {"value"}:
             yield from _flat(value, f"{prefix}{key}.")
@@ -264,7 +266,7 @@ def _axis(table: Mapping[str, Any], where: str, folder: Path) -> Axis:
 
 
 def _located(key: str, values: list[Any], folder: Path) -> list[Any]:
-    """Values that are paths, as paths that lead there from anywhere."""
+    """The values with relative paths resolved against `folder`."""
     if key not in ("model", "cluster", "strategy.config"):
         return values
     return [

@@ -1,4 +1,4 @@
-"""A study from its file to its tables: what is known already is not simulated again."""
+"""Run a study from its file to its tables; results that are known already are not simulated again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zsim.version import __version__
 
 @dataclass(frozen=True)
 class Sweep:
-    """A study that has run, or was stopped. `known` points were there before."""
+    """A study that has run, or was stopped. `known` is the number of points that had results before."""
 
     study: Study
     points: Sequence[Point]
@@ -51,11 +51,11 @@ def run_sweep(
     cache: Path | None = None,
     is_quiet: bool = False,
 ) -> Sweep:
-    """Run what is not known yet and write `out`/results.csv and .parquet; Ctrl-C writes what there is.
+    """Run the points without results and write `out`/results.csv and .parquet; Ctrl-C writes the results so
+    far.
 
-    Results are kept by content in `cache` (`out`/points): a point whose experiment, files and zsim are the
-    same is never simulated twice, in this study or another one with the same cache.
-    """
+    Results are kept by content in `cache` (default `out`/points): a point with the same experiment, files and
+    zsim is never simulated twice, neither in this study nor in another one with the same cache."""
     check_folder(out)
     points = study_points(study)
     options: dict[str, Any] = {"jobs": jobs, "backend": backend, "scheduler": scheduler, "is_quiet": is_quiet}
@@ -68,7 +68,7 @@ def run_sweep(
 
 @dataclass(frozen=True)
 class SweepRun:
-    """Records by point; `known` of them were there before."""
+    """Records by point; `known` of them existed before."""
 
     records: Mapping[int, Record]
     known: int
@@ -114,7 +114,8 @@ def run_points(
 def _known(
     points: Sequence[Point], store: Store
 ) -> tuple[dict[int, Record], list[Task], dict[str, list[int]]]:
-    """(records that are there, what must run, the points of each identity). Equal points run once."""
+    """(records by point that exist already, tasks to run, point numbers by identity). Equal points run
+    once."""
     identities = Identities()
     records: dict[int, Record] = {}
     tasks: list[Task] = []
@@ -146,7 +147,7 @@ def _known(
 
 
 def _write_summary(study: Study, rows: Sequence[Row], path: Path) -> None:
-    """What the tables are of."""
+    """Write a summary of the study that the tables belong to."""
     states = [row["status"] for row in rows]
     content = {
         "name": study.name,

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 def result_rows(points: Sequence[Point], records: Mapping[int, Record], keys: Sequence[str]) -> list[Row]:
     """One row per point: its number and state, the axes' values, the resolved settings and the results.
 
-    A setting that is an axis has the axis's value; a point that has not run yet has no results.
+    A setting that is also an axis has the axis's value; a point that has not run yet has no results.
     """
     columns: dict[str, None] = {}
     for known in records.values():
@@ -39,7 +39,7 @@ def result_rows(points: Sequence[Point], records: Mapping[int, Record], keys: Se
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Numbers in full, tables as JSON, nothing where there is nothing."""
+    """The rows as CSV: numbers in full precision, tables as JSON, None as an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = list(rows[0]) if rows else []
@@ -56,7 +56,7 @@ def _cell(value: Any) -> Any:
 
 
 def write_tables(rows: Sequence[Row], folder: Path) -> dict[str, Path]:
-    """Write results.csv, and results.parquet where pyarrow is installed; the paths by kind."""
+    """Write results.csv, and results.parquet where pyarrow is installed; returns the paths by kind."""
     paths = {"csv": folder / "results.csv"}
     make_folder(folder)
     write_whole(paths["csv"], csv_text(rows))
@@ -70,7 +70,8 @@ def write_tables(rows: Sequence[Row], folder: Path) -> dict[str, Path]:
 
 
 def _write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """One type per column: values of several kinds (true, 8, "none") are text, as in the CSV."""
+    """Write Parquet with one type per column: a column of mixed types (true, 8, "none") is text, as in the
+    CSV."""
     import pyarrow
     from pyarrow import parquet
 

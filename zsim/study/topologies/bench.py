@@ -1,4 +1,4 @@
-"""nccl-tests on a simulated cluster: one collective over a range of sizes; measured curves beside it."""
+"""nccl-tests on a simulated cluster: one collective over a range of sizes, compared with measured curves."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _COLUMNS = (
     "harness_seconds", "source",
 )  # fmt: skip
 _MOST_GPUS, _MOST_BYTES = 10**6, 2**60
-_SCORED = (2**16, 2**32)  # bytes: where errors are counted
+_SCORED = (2**16, 2**32)  # bytes: the range in which errors are counted
 
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One size. `size_bytes` is the full tensor, as in nccl-tests."""
+    """The result for one size. `size_bytes` is the full tensor, as in nccl-tests."""
 
     size_bytes: int
     seconds: float
@@ -47,8 +47,8 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """A measured point of a curve and what the simulation says. `error`: simulated over measured time, less
-    one; `is_scored`: within 64 KiB to 4 GiB."""
+    """A measured point of a curve and the simulated one. `error`: simulated over measured time, less one;
+    `is_scored`: the size is within 64 KiB to 4 GiB."""
 
     curve: str
     cluster: str
@@ -71,11 +71,10 @@ def bench(
     gpus_per_node: int | None = None,
     sizes: Sequence[int] | None = None,
 ) -> list[BenchRow]:
-    """Time of one collective by size, on links that carry nothing else.
+    """Time of one collective by size, on otherwise idle links.
 
-    `group_size`: all GPUs when None; else consecutive groups of so many, all at once (as nccl-tests does
-    with NCCL_TESTS_SPLIT). `sizes`: powers of two from 8 B to 16 GiB when None.
-    """
+    `group_size`: all GPUs when None; else consecutive groups of this size, all at once (as nccl-tests does
+    with NCCL_TESTS_SPLIT). `sizes`: powers of two from 8 B to 16 GiB when None."""
     if kind not in KINDS:
         raise InputError(
             f"--collective: found '{kind}', expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
@@ -105,7 +104,7 @@ def bench(
 
 
 def with_choice(cluster: Cluster, algorithm: str | None, protocol: str | None, plan: bool) -> Cluster:
-    """The cluster with a forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO), or NCCL's own choice."""
+    """The cluster with a forced algorithm or protocol (NCCL_ALGO, NCCL_PROTO), else NCCL's own choice."""
     costs = cluster.collectives
     names = sorted({"ring", "tree", *costs.algorithms})
     if algorithm is not None and algorithm not in names:
@@ -126,7 +125,7 @@ def with_choice(cluster: Cluster, algorithm: str | None, protocol: str | None, p
 
 
 def compare_curves(path: Path) -> list[CurvePoint]:
-    """Every point of a table of measured curves (columns: validation/curves/README.md), simulated."""
+    """Simulate every point of a table of measured curves (columns: validation/curves/README.md)."""
     curves: dict[str, list[dict[str, str]]] = {}
     for row in _read(path):
         curves.setdefault(row["curve"], []).append(row)
@@ -197,7 +196,7 @@ def _read(path: Path) -> list[dict[str, str]]:
 
 
 def _has_numbers(row: Mapping[str, str]) -> bool:
-    """Whether all that is calculated with can be."""
+    """Whether every cell that enters a calculation is a number."""
     try:
         nodes, gpus, size = int(row["nodes"]), int(row["gpus"]), int(row["size_bytes"])
         rate, harness = float(row["bus_gigabytes_per_second"]), float(row["harness_seconds"] or 0)

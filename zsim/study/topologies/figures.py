@@ -1,4 +1,4 @@
-"""Figures of topologies: drawn, their links' load, experiments side by side, measured curves."""
+"""Figures of topologies: drawings, link utilisation, comparisons of experiments, measured curves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _ROLES = {"node": 0, "leaf": 1, "router": 1, "network": 1, "spine": 2, "core": 3
 
 
 def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) -> Figure:
-    """The fabric between (up to 24) nodes; `load` colours the links of each tier by utilisation, 0 to 1."""
+    """The fabric of `num_nodes` nodes (at most 24 are drawn); `load` colours each tier's links by
+    utilisation, 0 to 1."""
     import plotly.graph_objects as go
 
     cluster = load_cluster(name)
@@ -70,7 +71,7 @@ def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) 
 
 
 def heat_map(rows: Sequence[TopologyComparison]) -> Figure:
-    """Clusters against tiers of links: how busy the fullest link of each tier is over the step."""
+    """Clusters against tiers of links: utilisation of each tier's most utilised link over the step."""
     import plotly.graph_objects as go
 
     tiers = list(dict.fromkeys(use.tier for row in rows for use in row.tiers))
@@ -95,7 +96,7 @@ def heat_map(rows: Sequence[TopologyComparison]) -> Figure:
 
 
 def breakdowns(rows: Sequence[TopologyComparison]) -> Figure:
-    """One bar per cluster: the step by what the GPU's compute stream does or waits for."""
+    """One bar per cluster: the step by what the GPU's compute stream runs or waits for."""
     import plotly.graph_objects as go
 
     figure = go.Figure(layout=layout(150 + 50 * len(rows), barmode="stack"))
@@ -117,7 +118,7 @@ def breakdowns(rows: Sequence[TopologyComparison]) -> Figure:
 
 
 def traffic(rows: Sequence[TopologyComparison]) -> Figure:
-    """Bytes that one GPU puts on each tier of links per step."""
+    """Bytes that one GPU sends over each tier of links per step."""
     import plotly.graph_objects as go
 
     figure = go.Figure(layout=layout(380, barmode="group"))
@@ -134,7 +135,7 @@ def traffic(rows: Sequence[TopologyComparison]) -> Figure:
 
 
 def price(rows: Sequence[TopologyComparison]) -> Figure:
-    """What the fabrics are built of."""
+    """Counts of each fabric's switches, ports and cables."""
     import plotly.graph_objects as go
 
     figure = go.Figure(layout=layout(360, barmode="group"))
@@ -153,7 +154,7 @@ def price(rows: Sequence[TopologyComparison]) -> Figure:
 
 
 def scaling(rows: Sequence[TopologyComparison]) -> Figure:
-    """Tokens per second and GPU by number of GPUs, the batch per GPU unchanged."""
+    """Tokens per second and GPU over the number of GPUs, at constant batch per GPU."""
     import plotly.graph_objects as go
 
     figure = go.Figure(layout=layout(400))
@@ -200,7 +201,8 @@ def curves(points: Sequence[CurvePoint]) -> Figure:
 
 
 def _edges(topology: Topology) -> dict[tuple[str, str], tuple[str, int, float]]:
-    """Pairs of devices: tier, cables, capacity of all of them one way."""
+    """By pair of devices: (tier, number of cables, their total capacity in one direction, bytes per
+    second)."""
     found: dict[tuple[str, str], tuple[str, int, float]] = {}
 
     def add(one: str, other: str, tier: str, capacity: float) -> None:
@@ -225,8 +227,8 @@ def _edges(topology: Topology) -> dict[tuple[str, str], tuple[str, int, float]]:
 def _as_built(
     topology: Topology, edges: Mapping[tuple[str, str], tuple[str, int, float]]
 ) -> dict[tuple[str, str], tuple[str, int, float]]:
-    """The same with as many spines and cores as the fabric is built of: several logical ones are one large
-    switch, and above a single leaf there are none."""
+    """The edges with as many spines and cores as the fabric is built of: several logical switches become one
+    physical one, and a single leaf has none above it."""
     built, names = topology.inventory().switches, dict[str, str | None]()
     for role in ("spine", "core"):
         own = {end for pair in edges for end in pair if _role(end) == role}
@@ -250,7 +252,7 @@ def _role(device: str) -> str:
 
 
 def _places(topology: Topology, devices: list[str]) -> dict[str, tuple[float, float]]:
-    """Coordinates: tori and dragonflies as grid and ring, everything else in levels."""
+    """Coordinates by device: tori as a grid, dragonflies as a ring, everything else in levels."""
     kind, shape = topology.cluster.network.kind, topology.cluster.network.shape
     routers = [device for device in devices if device.startswith("router")]
     places: dict[str, tuple[float, float]] = {}
@@ -304,7 +306,7 @@ def _hover(device: str, edges: Mapping[tuple[str, str], tuple[str, int, float]],
 
 
 def _heat(fraction: float) -> str:
-    """A colour between the stops of the heat map."""
+    """The colour of a utilisation, interpolated between the stops of the heat map."""
     fraction = min(max(fraction, 0.0), 1.0)
     for (low, first), (high, second) in itertools.pairwise(_SCALE):
         if fraction <= high:

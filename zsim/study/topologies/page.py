@@ -1,4 +1,4 @@
-"""Topologies on one HTML page that needs nothing else: drawn, loaded, compared; measured curves."""
+"""Topologies on one self-contained HTML page: drawings, utilisation, comparisons, measured curves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KICKER = "topologies"
 
 
 def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
-    """Each (cluster, nodes) drawn."""
+    """A page with a drawing of each (cluster, number of nodes)."""
     from zsim.study.topologies.topologies import describe_topology
 
     sections = []
@@ -36,7 +36,7 @@ def topology_page(clusters: Sequence[tuple[str, int]], title: str) -> str:
 
 
 def comparison_page(rows: Sequence[TopologyComparison]) -> str:
-    """One experiment on several clusters."""
+    """A page that compares one experiment on several clusters."""
     from zsim.study.topologies.routings import routing_words
     from zsim.study.topologies.text import ROUTING_HEAD, routing_cells, undecided
 
@@ -81,7 +81,7 @@ def comparison_page(rows: Sequence[TopologyComparison]) -> str:
 
 
 def curves_page(points: Sequence[CurvePoint]) -> str:
-    """Measured curves (dots) and simulated ones (lines), one figure per cluster, with the errors."""
+    """A page of measured (dots) and simulated (lines) curves, one figure per cluster, with the errors."""
     from zsim.study.topologies.bench import median_error
 
     sections = []

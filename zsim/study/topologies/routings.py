@@ -1,16 +1,15 @@
-"""What routing does to an experiment on a fabric: flows spread over all paths, beside flows that a hash puts.
+"""The effect of routing on an experiment: flows spread evenly over all paths, or hashed onto single paths.
 
-Where several paths lead from card to card, adaptive routing and packet spraying share them out (ideal), and
-a switch that hashes headers (ECMP) puts every flow of a pair on one of them, so that some links get two flows
-and others none. How bad it is depends on the draw: NUM_DRAWS seeds are drawn, all collectives of the plan are
-timed one after the other on each (on idle links, groups of a kind as slow as the slowest), and the step is
-simulated at the median seed and at the 95th percentile's.
+Where several paths lead from card to card, adaptive routing and packet spraying share them out (ideal). A
+switch that hashes headers (ECMP) puts every flow of a pair on one path, so that some links carry two flows
+and others none. How bad it is depends on the draw: NUM_DRAWS seeds are drawn, and for each the plan's
+collectives are timed one after the other on idle links, all groups of a kind at the pace of the slowest. The
+step is simulated at the median seed and at the seed of the 95th percentile.
 
-# [Note: why rings hide oversubscription]
-A ring's neighbours are next to each other under one leaf switch, so of its hops between nodes only one in
-`nodes_per_leaf` goes up and down a spine, and every card's bytes pass an uplink as seldom. What uplinks are
-short of is made up for by what they do not carry, up to as many to one as there are nodes under a leaf.
-"""
+# [Note: why rings hide oversubscription] Consecutive ranks of a ring are under the same leaf switch, so only
+one in `nodes_per_leaf` of its hops between nodes crosses a spine, and each card's bytes cross an uplink
+equally rarely. The lower uplink bandwidth is offset by the lower uplink traffic, up to an oversubscription of
+as many to one as there are nodes under a leaf."""
 
 from __future__ import annotations
 
@@ -38,9 +37,9 @@ NUM_DRAWS = 20
 
 @dataclass(frozen=True, slots=True)
 class UplinkUse:
-    """The widest group's rings on a fabric that routes ideally: its hops between nodes, those of them that
-    leave a leaf switch, and how long the busiest links between switches take, as a fraction of what network
-    cards take. `oversubscription`: of those links, bandwidth below them over theirs."""
+    """Uplink use of the widest group's rings under ideal routing. `hops`: between nodes; `leaving`: the hops
+    that leave a leaf switch; `fraction`: time of the busiest links between switches over the time of the
+    network cards. `oversubscription`: bandwidth below these links over their own."""
 
     hops: int
     leaving: int
@@ -50,11 +49,10 @@ class UplinkUse:
 
 @dataclass(frozen=True)
 class Routing:
-    """A step under ideal and under hashed routing. `given`: what the cluster file has; `collective_seconds`:
-    all collectives of a step one after the other on idle links, ideal, hashed at the median and at the 95th
-    percentile; without a choice of paths all are alike. `num_paths`: between two cards; 0 where it depends on
-    them (a list of links).
-    """
+    """A step under ideal and under hashed routing. `given`: the routing in the cluster file. `num_paths`:
+    between two cards; 0 where it depends on the pair (a list of links). `collective_seconds`: all collectives
+    of a step one after the other on idle links: ideal, hashed at the median, hashed at the 95th percentile;
+    all equal without a choice of paths."""
 
     given: str
     num_paths: int
@@ -67,7 +65,7 @@ class Routing:
 
     @property
     def slowdowns(self) -> tuple[float, float]:
-        """Hashed over ideal collectives, at the median and at the 95th percentile."""
+        """Hashed over ideal time of the collectives, at the median and at the 95th percentile."""
         ideal, median, high = self.collective_seconds
         return (median / ideal, high / ideal) if ideal else (1.0, 1.0)
 
@@ -89,7 +87,7 @@ class Routing:
 
 
 def compare_routings(job: Job, step_seconds: float) -> Routing:
-    """The job's step, which took `step_seconds` as its cluster routes, under either routing."""
+    """The job's step under both routings; `step_seconds` is its time with the cluster's given routing."""
     plan, network = make_plan(job), job.cluster.network
     given, even = job.cluster, with_routing(job.cluster)
     topology = job_topology(replace(job, cluster=even))
@@ -107,7 +105,7 @@ def compare_routings(job: Job, step_seconds: float) -> Routing:
     ideal_step, median_step, high_step = (
         _network_step(job, cluster) for cluster in (even, draws[median], draws[high])
     )
-    # What the allocator and the exact classes add to the given fabric's step, they add to all.
+    # The allocator and the exact classes add the same time to the step under every routing.
     beside = step_seconds - (_network_step(job, given) if network.routing == "hash" else ideal_step)
     return Routing(
         network.routing,
@@ -126,20 +124,20 @@ def _network_step(job: Job, cluster: Cluster) -> float:
 
 
 def can_hash(cluster: Cluster) -> bool:
-    """Whether the kind of network has a choice between paths that a switch could hash."""
+    """Whether this kind of network has several paths among which a switch could hash."""
     return cluster.network.kind in ("fat-tree", "rail-optimized", "dragonfly", "links")
 
 
 def flows_per_pair(cluster: Cluster) -> int:
-    """Flows between two cards: what the file says where it hashes, else one per channel that NCCL has for a
-    card (a queue pair each; NCCL_IB_QPS_PER_CONNECTION is 1)."""
+    """Flows between two cards: the cluster file's number if it hashes, else one per NCCL channel of a card
+    (one queue pair each; NCCL_IB_QPS_PER_CONNECTION is 1)."""
     if cluster.network.routing == "hash":
         return cluster.network.flows_per_pair
     return max(round(cluster.collectives.channels / cluster.nic.per_node), 1)
 
 
 def with_routing(cluster: Cluster, hash_seed: int | None = None) -> Cluster:
-    """The cluster with flows spread evenly, or hashed with a seed."""
+    """The cluster with flows spread evenly, or hashed with `hash_seed`."""
     changes: dict[str, Any] = {"routing": "even-split", "flows_per_pair": 1, "hash_seed": 0}
     if hash_seed is not None:
         changes = {"routing": "hash", "flows_per_pair": flows_per_pair(cluster), "hash_seed": hash_seed}
@@ -147,7 +145,8 @@ def with_routing(cluster: Cluster, hash_seed: int | None = None) -> Cluster:
 
 
 def collective_seconds(topology: Topology, plan: Plan) -> float:
-    """All collectives of a step of the rank that has most of them, one after the other on idle links."""
+    """Seconds of all collectives of a step, one after the other on idle links, on the rank where they take
+    longest."""
     groups = communicators_of(plan)
     return max(
         idle_seconds(topology, groups, fabric_works(program, plan.groups)) for program in plan.programs
@@ -155,7 +154,7 @@ def collective_seconds(topology: Topology, plan: Plan) -> float:
 
 
 def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
-    """Of the groups on the most nodes; see [Note: why rings hide oversubscription]."""
+    """The uplink use of the group on the most nodes; see [Note: why rings hide oversubscription]."""
     widest: tuple[int, Ints] = (1, np.zeros((0, 0), dtype=np.int64))
     for group in groups.values():
         if group.size > 1:
@@ -186,7 +185,7 @@ def uplink_use(topology: Topology, groups: Mapping[str, Group]) -> UplinkUse:
 
 
 def routing_words(routing: Routing) -> str:
-    """Why the two routings differ as they do, and what oversubscription costs."""
+    """A sentence on why the two routings differ as they do, and on the cost of oversubscription."""
     use = routing.uplinks
     ratio = use.oversubscription
     if not use.hops:

@@ -1,4 +1,4 @@
-"""Clusters, comparisons of them and their collectives as text of 80 columns."""
+"""Clusters, their comparisons and their collectives as text of 80 columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zsim.validated.validation import validation_words
 
 
 def topology_lines(facts: dict[str, Any]) -> Iterator[str]:
-    """What `describe_topology` gives."""
+    """The facts of `describe_topology` as lines."""
     yield from paragraph(f"{facts['cluster']}: {facts['description']}", first="cluster   ")
     domain = facts["gpus_per_nvlink_domain"]
     yield f"size      {facts['nodes']} nodes, {facts['gpus']} GPUs, {domain} to an NVLink domain"
@@ -40,7 +40,7 @@ def topology_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
-    """What `compare_topologies` gives."""
+    """The rows of `compare_topologies` as lines."""
     labels = rows[0].report.labels
     yield f"{labels.get('model')} | {labels.get('strategy')} | {rows[0].gpus} GPUs"
     for columns in (_STEP, _FABRIC):
@@ -64,8 +64,8 @@ def comparison_lines(rows: Sequence[TopologyComparison]) -> Iterator[str]:
 
 
 def undecided(rows: Sequence[TopologyComparison]) -> list[str]:
-    """A sentence for each group of clusters of which zsim can tell no two apart; none for a group that is
-    part of another. In order of their steps; a cluster may be in several groups."""
+    """One sentence per maximal group of clusters that zsim cannot tell apart pairwise, in order of step time.
+    A cluster may be in several groups."""
     order = sorted(rows, key=lambda row: row.report.step_seconds)
     groups: list[list[TopologyComparison]] = []
     for one in order:
@@ -86,7 +86,7 @@ def _is_told_apart(one: TopologyComparison, other: TopologyComparison) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One column of a table, and what stands in it for a cluster."""
+    """One column of a table: its title, and its text for a cluster."""
 
     title: str
     cell: Callable[[TopologyComparison], str]
@@ -110,7 +110,7 @@ ROUTING_HEAD = ["cluster", "as given", "ideal", "hashed", "hashed p95", "collect
 
 
 def routing_cells(row: TopologyComparison) -> list[str]:
-    """A cluster's line under `ROUTING_HEAD`."""
+    """A cluster's cells under `ROUTING_HEAD`."""
     found = row.routing
     steps = (found.ideal_seconds, found.hashed_seconds, found.hashed_p95_seconds)
     median, high = found.slowdowns
@@ -145,7 +145,7 @@ _CURVES = [
 def bench_lines(
     rows: Sequence[BenchRow], name: str, gpus: int, kind: str, group: int | None
 ) -> Iterator[str]:
-    """An nccl-tests shaped table."""
+    """A table of the rows in nccl-tests' form."""
     yield f"# {name}: {kind}, {gpus} GPUs, groups of {group or gpus}; simulated on idle links"
     heading, *lines = table(
         _BENCH,
@@ -166,7 +166,7 @@ def bench_lines(
 
 
 def curve_lines(points: Sequence[CurvePoint]) -> Iterator[str]:
-    """Each measured curve with the simulation's errors."""
+    """A table of each measured curve with the errors of the simulation."""
     curves: dict[str, list[CurvePoint]] = {}
     for point in points:
         curves.setdefault(point.curve, []).append(point)

@@ -1,4 +1,4 @@
-"""Clusters described and compared: what their fabrics are built of, how one experiment runs on each."""
+"""Describe and compare clusters: the parts of their fabrics, and one experiment on each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.routings import Routing, compare_routings
 
-_MOST_LINKS = 200_000  # of a fabric whose bisection is worth computing
+_MOST_LINKS = 200_000  # the bisection of a fabric with more is not computed
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """One tier of links over a step: bytes that one GPU puts on it, and how busy its fullest link is."""
+    """One tier of links over a step: the bytes that one GPU sends over it, and the utilisation of its most
+    utilised link."""
 
     tier: str
     bytes_per_gpu: float
@@ -33,9 +34,8 @@ class TierUse:
 
 @dataclass(frozen=True)
 class TopologyComparison:
-    """One cluster's column of a comparison. `file`: the preset or path that was asked for. `scaling`:
-    seconds of a step by number of GPUs, the batch per GPU unchanged; a count that the experiment does not
-    allow is left out."""
+    """One cluster's column of a comparison. `file`: the preset or path as given. `scaling`: seconds of a step
+    by number of GPUs at constant batch per GPU, without the counts that the experiment does not allow."""
 
     cluster: str
     file: str
@@ -78,7 +78,7 @@ class TopologyComparison:
 
 
 def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
-    """What `zsim topology show` says, as plain data; rates in bytes per second."""
+    """The content of `zsim topology show` as plain data; rates in bytes per second."""
     cluster = load_cluster(name)
     topology = Topology(cluster, num_nodes, cluster.gpus_per_node)
     inventory = topology.inventory()
@@ -120,7 +120,7 @@ def compare_topologies(
     gpus: int | None = None,
     scales: Sequence[float] = _SCALES,
 ) -> list[TopologyComparison]:
-    """The experiment on every cluster with the same number of GPUs."""
+    """Simulate the experiment on every cluster with the same number of GPUs."""
     if len(names) < 1:
         raise InputError("topology compare: expected at least one cluster")
     base = load_experiment(experiment or EXAMPLE, {"model": model} if model else {})
@@ -144,7 +144,7 @@ def _compare_one(base: Experiment, name: str, gpus: int, scales: Sequence[float]
                 else simulate(_at(base, name, count)).report.step_seconds
             )
         except ZsimError:
-            continue  # such a count is no experiment (batch or group sizes do not divide it)
+            continue  # the experiment does not allow this count: batch or group sizes do not divide it
     facts = describe_topology(name, topology_nodes)
     tiers = _tiers(name, topology_nodes, result.report)
     routing = compare_routings(result.job, result.report.step_seconds)
@@ -158,7 +158,8 @@ def _at(base: Experiment, cluster: str, gpus: int) -> Experiment:
 
 
 def _tiers(name: str, num_nodes: int, report: Report) -> tuple[TierUse, ...]:
-    """Link classes of one tier together: bytes added up, the fullest direction's utilisation."""
+    """Link classes combined by tier: the sum of their bytes, the maximum of their utilisation over both
+    directions."""
     cluster = load_cluster(name)
     classes = Topology(cluster, num_nodes, cluster.gpus_per_node).classes
     found: dict[str, TierUse] = {}

@@ -1,1 +1,1 @@
-"""The best configuration that fits."""
+"""Search for the best configuration that fits."""

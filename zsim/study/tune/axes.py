@@ -1,8 +1,8 @@
-"""What a search varies: one `TunedAxis` per decision, as data, so that another decision is another entry.
+"""The axes of the search, as data: one `TunedAxis` per decision, so a new decision is a new entry.
 
-`STRUCTURE` decides what is kept where and in which pieces the batch comes; every combination is looked at,
-but for the loss: it is varied of the best few, and where memory asks for it (`zsim.study.tune.losses`).
-`DETAILS` are sizes and switches that move a good structure by a little; they are refined one after the other.
+`STRUCTURE` decides where states are kept and how the batch is cut. Every combination is considered, except
+for the loss, which is varied only for the best few and where memory requires it (`zsim.study.tune.losses`).
+`DETAILS` are sizes and switches that improve a good structure slightly; they are refined one after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DRIVES = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
 
 @dataclass(frozen=True)
 class AxisChoice:
-    """One value of an axis: dotted overrides, and what a table calls them."""
+    """One value of an axis: dotted overrides, and its label in tables."""
 
     label: str
     overrides: Mapping[str, Any]
@@ -40,9 +40,9 @@ Choices = Callable[[Base, Chosen], Iterable[AxisChoice]]
 
 @dataclass(frozen=True)
 class TunedAxis:
-    """One decision. `choices` depend on what is chosen before it; none means that there is nothing to
-    decide; what the program whose file was given cannot be told is left out, but for what the file has.
-    `kinds` are the strategies that know it (all when empty)."""
+    """One decision. `choices` depend on the choices made on earlier axes; an empty list means that there is
+    nothing to decide. Choices that the program of the given file cannot be told are left out, unless the file
+    has them already. `kinds` are the strategies that have this axis (all when empty)."""
 
     name: str
     choices: Choices
@@ -62,7 +62,7 @@ def _can_be_told(base: Base, choice: AxisChoice) -> bool:
 
 
 def _values(key: str, name: str, *values: Any) -> Choices:
-    """The same values always."""
+    """Choices of the same `values` for every base."""
 
     def choices(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
         return [AxisChoice(f"{name} {_shown(value)}", {key: value}) for value in values]
@@ -71,7 +71,7 @@ def _values(key: str, name: str, *values: Any) -> Choices:
 
 
 def _at_stages(stages: tuple[int, ...], inner: Choices) -> Choices:
-    """`inner` at these stages of DeepSpeed."""
+    """The choices of `inner` at the given DeepSpeed stages; none at other stages."""
 
     def choices(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
         return inner(base, chosen) if stage_of(base, chosen) in stages else []
@@ -101,21 +101,22 @@ def _stages(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def states_on(device: str | None) -> dict[str, Any] | None:
-    """DeepSpeed's block for optimizer states on "cpu" or "nvme"."""
+    """DeepSpeed's block for optimizer states on "cpu" or "nvme"; None for the GPU."""
     if device != "nvme":
         return None if device is None else {"device": device, "pin_memory": True}
     return {**_DRIVES, "buffer_count": 12, "pipeline_read": True, "pipeline_write": True}
 
 
 def parameters_on(device: str | None, largest_shard_numel: int) -> dict[str, Any] | None:
-    """DeepSpeed's block for parameters on "cpu" or "nvme", whose buffers must hold the largest shard."""
+    """DeepSpeed's block for parameters on "cpu" or "nvme", with buffers for the largest shard; None for the
+    GPU."""
     if device != "nvme":
         return states_on(device)
     return {**_DRIVES, "buffer_size": max(10**8, largest_shard_numel), "buffer_count": 12}
 
 
 def _offloads(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Optimizer states, then parameters too, to the host or to the drives."""
+    """Nothing, the optimizer states, or states and parameters on the host or on the drives."""
     stage = stage_of(base, chosen)
     keys = (ZERO + "offload_optimizer", ZERO + "offload_param")
     nothing = AxisChoice("", dict.fromkeys(keys))
@@ -141,7 +142,8 @@ def _offloads(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _zero_plus_plus(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Secondary shards inside the node (hpZ): backward gathers stay there. Not with parameters offloaded."""
+    """Secondary shards inside the node (hpZ), so that gathers of backward stay inside it. Not with parameters
+    offloaded."""
     key, per_node = ZERO + "zero_hpz_partition_size", base.job.gpus_per_node
     if stage_of(base, chosen) != 3 or base.job.num_nodes == 1 or chosen.get(ZERO + "offload_param"):
         return []
@@ -149,7 +151,8 @@ def _zero_plus_plus(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _quantised(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """int8 gathers (qwZ) and int4 reductions (qgZ): they change what is computed, and are only asked for."""
+    """int8 gathers (qwZ) and int4 reductions (qgZ). They change the numerics, so they are tried only on
+    request."""
     weights, gradients = ZERO + "zero_quantized_weights", ZERO + "zero_quantized_gradients"
     if stage_of(base, chosen) != 3 or base.job.num_nodes == 1 or chosen.get(ZERO + "offload_param"):
         return []
@@ -161,7 +164,7 @@ def _quantised(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _reshards(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Reshard to all, to the node, or not at all."""
+    """Reshard to all ranks, to the node, or not at all."""
     key, per_node = "strategy.reshard_after_forward", base.job.gpus_per_node
     found = [AxisChoice("", {key: True}), AxisChoice("no reshard", {key: False})]
     shard = base.world_size // chosen.get("strategy.replicate", 1)
@@ -171,7 +174,7 @@ def _reshards(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def replica_counts(base: Base) -> list[int]:
-    """1, and replicas of whole nodes: powers of two and the number of nodes itself."""
+    """Possible replica counts: 1, and replicas of whole nodes (powers of two and the number of nodes)."""
     nodes = base.job.num_nodes
     counts = {1, nodes} | {2**power for power in range(nodes.bit_length()) if nodes % 2**power == 0}
     return sorted(counts)
@@ -184,7 +187,7 @@ def _replicas(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _shardings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """FSDP1's strategies; the hybrid ones with every group of whole nodes."""
+    """FSDP1's sharding strategies; the hybrid ones with every group of whole nodes."""
     key, replicate = "strategy.sharding_strategy", "strategy.replicate"
     for name in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
         yield AxisChoice(name, {key: name, replicate: None})
@@ -195,7 +198,8 @@ def _shardings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _optimizers(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Megatron's: states on every rank or distributed, and what hides beneath backward and forward."""
+    """Megatron's optimizer states on every rank or distributed, and the overlap of communication with forward
+    and backward."""
     distributed, reduce = "strategy.distributed_optimizer", "strategy.overlap_grad_reduce"
     gather, bucket = "strategy.overlap_param_gather", "strategy.bucket_size"
     alone: dict[str, Any] = {bucket: None} if getattr(base.job.experiment.strategy, "bucket_size", 0) else {}
@@ -218,7 +222,7 @@ def divisors(count: int) -> list[int]:
 
 
 def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Every way to cut a rank's sequences into equal micro-batches."""
+    """Every division of a rank's sequences into equal micro-batches."""
     for size in divisors(base.sequences):
         steps = base.sequences // size
         if steps <= _MOST_MICRO_BATCHES:
@@ -227,8 +231,8 @@ def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """The whole blocks, every second one, and in between: by op where attention is one op that can be kept,
-    else the core of attention alone."""
+    """No checkpointing, whole blocks, every second block, and a form in between: selective by op where
+    attention is one op whose output can be saved, else the core of attention alone."""
     between = "selective" if base.job.training.attention == "math" else "selective-op"
     alike: dict[str, Any] = {BLOCKS: {}} if base.job.training.block_checkpointing else {}
     names = ("none", between, "full")
@@ -238,14 +242,14 @@ def _checkpointings(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """The given one, one whose kernel keeps nothing but the logits, and one that never has all of those."""
+    """The given loss, one whose kernel saves nothing but the logits, and one that never holds all logits."""
     given = base.job.training.cross_entropy
     for name in dict.fromkeys((given, "fused", "fused_linear")):
         yield AxisChoice("" if name == given else f"cross entropy {name}", {LOSS: name})
 
 
 def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """Where there are several micro-batches: reduce after each, or after the last."""
+    """With several micro-batches: reduce after each, or after the last."""
     key = "strategy.no_sync"
     if chosen.get(ACCUMULATION, base.job.training.gradient_accumulation_steps) == 1:
         return [AxisChoice("", {key: False})]
@@ -268,7 +272,7 @@ STRUCTURE: tuple[TunedAxis, ...] = (
     TunedAxis("micro-batch", _micro_batches),
     TunedAxis("no_sync", _reductions, FSDP),
 )
-# Only when asked for: it changes the numbers that training computes.
+# Only on request: it changes the numerics of training.
 QUANTISED = TunedAxis("quantised", _quantised, ("deepspeed",))
 
 
@@ -284,8 +288,8 @@ _WRAPPING = ("torchtitan", "torchtitan-0.1", "huggingface")
 
 
 def _reuse_distances(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """How far a gathered parameter is kept, together with how much may be gathered at once. What comes from
-    drives is let go at once, or their buffers are too few."""
+    """How long a gathered parameter is kept, together with the limit on elements gathered at once. With
+    parameters on drives none are kept, since the buffers would be too few."""
     param = chosen.get(ZERO + "offload_param")
     if stage_of(base, chosen) != 3 or (param or {}).get("device") == "nvme":
         return
@@ -301,12 +305,12 @@ def _sub_groups(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _detail(name: str, key: str, *values: Any, kind: str) -> TunedAxis:
-    """One key with these values."""
+    """An axis of one key with these values."""
     return TunedAxis(name, _values(key, name, *values), (kind,))
 
 
 def _zero_detail(name: str, bare: str, *values: Any) -> TunedAxis:
-    """One key of DeepSpeed's `zero_optimization`, at the stages where it does something."""
+    """An axis of one key of DeepSpeed's `zero_optimization`, at the stages where the key has an effect."""
     choices = _values(ZERO + json_key(bare), name, *values)
     return TunedAxis(name, _at_stages(ZERO_KEYS[bare].stages, choices), ("deepspeed",))
 

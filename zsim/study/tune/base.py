@@ -1,4 +1,4 @@
-"""What a search starts from: an experiment with everything open that the search may set."""
+"""The starting point of a search: an experiment with everything that the search may set left open."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_a
 
 @dataclass(frozen=True)
 class Base:
-    """One kind of strategy on one cluster: `data` is file-shaped, its batch sizes stand in [training].
+    """One kind of strategy on one cluster: `data` is file-shaped, with its batch sizes in [training].
 
-    `sequences` is how many a rank trains on per step: micro-batch x accumulation, which searches keep.
+    `sequences`: sequences per rank and step, micro-batch x accumulation steps; searches keep this number.
     """
 
     data: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Base:
 
     @property
     def program(self) -> Program | None:
-        """Whose file was given; None for an experiment of one's own."""
+        """The program whose file was given; None for an experiment in zsim's format."""
         found: Program | None = self.data.get("program")
         return found
 
@@ -47,7 +47,7 @@ class Base:
 
     @cached_property
     def key(self) -> str:
-        """The content, as text."""
+        """The content of `data` as text."""
         return json.dumps(self.data, sort_keys=True, default=str)
 
     @cached_property
@@ -57,7 +57,7 @@ class Base:
         return -(-largest // self.world_size)
 
     def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
-        """Raises InputError where the changes contradict the rest."""
+        """The experiment with `overrides`. Raises InputError where they contradict the rest."""
         return experiment_from(dict(self.data), overrides, origin="tune")
 
 
@@ -73,7 +73,8 @@ def base_of(experiment: Experiment) -> Base:
 
 
 def on_gpus(base: Base, nodes: int, gpus: int) -> Base:
-    """The same global batch on other GPUs; raises InputError where they do not divide it."""
+    """The base with the same global batch on another number of GPUs; raises InputError if the GPUs do not
+    divide the batch."""
     total = base.sequences * base.world_size
     if total % gpus:
         raise InputError(f"gpus: {total} sequences per step do not divide among {gpus} GPUs")
@@ -84,7 +85,7 @@ def on_gpus(base: Base, nodes: int, gpus: int) -> Base:
 
 
 def of_kind(base: Base, kind: str) -> Base:
-    """Another kind of strategy for the same training, with its defaults."""
+    """The base with another kind of strategy, at its defaults, for the same training."""
     if kind == base.kind:
         return base
     strategy: dict[str, Any] = {"kind": kind, "stage": 3} if kind == "deepspeed" else {"kind": kind}
@@ -111,13 +112,13 @@ def _open(experiment: Experiment, job: Job) -> dict[str, Any]:
 
 
 def _is_file(table: DeepSpeedTable) -> bool:
-    """Whether a JSON was given, and not a stage or a table of the experiment's own."""
+    """Whether the strategy is a JSON file, not a stage or a table inside the experiment."""
     name = table.config_name or ""
     return isinstance(table.config, str) or (table.config is not None and name.lower().endswith(".json"))
 
 
 def _open_config(table: DeepSpeedTable) -> tuple[dict[str, Any], str]:
-    """The JSON without batch sizes; of a stage alone, the stage."""
+    """(the JSON without batch sizes, its name); for a stage alone, a config with this stage."""
     if table.config is None:
         return {"zero_optimization": {"stage": table.stage}}, "DeepSpeed config"
     name, config = load_object(table.config, table.config_name)
@@ -125,13 +126,13 @@ def _open_config(table: DeepSpeedTable) -> tuple[dict[str, Any], str]:
     for key in _BATCH_KEYS:
         config.pop(key, None)
     zero = config.get("zero_optimization")
-    if not isinstance(zero, Mapping):  # none, or the old way to switch stage 1 on
+    if not isinstance(zero, Mapping):  # missing, or the former boolean that switched stage 1 on
         config["zero_optimization"] = {"stage": 1 if zero is True else 0}
     return config, name
 
 
 def value_of(base: Base, overrides: Mapping[str, Any], key: str) -> Any:
-    """What a dotted key effectively is: as `overrides` have it, as in the base's data, or by default."""
+    """The effective value of a dotted key: from `overrides`, else from the base's data, else the default."""
     if key in overrides:
         return _plain(key, overrides[key])
     value: Any = base.data
@@ -160,7 +161,8 @@ def _spellings(last: str) -> list[str]:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Offload as its device; a whole float as the integer that DeepSpeed takes it for."""
+    """The value in comparable form: offloading as its device, a whole float as the integer that DeepSpeed
+    converts it to."""
     if key.endswith(("offload_optimizer", "offload_param")):
         device = value.get("device") if isinstance(value, Mapping) else getattr(value, "device", None)
         return None if device in (None, "none") else device

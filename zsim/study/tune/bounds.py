@@ -1,12 +1,12 @@
-"""What no schedule can beat: bounds that cost no simulation.
+"""Lower bounds on time and memory that need no simulation.
 
-`Bounds`: from the batch and the checkpointing alone, so that one serves many candidates. Time: the kernels of
-a step run on one stream, in order, whatever is sharded where; a step is never shorter than their sum on the
-job's slowest GPU, idle, and communication only slows them. Memory: what forward keeps for backward, beside
-the CUDA context.
+`Bounds`: from the batch and the checkpointing alone, so that one bound serves many candidates. Time: the
+kernels of a step run in order on one stream, however states are sharded. A step is never shorter than their
+sum on the job's slowest GPU without interference; communication only slows them. Memory: the activations that
+forward saves for backward, plus the CUDA context.
 
-`plan_seconds`: from the plan, how long each resource is busy at the least. No step is shorter than any of
-them.
+`plan_seconds`: from the plan, the least time for which each resource is busy. No step is shorter than the
+maximum of these times.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from zsim.specs.strategy.training import Training
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A step takes at least `seconds` and holds at least `gpu_bytes`."""
+    """A step takes at least `seconds` and needs at least `gpu_bytes` per GPU."""
 
     seconds: float
     gpu_bytes: int
 
 
 class Bounds:
-    """Bounds of jobs of one model on one kind of GPU, each kind of training worked out once."""
+    """Bounds of jobs of one model on one kind of GPU; each training setting is evaluated once."""
 
     def __init__(self) -> None:
         self._of_one: dict[tuple[str, str, Training], Bound] = {}
         self._pricers: dict[str, KernelPricer] = {}
 
     def of(self, job: Job) -> Bound:
-        """The step's own bound."""
+        """The bound on the job's step."""
         one = replace(job.training, gradient_accumulation_steps=1)
         key = (job.model.name + job.model.source, job.cluster.gpu.name, one)
         if key not in self._of_one:
@@ -60,7 +60,7 @@ class Bounds:
 
 
 def _kernels(workload: Workload) -> Iterable[Kernels]:
-    """Forward, recomputation and backward of one micro-batch, as `Walk` issues them."""
+    """Kernels of forward, backward and recomputation of one micro-batch, the ones that `Walk` issues."""
     for segment in workload.segments:
         for call in segment.calls:
             yield call.work.forward
@@ -72,7 +72,7 @@ def _kernels(workload: Workload) -> Iterable[Kernels]:
 
 
 def _kept_bytes(workload: Workload) -> int:
-    """Activations that are alive when forward ends."""
+    """Bytes of activations that are alive when forward ends."""
     return sum(
         segment.checkpoint_bytes
         if segment.is_checkpointed
@@ -87,13 +87,13 @@ def _leaves_checkpoints_on_host(job: Job) -> bool:
 
 
 def plan_seconds(job: Job, plan: Plan) -> dict[str, float]:
-    """Seconds that a step keeps each resource busy at the least, by resource.
+    """Lower bound on the seconds for which a step keeps each resource busy, by resource.
 
-    `host`: the thread that issues; `nic`: bytes that a node must receive, over all its cards at full rate: of
-    what a group across k nodes gathers, reduces or exchanges, (k - 1) / k; `cpu`: the node's CPU work at its
-    own rate; `h2d`, `d2h`: copies over one GPU's PCIe; `read`, `write`: the node's drives at their data
-    sheet's rates. Where ranks do different things, the most that those of one program keep it busy.
-    """
+    `compute`: kernels on the compute stream, on the slowest GPU; `host`: the thread that issues; `nic`: bytes
+    that a node must receive, over all its cards at full rate ((k - 1) / k of what a group across k nodes
+    gathers, reduces or exchanges); `cpu`: the node's CPU work at the CPU's rate; `h2d`, `d2h`: copies over
+    one GPU's PCIe; `read`, `write`: the node's drives at their data sheet's rates. If programs differ between
+    ranks, the maximum over programs."""
     busiest: dict[str, float] = {}
     for number in range(len(plan.programs)):
         for name, seconds in _program_seconds(job, plan, number).items():
@@ -108,7 +108,7 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
     pricer, costs = KernelPricer(cluster.gpu), shipped_host_costs()
     bytes_of = dict.fromkeys(("nic", "cpu", "h2d", "d2h", "read", "write"), 0.0)
     compute = host = 0.0
-    issued: dict[tuple[str | None, int, int], float] = {}  # seconds of the host, by way of issuing
+    issued: dict[tuple[str | None, int, int], float] = {}  # host seconds by (overhead, events, launches)
     computed: dict[int, float] = {}  # by identity of work
     shares: dict[tuple[str, str], float] = {}
     for op in program.ops:
@@ -148,8 +148,9 @@ def _program_seconds(job: Job, plan: Plan, number: int) -> dict[str, float]:
 
 
 def _share_from_outside(job: Job, plan: Plan, work: Collective, rank: int) -> float:
-    """The part of a collective's bytes that a node must receive from other nodes, per node: groups that
-    lie inside a domain of NVLink cost nothing here; those that run beside each other add up."""
+    """The fraction of a collective's bytes that a node must receive from other nodes, summed over the node's
+    concurrent groups. 0 for groups inside a node, on NVLink domains of several nodes, and for other kinds
+    than all-gather, reduce-scatter and all-reduce."""
     group = plan.groups[work.group]
     per_node = job.gpus_per_node
     spans_nodes = job.cluster.node_link.nodes_per_domain > 1

@@ -1,4 +1,4 @@
-"""Every combination of the axes' choices, as experiments."""
+"""Enumerate every combination of the axes' choices as an experiment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIND_LABELS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration: what is chosen on each axis; `number` is its place in the space."""
+    """One configuration: the choice on each axis; `number` is its position in the space."""
 
     base: Base
     choices: Mapping[str, AxisChoice]
@@ -29,7 +29,7 @@ class Candidate:
         return {key: value for choice in self.choices.values() for key, value in choice.overrides.items()}
 
     def experiment(self) -> Experiment:
-        """Raises InputError where the choices contradict the rest."""
+        """The candidate as an experiment. Raises InputError where the choices contradict the rest."""
         return self.base.experiment(self.overrides)
 
     def with_choice(self, axis: str, choice: AxisChoice, number: int) -> Candidate:
@@ -37,7 +37,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """E.g. "ZeRO-3, micro-batch 2, checkpointing full"."""
+        """A label, e.g. "ZeRO-3, micro-batch 2, checkpointing full"."""
         parts = [KIND_LABELS[self.base.kind], *(choice.label for choice in self.choices.values())]
         return ", ".join(part for part in parts if part)
 
@@ -45,7 +45,7 @@ class Candidate:
 def candidates(
     bases: Sequence[Base], axes: Sequence[TunedAxis] = STRUCTURE, keep: Sequence[str] = ()
 ) -> list[Candidate]:
-    """The whole space, the last axis fastest; axes named in `keep` stay as the base has them."""
+    """The whole space, the last axis varying fastest; axes named in `keep` stay at the base's values."""
     found: list[Candidate] = []
     for base in bases:
         for choices in _combinations(base, [axis for axis in axes if axis.name not in keep], {}, {}):

@@ -1,4 +1,4 @@
-"""Candidates measured: bounds at once, exact memory from the plan, time by simulation; on many processes."""
+"""Evaluate candidates: bounds at once, exact memory from the plan, time by simulation, on many processes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from zsim.study.tune.axes import ACCUMULATION, BLOCKS, CHECKPOINTING, EVERY, LOS
 from zsim.study.tune.bounds import Bound, Bounds, plan_seconds
 from zsim.study.tune.candidates import Candidate
 
-# Other processes take seconds to start and share nothing with this one, so that a search of seconds is over
-# sooner without them: they are started when it has taken so long already.
+# Processes take seconds to start and share no work with this one, so short searches finish sooner
+# without them: they are started only after this much processor time.
 _ALONE_SECONDS = 10.0
 _KEY = "training.gradient_accumulation_steps"
 _OF_A_BATCH = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, EVERY, BLOCKS, LOSS)
@@ -43,9 +43,8 @@ _SECONDS = ("step_seconds", *(f"{name}_seconds" for name in BREAKDOWN))
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Peaks of the fullest GPU and of a node's host and drives against what there is, exact; of them
-    `resident` before a step, whatever the batch; and what the plan alone says about time: no step is shorter
-    than `least_seconds`."""
+    """Exact peaks of the fullest GPU and of a node's host and drives, and their limits. `resident`: the bytes
+    held before a step, whatever the batch. `least_seconds`: the plan's lower bound on the step."""
 
     peaks: Mapping[Device, int]
     limits: Mapping[Device, int]
@@ -58,7 +57,8 @@ class MemoryBounds:
 
     @property
     def missing(self) -> tuple[Device, int] | None:
-        """The tier that lacks most of what it has, and by how many bytes; None where all fits."""
+        """The tier that exceeds its limit by the largest ratio, and by how many bytes; None if everything
+        fits."""
         over = [device for device in self.peaks if self.peaks[device] > self.limits[device]]
         if not over:
             return None
@@ -68,7 +68,8 @@ class MemoryBounds:
 
 @dataclass(frozen=True)
 class Measured:
-    """A simulated candidate. `row` is the sweep's, seconds of the whole step."""
+    """A simulated candidate. `row` is the sweep's row, for the whole step with all its micro-batches;
+    `least_seconds` is the lower bound on its step."""
 
     candidate: Candidate
     row: Mapping[str, Any]
@@ -81,11 +82,11 @@ class Measured:
 
     @property
     def may_run_out(self) -> bool:
-        """Whether torch's allocator may not find room for it, though all tensors fit."""
+        """Whether torch's allocator may fail to find room for it, although all tensors fit."""
         return bool(self.row["allocator_failures"])
 
     def worth(self, objective: Callable[[float, int], float]) -> float:
-        """What is to be least: infinite where torch may run out of memory."""
+        """The objective's value, to be minimised; infinite if torch may run out of memory."""
         return inf if self.may_run_out else objective(self.seconds, self.gpus)
 
     @property
@@ -100,7 +101,8 @@ class Measured:
 
 
 def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> MemoryBounds | str:
-    """Exact peaks from the plan alone, which is the study's `simulator`'s, or why there is no plan."""
+    """Exact peaks from the plan (made by the study's `simulator`) without simulation, or the reason why there
+    is no plan."""
     simulator = simulator or Simulator()
     steps = experiment.training.gradient_accumulation_steps or 1
     try:
@@ -125,7 +127,7 @@ def memory_of(experiment: Experiment, simulator: Simulator | None = None) -> Mem
 
 
 def few_micro_batches(experiment: Experiment, most: int = FEW) -> Experiment:
-    """The same with at most so many micro-batches; from two on, memory is that of any number."""
+    """The experiment with at most `most` micro-batches. From two on, the number does not change memory."""
     training = experiment.training
     if (training.gradient_accumulation_steps or 1) <= most:
         return experiment
@@ -134,10 +136,11 @@ def few_micro_batches(experiment: Experiment, most: int = FEW) -> Experiment:
 
 
 class Evaluator:
-    """Measures candidates; what is measured once is kept. `jobs` processes; results do not depend on them.
+    """Evaluates candidates and caches the results. `jobs` is the number of processes; results do not depend
+    on it.
 
-    `on_done` is told after each piece of work: how many were checked or simulated. `headroom` is the fraction
-    of GPU memory that a candidate must leave free.
+    `on_done` is called after each piece of work with its kind (checked, simulated) and the count so far.
+    `headroom` is the fraction of GPU memory that a candidate must leave free.
     """
 
     def __init__(
@@ -166,17 +169,18 @@ class Evaluator:
     # -- bounds -----------------------------------------------------------------------------------------
 
     def bound(self, candidate: Candidate) -> Bound | None:
-        """None where the candidate contradicts itself; `refused` counts why."""
+        """The bound on the candidate's step; None where the candidate contradicts itself (`refused` counts
+        the reasons)."""
         job = self._job(candidate)
         return None if isinstance(job, str) else self._bounds.of(job)
 
     def usable_bytes(self, candidate: Candidate) -> int:
-        """What tensors and framework may have of one GPU."""
+        """Bytes of one GPU that tensors and the framework may use."""
         return int(usable_bytes(candidate.base.job.cluster) * (1 - self.headroom))
 
     def is_too_large(self, candidate: Candidate, bound: Bound) -> bool:
-        """Whether it cannot fit: by its activations alone, or with what another batch of the same structure
-        holds between steps."""
+        """Whether the candidate cannot fit: by its activations alone, or together with the resident bytes of
+        a candidate with the same structure and another batch."""
         if bound.gpu_bytes > self.usable_bytes(candidate):
             return True
         other = self._of_structure.get(_structure(candidate))
@@ -188,7 +192,7 @@ class Evaluator:
         return any(other.resident[device] > other.limits[device] for device in other.resident)
 
     def fits(self, memory: MemoryBounds | None) -> bool:
-        """Whether a candidate with this memory may be proposed."""
+        """Whether a candidate with this memory may be proposed: it fits and leaves the headroom free."""
         if memory is None or not memory.fits:
             return False
         return memory.peaks["gpu"] <= memory.limits["gpu"] * (1 - self.headroom)
@@ -209,7 +213,7 @@ class Evaluator:
     # -- memory -----------------------------------------------------------------------------------------
 
     def memory(self, candidates: Sequence[Candidate]) -> list[MemoryBounds | None]:
-        """Exact memory of each; None where there is no plan."""
+        """Exact memory of each candidate; None where there is no plan."""
         wanted: dict[str, Experiment] = {}
         for candidate in candidates:
             key, job = _key(candidate), self._job(candidate)
@@ -243,7 +247,7 @@ class Evaluator:
     # -- time -------------------------------------------------------------------------------------------
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Measured | None]:
-        """Each candidate's step; None where it cannot be simulated (`refused` says why)."""
+        """The simulated step of each candidate; None where it cannot be simulated (`refused` says why)."""
         points = {_key(candidate): self._points(candidate) for candidate in candidates}
         tasks = {
             task.identity: task
@@ -255,8 +259,8 @@ class Evaluator:
         return [self._measured(candidate, points[_key(candidate)]) for candidate in candidates]
 
     def verified(self, measured: Measured, most: int) -> Measured:
-        """The same with every micro-batch simulated, where it has at most so many. What then may run out
-        of memory is remembered: `simulate` gives its whole step from then on."""
+        """The candidate with every micro-batch simulated, if it has no more than `most`. If this shows that
+        it may run out of memory, the result is kept: `simulate` returns it from then on."""
         job = self._job(measured.candidate)
         if isinstance(job, str) or not FEW + 1 < job.training.gradient_accumulation_steps <= most:
             return measured
@@ -293,7 +297,7 @@ class Evaluator:
                 run_tasks(tasks, folder, take, jobs=jobs, simulator=self.simulator)
 
     def _processes(self) -> int:
-        """How many are worth it by now: see `_ALONE_SECONDS`."""
+        """The number of processes that pays off by now, see `_ALONE_SECONDS`."""
         return self.jobs if self._seconds >= _ALONE_SECONDS else 1
 
     @contextmanager
@@ -323,7 +327,7 @@ class Evaluator:
 
 
 def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: int) -> dict[str, Any]:
-    """The row with `more` times what its last micro-batch added to it."""
+    """The row extrapolated by `more` micro-batches, each adding the difference between `row` and `less`."""
     found: dict[str, Any] = {}
     for key in (*_SECONDS, "step_tokens", "gpu_joules_per_step"):
         if row.get(key) is not None and less.get(key) is not None:
@@ -345,7 +349,8 @@ def _longer(less: Mapping[str, Any], row: Mapping[str, Any], more: int) -> dict[
 
 
 def _structure(candidate: Candidate) -> str:
-    """What a candidate shares with others that cut the batch or checkpoint in another way."""
+    """A key shared by candidates that differ only in how they cut the batch, in checkpointing or in the
+    loss."""
     overrides = candidate.overrides
     steps = overrides.get(ACCUMULATION, candidate.base.job.training.gradient_accumulation_steps)
     kept = sorted((key, str(value)) for key, value in overrides.items() if key not in _OF_A_BATCH)
@@ -353,7 +358,7 @@ def _structure(candidate: Candidate) -> str:
 
 
 def _key(candidate: Candidate) -> str:
-    """The same configuration by whatever way."""
+    """A key shared by candidates with the same overrides of the same base."""
     overrides = sorted((key, str(value)) for key, value in candidate.overrides.items())
     return f"{candidate.base.key} {overrides}"
 

@@ -1,7 +1,7 @@
-"""From the configuration that was given to the best one: what to change, in order of gain.
+"""From the given configuration to the best one: the changes to make, in order of gain.
 
-Forward selection over the axes in which they differ: at each step the change that gains most is made, every
-combination on the way checked for memory and simulated. What gains nothing is not asked for.
+Forward selection over the axes in which the two differ. At each step the change with the largest gain is
+made; every combination on the way is checked for memory and simulated. Changes without a gain are left out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.refine import WORTH
 from zsim.study.tune.tellings import script_change
 
-_AT_ONCE = 3  # changes that only help together
-_TOGETHER = ("checkpointing", "micro-batch")  # what one frees the other takes: also tried as one change
+_AT_ONCE = 3  # largest number of axes tried as one change, before all that are left at once
+_TOGETHER = ("checkpointing", "micro-batch")  # one frees memory that the other uses: also tried as one change
 
 
 @dataclass(frozen=True)
 class Change:
-    """One key: what it was (None: not said, or off) and what it should be; `script`: how the script must
-    change for it, where no file says it."""
+    """One changed key with the value before (None: absent, or off) and after; `script`: how the training
+    script must change for it, if no file can say it."""
 
     key: str
     before: Any
@@ -35,8 +35,8 @@ class Change:
 
 @dataclass(frozen=True)
 class TuningStep:
-    """Changes that are made together, and the step before and after; `before` is None where what was there
-    did not fit."""
+    """Changes that are made together, and the measured step before and after them; `before` is None if the
+    configuration before did not fit."""
 
     changes: tuple[Change, ...]
     before: Measured | None
@@ -48,24 +48,25 @@ class TuningStep:
 
     @property
     def is_told_apart(self) -> bool:
-        """Whether zsim can tell that it gains."""
+        """Whether the gain exceeds zsim's error on the ratio of the two steps."""
         return self.before is None or is_told_apart(self.after.row, self.before.row)
 
     @property
     def gain_fraction(self) -> float | None:
-        """Of the time before."""
+        """The gain as a fraction of the step before; None if the configuration before did not fit."""
         return None if self.before is None else 1 - self.after.seconds / self.before.seconds
 
 
 def explain(
     evaluator: Evaluator, given: Candidate, measured: Measured | None, best: Candidate
 ) -> list[TuningStep]:
-    """The steps from `given`, as `measured` (None: it does not fit), to what `best` gains."""
+    """The steps from `given` to the gains of `best`; `measured` is the result of `given`, None if it does not
+    fit."""
     left = differing_axes(given, best)
     current, before = given, measured
-    asked = given  # with nothing said that is so by default
+    asked = given  # without the values that hold by default
     for name, choice in best.choices.items():
-        if name not in left:  # said aloud, because what is so by default may follow from what changes
+        if name not in left:  # set explicitly, because the default may depend on what changes
             current = current.with_choice(name, choice, given.number)
     steps: list[TuningStep] = []
     while left:
@@ -89,7 +90,8 @@ def explain(
 
 
 def _with_what_followed(asked: Candidate, wanted: Candidate) -> tuple[Candidate, list[Change]]:
-    """What must be said now because its default followed from something that was changed."""
+    """(`asked` with the values that must now be set because a changed key moved their default, these
+    changes)."""
     fresh = Candidate(base_of(asked.experiment()), {}, asked.number)
     more = []
     for name, choice in wanted.choices.items():
@@ -114,7 +116,7 @@ def differing_axes(given: Candidate, best: Candidate) -> list[str]:
 def _best_change(
     evaluator: Evaluator, current: Candidate, seconds: float | None, best: Candidate, left: Sequence[str]
 ) -> tuple[tuple[str, ...], Measured] | None:
-    """The change that gains most, else the fewest that help together; None where nothing does."""
+    """The change with the largest gain, alone or in the smallest group that gains; None if nothing gains."""
     together = tuple(name for name in _TOGETHER if name in left)
     for count in (*range(1, min(_AT_ONCE, len(left)) + 1), len(left)):
         groups = list(combinations(left, count))
@@ -144,7 +146,7 @@ def _measured(
 
 
 def changes_of(before: Candidate, after: Candidate, keys: Mapping[str, Any]) -> list[Change]:
-    """The keys among `keys` whose values differ."""
+    """The changes from `before` to `after` among `keys`."""
     found = []
     for key in keys:
         old, new = (value_of(one.base, one.overrides, key) for one in (before, after))

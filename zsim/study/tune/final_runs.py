@@ -1,9 +1,9 @@
-"""The best of a space, refined, and simulated whole: what torch may then have no room for comes behind.
+"""The best of a space, refined and simulated in full; a result that may run out of memory ranks behind.
 
 # [Note: only the whole step shows it]
-Of a step of many micro-batches a few are simulated, which is enough for its time and its tensors, but not for
-where torch's allocator finds room: the blocks of later micro-batches lie among those of earlier ones. So the
-first is simulated whole, and where that runs out, the next.
+Of a step of many micro-batches only a few are simulated. That is enough for its time and its tensors, but not
+for where torch's allocator finds room: the blocks of later micro-batches lie among those of earlier ones. So
+the first result is simulated in full, and if it runs out of memory, the next one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from zsim.study.tune.losses import but_for_loss, by_loss, with_best_loss
 from zsim.study.tune.refine import refine
 from zsim.study.tune.search import SearchResult, search
 
-_CLOSE = 1.03  # another structure within this of the best is refined too
-_FEW = 3  # at least so many of the best get the loss that suits them, however few are asked for
-_LONGEST = 64  # micro-batches of a step that is simulated whole, to verify it
+_CLOSE = 1.03  # a second structure within this ratio of the best is refined too
+_FEW = 3  # the best loss is chosen for at least this many, however few results are asked for
+_LONGEST = 64  # micro-batches up to which a step is simulated in full for verification
 
 
 @dataclass(frozen=True)
 class Looked:
-    """`best` first, of those the first simulated whole; `measured` are all simulated configurations."""
+    """The results of looking at a space: `best` in order, the first simulated in full; `measured` are all
+    simulated configurations."""
 
     space: Space
     found: SearchResult
@@ -36,14 +37,13 @@ class Looked:
 
     @property
     def may_run_out(self) -> bool:
-        """Whether torch may have no room even for the best, and so for any of them."""
+        """Whether torch may not find room even for the best result, and hence for any of them."""
         return bool(self.best) and self.best[0].may_run_out
 
 
 @dataclass(frozen=True)
 class Look:
-    """How spaces are looked at: `given` is the experiment as it was, ranked with the others where it
-    `is_compared`."""
+    """How to search spaces: `given` is the given experiment, ranked among the results if `is_compared`."""
 
     evaluator: Evaluator
     keep: Sequence[str]
@@ -52,8 +52,8 @@ class Look:
     is_compared: bool
 
     def at_best(self, space: Space) -> Looked:
-        """The space itself, or the first of those it names otherwise where torch surely has room; where it
-        nowhere has, the space itself, which then says so."""
+        """The results of the space, or of the first alternative (`otherwise`) whose best result does not run
+        out of memory. If there is none, the results of `space`, with a remark in `settled`."""
         first = looked = self.at(space)
         while looked.may_run_out:
             other = looked.space.otherwise()
@@ -64,8 +64,9 @@ class Look:
         return looked
 
     def at(self, space: Space) -> Looked:
-        """The best that fit, also by a simulation of the whole step; see [Note: only the whole step shows
-        it]. What is found to run out is known to the evaluator, so that a second search goes past it."""
+        """The best results that fit, the first of them also in a simulation of the full step; see [Note: only
+        the whole step shows it]. The evaluator remembers those that run out of memory, so a second search
+        ranks them last."""
         found = self._searched(space)
         compared: list[Measured] = []
         if self.is_compared:
@@ -91,7 +92,7 @@ class Look:
         return _ranked(better, space)
 
     def _one_of_each(self, ranked: Sequence[Measured]) -> list[Measured]:
-        """Of those that differ in nothing but the loss, the first."""
+        """The first of each set of configurations that differ only in the loss."""
         found: dict[str, Measured] = {}
         for measured in ranked:
             is_given = measured.candidate is self.given or _is_but_for_loss(self.given, measured.candidate)
@@ -110,7 +111,8 @@ class Look:
         return best
 
     def _verified(self, best: Sequence[Measured], space: Space) -> list[Measured]:
-        """Ranked: the first is verified, and goes behind what fits where it then may run out."""
+        """`best` ranked, the first one verified; if verification shows that it may run out of memory, it goes
+        behind and the next is verified."""
         ranked = _distinct(_ranked(best, space), self.given)
         for _ in best:
             if not ranked:
@@ -123,12 +125,12 @@ class Look:
 
 
 def _is_but_for_loss(given: Candidate, candidate: Candidate) -> bool:
-    """Whether a candidate is the given configuration, whatever its loss."""
+    """Whether a candidate is the given configuration, except for its loss."""
     return candidate.base is given.base and set(differing_axes(given, candidate)) <= {LOSSES.name}
 
 
 def measured_given(evaluator: Evaluator, candidate: Candidate) -> tuple[Measured | None, MemoryBounds | None]:
-    """The experiment as it is: simulated where it fits, whatever the headroom."""
+    """(the given experiment simulated, if it fits, whatever the headroom; its memory)."""
     memory = evaluator.memory([candidate])[0]
     if memory is None or not memory.fits:
         return None, memory
@@ -140,7 +142,7 @@ def _ranked(best: Sequence[Measured], space: Space) -> list[Measured]:
 
 
 def _distinct(ranked: Sequence[Measured], given: Candidate) -> list[Measured]:
-    """Without those that are the given configuration over again."""
+    """The results without repetitions of the given configuration."""
     found: list[Measured] = []
     has_given = False
     for measured in ranked:

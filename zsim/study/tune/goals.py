@@ -1,4 +1,4 @@
-"""What "best" means: six goals, each as a space of candidates and what they are compared by."""
+"""The six meanings of "best", each as a space of candidates and an objective."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.evaluate import Evaluator
 from zsim.study.tune.search import Objective, cheapest, fastest
 
-_MOST = 2**17  # sequences in a micro-batch, layers in a model, _TOKENS in a sequence
+_MOST = 2**17  # limit of sequences per micro-batch, layers, and multiples of _TOKENS in a sequence
 _TOKENS = 256
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates, the objective, and what was settled on the way to them ("" where nothing was). `otherwise`:
-    the space to look at where torch may have no room for any of these; None where there is none."""
+    """Candidates, their objective, and a sentence on what was settled to get them ("" without one).
+    `otherwise` gives the space to search if torch may not find room for any of these; None if there is
+    none."""
 
     candidates: Sequence[Candidate]
     objective: Objective
@@ -32,7 +33,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Question:
-    """What every goal needs to know."""
+    """The inputs that every goal needs."""
 
     base: Base
     kinds: Sequence[str]
@@ -54,7 +55,7 @@ def _fastest(question: Question) -> Space:
 
 
 def _cheapest(question: Question) -> Space:
-    """On every number of GPUs up to the given one that the batch divides among."""
+    """The least GPU time, over every number of GPUs that divides the batch, up to the given number."""
     found: list[Candidate] = []
     for nodes, gpus in _shapes(question.base):
         for candidate in question.candidates(_on(question.base, nodes, gpus)):
@@ -63,7 +64,7 @@ def _cheapest(question: Question) -> Space:
 
 
 def _smallest_cluster(question: Question) -> Space:
-    """The fewest GPUs on which anything fits; otherwise the next more."""
+    """The fewest GPUs on which any candidate fits; `otherwise`, the next larger number."""
     shapes = _shapes(question.base)
     lightest = _with_micro_batches(question, lambda base: [1])
 
@@ -96,7 +97,7 @@ def _smallest_cluster(question: Question) -> Space:
 
 
 def _largest_batch(question: Question) -> Space:
-    """The most sequences in one micro-batch."""
+    """The largest number of sequences in one micro-batch."""
 
     def axes(size: int) -> list[TunedAxis]:
         return _with_micro_batches(question, lambda base: [size])
@@ -111,7 +112,8 @@ def _largest_batch(question: Question) -> Space:
 
 
 def _longest_sequence(question: Question) -> Space:
-    """The longest sequences, to 256 tokens, of one in a micro-batch; a sequence is never cut over GPUs."""
+    """The longest sequence, in multiples of 256 tokens, with one sequence per micro-batch; a sequence is
+    never split over GPUs."""
     base, key = question.base, "training.sequence_length"
     lightest = _with_micro_batches(question, lambda base: [1])
 
@@ -131,7 +133,7 @@ def _longest_sequence(question: Question) -> Space:
 
 
 def _largest_model(question: Question) -> Space:
-    """The same architecture with more layers."""
+    """The same architecture with the largest number of layers."""
     base = question.base
     key, layers = _layers(base)
     lightest = _with_micro_batches(question, lambda base: [1])
@@ -165,7 +167,7 @@ GOALS: Mapping[str, Callable[[Question], Space]] = {
 
 
 def _shapes(base: Base) -> list[tuple[int, int]]:
-    """(nodes, GPUs) that the batch divides among, ascending: parts of a node, then whole nodes."""
+    """(nodes, GPUs) that divide the batch, ascending: parts of a node, then whole nodes."""
     per_node = base.job.cluster.gpus_per_node
     total = base.sequences * base.world_size
     shapes = [(1, count) for count in divisors(per_node)]
@@ -182,7 +184,7 @@ def _on(base: Base, nodes: int, gpus: int) -> Base:
 
 
 def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int]]) -> list[TunedAxis]:
-    """The axes with these micro-batches; one larger than a rank's share is not accumulated."""
+    """The axes with only these micro-batch sizes; above 1 sequence without gradient accumulation."""
 
     def choices(base: Base, chosen: Mapping[str, Any]) -> list[AxisChoice]:
         found = []
@@ -196,7 +198,7 @@ def _with_micro_batches(question: Question, sizes: Callable[[Base], Sequence[int
 
 
 def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
-    """Whether any candidate fits, the lightest tried first."""
+    """Whether any candidate fits; those with the smallest memory bound are tried first."""
     possible = []
     for candidate in found:
         bound = evaluator.bound(candidate)
@@ -212,7 +214,7 @@ def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
 
 
 def _largest(fits: Callable[[int], bool]) -> int:
-    """The largest number that fits, 0 where 1 does not: doubling, then halving."""
+    """The largest number that fits, 0 if 1 does not fit: doubling, then bisection."""
     low, high = 0, 1
     while high <= _MOST and _safely(fits, high):
         low, high = high, 2 * high
@@ -223,7 +225,7 @@ def _largest(fits: Callable[[int], bool]) -> int:
 
 
 def _safely(fits: Callable[[int], bool], count: int) -> bool:
-    """What zsim refuses as too large does not fit."""
+    """Whether `count` fits; False also where zsim refuses the experiment, e.g. as too large."""
     try:
         return fits(count)
     except ZsimError:

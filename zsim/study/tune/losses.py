@@ -1,7 +1,8 @@
-"""The loss of a configuration: another one where it does not fit with the given one, and of the best few.
+"""The choice of the loss: another loss where a candidate does not fit with the given one, and for the best
+few.
 
-A loss costs every configuration about the same, so that with any one of them the same configurations are the
-best: varying it everywhere would simulate each of them three times.
+A loss adds about the same cost to every configuration, so the ranking does not depend on it. Varying it
+everywhere would simulate each configuration three times.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from zsim.study.tune.search import Objective
 
 
 def but_for_loss(candidate: Candidate) -> str:
-    """What configurations have in common that differ in nothing but the loss."""
+    """A key shared by configurations that differ only in the loss."""
     others = sorted((key, str(value)) for key, value in candidate.overrides.items() if key != LOSS)
     return f"{candidate.base.key} {others}"
 
 
 def by_loss(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Candidate]]:
-    """(each with its first loss, the given one; by number, what is tried where a candidate does not fit)."""
+    """(each configuration with its first loss, the given one; by candidate number, the candidate with the
+    next loss, to try if that one does not fit)."""
     last: dict[str, Candidate] = {}
     first: list[Candidate] = []
     instead: dict[int, Candidate] = {}
@@ -39,7 +41,8 @@ def by_loss(space: Sequence[Candidate]) -> tuple[list[Candidate], dict[int, Cand
 def with_best_loss(
     evaluator: Evaluator, best: Sequence[Measured], objective: Objective
 ) -> tuple[list[Measured], list[Measured]]:
-    """(each with the loss that suits the first, where it gains by that; all simulated on the way)."""
+    """(each result with the loss that is best for the first of them, if it gains by it; all results simulated
+    for this)."""
     better: list[Measured] = []
     seen: list[Measured] = []
     wanted: str | None = None

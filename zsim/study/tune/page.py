@@ -1,4 +1,4 @@
-"""A tuned configuration as one HTML page: step time against memory, the best few, what to change."""
+"""A tuned configuration as one HTML page: step time over memory, the best few, the changes to make."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _cells(place: str, measured: Measured, best: Measured) -> list[str]:
 
 
 def pareto_front(measured: list[Measured]) -> list[Measured]:
-    """Those that no other beats in both time and memory, fastest first."""
+    """The results that no other beats in both time and memory, fastest first."""
     front: list[Measured] = []
     for each in sorted(measured, key=lambda m: (m.seconds, m.gpu_bytes)):
         if not front or each.gpu_bytes < front[-1].gpu_bytes:
@@ -82,7 +82,7 @@ def pareto_front(measured: list[Measured]) -> list[Measured]:
 
 
 def pareto_figure(tuned: Tuned) -> Figure:
-    """Step time against the fullest GPU's memory, one mark per simulated configuration."""
+    """Step time over the fullest GPU's memory, one mark per simulated configuration."""
     import plotly.graph_objects as go
 
     points = [*tuned.measured, *(m for m in tuned.best if m not in tuned.measured)]

@@ -1,4 +1,4 @@
-"""Buckets, prefetches and switches of a good structure, one after the other until none helps."""
+"""Refine buckets, prefetches and switches of a good structure, one after the other until none gains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.search import Objective, fastest
 
-WORTH = 0.002  # of the step: a change that gains less is not made
+WORTH = 0.002  # of the step: changes with a smaller gain are not made
 _MOST_ROUNDS = 2
 
 
@@ -22,9 +22,9 @@ def refine(
     objective: Objective = fastest,
     keep: Sequence[str] = (),
 ) -> tuple[Measured, list[Measured]]:
-    """(the best, all that were simulated on the way): rounds over the axes, each set to its best value.
+    """(the best result, all results simulated on the way): rounds over the axes, each set to its best value.
 
-    Ends when a round changes nothing, or when the kernels alone take all but `WORTH` of the step.
+    Ends when a round changes nothing, or when the step is within `WORTH` of its lower bound.
     """
     best, seen = start, [start]
     for _ in range(_MOST_ROUNDS):
@@ -47,8 +47,8 @@ def refine(
 def variations(
     evaluator: Evaluator, best: Measured, axis: TunedAxis, only: Mapping[str, Any] | None = None
 ) -> list[Measured]:
-    """`best` with every other choice of an axis (that sets `only` these, where given) that fits and could be
-    faster, simulated."""
+    """The simulated results of `best` with every other choice of an axis that fits and could be faster; with
+    `only`, just the choice that sets these overrides."""
     candidate = best.candidate
     options: list[Candidate] = [
         candidate.with_choice(axis.name, choice, candidate.number)

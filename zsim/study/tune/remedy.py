@@ -1,8 +1,7 @@
-"""What makes a job fit that does not: the cheapest switch that its program has, simulated.
+"""The remedy for a job that does not fit: the cheapest switch that its program has, simulated.
 
-Looked at are sharding, checkpointing, the loss, offloading and smaller micro-batches: one of them alone, and
-where none is enough, two together, and so on.
-"""
+The switches are sharding, checkpointing, the loss, offloading and smaller micro-batches: one of them alone;
+if none is enough, two together, and so on."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from zsim.study.tune.tellings import script_changes
 _MOST_SIMULATED = 3
 _SHARDING = ("stage", "optimizer", "sharding", "reshard")
 AXES = (*_SHARDING, "checkpointing", "cross-entropy", "offload", "micro-batch")
-_OF_TABLE = {STAGE: "strategy.stage"}  # of a stage alone, without a JSON
+_OF_TABLE = {STAGE: "strategy.stage"}  # for a stage alone, without a JSON
 _IN_JSON = {
     MICRO_BATCH: "strategy.config.train_micro_batch_size_per_gpu",
     ACCUMULATION: "strategy.config.gradient_accumulation_steps",
@@ -35,7 +34,8 @@ _IN_JSON = {
 
 
 def remedy_of(experiment: Experiment) -> Remedy | None:
-    """The switch, or the fewest, with which the job fits and its step is shortest; None where none does."""
+    """The fewest switches with which the job fits, of these the ones with the shortest step; None if nothing
+    helps."""
     try:
         given = Candidate(base_of(experiment), {}, -1)
         measured = cheapest_switch(Evaluator(), given)
@@ -45,7 +45,7 @@ def remedy_of(experiment: Experiment) -> Remedy | None:
 
 
 def remedy_from(experiment: Experiment, given: Candidate, measured: Measured) -> Remedy:
-    """What is changed from `given`, under the keys of `experiment`."""
+    """The changes of `measured` against `given`, under the keys of `experiment`."""
     table, training = experiment.strategy, experiment.training
     is_in_json = isinstance(table, DeepSpeedTable) and table.config is not None
     changes: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def remedy_from(experiment: Experiment, given: Candidate, measured: Measured) ->
         shown = (_IN_JSON if is_in_json else _OF_TABLE).get(key, key)
         changes[shown] = value
         if is_in_json and shown != key and getattr(training, key.rpartition(".")[2]) is not None:
-            changes[key] = value  # said in both
+            changes[key] = value  # the experiment sets it in both places
         said.append(f"{_short(shown)} = {_word(value)}")
     words = " and ".join(said)
     return Remedy(
@@ -66,7 +66,8 @@ def remedy_from(experiment: Experiment, given: Candidate, measured: Measured) ->
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A candidate by its plan: the peak of a GPU, whether it fits everywhere, the least its step takes."""
+    """A candidate evaluated by its plan: a GPU's peak, whether it fits every tier, the lower bound on its
+    step."""
 
     candidate: Candidate
     gpu_bytes: int
@@ -75,7 +76,7 @@ class _Look:
 
 
 def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
-    """Of the fewest switches that make it fit, those with which its step is shortest."""
+    """The result with the fewest switches that fits; among equals the one with the shortest step."""
     axes = [axis for axis in STRUCTURE if axis.name in AXES]
     single = [look for one in _singles(given, axes) if (look := _look(evaluator, one)) is not None]
     for looks in chain([single], _together(evaluator, given, single)):
@@ -86,7 +87,7 @@ def cheapest_switch(evaluator: Evaluator, given: Candidate) -> Measured | None:
 
 
 def _needed(fitting: Sequence[_Look]) -> list[_Look]:
-    """Without those that change all that another changes, and more."""
+    """The candidates without those whose changes include all changes of another one."""
     changes = [{(key, str(value)) for key, value in look.candidate.overrides.items()} for look in fitting]
     return [
         look for look, own in zip(fitting, changes, strict=True) if not any(other < own for other in changes)
@@ -94,7 +95,8 @@ def _needed(fitting: Sequence[_Look]) -> list[_Look]:
 
 
 def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None:
-    """The shortest step of the most promising few, each simulated where it could still be."""
+    """The shortest simulated step of the few candidates with the lowest bounds; one is simulated only if its
+    bound is below the best so far."""
     best: Measured | None = None
     for look in sorted(fitting, key=lambda look: look.seconds)[:_MOST_SIMULATED]:
         if best is not None and look.seconds >= best.seconds:
@@ -108,7 +110,8 @@ def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None
 
 
 def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
-    """None where the candidate contradicts itself, or has no plan. Two micro-batches hold what more do."""
+    """The candidate evaluated by its plan; None if it contradicts itself or has no plan. Two micro-batches
+    suffice: more do not change memory."""
     try:
         whole = candidate.experiment()
         job = resolve(few_micro_batches(whole, 2))
@@ -126,7 +129,7 @@ def _look(evaluator: Evaluator, candidate: Candidate) -> _Look | None:
 
 
 def _singles(given: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]:
-    """The given job with one axis changed; micro-batches only smaller, stages only higher."""
+    """The given job with one axis changed; only to smaller micro-batches and higher stages."""
     for axis in axes:
         for choice in axis.of(given.base, {}):
             changes = {
@@ -141,7 +144,8 @@ def _singles(given: Candidate, axes: Sequence[TunedAxis]) -> Iterator[Candidate]
 
 
 def _together(evaluator: Evaluator, given: Candidate, single: Sequence[_Look]) -> Iterator[list[_Look]]:
-    """Every combination of two axes, of three, and so on; of those axes whose lightest choices fit."""
+    """Every combination of two axes, then of three, and so on, of axes whose lightest choices fit
+    together."""
     lightest: dict[str, _Look] = {}
     for look in sorted(single, key=lambda look: look.gpu_bytes):
         (name,) = look.candidate.choices

@@ -1,8 +1,8 @@
-"""The best of a space, and proof that nothing better was left out.
+"""Branch and bound: the best of a space, with the proof that nothing better was left out.
 
-Candidates are taken in the order of what they could reach at best: first from the batch alone, then, checked
-for memory exactly, from their plans; the most promising are simulated. The search ends when nothing left
-could beat the best even with all communication hidden: then it is the best of everything that fits.
+Candidates are taken in the order of their lower bounds: first from the batch alone; then, with memory checked
+exactly, from their plans. The most promising are simulated. The search ends when no remaining candidate could
+beat the best even with all communication hidden, so the result is the best of everything that fits.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from zsim.study.tune.bounds import Bound
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured
 
-# What a candidate is worth: the less, the better. Of (seconds of its step or their bound, GPUs).
+# The value to minimise, from (seconds of the step or their lower bound, number of GPUs).
 Objective = Callable[[float, int], float]
-# Steps repeat with a period that is measured from one end to the next: it may be this much below the sum of
-# the kernels, where the last op of a step is not a kernel.
+# The period of a steady step is measured between ends of steps. If the last op of a step is not a kernel,
+# the period may be this much below the sum of the kernels.
 _SLACK = 0.995
 _WAVE = 4
 
@@ -35,7 +35,8 @@ def cheapest(seconds: float, gpus: int) -> float:
 
 @dataclass
 class SearchResult:
-    """The best first. `measured` are all that were simulated; the counts are of candidates."""
+    """The best results in order. `measured` are all simulated results; the counts are numbers of
+    candidates."""
 
     best: list[Measured]
     measured: list[Measured] = field(default_factory=list)
@@ -57,11 +58,11 @@ def search(
     count: int = 5,
     instead: Mapping[int, Candidate] | None = None,
 ) -> SearchResult:
-    """The best that fits first, and the next best of what was looked at; ties in the order of the space.
+    """The best candidate that fits, then the next best of those simulated; ties in the order of the space.
 
-    The first is what simulating every candidate would give; at least `count` are simulated. `instead`: by
-    number, the candidate that takes the place of one that does not fit. Where torch may have no room for a
-    candidate, the other is looked at beside it, and counts as one more.
+    The first is the same as if every candidate were simulated; at least `count` are simulated. `instead`: by
+    candidate number, the candidate that replaces one that does not fit. If torch may not find room for a
+    candidate, its replacement is evaluated as well, and counts as one more candidate.
     """
     found = SearchResult([], num_candidates=len(candidates))
     instead = instead or {}
@@ -86,7 +87,8 @@ def search(
 
 @dataclass(frozen=True, order=True)
 class _Entry:
-    """A candidate and the least that it could be worth, from the batch alone or (checked) from its plan."""
+    """A candidate and the lower bound on its objective, from the batch alone or (if `is_checked`) from its
+    plan."""
 
     worth: float
     number: int
@@ -102,7 +104,8 @@ def _bounded(
     found: SearchResult,
     instead: Mapping[int, Candidate],
 ) -> list[_Entry]:
-    """Those that may fit; each that does not, replaced where it can be."""
+    """Entries for the candidates that may fit; each that does not is replaced if `instead` has a
+    replacement."""
     queue = []
     for first in candidates:
         candidate, bound = first, evaluator.bound(first)
@@ -120,7 +123,7 @@ def _bounded(
 
 
 def _next_wave(queue: list[_Entry]) -> list[_Entry]:
-    """The most promising, of one kind: to be checked, or to be simulated."""
+    """The next few most promising entries, all of one kind: to be checked, or to be simulated."""
     wave = [heapq.heappop(queue)]
     while queue and len(wave) < _WAVE and queue[0].is_checked == wave[0].is_checked:
         wave.append(heapq.heappop(queue))
@@ -134,7 +137,7 @@ def _checked(
     found: SearchResult,
     instead: Mapping[int, Candidate],
 ) -> Iterator[_Entry]:
-    """Those that fit, with what their plans say, and what takes the place of the others."""
+    """The entries that fit, with bounds from their plans, and the replacements of those that do not."""
 
     def other(entry: _Entry) -> list[_Entry]:
         number = entry.candidate.number
@@ -163,7 +166,8 @@ def _checked(
 def _simulate(
     evaluator: Evaluator, wave: Sequence[_Entry], found: SearchResult, instead: Mapping[int, Candidate]
 ) -> list[Candidate]:
-    """What to look at beside those that torch may have no room for."""
+    """Simulate the wave into `found`; returns the replacements of candidates for which torch may not find
+    room."""
     others = []
     for measured in evaluator.simulate([entry.candidate for entry in wave]):
         if measured is None:

@@ -1,4 +1,5 @@
-"""Which choices the program can be told whose file was given, and what a configuration asks of the script."""
+"""Which choices the program of the given file can be told in its file, and which need a change of the
+script."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from zsim.study.tune.candidates import Candidate
 
 
 def script_changes(candidate: Candidate) -> Iterator[str]:
-    """What no file says of what a candidate changes: "training.cross_entropy = fused: ..."."""
+    """The candidate's changes that no file can express, e.g. "training.cross_entropy = fused: ..."."""
     base = candidate.base
     program = base.program
     if program is not None and program_of(program, base.kind) is None:
@@ -23,7 +24,7 @@ def script_changes(candidate: Candidate) -> Iterator[str]:
 
 
 def told_in_file(candidate: Candidate) -> Iterator[str]:
-    """Where the program whose file was given is told what a candidate changes of the training."""
+    """Sentences on where the program's files express the candidate's changes of [training]."""
     base = candidate.base
     program = program_of(base.program, base.kind)
     for key, value in candidate.overrides.items():
@@ -34,7 +35,7 @@ def told_in_file(candidate: Candidate) -> Iterator[str]:
 
 
 def script_change(base: Base, key: str, value: Any) -> str:
-    """How the script must change for a key to have this value; "" where it need not."""
+    """How the script must change for the key to have this value; "" if no change is needed."""
     if value == value_of(base, {}, key):
         return ""
     found = telling(base.program, base.kind, key, value)

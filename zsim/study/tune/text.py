@@ -1,4 +1,4 @@
-"""A tuned configuration in words: a table of the best few, what limits each, what to change."""
+"""A tuned configuration in words: a table of the best few, what limits each, the changes to make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zsim.validated.ratios import NO_DIFFERENCE
 
 
 def tuned_lines(tuned: Tuned) -> Iterator[str]:
-    """What `zsim tune` prints; fits 80 columns."""
+    """The output of `zsim tune`, within 80 columns."""
     yield subject(tuned)
     yield verdict(tuned)
     if tuned.settled:
@@ -37,13 +37,13 @@ def tuned_lines(tuned: Tuned) -> Iterator[str]:
 
 
 def subject(tuned: Tuned) -> str:
-    """E.g. "llama-3-8b | dgx-h100 | 16 GPUs"."""
+    """The title, e.g. "llama-3-8b | dgx-h100 | 16 GPUs"."""
     job, gpus = tuned.best[0].candidate.base.job, tuned.best[0].gpus
     return f"{job.model.name} | {job.cluster.name} | {gpus:,} GPU{'s' if gpus > 1 else ''}"
 
 
 def verdict(tuned: Tuned) -> str:
-    """E.g. "fastest: 4.44 s per step, 12.1 % less than the 5.05 s given"."""
+    """The result in one line, e.g. "fastest: 4.44 s per step, 12.1 % less than the 5.05 s given"."""
     best = tuned.best[0]
     said = f"{tuned.goal}: {format_seconds(best.seconds)} per step"
     if tuned.given is None:
@@ -68,7 +68,7 @@ _SHARES = {f"{name}_seconds": meaning.label for name, meaning in BREAKDOWN.items
 
 
 def limits_of(measured: Measured) -> str:
-    """What the step is made of, largest first: "compute 94 %, exposed communication 4 %"."""
+    """The parts of the step, largest first: "compute 94 %, exposed communication 4 %"."""
     shares = {name: measured.row[key] / measured.seconds for key, name in _SHARES.items()}
     largest_first = sorted(shares.items(), key=lambda entry: -entry[1])
     return ", ".join(f"{name} {share * 100:.0f} %" for name, share in largest_first if share >= 0.005)
@@ -78,7 +78,7 @@ _COLUMNS = [Column(title) for title in ("", "step", "tokens/s/GPU", "MFU", "GPU 
 
 
 def _table(tuned: Tuned) -> Iterator[str]:
-    """A row for each of the best, and for what was given, with what it is and what limits it below."""
+    """A row for each of the best and for the given configuration; below each, its label and its limits."""
     best = tuned.best[0]
     shown = [(str(place), label_of(measured), measured) for place, measured in enumerate(tuned.best, 1)]
     if tuned.given is not None and all(m.candidate is not tuned.given.candidate for m in tuned.best):
@@ -120,7 +120,7 @@ def _changes(tuned: Tuned) -> Iterator[str]:
 
 
 def step_words(step: TuningStep) -> str:
-    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and whether zsim can tell that it is."""
+    """E.g. "1.98 s -> 575.5 ms, 71.0 % less", and a remark if zsim cannot tell the two apart."""
     after = format_seconds(step.after.seconds)
     if step.before_seconds is None or step.gain_fraction is None:
         return f"does not fit -> {after}"
@@ -129,7 +129,7 @@ def step_words(step: TuningStep) -> str:
 
 
 def change_words(change: Change) -> str:
-    """E.g. "zero_optimization.stage: 3 -> 1", and what the script must do for it where no file says it."""
+    """E.g. "zero_optimization.stage: 3 -> 1", and the change of the script if no file can express it."""
     key = change.key.removeprefix("strategy.config.")
     text = f"{key}: {_shown(change.before)} -> {_shown(change.after)}"
     return f"{text} ({NEEDS_SCRIPT}: {change.script})" if change.script else text
@@ -144,8 +144,9 @@ def _shown(value: Any) -> str:
 
 
 def _counts(tuned: Tuned) -> str:
-    """The counts before the bracket add up to all configurations; a configuration with many micro-batches is
-    simulated as two steps of fewer, and what is refined, changed or given takes steps of its own."""
+    """The counts of the search as a sentence. The counts before the bracket add up to all configurations. A
+    configuration with many micro-batches is simulated as two steps of fewer; refinements, changes and the
+    given configuration take further steps."""
     found = tuned.found
     counts = [
         f"{found.num_too_large:,} do{'es' if found.num_too_large == 1 else ''} not fit",
@@ -165,7 +166,7 @@ def _reasons(refused: Mapping[str, int]) -> Sequence[tuple[str, int]]:
 
 
 def tuned_to_dict(tuned: Tuned) -> dict[str, Any]:
-    """What `zsim tune --json` writes; seconds and bytes, fractions from 0 to 1."""
+    """The content of `zsim tune --json`: times in seconds, sizes in bytes, fractions from 0 to 1."""
     found = tuned.found
     return {
         "goal": tuned.goal,

@@ -20,7 +20,7 @@ from zsim.study.tune.goals import GOALS, Question
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import SearchResult
 
-EVERYTHING = "all"  # as an axis to keep
+EVERYTHING = "all"  # as an axis to keep: every axis
 
 PARALLELISMS = {
     "tp": "tensor parallelism", "tensor": "tensor parallelism", "pp": "pipeline parallelism",
@@ -31,8 +31,9 @@ PARALLELISMS = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """`best` first. `given` is the experiment as it was, where it fits; `given_memory` tells when not.
-    `steps` lead from it to the best. `measured` are all simulated configurations, for figures."""
+    """The result of a search: `best` in order. `given` is the given experiment, if it fits; `given_memory` is
+    its memory in any case. `steps` lead from it to the best. `measured` are all simulated configurations, for
+    figures."""
 
     goal: str
     settled: str
@@ -61,13 +62,12 @@ def tune(
     cache: Path | None = None,
     on_done: Callable[[str, int], None] | None = None,
 ) -> Tuned:
-    """Search what is kept where, in which pieces the batch comes, then sizes and switches.
+    """Search sharding, offloading and the cutting of the batch, then sizes and switches.
 
-    The global batch stays, unless the goal is another one. `kinds` are the strategies to look at (the
-    experiment's own without), `keep` the axes to leave alone, `headroom` the fraction of GPU memory to leave
-    free. Raises InputError where nothing fits, or `cache` cannot be made. Deterministic: `jobs` changes the
-    time only.
-    """
+    The global batch stays, unless the goal changes it. `kinds` are the strategies to consider (default: the
+    experiment's), `keep` the axes to leave unchanged, `headroom` the fraction of GPU memory to leave free.
+    Raises InputError where nothing fits, or `cache` cannot be made. Deterministic: `jobs` only changes the
+    run time."""
     _check(goal, kinds, keep, headroom)
     if cache is not None:
         check_folder(cache)
@@ -121,7 +121,7 @@ def _check(goal: str, kinds: Sequence[str], keep: Sequence[str], headroom: float
 
 
 def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:
-    """The axes to leave alone; `all` are all that the goal itself does not set."""
+    """The axes to leave unchanged; `all` expands to every axis that the goal does not set."""
     if EVERYTHING not in keep:
         return keep
     axes = sorted({axis.name for axis in (*STRUCTURE, *DETAILS)})
@@ -129,10 +129,11 @@ def _kept(goal: str, keep: Sequence[str]) -> Sequence[str]:
 
 
 def _remedy(experiment: Experiment, question: Question) -> str:
-    """The switch with which it would fit, of those that were to be left alone."""
+    """A sentence on the switches with which the given job would fit, kept axes included; "" if there are
+    none, or if all were searched."""
     base, keep = question.base, question.keep
     if not keep and base.kind in question.kinds:
-        return ""  # all were tried
+        return ""  # all axes were searched
     given = Candidate(base, {}, -1)
     measured = cheapest_switch(question.evaluator, given)
     if measured is None:
