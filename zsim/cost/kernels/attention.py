@@ -165,8 +165,8 @@ def _product(work: Attention, shape: BatchShape, options: WorkOptions, head_dim:
     """One batched product of which one matrix is the b a s x s scores; `inner` names the dimension summed
     over.
 
-    Rows of the scores are s long, so an unaligned sequence length slows every such product. Whether scores are
-    read as they are (output, gradient of queries) or transposed (gradients of keys and values) makes no
+    Rows of the scores are s long, so an unaligned sequence length slows every such product. Whether scores
+    are read as they are (output, gradient of queries) or transposed (gradients of keys and values) makes no
     difference, because they are square.
     """
     length, batch = shape.sequence_length, shape.sequences * work.num_heads

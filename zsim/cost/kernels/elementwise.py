@@ -101,8 +101,8 @@ def norm_cost(kind: str, element_bytes: int, *, is_fused: bool, adds: bool = Tru
     forward. Backward has one kernel for the gradient of the input (dy and x twice, writes dx) and one for the
     gradient of the weight (reads both): 7e. See [Note: LayerNorm reads twice]. A compiled norm includes the
     residual add (`adds`): 4e (reads the stream and the branch, writes the sum and the normalised tensor) and
-    6e. Liger's norm does not: 2e, and 3e (reads dy and x once for both gradients, writes dx over dy; then sums
-    the gradient of the weight). All of these keep their input.
+    6e. Liger's norm does not: 2e, and 3e (reads dy and x once for both gradients, writes dx over dy; then
+    sums the gradient of the weight). All of these keep their input.
 
     Eager RMSNorm: casts 2(e + 4), fp32 passes 20, weight 2e forward; weight 6e, casts 2(e + 4), fp32 passes
     68 backward. It keeps the fp32 copy of its input and the normalised tensor: 4 + e. In fp32 the casts are

@@ -49,8 +49,8 @@ def fused_head(head: Module, shape: BatchShape, options: WorkOptions) -> FusedHe
     """Kernels and bytes of the LM head with its loss, piece by piece.
 
     Per piece of t tokens (the last may be smaller): three products of 2 t V H FLOPs, the loss over t V logits
-    (read twice, written once), and the accumulation of the weight's gradient. The gradients of the input (T H)
-    and of the weight (V H) are saved for backward.
+    (read twice, written once), and the accumulation of the weight's gradient. The gradients of the input
+    (T H) and of the weight (V H) are saved for backward.
     """
     work = head.work
     assert isinstance(work, Linear)
