@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any, get_args
 
 from zsim.calibrate.measurements import Measurement, Measurements
@@ -194,7 +193,8 @@ def _attention(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
 
 def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]]:
     """Duration of products overlapping a collective over that of products alone, and of a collective
-    overlapping products over that of the collective alone; the median over the group sizes measured."""
+    overlapping products over that of the collective alone; the median over the group sizes measured, the
+    smallest of an even number."""
     fits = []
     for name, what, title in (
         ("compute_slowdown", "gemm", "products beside a collective"),
@@ -207,7 +207,7 @@ def _interference(gpu: Gpu, measured: Measurements) -> tuple[Gpu, list[CurveFit]
         if not both:
             continue
         ratios = sorted(max(1.0, beside[ranks] / alone[ranks]) for ranks in both)
-        value = {f"interference.{name}": median(ratios)}
+        value = {f"interference.{name}": ratios[len(ratios) // 2] if len(ratios) % 2 else ratios[0]}
         gpu = replaced(gpu, value)
         ranges = {"ranks": span([float(ranks) for ranks in both])}
         fits.append(CurveFit(title, value, (), ranges, sources(rows)))
