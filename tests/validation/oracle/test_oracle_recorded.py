@@ -103,4 +103,4 @@ def test_llama_8b_on_64_ranks_is_issued_as_written_down_here() -> None:
 def test_clipping_adds_one_number_to_all_reduce() -> None:
     """torch stacks the squared norms of the 291 parameters and sums them over ranks in one call."""
     last = recorded(Case("llama-3-8b", 64, gradient_clipping=1.0)).calls[-1]
-    assert last.wire == Call("all_reduce", 4 * 291, "fp32", 64).wire
+    assert last.wire == Call("all_reduce", 4 * 291, "fp32", 64, 1).wire
