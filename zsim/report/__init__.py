@@ -1,1 +1,1 @@
-"""What a person reads: breakdown, memory, traffic, figures, pages."""
+"""The report of a step: breakdown, memory, traffic, critical path, and their views."""

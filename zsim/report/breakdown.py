@@ -1,14 +1,14 @@
-"""Where the time of a step goes, seen from the compute stream of one rank.
+"""The time of a step by cause, as seen from the compute stream of one rank.
 
 Every instant of the step belongs to one of `compute`, `exposed_communication`, `offload_stall`, `optimizer`,
 `allocator` and `host_bound`, so their sum is the step.
 
 # [Note: why the compute stream stands still]
-A gap ends when the next op starts. Until the host had issued that op, the gap is the host's: torch's
-allocator where that had run short and waited or asked the driver, else what the host itself was blocked on,
-else host-bound. After that the op waited for other streams. Which of them is read
-backwards from the end of the gap: the span that ended last is what the op waited for, before that span
-began it was the one that ended before it, and so on to the start of the gap.
+A gap ends when the next op starts. Until the host had issued that op, the gap is put down to the host:
+torch's allocator where it had run short and waited or called the driver, else the op that the host was
+blocked on, else host-bound. After that the op waited for other streams. Which of them is found backwards from
+the end of the gap: the op waited for the span that ended last, before that span began for the span that ended
+before it, and so on to the start of the gap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ENDED_TOGETHER = 1e-9  # relative: ends closer than this part of the step are t
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A stretch in which the compute stream did not compute; `info` is the index of what it waited for."""
+    """An interval in which the compute stream did not compute; `info` is the index of the span information
+    that it waited for, None where it waited for the host."""
 
     start_seconds: float
     end_seconds: float
@@ -44,7 +45,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Seconds of one step by meaning (and by phase of the program), and every wait with its cause."""
+    """Seconds of one step by cause (and by phase of the program), and every wait with its cause."""
 
     seconds: dict[str, float]
     by_phase: dict[str, dict[str, float]]
@@ -53,7 +54,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One span on the compute stream, and the gap before it; -1 as info: the end of the step."""
+    """One span on the compute stream, and the gap before it; `info` -1: the end of the step."""
 
     gap_start: float
     start: float
@@ -64,8 +65,8 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What can be waited for: the spans of all other streams sorted by end, the host's blocks, and when it
-    was in torch's allocator."""
+    """Everything that the compute stream can wait for: the spans of all other streams sorted by end, the
+    intervals in which the host was blocked, and those in which it was in torch's allocator."""
 
     kinds: list[str]
     starts: list[float]
@@ -78,7 +79,8 @@ class _Scene:
 
 
 def compute_stream(trace: Trace) -> str:
-    """`compute`, or the stream that computes longest where none is called so (a recorded trace)."""
+    """Name of the compute stream: `compute`, or the stream that computes longest where none has that name
+    (in a recorded trace)."""
     if any(info.stream == "compute" for info in trace.infos):
         return "compute"
     seconds: dict[str, float] = {}
@@ -89,7 +91,7 @@ def compute_stream(trace: Trace) -> str:
 
 
 def step_breakdown(trace: Trace, rank: int | None = None) -> Breakdown:
-    """The breakdown of `trace.step_seconds`, on `rank` or else the first rank of the trace."""
+    """The breakdown of `trace.step_seconds` on `rank`, by default the first rank of the trace."""
     if rank is None and len(trace):
         rank = int(trace.ranks[0])
     own = trace if rank is None else trace.of_rank(rank)
@@ -122,7 +124,8 @@ def _meaning_on_compute_stream(info: SpanInfo) -> str:
 
 
 def _rows_and_scene(own: Trace) -> tuple[list[_Row], _Scene]:
-    """The spans of the compute stream with the gaps before them, clipped to the step; and all others."""
+    """The spans of the compute stream with the gaps before them, clipped to the step; and the scene of all
+    other spans."""
     stream = compute_stream(own)
     is_host = np.array([info.kind == "host" for info in own.infos], dtype=bool)
     is_compute = np.array([info.stream == stream for info in own.infos], dtype=bool) & ~is_host
@@ -163,7 +166,8 @@ def _rows_and_scene(own: Trace) -> tuple[list[_Row], _Scene]:
 
 
 def _one_at_a_time(own: Trace) -> list[tuple[float, float, int]]:
-    """The host's blocks in order; of two threads' that overlap the first, and what the other has beyond."""
+    """The host's blocks in order. Where blocks of two threads overlap, the first is kept whole, and of the
+    second the part after it."""
     blocks: list[tuple[float, float, int]] = []
     free = -math.inf
     for start, end, info in sorted(block[1:] for block in own.host_blocks):
@@ -184,7 +188,7 @@ def _gap(row: _Row, scene: _Scene) -> Iterator[_Stretch]:
 
 
 def _host(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
-    """The host had not issued the next op: it was in an allocator that is short, or elsewhere."""
+    """Split an interval in which the host had not issued the next op: in torch's allocator, or elsewhere."""
     for index in range(bisect_right(scene.allocator, start, key=itemgetter(1)), len(scene.allocator)):
         asked, answered = scene.allocator[index]
         if asked >= end:
@@ -198,7 +202,7 @@ def _host(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
 
 
 def _elsewhere(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
-    """The host was blocked on something, or it was busy."""
+    """Split an interval of the host outside of the allocator: blocked on a span, or busy (host-bound)."""
     for index in range(bisect_right(scene.block_ends, start), len(scene.blocks)):
         block_start, block_end, info = scene.blocks[index]
         if block_start >= end:
@@ -214,11 +218,12 @@ def _elsewhere(start: float, end: float, scene: _Scene) -> Iterator[_Stretch]:
 
 
 def _wait(row: _Row, issued: float, scene: _Scene) -> Iterator[_Stretch]:
-    """The op was issued and waited: the chain of spans on other streams, read backwards from its start."""
+    """Split the wait of an issued op by the chain of spans on other streams, backwards from the op's
+    start."""
     slack = _ENDED_TOGETHER * row.start
     at = row.start
     last = bisect_right(scene.ends, at + slack) - 1
-    follower: int | None = None  # the span before which nothing ran: not issued yet, or waiting for its peers
+    follower: int | None = None  # the span after an idle interval: not yet issued, or waiting for its peers
     while at > issued:
         while last >= 0 and scene.starts[last] >= at - slack:
             last -= 1
@@ -235,7 +240,8 @@ def _wait(row: _Row, issued: float, scene: _Scene) -> Iterator[_Stretch]:
 
 
 def _idle(start: float, end: float, follower: int | None, scene: _Scene) -> Iterator[_Stretch]:
-    """No stream worked. The host's, until it issued the follower; from then on the follower's own wait."""
+    """Split an interval in which no stream worked: the host until it issued the follower, then the wait of
+    the follower."""
     if follower is None:
         yield from _host(start, end, scene)
         return

@@ -1,5 +1,5 @@
-"""What the critical path is made of: computing, HBM, latency, a tier of links, the host, torch's
-allocator, offloading."""
+"""The critical path by cause: computing, HBM, latency, a tier of links, the host, torch's allocator,
+offloading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zsim.report.critical_path import ALLOCATOR, HOST, OTHERS, Link
 from zsim.report.views.meanings import BREAKDOWN, Meaning
 from zsim.specs.cluster.gpu import Gpu
 
-# In the order in which they are shown; other tiers of links (of a fabric) come after the cards.
+# In the order in which they are shown; other tiers of links (of a fabric) come after the network cards.
 CAUSES: dict[str, Meaning] = {
     "compute": Meaning("compute", "#2F7FBF", "blue"),
     "hbm": Meaning("HBM", "#4FB3BF", "cyan"),
@@ -33,11 +33,11 @@ CAUSES: dict[str, Meaning] = {
 
 
 def cause_meaning(cause: str) -> Meaning:
-    """The meaning of a cause; a tier of links that has no name here keeps its own."""
+    """The meaning of a cause; a tier of links that is not in `CAUSES` is shown by its name."""
     return CAUSES.get(cause) or Meaning(f"{cause} links", "#6E3B1E", "red")
 
 
-# What stands after "because of", where the label alone does not.
+# The noun after "because of", where it is not the label.
 _NOUNS = {
     "host": "the host",
     "cpu": "the CPU",
@@ -59,10 +59,10 @@ _OF_RESOURCE = {
 
 
 class OpCauses:
-    """What each op's time alone is made of, each distinct piece of work looked at once.
+    """Seconds by cause of each op on an idle machine, computed once per distinct work.
 
-    `calls` says what bounds each collective, `limits` the class of resources that bounds each kind of
-    offloaded work (`zsim.engine.offload.Offload.limits`).
+    `calls`: the limit of each collective; `limits`: the class of resources that bounds each kind of offloaded
+    work (`zsim.engine.offload.Offload.limits`).
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class OpCauses:
         return known
 
     def slowed(self, number: int, rank: int = 0) -> float:
-        """Seconds that kernels can add to a rank's op `number`, a collective; 0 for another."""
+        """Maximum of seconds that kernels can add to a rank's op `number` if it is a collective; else 0."""
         work = self._work(number, rank) if number >= 0 else None
         return self._calls[work].slowed_seconds if isinstance(work, Collective | PointToPoint) else 0.0
 
@@ -117,9 +117,9 @@ def _of_kernels(activity: GpuActivity) -> dict[str, float]:
 def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float]:
     """Seconds of the chain by cause; they add up to the chain.
 
-    An op that took longer than alone was slowed down: kernels by collectives, by other kernels or on a slow
-    GPU, collectives by kernels as far as these can (`interference`), transfers by others on the links that
-    bound them.
+    Extra time of an op over its time on an idle machine is `interference` for kernels (slowed by collectives,
+    by other kernels or by a slow GPU) and for collectives up to `OpCauses.slowed`; the rest of a transfer's
+    extra time counts for the resource that bounds it, which others share.
     """
     totals: dict[str, float] = {}
     for rank, op, start, end in links:
@@ -140,7 +140,8 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
 
 
 def _in_order(causes: Iterable[str]) -> list[str]:
-    """Causes in the order of `CAUSES`; tiers that have no name there (spines of a fabric) after the cards."""
+    """Causes in the order of `CAUSES`; tiers that are not in it (spines of a fabric) after the network
+    cards."""
     places = {cause: float(place) for place, cause in enumerate(CAUSES)}
     between = places["network"] + 0.5
     return sorted(causes, key=lambda cause: (places.get(cause, between), cause))

@@ -1,14 +1,14 @@
-"""The critical path of a step: the chain of work that its end waited for, read backwards.
+"""The critical path of a step: the chain of work that determines its end, read backwards.
 
 # [Note: reading the chain backwards]
-An op begins when the last of three things has happened: the op before it on its stream ended, an op that it
-comes after ended, the host issued it. Whichever ended at that instant is the link of the chain before it. One
-that shares a hardware queue may stand behind a launch that waits; it begins with that, so its link is the
-other's (`zsim.plan.passes.queues`). The
-host's part goes back to the last time that it was blocked, and from there to the op that it waited for. A
-collective begins for all when its last rank has come, so the chain goes on there; a message begins when both
-sides have come, and a call with several of them ends with the one that began last. What the chain covers is
-the whole step, without gaps: its parts add up to the step's time.
+An op begins when the last of three things has happened: the previous op on its stream ended, an op that it
+depends on ended, the host issued it. The one that happened last is the previous link of the chain. An op in a
+shared hardware queue may be held up by a waiting launch before it; it begins when that launch does, so the
+chain goes on with the predecessors of that launch (`zsim.plan.passes.queues`). A link of the host goes back
+to the last time that the host was blocked, and from there to the op that it waited for. A collective begins
+when its last rank has arrived, so the chain goes on at that rank; a message begins when both sides have
+arrived, and a call with several messages ends with the one that began last. The chain covers the whole step
+without gaps: its parts add up to the step's time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from zsim.trace.trace import Trace
 _SAME_INSTANT = 1e-9  # of the step
 _Block = tuple[float, float, int]
 Peers = Mapping[tuple[int, int], Sequence[tuple[int, int]]]
-# In place of an op: the host issuing; something that this trace does not show; the host asking the driver for
-# memory and giving it back, because torch's allocator has run short.
+# In place of an op number: the host issuing work; a wait whose cause is not in this trace; the host in
+# torch's allocator, which has run short and gets memory from the driver and gives it back.
 HOST, OTHERS, ALLOCATOR = -1, -2, -3
 
 
 class Link(NamedTuple):
-    """One stretch of the chain: an op of the plan on a rank, or that rank's host (`HOST`, `ALLOCATOR`)."""
+    """One link of the chain: an op of the plan on a rank, or the rank's host (`HOST`, `ALLOCATOR`), or a wait
+    of unknown cause (`OTHERS`)."""
 
     rank: int
     op: int
@@ -49,9 +50,9 @@ class Link(NamedTuple):
 
 
 class _Lane:
-    """One rank's times by position among the ops that have work, and when its host was blocked, by the end
-    of that: (end, start, place of what it waited for); `allocator`: when it was in an allocator that is
-    short."""
+    """One rank's times by place among the ops with work. `blocks`: when its host was blocked, sorted by end,
+    as (end, start, place of the op that it waited for); `allocator`: (start, end) of the host's time in
+    torch's allocator when that had run short."""
 
     def __init__(
         self,
@@ -69,9 +70,9 @@ class _Lane:
 
 
 class _Times:
-    """The trace as one row per rank and one column per op that has work (-inf behind the last, where others
-    have more). The chain visits few ranks: a lane is made when it does. `first_info`: by program, its first
-    info in the trace."""
+    """The trace as one row per rank and one column per op with work (padded with -inf where other ranks have
+    more ops). The chain visits few ranks, so lanes are made on demand. `first_info`: by program, the index of
+    its first span information in the trace."""
 
     def __init__(self, trace: Trace, plan: Plan, first_info: Sequence[int]) -> None:
         ranks, self._counts = np.unique(trace.ranks, return_counts=True)
@@ -100,7 +101,8 @@ class _Times:
         return self._lanes[rank]
 
     def last(self) -> tuple[int, int]:
-        """The rank that ends last, and at which place: of equal ones the first rank, the last place."""
+        """The rank that ends last, and the place of its last op; of equal ones the first rank and the last
+        place."""
         row = int(np.argmax(self._end.max(axis=1)))
         ends = self._end[row]
         return self.ranks[row], int(np.flatnonzero(ends == ends.max())[-1])
@@ -122,10 +124,10 @@ def critical_path(
     peers: Peers | None = None,
 ) -> list[Link]:
     """The chain from the step's beginning to its end, in that order; see [Note: reading the chain
-    backwards]. `trace` must be the simulated one of `plan`, with one span per op that has work. `meetings`:
-    by (group, rank), a number that is equal for ranks that wait for each other; without it the ranks of a
-    group do. `connections`: the hardware queues that its streams shared. `peers`: by (rank, op) of a call
-    with messages, the (rank, op) that it met."""
+    backwards]. `trace` must be the simulated trace of `plan`, with one span per op with work. `meetings`: by
+    (group, rank), a number that is equal for ranks that wait for each other; by default the ranks of a group
+    do. `connections`: number of hardware queues that the streams share. `peers`: by (rank, op) of a call with
+    messages, the (rank, op) of the calls at the other side."""
     return _Walk(plan, trace, meetings or {}, connections, peers or {}).links()
 
 
@@ -164,7 +166,8 @@ class _Walk:
         return self.found
 
     def _op(self, rank: int, place: int) -> tuple[int, int] | None:
-        """Add the op at `place`, and return what it waited for; None at the beginning."""
+        """Add the op at `place`, and return (rank, place) of the op that it waited for; None at the step's
+        beginning."""
         end = self.times.of(rank).end[place]
         rank, place = self._last_to_come(rank, place)
         lane, part = self.times.of(rank), self._part(rank)
@@ -176,7 +179,7 @@ class _Walk:
         waited = lane.end[previous] if previous >= 0 else 0.0
         issued = min(lane.issue[place], start)
         if waited >= issued and previous >= 0:
-            if start - waited > self.tolerance:  # nothing that is known of: the chain stays whole
+            if start - waited > self.tolerance:  # a wait of unknown cause: the chain has no gaps
                 self._add(rank, OTHERS, waited, start)
             return rank, previous
         if start - issued > self.tolerance:
@@ -184,8 +187,8 @@ class _Walk:
         return self._host(rank, issued, place)
 
     def _behind_which(self, lane: _Lane, part: Predecessors, place: int) -> tuple[int, int]:
-        """The launch that held this one up in their queue, and the last op that it came after; this one's own
-        where none did."""
+        """Place of the launch that held up the one at `place` in their hardware queue (`place` itself where
+        none did), and of that launch's last predecessor (-1 without any)."""
         start = lane.start[place]
         while True:
             previous = max(part.of(place), key=lambda p: (lane.end[p], p), default=-1)
@@ -196,8 +199,8 @@ class _Walk:
             place = ahead
 
     def _host(self, rank: int, until: float, before: int) -> tuple[int, int] | None:
-        """Add the host's stretch that ends at `until`, and return what it had been blocked on: an op `before`
-        the one that it issued then (in a long step, one that is shorter than an instant ends in the same)."""
+        """Add the link of the host that ends at `until`, and return the op that it was last blocked on; only
+        places below `before`, since ops shorter than the tolerance end at the same instant."""
         blocks = self.times.of(rank).blocks
         number = bisect_right(blocks, until + self.tolerance, key=itemgetter(0)) - 1
         while number >= 0 and blocks[number][2] >= before:
@@ -210,7 +213,7 @@ class _Walk:
         return rank, place
 
     def _add_host(self, rank: int, start: float, end: float) -> None:
-        """The host's stretch, and apart what of it torch's allocator took."""
+        """Add the host's interval, with the parts in torch's allocator as separate links."""
         blocks = self.times.of(rank).allocator
         for number in range(bisect_left(blocks, end, key=itemgetter(0)) - 1, -1, -1):
             asked, answered = blocks[number]
@@ -226,8 +229,8 @@ class _Walk:
         return self.parts[int(self.plan.program_of[rank])]
 
     def _last_to_come(self, rank: int, place: int) -> tuple[int, int]:
-        """Of the simulated ranks in the same collective or message, the one that came last, and the place of
-        its call; `rank` and `place` otherwise."""
+        """The simulated rank that was the last to arrive at the same collective or message, and the place of
+        its call; `rank` and `place` for other work."""
         number = self._part(rank).numbers[place]
         work = self.plan.program_on(rank).ops[number].work
         times = self.times
@@ -257,7 +260,7 @@ class _Walk:
         return found[1:]
 
     def _rows_at(self, group: str, meeting: int) -> list[int]:
-        """Of the simulated ranks, those that wait for each other there."""
+        """Rows of the simulated ranks that wait for each other in this meeting of the group."""
         if group not in self.rows:
             rows: dict[int, list[int]] = {}
             for row, rank in enumerate(self.times.ranks):
@@ -280,7 +283,7 @@ class _Walk:
 
 
 def _places_of_calls(program: Program, part: Predecessors) -> dict[str, list[int]]:
-    """By group, the places of its calls."""
+    """Places of the calls of each group, by group."""
     found: dict[str, list[int]] = {}
     for place, number in enumerate(part.numbers):
         work = program.ops[number].work
@@ -294,9 +297,9 @@ def _predecessors(program: Program, connections: int) -> Predecessors:
 
 
 class Predecessors:
-    """The ops with work that must end before one may start, as places among the ops with work (`numbers`).
-    Ops without work (waits, hooks) hand on what they wait for. `ahead[place]`: the launch right before it in
-    a hardware queue that streams share."""
+    """The ops with work that must end before an op may start, as places among the ops with work (`numbers`).
+    Ops without work (waits, hooks) are replaced by their predecessors. `ahead[place]`: the launch right
+    before the one at `place` in a hardware queue that streams share."""
 
     def __init__(self, ops: Sequence[Op], connections: int = DEFAULT_CONNECTIONS) -> None:
         self._ops = ops

@@ -1,4 +1,4 @@
-"""What a step, and a whole training run, costs: energy, GPU-hours, money, days."""
+"""Costs of a step and of a whole training run: energy, GPU-hours, money, days."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """One GPU's step. `activity_seconds` add up to the step; `watts` is their mean power."""
+    """Energy of one GPU in a step. `activity_seconds` add up to the step; `watts` is the mean power."""
 
     joules: float
     watts: float
@@ -27,9 +27,9 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What the experiment's `[cost]` makes of a step. A "run" is training on `tokens`; its fields are None
-    without them, money without a price, energy where the GPU's power is not known. Energy is at the meter:
-    GPUs and `node_power`, times `pue`."""
+    """Costs by the experiment's `[cost]`. A "run" is training on `tokens`; its fields are None without
+    `tokens`, money is None without a price, energy where the GPU's power is not known. Energy is at the
+    meter: GPUs and `node_power`, times `pue`."""
 
     currency: str
     gpu_hour_price: float | None
@@ -50,9 +50,9 @@ class RunCost:
 def step_energy(breakdown: Breakdown, kernels: GpuActivity, power: Power | None) -> Energy | None:
     """The energy of one GPU in a step; None where its power is not known.
 
-    `kernels` is what the compute stream's kernels are bound by; its parts are spread over the time that
-    they took in the step, slowed down or not. Exposed communication is communication, every other wait is
-    idle.
+    `kernels`: seconds of the compute stream's kernels by limiting resource, on an idle GPU; they are scaled
+    to the time that the kernels took in the step. Exposed communication counts as communication, every other
+    wait as idle.
     """
     seconds = breakdown.seconds
     computing = seconds["compute"] + seconds["optimizer"]

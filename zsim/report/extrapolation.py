@@ -1,4 +1,4 @@
-"""What of a plan lies outside of what the cluster's calibrated numbers were measured on."""
+"""The work of a plan that is outside of the range in which the cluster's calibrated numbers were measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from zsim.specs.cluster.cluster import Cluster
 
 
 def extrapolations(plan: Plan, cluster: Cluster) -> dict[str, list[OutOfRange]]:
-    """By part of the result ("compute", "network"); empty where nothing is extrapolated."""
+    """Work out of the measured range by part of the result ("compute", "network"); empty where nothing is
+    extrapolated."""
     gpu, ranges = cluster.gpu, cluster.collectives.measured_range
     tables = (gpu.gemm, gpu.attention, gpu.memory_bound)
     if not ranges and not any(table.measured_range for table in tables):
@@ -35,7 +36,7 @@ def extrapolations(plan: Plan, cluster: Cluster) -> dict[str, list[OutOfRange]]:
 
 
 def extrapolation_sentence(row: OutOfRange) -> str:
-    """For the report's notes."""
+    """The sentence about `row` in the report's notes."""
     return (
         f"extrapolated: {row.fraction:.0%} of the work in {row.what} is in pieces beyond the "
         f"{row.low:.3g} to {row.high:.3g} {row.unit} that were measured"

@@ -1,4 +1,4 @@
-"""Whether a step fits: one verdict with its words, the same on a terminal, in the file and on the page."""
+"""Whether a step fits in memory: one verdict with its words, for the terminal, the file and the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zsim.report.report import Report, Verdict
 from zsim.report.views.text.sentences import missing_memory
 from zsim.units import format_bytes, format_seconds
 
-Tone = Literal["fits", "tight", "broken"]  # how it is shown
+Tone = Literal["fits", "tight", "broken"]  # how the verdict is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ _TONES: dict[Verdict, Tone] = {
 
 
 def fit_of(report: Report) -> Fit:
-    """The verdict on a report, with what is allocated and what torch reserves for it."""
+    """The verdict on a report, with the bytes that are allocated and that torch reserves."""
     verdict = report.verdict
     if report.out_of_memory is not None:
         return Fit(verdict, f"{missing_memory(report.out_of_memory)} The times below assume it did.")
@@ -59,7 +59,7 @@ def _allocated(report: Report) -> str:
 
 
 def reserved_words(report: Report) -> str:
-    """E.g. "83.55 GB of 83.64 GB reserved by torch"; nothing where torch's allocator was not simulated."""
+    """E.g. "83.55 GB of 83.64 GB reserved by torch"; "" where torch's allocator was not simulated."""
     row = report.allocator
     if row is None:
         return ""

@@ -1,4 +1,4 @@
-"""Ranks that differ, steps that differ: who is slow, who waits, how far steps spread."""
+"""Ranks that differ and steps that differ: stragglers, waits for them, and the spread of steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PERCENTILES = (5, 50, 95)
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """Ranks that do the same, by the first of them: how many they are, how many times as long as usual their
-    kernels take, how long those took and how long they waited for communication."""
+    """A class of ranks, by its first rank: the number of ranks, the factor by which their kernels are slower
+    than usual, and the seconds of kernels and of exposed communication."""
 
     rank: int
     ranks: int
@@ -30,7 +30,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One of the jobs on a fabric: its step alone there, and the median of `steps` beside the others."""
+    """One of the co-located jobs on a fabric: its step alone, and the median of `steps` with all jobs."""
 
     name: str
     model: str
@@ -49,7 +49,7 @@ class JobRow:
 @dataclass(frozen=True, slots=True)
 class StepSpread:
     """Steps drawn with jitter: percentiles (by nearest rank, so that each is a step that was drawn) of their
-    length and of the first rank's wait for communication, and the length without jitter."""
+    time and of the first rank's exposed communication, and the time without jitter."""
 
     seed: int
     steps: int
@@ -62,8 +62,8 @@ class StepSpread:
 
 
 def rank_rows(trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float]) -> tuple[RankRow, ...]:
-    """One row per class of a trace with one rank of each; none where all ranks are alike, or too many
-    classes to list. `sizes` and `slowdowns` are per class."""
+    """One row per class of ranks; none where all ranks are alike, where no two are, or where there are too
+    many classes to list. `trace` has one rank of each class; `sizes` and `slowdowns` are per class."""
     ranks = list(dict.fromkeys(trace.ranks.tolist()))
     if not 1 < len(ranks) <= _MOST_ROWS or sum(sizes) == len(sizes):
         return ()
@@ -79,7 +79,7 @@ def rank_rows(trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float]) ->
 
 
 def spread_of(jitter: Jitter, steps: Sequence[Trace], seconds_without: float) -> StepSpread:
-    """What steps as the first rank saw them come to."""
+    """The spread of `steps`, each traced on the first rank; `seconds_without`: the step without jitter."""
     exposed = [step_breakdown(step).seconds["exposed_communication"] for step in steps]
     return StepSpread(
         jitter.seed,

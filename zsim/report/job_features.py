@@ -1,4 +1,4 @@
-"""A job and its step as the features that validated runs are compared by."""
+"""Features of a job and its step, by which it is compared with validated runs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _NETWORKS = (("EFA", r"\bEFA\b"), ("RoCE", r"RoCE"), ("InfiniBand", r"InfiniBand
 def job_features(
     job: Job, seconds: Mapping[str, float], step_seconds: float, retries: float, network: str | None = None
 ) -> Features:
-    """`seconds` of the step by the breakdown's names; `retries` of torch's allocator in it. `network` between
-    the nodes, where the cluster's file does not say."""
+    """Features of `job`. `seconds`: the step by the breakdown's names; `retries`: of torch's allocator in the
+    step; `network`: the network between nodes, where the cluster file does not name it."""
     shares = {name: part / step_seconds for name, part in seconds.items()}
     return Features(
         framework=_framework(job),
@@ -49,20 +49,20 @@ def job_features(
 
 
 def step_validation(job: Job, step: TracedStep, allocator: AllocatorRow | None) -> Validation:
-    """How far to trust a step's time, by all validated runs."""
+    """The validation of a step's time by all validated runs."""
     retries = 0 if allocator is None else allocator.retries
     return validation_of(job_features(job, step.breakdown.seconds, step.seconds, retries))
 
 
 def _framework(job: Job) -> str:
-    """One GPU shards nothing, whatever the framework; without offloading it is as under DDP."""
+    """The framework's name. On one GPU nothing is sharded, so without offloading every framework is DDP."""
     if job.world_size == 1 and not is_offloaded(job):
         return _FRAMEWORKS["ddp"]
     return _FRAMEWORKS.get(job.kind, job.kind)
 
 
 def strategy_name(job: Job) -> str:
-    """What is sharded, and where it is kept: "ZeRO-3 + qwZ", "HSDP", "FSDP2 offloaded"."""
+    """The sharding strategy, and whether it offloads: "ZeRO-3 + qwZ", "HSDP", "FSDP2 offloaded"."""
     strategy, offloaded = job.strategy, " offloaded" if is_offloaded(job) else ""
     if job.world_size == 1:
         return f"one GPU{offloaded}"
@@ -86,7 +86,7 @@ def _fabric(job: Job, network: str | None) -> str:
 
 
 def node_fabric(cluster: Cluster) -> str:
-    """What joins the GPUs of a node."""
+    """The links between the GPUs of a node, in words."""
     backend = cluster.collectives.backend
     if backend == "gloo":
         return "the host's loopback under gloo"
@@ -95,12 +95,12 @@ def node_fabric(cluster: Cluster) -> str:
 
 
 def network_fabric(cluster: Cluster) -> str:
-    """What joins the nodes, as the cluster's file words it; "" where it does not."""
+    """The network between the nodes, as the cluster file names it; "" where it does not."""
     if cluster.node_link.nodes_per_domain > 1:
         return _DOMAIN
     return network_word(cluster.description) or network_word(cluster.nic.source)
 
 
 def network_word(text: str) -> str:
-    """EFA, RoCE, InfiniBand or Ethernet, the first that a text names."""
+    """The first of EFA, RoCE, InfiniBand and Ethernet that is found in `text`; "" without any."""
     return next((name for name, pattern in _NETWORKS if re.search(pattern, text)), "")

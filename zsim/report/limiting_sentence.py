@@ -27,8 +27,8 @@ def limiting_sentence(
 ) -> str:
     """E.g. "Compute-bound: 84 % compute; exposed communication 11 %, mostly the all-gather of ...".
 
-    Where the step computes most of the time, it goes on with how much of the communication that hides and
-    which fraction of the peak (fp8's where that is computed in) the kernels reach.
+    Where the step mostly computes, the sentence goes on with the fraction of communication that is hidden and
+    the fraction of the peak (fp8's peak where the step computes in fp8) that the kernels reach.
     """
     total = sum(breakdown.seconds.values())
     if total <= 0:
@@ -50,7 +50,7 @@ def limiting_sentence(
 
 
 def without_overlap_sentence(step_seconds: float, without_overlap: float | None) -> str:
-    """What to add where the overlap is in doubt; "" where it makes no difference."""
+    """The sentence to add where the overlap is in doubt; "" where it makes no difference."""
     if without_overlap is None or without_overlap < step_seconds * (1 + _WORTH_SAYING):
         return ""
     return (
@@ -60,13 +60,14 @@ def without_overlap_sentence(step_seconds: float, without_overlap: float | None)
 
 
 def _share(fraction: float) -> str:
-    """Whole percents, tenths close to all or nothing."""
+    """Whole percents; tenths of a percent below 1 % and above 99 %."""
     is_extreme = 0 < fraction < 0.01 or 0.99 < fraction < 1
     return f"{fraction * 100:.1f} %" if is_extreme else f"{fraction * 100:.0f} %"
 
 
 def _mostly(trace: Trace, breakdown: Breakdown, cause: str) -> str:
-    """What most of the waits with this cause were for: one op, or else one kind."""
+    """Words for the one op, or else the one kind of op, that more than half of the waits with this cause were
+    for; "" without one."""
     by_kind: dict[str, float] = {}
     by_op: dict[tuple[str, str, str], float] = {}
     for wait in breakdown.waits:

@@ -1,5 +1,4 @@
-"""What a report says of overlap that is lost, or may be: to hardware queues that streams share
-(`zsim.plan.passes.queues`), or for causes that are not known."""
+"""Overlap that is lost to hardware queues that streams share (`zsim.plan.passes.queues`)."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ _SAME = 0.001  # of the step
 
 
 def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
-    """How long launches of the first rank's compute stream, issued and with nothing else to wait for, stood
-    behind others in their queue. `trace` is the simulated one of `plan`."""
+    """Seconds that launches of the first rank's compute stream, issued and otherwise ready, waited behind
+    other launches in their hardware queue. `trace` is the simulated trace of `plan`."""
     own = trace.of_rank(int(trace.ranks[0]))
     ops = plan.program_on(int(trace.ranks[0])).ops
     before = Predecessors(ops, connections)
@@ -37,7 +36,7 @@ def held_up_seconds(plan: Plan, trace: Trace, connections: int) -> float:
 def shared_queues_notes(
     plan: Plan, trace: Trace, connections: int, step_seconds_apart: float | None
 ) -> list[str]:
-    """What it costs that the streams of `plan` share hardware queues; nothing where they do not."""
+    """The note on the cost of hardware queues that the streams of `plan` share; none where they do not."""
     if all(behind(program.ops, connections) is None for program in plan.programs):
         return []
     held_up = held_up_seconds(plan, trace, connections)
@@ -45,7 +44,8 @@ def shared_queues_notes(
 
 
 def shared_queues_note(connections: int, held_up: float, seconds: float, seconds_apart: float | None) -> str:
-    """`seconds` of the step as it is, `seconds_apart` with CUDA's default, where that was simulated."""
+    """The note on shared hardware queues. `seconds`: the step as it is; `seconds_apart`: the step with CUDA's
+    default number of queues, where that was simulated."""
     queues = "one hardware queue" if connections == 1 else f"{connections} hardware queues"
     compute = f", the compute stream's for {format_seconds(held_up)} of the step" if held_up > 0 else ""
     note = (

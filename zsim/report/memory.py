@@ -1,7 +1,7 @@
-"""Memory over time: what is held, when it peaks, and where it first does not fit.
+"""Memory over time: levels, peaks, and the first op that does not fit.
 
-Peaks are taken in the order of the events, which is the host's (what the allocator sees). Timelines draw
-the same levels at the time the compute stream got there.
+Peaks are taken in the order of the events, which is the host's order (as the allocator sees them). Timelines
+draw the same levels at the time when the compute stream reached them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ DEVICES = ("gpu", "host", "nvme")
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Highest bytes of one device: `total` is the maximum of the sum, each category has its own maximum.
+    """Maximum bytes of one device: `total` is the maximum of the sum, `by_category` the maximum of each
+    category at any time.
 
-    `at_total` is what each category held when the total was highest; `seconds` is when that was.
+    `at_total`: bytes of each category when the total was at its maximum; `seconds`: when that was.
     """
 
     total: int
@@ -50,8 +51,8 @@ class MemoryLevels:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What makes a job fit: `overrides` of the experiment, in `words`; the fullest GPU's peak and the step
-    with it; what the script must change for it, where no file says it."""
+    """A change that makes a job fit: `overrides` of the experiment, in `words`; the fullest GPU's peak and
+    the step with it; `script_changes` that the training script needs, where no file has the setting."""
 
     overrides: Mapping[str, Any]
     words: str
@@ -75,16 +76,16 @@ class OutOfMemory:
     remedy: Remedy | None = None
 
 
-START_UP = "start-up"  # the op of an OutOfMemory before the first step
-PINNED = "pinned"  # the pool of one of page-locked memory
+START_UP = "start-up"  # the `op` of an OutOfMemory before the first step
+PINNED = "pinned"  # the `pool` of an OutOfMemory of page-locked memory
 
 
 def over_limit(op: str, pool: str, found: int, limit: int) -> OutOfMemory:
-    """A limit that is exceeded from the start on."""
+    """The finding that `found` bytes exceed a `limit` from the start on."""
     return OutOfMemory(op, pool, 0, 0.0, found - limit, found - limit, limit)
 
 
-Pool = Mapping[int, int]  # what shares one memory: {traced rank: how many ranks like it are on the pool}
+Pool = Mapping[int, int]  # ranks that share one memory: {traced rank: number of ranks like it in the pool}
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,14 @@ class Ledger:
         return Ledger(events, categories, columns, by_rank)
 
     def pools(self, device: str, gpus_per_node: int, nodes: Sequence[Pool] | None) -> list[Pool]:
-        """The memories of `device`: one GPU per traced rank; for host and NVMe the `nodes`, or else for
-        each traced rank a node with `gpus_per_node` ranks like it."""
+        """The memories of `device`: one GPU per traced rank; for host and NVMe the `nodes`, by default one
+        node per traced rank with `gpus_per_node` ranks like it."""
         if device != "gpu" and nodes is not None:
             return list(nodes)
         return [{rank: 1 if device == "gpu" else gpus_per_node} for rank in self.by_rank[device]]
 
     def usage(self, device: str, pool: Pool) -> MemoryLevels:
-        """What `pool` held over time."""
+        """Levels of `pool` over time."""
         events, none = self.events, np.zeros(0, np.int64)
         parts = [self.by_rank[device].get(rank, none) for rank in pool]
         chosen = np.concatenate([none, *parts])
@@ -143,13 +144,13 @@ class Ledger:
     def fullest(
         self, device: str, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
     ) -> MemoryLevels:
-        """The usage of the memory whose total goes highest: the fullest rank, or the fullest node."""
+        """Levels of the memory with the highest total: the fullest rank, or the fullest node."""
         found = [self.usage(device, pool) for pool in self.pools(device, gpus_per_node, nodes)]
         return max(found, key=lambda held: int(held.totals.max(initial=0)), default=self.usage(device, {}))
 
 
 def peak(held: MemoryLevels) -> Peak:
-    """The highest levels; zeros where nothing was ever held."""
+    """The maximum of the levels; zeros where nothing was ever held."""
     if not len(held.levels):
         return Peak(0, dict.fromkeys(held.categories, 0), dict.fromkeys(held.categories, 0), 0.0)
     totals = held.totals

@@ -1,9 +1,9 @@
-"""Who holds a GPU's memory, and when: the plan's own changes, added up by module, unit and phase.
+"""The holders of a GPU's memory over a step: the plan's memory changes, added up by module, unit and phase.
 
 No simulation: see [Note: memory follows the host] in zsim.plan.ops. Activations belong to modules (a
-checkpoint to its block), FSDP's gathered parameters and FSDP2's unreduced gradients to its units; what a
-framework pools for all (DeepSpeed's buckets and fetches, FSDP1's gradients, sharded states) belongs to none
-and stands under its category or a name of its own.
+checkpoint to its block), FSDP's gathered parameters and FSDP2's unreduced gradients to units. Memory that a
+framework pools for all modules (DeepSpeed's buckets and fetches, FSDP1's gradients, sharded states) belongs
+to none, and is listed under its category or a separate name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(-\d+)?(?=\.| |$)")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The levels just before the host issues op `op`: the highest of its phase, or of the step."""
+    """Bytes by category just before the host issues op `op`, at the maximum of a phase or of the step."""
 
     op: int
     name: str
@@ -35,7 +35,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """`count` owners of one kind that hold `total_bytes` together, none more than `each_bytes`."""
+    """`count` owners of one kind that hold `total_bytes` together, each at most `each_bytes`."""
 
     owner: str
     category: str
@@ -46,8 +46,8 @@ class Holder:
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """One GPU's step: `peak`, the highest `phases`, who holds what at the peak, what is `kept` when the first
-    forward ends, and the most that anyone holds at any time (`highest`)."""
+    """One GPU's step: the `peak`, the peak of every phase (`phases`), bytes by owner at the peak (`at_peak`)
+    and when the first forward ends (`kept`), and the maximum of every owner at any time (`highest`)."""
 
     num_ops: int
     peak: Moment
@@ -57,7 +57,7 @@ class MemoryProfile:
     highest: Mapping[Owned, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, every owner by its whole name."""
+        """The profile as plain data, every owner by its full name."""
         return {
             "peak": _moment(self.peak),
             "phases": [_moment(moment) for moment in self.phases],
@@ -68,16 +68,16 @@ class MemoryProfile:
 
 
 def memory_profile(plan: Plan, more: Iterable[Memory] = ()) -> MemoryProfile:
-    """Add up the changes of the fullest rank; `more` is what is held beside them (the CUDA context)."""
+    """The profile of the fullest rank; `more`: memory that the plan does not have (the CUDA context)."""
     program = fullest_program(plan)
     start = on_device("gpu", program.resident, more)
     changes = [change for change in program.memory if change.device == "gpu"]
     last = len(program.ops) - 1
     total = sum(memory.bytes for memory in start)
-    tops: dict[str, tuple[int, int]] = {}  # phase: maximum, of which so many changes are made
+    tops: dict[str, tuple[int, int]] = {}  # by phase: maximum, and the number of changes made until then
     for place, change in enumerate(changes):
         phase = program.ops[min(change.op, last)].phase
-        if phase not in tops:  # what it begins with
+        if phase not in tops:  # the level at which the phase begins
             tops[phase] = (total, place)
         total += change.bytes
         if total > tops[phase][0]:
@@ -108,7 +108,7 @@ def _moment_of(
     phase: str,
     count: int,
 ) -> Moment:
-    """The levels once `count` changes are made, and the op before which the last of them is."""
+    """The levels after `count` changes, and the op before which the last of them is made."""
     levels: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     levels |= {str(name): size for name, size in held([*start, *changes[:count]], category_of).items()}
     op = min(changes[max(count - 1, 0)].op if changes else 0, len(program.ops) - 1)
@@ -116,7 +116,7 @@ def _moment_of(
 
 
 def holders(owned: Mapping[Owned, int], *categories: str) -> list[Holder]:
-    """The owners of these categories (all without any), blocks of one kind as one, the largest first."""
+    """The owners of `categories` (by default all), with the blocks of one kind in one row, largest first."""
     found: dict[Owned, list[int]] = {}
     for (category, owner), size in owned.items():
         if not categories or category in categories:

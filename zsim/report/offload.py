@@ -1,8 +1,8 @@
-"""What offloading costs and where: the stall by cause, and what each tier carried.
+"""Costs of offloading: the stall by cause, and the bytes that each tier carried.
 
 # [Note: the cause of a stall]
 A wait for a copy, the CPU or a drive is put down to the resource that bounds this kind of work when nothing
-else runs: a copy's to PCIe, or to host memory where that is the narrower one for all GPUs of a node at once.
+else runs: a wait for a copy to PCIe, or to host memory where that is slower for all GPUs of a node at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _BY_RESOURCE = {
 
 @dataclass(frozen=True, slots=True)
 class TierRow:
-    """One kind of resource: bytes that one rank puts on it per step (None for the cores, which have time
-    instead), and the part of the step during which all of it was in use."""
+    """One kind of resource: bytes that one rank puts on it per step (None for cores, which are shared by
+    time), and its utilisation as a fraction of the step."""
 
     tier: str
     bytes_per_rank: float | None
@@ -35,9 +35,9 @@ class TierRow:
 
 @dataclass(frozen=True, slots=True)
 class OffloadSection:
-    """Everything the report says about offloading. `moved_bytes`: per kind of span, one rank's step;
-    `pinned_bytes`: most page-locked host memory of a node; `range_seconds`: the step with all inputs of
-    offloading at the fast and at the slow end of what their evidence allows (None: not simulated)."""
+    """The report's section on offloading. `moved_bytes`: bytes of one rank's step by kind of span;
+    `pinned_bytes`: maximum page-locked host memory of a node; `range_seconds`: the step with all inputs of
+    offloading at the fast and at the slow end of the range of their evidence (None: not simulated)."""
 
     stall_seconds: Mapping[str, float]
     moved_bytes: Mapping[str, int]
@@ -54,8 +54,8 @@ def offload_section(
     tiers: Sequence[TierRow],
     pinned_bytes: int = 0,
 ) -> OffloadSection | None:
-    """None when nothing left the GPU. `limits`: per kind of span, what bounds it; see [Note: the cause of a
-    stall]. The causes add up to the breakdown's offload stall."""
+    """The section on offloading; None without offloaded work. `limits`: the resource that bounds each kind of
+    span; see [Note: the cause of a stall]. The causes add up to the breakdown's offload stall."""
     own = trace.of_rank(rank)
     moved: dict[str, int] = {}
     for _, info, _, _ in own.rows():

@@ -1,4 +1,4 @@
-"""The report: every number that comes out of one simulated step, ready for `--json`, a table or a page."""
+"""The report: every number of one simulated step, ready for `--json`, a table or a page."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Verdict = Literal["fits", "runs short", "may not fit", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one GPU's step is worth: its tokens, the model's FLOPs by `convention` (without recomputation),
-    the FLOPs that ran (with it), and the GPU's dense peak for `peak_dtype`, the type it computes in."""
+    """Work of one GPU's step: its tokens, the model's FLOPs by `convention` (without recomputation), the
+    FLOPs that ran (with recomputation), and the GPU's dense peak in `peak_dtype`, the type it computes in."""
 
     tokens: int
     model_flops: float
@@ -37,14 +37,14 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What a report says of a job before its step is looked at.
+    """The parts of a report that do not depend on the simulated step.
 
     `experiment` is the resolved experiment as plain values. `capacity_bytes` is per GPU for "gpu", per node
     for "host" and "nvme"; None is unlimited. `nodes` says which traced ranks share a node (how many of
-    each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may say "model",
-    "cluster", "strategy"; what it leaves out is taken from the trace's metadata. `startup_bytes`: what each
-    GPU held before the first step, where that is more. `over_limits`: limits that were exceeded and that
-    memory over time does not show.
+    each); without it a node holds `gpus_per_node` ranks like the traced one. `labels` may have "model",
+    "cluster", "strategy"; missing labels are taken from the trace's metadata. `startup_bytes`: bytes that
+    each GPU held before the first step, where that is more than in the step. `over_limits`: exceeded limits
+    that memory over time does not show.
     """
 
     zsim_version: str
@@ -61,8 +61,8 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineUse:
-    """What a step put on links and on what offloading uses: bytes that no span shows. `limits`: what bounds
-    an offloading op, by its name. `pinned_bytes`: maximum page-locked memory of a node."""
+    """Load of a step on links and on the resources of offloading, which no span shows. `limits`: the resource
+    that bounds offloaded work, by kind of span. `pinned_bytes`: maximum page-locked memory of a node."""
 
     traffic: Sequence[TrafficRow] = ()
     sent: Sequence[SentRow] = ()
@@ -73,8 +73,9 @@ class MachineUse:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One step from the side of `rank`: where its time went, and which fraction of communication is hidden
-    (None without any). `whole_seconds`: of the step, where the trace is of some of its micro-batches."""
+    """One step as `rank` saw it: its breakdown, and the fraction of communication that is hidden (None
+    without communication). `whole_seconds`: the step's time, where the trace has only some of its
+    micro-batches."""
 
     trace: Trace
     rank: int
@@ -90,9 +91,9 @@ class TracedStep:
 @dataclass(frozen=True, slots=True)
 class Report:
     """One step of `rank`, explained. `labels` are the words of the headline: model, cluster, strategy;
-    `gpus_per_node` and `nodes` say what shares a node's memory, as in `JobFacts`.
-    `step_seconds_without_overlap`: with kernels and collectives one after the other, where the overlap is in
-    doubt."""
+    `gpus_per_node` and `nodes` say which ranks share a node's memory, as in `JobFacts`.
+    `step_seconds_without_overlap`: the step with kernels and collectives one after the other, where the
+    overlap is in doubt."""
 
     zsim_version: str
     rank: int
@@ -128,8 +129,8 @@ class Report:
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
-        """Between which the measured step lies with 80 %, as validated runs say; None where it is not
-        judged by them."""
+        """The interval in which the measured step lies with a probability of 80 %, by validated runs; None
+        where the step is not judged by them."""
         return None if self.validation is None else self.validation.range_of(self.step_seconds)
 
     @property
@@ -138,8 +139,8 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """Does not fit: a tensor finds no room on a tier. May not fit: all do, but torch's allocator cannot
-        meet a request even with its cache given back. Runs short: it can, after giving it back."""
+        """Does not fit: a tensor has no room on a tier. May not fit: all tensors do, but torch's allocator
+        cannot serve a request even after giving its cache back. Runs short: after that it can."""
         if self.out_of_memory is not None:
             return "does not fit"
         if self.allocator is not None and self.allocator.may_run_out:
@@ -156,7 +157,7 @@ class Report:
 
     @property
     def mfu_fraction(self) -> float | None:
-        """Model FLOPs utilisation: the model's FLOPs over what the GPU could have done in the step."""
+        """Model FLOPs utilisation: the model's FLOPs over the GPU's peak FLOPs in the time of the step."""
         return _ratio(self.model_flops_per_second_per_gpu, self.work.peak_flops_per_second)
 
     @property
@@ -166,11 +167,11 @@ class Report:
 
     @property
     def mfu_peak(self) -> str:
-        """Against which peak, where people may take it for another: fp8's is twice that of 16 bits."""
+        """Words that name the peak of MFU where it is not the usual one: fp8's is twice that of 16 bits."""
         return "of fp8's peak" if self.work.peak_dtype == "fp8" else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` writes: plain, finite, `None` where not applicable."""
+        """The object that `--json` writes: plain data, finite numbers, `None` where not applicable."""
         return {
             "zsim_version": self.zsim_version,
             "experiment": plain(self.experiment),
@@ -226,7 +227,7 @@ _UNUSED = MachineUse()
 
 
 def traced_step(trace: Trace, rank: int | None = None) -> TracedStep:
-    """The step of `rank`, without it of the first that is traced."""
+    """The step of `rank`, by default of the first traced rank."""
     if trace.step_seconds <= 0 or not math.isfinite(trace.step_seconds):
         raise ValueError(f"a step of {trace.step_seconds} seconds cannot be reported")
     if rank is None:
@@ -252,8 +253,8 @@ def make_report(
     step_seconds_without_overlap: float | None = None,
     offload_seconds_range: tuple[float, float] | None = None,
 ) -> Report:
-    """The step explained. `step_seconds_without_overlap` and `offload_seconds_range` are of other simulations
-    of the step, where it was simulated again."""
+    """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
+    simulations of the step, where there were any."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
     out_of_memory = first_over_capacity(trace.memory, job.capacity_bytes, job.gpus_per_node, job.nodes)
     if job.over_limits:
@@ -300,7 +301,7 @@ def make_report(
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: mappings, lists, text, finite numbers; what is not finite is None."""
+    """`value` as JSON data: mappings, lists, text, finite numbers; None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,4 +1,4 @@
-"""The resolved experiment as sections to read: values with their units, sources and evidence grades."""
+"""The resolved experiment as readable sections: values with their units, sources and evidence grades."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONG = 40  # letters; tables with longer values get a line for each
 
 @dataclass
 class SettingsTable:
-    """A table of the experiment: `rows` are (label, value); a file's `source` and `evidence` stand apart."""
+    """A table of the experiment: `rows` are (label, value), without the file's `source` and `evidence`."""
 
     title: str
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -27,7 +27,7 @@ class SettingsTable:
         return any(len(value) > _LONG for _, value in self.rows)
 
 
-# The unit of a number by the end of its key, the longest first; in hardware files the unit was in the value.
+# The unit of a number by the end of its key, the longest first; hardware files have the unit in the value.
 _BY_KEY_END: dict[str, Callable[[float], str]] = {
     "bytes_per_second": format_rate,
     "flops_per_second": format_flops,
@@ -47,7 +47,7 @@ _BY_TABLE: dict[str, Callable[[float], str]] = {"peak": format_flops, "power": l
 
 
 def sections(experiment: Mapping[str, Any], title: str = "experiment") -> SettingsTable:
-    """`experiment` as nested sections; what is not set is left out."""
+    """`experiment` as nested sections; unset values are left out."""
     section = SettingsTable(title.replace("_", " "))
     for key, value in plain(experiment).items():
         if value is None or value == {} or value == []:
@@ -60,7 +60,7 @@ def sections(experiment: Mapping[str, Any], title: str = "experiment") -> Settin
             named = (item if isinstance(item, Mapping) else {"value": item} for item in value)
             section.children += [sections(item, f"{key} {number}") for number, item in enumerate(named, 1)]
         else:
-            label = key if "." in key else key.replace("_", " ")  # a dotted key is a user's own
+            label = key if "." in key else key.replace("_", " ")  # a dotted key was written by the user
             section.rows.append((label, _value(title, key, value)))
     return section
 

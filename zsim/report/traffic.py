@@ -1,4 +1,4 @@
-"""What was sent: calls per collective, how fast they were, and how much of them computing hides."""
+"""Traffic of a step: calls per collective, their bandwidth, and the part of them that computing hides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 class CollectiveRow:
     """All calls of one (kind, group, dtype, bytes) of one rank in one step; `bytes` is one full tensor.
 
-    `exposed_seconds` is how long the compute stream waited for them (other ranks' delay included).
+    `exposed_seconds`: time that the compute stream waited for them (delay by other ranks included).
     """
 
     kind: str
@@ -36,14 +36,14 @@ class CollectiveRow:
 
     @property
     def bus_bytes_per_second(self) -> float | None:
-        """nccl-tests' busbw: algbw times what each rank must send of the tensor."""
+        """nccl-tests' busbw: algbw times the fraction of the tensor that each rank must send."""
         algorithm = self.algorithm_bytes_per_second
         return None if algorithm is None else algorithm * bus_factor(self.kind, self.group_size)
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficRow:
-    """One class of links: bytes that one GPU puts on it per step, and the fullest link's utilisation."""
+    """One class of links: bytes that one GPU puts on it per step, and the maximum utilisation of a link."""
 
     link_class: str
     bytes_per_gpu: float
@@ -52,8 +52,8 @@ class TrafficRow:
 
 @dataclass(frozen=True, slots=True)
 class SentRow:
-    """What one GPU sends per step, the mean over all GPUs, for the collectives of a phase, kind and group:
-    inside its NVLink domain (its node, where no NVLink leaves it), and through the network cards."""
+    """Bytes that one GPU sends per step, as mean over all GPUs, for the collectives of a phase, kind and
+    group: inside its NVLink domain (its node, where no NVLink leaves it), and through the network cards."""
 
     phase: str
     kind: str
@@ -64,7 +64,7 @@ class SentRow:
 
 
 def bus_factor(kind: str, group_size: int) -> float:
-    """busbw = algbw * factor: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and
+    """Factor in busbw = algbw * factor: 2(n-1)/n for all-reduce, (n-1)/n for all-gather, reduce-scatter and
     all-to-all, 1 for the rest. Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth"."""
     if kind == "all_reduce":
         return 2 * (group_size - 1) / group_size
@@ -76,8 +76,8 @@ def bus_factor(kind: str, group_size: int) -> float:
 def collective_rows(
     trace: Trace, rank: int | None = None, waits: Sequence[Wait] = ()
 ) -> tuple[CollectiveRow, ...]:
-    """The collectives of `rank` (else the first rank) in the order of their first call; `waits` are those
-    of its breakdown."""
+    """The collectives of `rank` (by default the first) in the order of their first call; `waits` are the
+    waits of its breakdown."""
     own = _of(trace, rank)
     spans = _indices(own, COLLECTIVES)
     called = np.where(np.isnan(own.issue_seconds), own.start_seconds, own.issue_seconds)[spans]
@@ -108,7 +108,7 @@ def _key(info: SpanInfo) -> _Key:
 
 
 def overlap_fraction(trace: Trace, rank: int | None = None) -> float | None:
-    """The part of communication time during which kernels ran on any stream; None without communication."""
+    """Fraction of communication time during which kernels ran on any stream; None without communication."""
     own = _of(trace, rank)
     communication = _union(own, _indices(own, COLLECTIVES))
     computing = _union(own, _indices(own, COMPUTE_KINDS))
@@ -128,7 +128,7 @@ def _indices(own: Trace, kinds: frozenset[str]) -> Ints:
 
 
 def _union(own: Trace, spans: Ints) -> Floats:
-    """Disjoint, sorted intervals (n, 2) that cover the same instants."""
+    """Disjoint, sorted intervals (n, 2) that cover the same instants as `spans`."""
     order = spans[np.argsort(own.start_seconds[spans], kind="stable")]
     starts, ends = own.start_seconds[order], np.maximum.accumulate(own.end_seconds[order])
     if not len(order):

@@ -1,1 +1,1 @@
-"""Reports as people read them."""
+"""Views of a report: text and HTML."""

@@ -1,4 +1,4 @@
-"""What is shown, under which words and in which colour: the same colour for the same meaning everywhere.
+"""Words and colours of everything that is shown: the same colour for the same meaning everywhere.
 
 The colours are apart for colour-blind readers too (after Okabe and Ito, "Color Universal Design", 2008) and
 readable on white and on near-black.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """A thing that is shown: its words, its colour in HTML, its colour in a terminal."""
+    """Words of a thing that is shown, its colour in HTML, and its colour in a terminal."""
 
     label: str
     color: str
@@ -36,8 +36,8 @@ MEMORY: dict[str, Meaning] = {
     "framework": Meaning("framework", "#8A8F98", "bright_black"),
 }
 
-# Kinds of spans on the timeline. What computes is blue, what communicates is orange to brown (the strong
-# orange is kept for waiting), what moves data to and from the host is pink to purple.
+# Kinds of spans on the timeline. Computing is blue, communication orange to brown (the strong orange is kept
+# for waiting), traffic to and from the host pink to purple.
 SPANS: dict[str, Meaning] = {
     "compute": BREAKDOWN["compute"],
     "recompute": Meaning("recomputation", "#8DBFE6", "cyan"),
@@ -78,10 +78,10 @@ _UNKNOWN = Meaning("", "#8A8F98", "white")
 
 
 def span_meaning(kind: str) -> Meaning:
-    """The meaning of a span's kind; a kind nobody knows is grey and keeps its own name."""
+    """The meaning of a span's kind; an unknown kind is grey and shown by its name."""
     return SPANS.get(kind) or Meaning(kind, _UNKNOWN.color, _UNKNOWN.terminal)
 
 
 def waiting_cause(kind: str) -> str:
-    """What a wait for a span of `kind` on another stream counts as in the breakdown."""
+    """The breakdown's name for a wait for a span of `kind` on another stream."""
     return "offload_stall" if kind in OFFLOAD_KINDS else "exposed_communication"

@@ -1,1 +1,1 @@
-"""Reports as a page."""
+"""The report as an HTML page."""

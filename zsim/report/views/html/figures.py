@@ -1,7 +1,7 @@
 """Figures of a report, as pure functions from values to Plotly figures.
 
-They bring the colours of meanings only; the page they stand on brings the colours of text and lines, so
-that one figure serves a light page and a dark one.
+They set only the colours of meanings; the page sets the colours of text and lines, so that one figure serves
+a light page and a dark one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def time_scale(step_seconds: float) -> tuple[float, str]:
 
 
 def layout(height: int, **changes: Any) -> dict[str, Any]:
-    """What all figures have in common."""
+    """The Plotly layout that all figures have in common, with `changes`."""
     return {
         "template": "none",
         "height": height,
@@ -64,7 +64,7 @@ def _margin(top: int) -> dict[str, int]:
 
 
 def step_breakdown(report: Report) -> Figure:
-    """One bar for the step, one for each phase of the program, stacked by meaning."""
+    """One bar for the step, one for each phase of the program, stacked by cause."""
     import plotly.graph_objects as go
 
     scale, unit = time_scale(report.step_seconds)
@@ -100,7 +100,7 @@ def step_breakdown(report: Report) -> Figure:
 
 
 def memory_waterfall(report: Report, device: str) -> Figure:
-    """What is held at the peak, category on category, against the capacity."""
+    """Bytes at the peak, stacked by category, against the capacity."""
     import plotly.graph_objects as go
 
     peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
@@ -126,7 +126,7 @@ def memory_waterfall(report: Report, device: str) -> Figure:
         ],
         hoverinfo="text",
     )
-    # A label stands behind its bar; where there is no room, in a long bar or before a short one.
+    # A label is to the right of its bar; without room there, inside a long bar or to the left of a short one.
     for name, count, base, end in zip(names, held.values(), bases / 1e9, ends / 1e9, strict=True):
         has_room, is_long = end < 0.72 * top, end - base > 0.3 * top
         _label(
@@ -188,7 +188,7 @@ def memory_timeline(held: MemoryLevels, report: Report, device: str) -> Figure:
 
 
 def collectives(report: Report) -> Figure:
-    """Busy time of each kind of call, split into what computing hides and what it waits for."""
+    """Busy time of each kind of call, split into hidden and exposed."""
     import plotly.graph_objects as go
 
     scale, unit = time_scale(max((row.busy_seconds for row in report.collectives), default=0.0))
@@ -223,7 +223,7 @@ def collectives(report: Report) -> Figure:
 
 
 def link_traffic(report: Report) -> Figure:
-    """Bytes that one GPU puts on each class of links, and how full the fullest link is."""
+    """Bytes that one GPU puts on each class of links, and the maximum utilisation of a link."""
     import plotly.graph_objects as go
 
     rows = report.traffic
@@ -248,7 +248,7 @@ def link_traffic(report: Report) -> Figure:
 
 
 def thin_out(totals: Ints, most: int) -> Ints:
-    """Indices of at most about `most` events that keep every stretch's highest and last level."""
+    """Indices of at most about `most` events that keep the highest and the last level of every segment."""
     count = len(totals)
     if count <= most:
         return np.arange(count)

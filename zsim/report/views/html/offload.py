@@ -1,4 +1,4 @@
-"""What the page shows of offloading: the stall by cause, every tier, the drives of a node over time."""
+"""Offloading on the page: the stall by cause, every tier, the drives of a node over time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MOVED = {
 
 
 def stall_rows(report: Report, section: OffloadSection) -> Iterator[tuple[str, str, str]]:
-    """(cause, time, share of the step), every cause."""
+    """(cause, time, share of the step) of every cause."""
     for cause, seconds in section.stall_seconds.items():
         yield cause, format_seconds(seconds), f"{seconds / report.step_seconds * 100:.1f} %"
 
 
 def range_sentence(report: Report, section: OffloadSection) -> str:
-    """The error bar of the step, with the grade behind it, and how it differs from the range by validated
+    """The error bar of the step, with its evidence grade, and how it differs from the range by validated
     runs."""
     if section.range_seconds is None:
         return ""
@@ -46,14 +46,14 @@ def range_sentence(report: Report, section: OffloadSection) -> str:
 
 
 def tier_rows(section: OffloadSection) -> Iterator[tuple[str, str, str]]:
-    """(tier, bytes of one rank and step, part of the step in use)."""
+    """(tier, bytes of one rank and step, utilisation)."""
     for row in section.tiers:
         moved = "" if row.bytes_per_rank is None else format_bytes(row.bytes_per_rank)
         yield row.tier, moved, f"{row.utilisation_fraction * 100:.1f} %"
 
 
 def moved_rows(section: OffloadSection) -> Iterator[tuple[str, str]]:
-    """(kind of work, bytes of one rank and step); then what is page-locked on a node."""
+    """(kind of work, bytes of one rank and step); then page-locked bytes of a node."""
     for kind, size in section.moved_bytes.items():
         yield _MOVED[kind], format_bytes(size)
     if section.pinned_bytes:
@@ -61,7 +61,7 @@ def moved_rows(section: OffloadSection) -> Iterator[tuple[str, str]]:
 
 
 def drive_timeline(rates: DriveRates, report: Report) -> Figure:
-    """What the drives of a node read and write over the step, all its ranks together."""
+    """Reads and writes of a node's drives over the step, all ranks of the node together."""
     import plotly.graph_objects as go
 
     scale, unit = time_scale(report.step_seconds)

@@ -1,4 +1,4 @@
-"""One HTML page of figures and tables that needs nothing else: what every study writes."""
+"""One self-contained HTML page of figures and tables, as every study writes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _URL = re.compile(r"https?://[^\s,;)\"'<>]+")
 
 @dataclass(frozen=True)
 class Section:
-    """A card of the page: figures as (id, caption, figure), ids unique on the page, and a table below."""
+    """A card of the page: figures as (id, caption, figure) with ids unique on the page, and a table below."""
 
     title: str
     figures: Sequence[tuple[str, str, Figure]] = ()
@@ -37,11 +37,11 @@ class Plot:
 
 
 def plot(name: str, caption: str, figure: Figure) -> Plot:
-    return Plot(name, caption, figure.to_json())  # in which "<" and "/" of strings are escaped
+    return Plot(name, caption, figure.to_json())  # to_json escapes "<" and "/" of strings
 
 
 def render(template: str, **values: Any) -> str:
-    """A page of zsim.report.templates that fetches nothing, plotly.js included."""
+    """A template filled with `values`, with plotly.js included, so that the page fetches nothing."""
     import jinja2
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -60,7 +60,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def page(title: str, kicker: str, sections: Sequence[Section], summary: str = "") -> str:
-    """The page as text; `kicker` is the word beside the version above the title."""
+    """The page as text; `kicker` is the word next to the version above the title."""
     cards = [
         {
             "title": section.title,
@@ -74,7 +74,7 @@ def page(title: str, kicker: str, sections: Sequence[Section], summary: str = ""
 
 
 def _linked(text: str) -> Markup:
-    """`text` with its addresses as links."""
+    """`text` with its URLs as links."""
     from markupsafe import Markup, escape
 
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no server, no folder beside it."""
+"""The report as one self-contained HTML file: no network, no server, no other files."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ MEMORY_CAPTION = "Levels when the compute stream gets there."
 
 
 def waterfall_caption(peak: Peak) -> str:
-    """When the peak is."""
+    """Caption of the memory waterfall: when the peak is."""
     return f"What is held at the peak, {format_seconds(peak.seconds)} into the step."
 
 
 def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
-    """(label, number, small print) of what people ask for first."""
+    """(label, number, small print) of the most important figures."""
     tokens, flops = report.tokens_per_second_per_gpu, report.model_flops_per_second_per_gpu
     peak, capacity = report.peaks["gpu"].total, report.capacity_bytes.get("gpu")
     yield "Step time", format_seconds(report.step_seconds), f"{report.work.tokens:,} tokens per GPU"

@@ -1,4 +1,4 @@
-"""The step as a Gantt chart: a row per stream, and what the compute stream waits for on top."""
+"""The step as a Gantt chart: a row per stream, with the waits of the compute stream on top."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class _Bars:
 def stream_timeline(
     trace: Trace, breakdown: Breakdown, rank: int | None = None, most_bars: int = MOST_BARS
 ) -> Figure:
-    """Every span of `rank` (else the first rank) on its stream; the longest `most_bars` of them where there
-    are more, which the title says."""
+    """Every span of `rank` (by default the first) on its stream; where there are more than `most_bars`, the
+    longest ones, which the title says."""
     import plotly.graph_objects as go
 
     if rank is None and len(trace):
@@ -61,7 +61,7 @@ def stream_timeline(
     _add_waits(groups, own, breakdown, most_waits)
     rows = _row_order(own, groups)
     figure = go.Figure(layout=layout(150 + 44 * len(rows), barmode="overlay", bargap=0.22))
-    # Bars thinner than a pixel are drawn a pixel wide: copies go below, what lasts longest on top.
+    # Bars thinner than a pixel are drawn a pixel wide: copies are drawn first, the longest kinds on top.
     for bars in sorted(groups.values(), key=lambda bars: (bars.meaning != SPANS["copy"], sum(bars.lengths))):
         figure.add_bar(
             name=bars.meaning.label,
@@ -72,7 +72,7 @@ def stream_timeline(
             x=np.array(bars.lengths) * scale,
             marker={
                 "color": bars.meaning.color,
-                "opacity": np.where(np.arange(len(bars.rows)) % 2, 0.8, 1.0),  # neighbours stay apart
+                "opacity": np.where(np.arange(len(bars.rows)) % 2, 0.8, 1.0),  # adjacent bars stay apart
                 "line": {"width": 0},
             },
             hovertext=bars.texts,
@@ -95,7 +95,7 @@ def stream_timeline(
 
 
 def _longest(own: Trace, most: int) -> tuple[list[int], str]:
-    """The spans to draw, in time order, and what to say about those left out."""
+    """The spans to draw, in time order, and a sentence on the spans that are left out."""
     seconds = own.end_seconds - own.start_seconds
     drawable = [
         i for i in np.flatnonzero(seconds > 0).tolist() if own.infos[own.info_indices[i]].kind != "host"
@@ -138,7 +138,7 @@ def _hover(info: SpanInfo, start: float, end: float) -> str:
 
 
 def _add_waits(groups: dict[str, _Bars], own: Trace, breakdown: Breakdown, most: int) -> None:
-    """Rows for what the compute stream waited for and for where the host was blocked."""
+    """Add rows for the waits of the compute stream and for the blocks of the host."""
     waits = sorted(breakdown.waits, key=lambda wait: -wait.seconds)[:most]
     for wait in sorted(waits, key=lambda wait: wait.start_seconds):
         if wait.seconds <= 0:
@@ -167,7 +167,7 @@ def _row_order(own: Trace, groups: dict[str, _Bars]) -> list[str]:
 
 
 def views(trace: Trace, rank: int | None = None) -> list[tuple[str, float, float]]:
-    """Stretches worth a closer look, as (name, start, end) in the units of the timeline's axis."""
+    """Intervals worth a closer look, as (name, start, end) in the units of the timeline's axis."""
     own = trace if rank is None else trace.of_rank(rank)
     scale, _ = time_scale(own.step_seconds)
     whole, width = own.step_seconds, own.step_seconds * _CLOSE_UP
@@ -182,7 +182,8 @@ def views(trace: Trace, rank: int | None = None) -> list[tuple[str, float, float
 
 
 def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
-    """(phase, start, end) of each stretch of the compute stream; recomputation is part of backward."""
+    """(phase, start, end) of each run of one phase on the compute stream; recomputation is part of
+    backward."""
     compute = compute_stream(own)
     runs: list[tuple[str, float, float]] = []
     for span in np.argsort(own.start_seconds, kind="stable").tolist():
@@ -199,7 +200,7 @@ def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
 
 
 def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
-    """Name the phases over the stretches of the compute stream."""
+    """Shade and name the phases of the compute stream."""
     runs = _phase_runs(own)
     if not 1 < len(runs) <= _MOST_PHASES:
         return

@@ -1,1 +1,1 @@
-"""Reports on the terminal."""
+"""The report on the terminal."""

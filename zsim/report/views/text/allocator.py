@@ -1,4 +1,4 @@
-"""What torch's allocator did in a step, as a row and in sentences."""
+"""torch's allocator in a step, as a row and in sentences."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from zsim.units import format_seconds
 
 @dataclass(frozen=True, slots=True)
 class AllocatorRow:
-    """torch's caching allocator on the first rank in a steady step: `reserved_bytes` at most
-    (`torch.cuda.max_memory_reserved`, without the CUDA context and NCCL's buffers), of the `limit_bytes` that
-    the GPU has without those; how often per step it ran short and gave its cache back to the driver
-    (`retries`, torch's `num_alloc_retries`), how many seconds the step is longer for it, how many segments
-    that were, and how many requests did not fit even so (`failures`: out of memory in torch), in this step or
-    in one before it."""
+    """torch's caching allocator on the first rank in a steady step.
+
+    `reserved_bytes`: maximum (`torch.cuda.max_memory_reserved`, without the CUDA context and NCCL's buffers),
+    of the `limit_bytes` that the GPU has without these; `retries`: times per step that it ran short and gave
+    its cache back to the driver (torch's `num_alloc_retries`), followed by the seconds that this adds to the
+    step and the number of segments given back; `failures`: requests that did not fit even then (out of memory
+    in torch), in this step or in an earlier one."""
 
     reserved_bytes: int
     limit_bytes: int
@@ -31,7 +32,7 @@ class AllocatorRow:
 
 
 def allocator_notes(row: AllocatorRow | None, *, is_expandable: bool) -> Iterator[str]:
-    """What a user should know of an allocator that ran short; nothing of one that did not."""
+    """Notes on an allocator that ran short; none where it did not."""
     if row is None:
         return
     remedy = "" if is_expandable else "; training.expandable_segments shows the step without such pieces"

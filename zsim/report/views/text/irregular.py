@@ -1,4 +1,4 @@
-"""What is irregular about a step, as tables: jitter, ranks that differ, jobs that share the fabric."""
+"""Irregularities of a step as tables: jitter, ranks that differ, jobs that share the fabric."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Words(NamedTuple):
 
 
 def irregular_tables(report: Report) -> Iterator[Words]:
-    """The tables that a report has anything for."""
+    """The tables for which the report has rows."""
     if report.jobs:
         rows = [_job(row) for row in report.jobs]
         yield Words("Jobs on this fabric", ("", "GPUs", "alone", "together", "longer", ""), rows)

@@ -23,9 +23,9 @@ _VARIANT_COLUMNS = 23
 def profile_lines(
     profile: MemoryProfile, *, capacity_bytes: int, limit: int = 12, has_allocator: bool = True
 ) -> Iterator[str]:
-    """The peak, the highest of each phase, who holds it, and what stays for backward; `limit` rows each
-    (0: all). `has_allocator`: what fits is its tensors, in torch's allocator for GPUs, whose own verdict
-    takes a clock."""
+    """Lines on the peak, the peak of each phase, the holders at the peak, and the bytes kept for backward;
+    `limit` rows each (0: all). `has_allocator`: the verdict is about tensors only, because torch's allocator
+    can only be judged by a simulation."""
     peak = profile.peak
     fits = "tensors fit" if has_allocator else "fits"
     verdict = fits if peak.total <= capacity_bytes else "DOES NOT FIT"
@@ -82,7 +82,7 @@ def _holder_lines(title: str, holding: Sequence[Holder], whole: int, limit: int)
 
 
 def _by_unit(highest: Mapping[Owned, int]) -> list[Holder]:
-    """Gathered parameters and unreduced gradients of each unit, at their own highest."""
+    """Gathered parameters and unreduced gradients of each unit, each at its maximum."""
     return holders({key: size for key, size in highest.items() if key[1]}, "buffers")
 
 
@@ -99,7 +99,7 @@ def _unit_lines(units: Sequence[Holder], at_peak: Mapping[Owned, int], limit: in
 
 
 def _name(row: Holder) -> str:
-    """A module's activations by its name, anything else with what it is."""
+    """Name of a row: the module for activations, else the owner with its category."""
     if row.category == "activations":
         return row.owner or "activations"
     label = MEMORY[row.category].label if row.category in MEMORY else row.category
@@ -107,7 +107,7 @@ def _name(row: Holder) -> str:
 
 
 def heading(what: str, by: By) -> str:
-    """Above the lines of `variant_line`; `what` is varied."""
+    """Heading of the lines of `variant_line`; `what` is varied."""
     if by == "time":
         return f"{_short(what, 32):<32}{'peak GB':>9}{'in':>11}{'step':>13}{'tokens/s/GPU':>15}"
     names = PHASES if by == "phase" else _SHORT.values()
@@ -115,7 +115,7 @@ def heading(what: str, by: By) -> str:
 
 
 def variant_line(label: str, profile: MemoryProfile, by: By, *, fits: bool) -> str:
-    """What each category holds at the peak, or the highest of each phase, in GB."""
+    """GB of each category at the peak, or the maximum of each phase."""
     peak, highest = profile.peak, {moment.phase: moment.total for moment in profile.phases}
     sizes = [highest.get(name, 0) for name in PHASES] if by == "phase" else peak.by_category.values()
     cells = _cells((f"{size / 1e9:.2f}" for size in sizes), by)
@@ -125,7 +125,7 @@ def variant_line(label: str, profile: MemoryProfile, by: By, *, fits: bool) -> s
 def simulated_line(
     label: str, peak: Moment, *, verdict: Verdict, seconds: float, tokens: float | None
 ) -> str:
-    """The peak beside the step's time, marked as `MARKS` says."""
+    """The peak and the step's time, with a mark of `MARKS`."""
     rate = "-" if tokens is None else f"{tokens:,.0f}"
     step = format_seconds(seconds)
     total = f"{peak.total / 1e9:.2f}{MARKS[verdict]}"

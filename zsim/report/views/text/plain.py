@@ -1,4 +1,4 @@
-"""Plain text of at most 80 columns, tables and paragraphs; and tables in Markdown."""
+"""Tables and paragraphs as plain text of at most 80 columns; and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST = 20
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: its heading, on which side its cells stand, and how wide it is at least."""
+    """One column of a table: its heading, the alignment of its cells, and its minimum width."""
 
     title: str
     is_left: bool = False
@@ -21,10 +21,10 @@ class Column:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The heading, then one line per row, columns as wide as they need; a row may lack its last cells.
+    """The heading, then one line per row, columns as wide as needed; a row may lack its last cells.
 
-    Where that is more than WIDTH the first column gives way down to 20 characters: its longest cells lose
-    their beginnings, the end of a name saying most.
+    Where that is more than WIDTH, the first column shrinks down to 20 characters: its longest cells lose
+    their beginnings, since the end of a name says most.
     """
     first, *others = _widths(columns, rows)
     room = WIDTH - sum(others) - len(_GAP) * len(others)
@@ -40,7 +40,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table; columns that are past WIDTH follow below, beside the first column again."""
+    """The table; columns beyond WIDTH follow below, with the first column repeated."""
     first, *others = _widths(columns, rows)
     parts: list[list[int]] = []
     room = 0
@@ -58,12 +58,12 @@ def tables(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def named_columns(first: str, *others: str, least: int = 0) -> list[Column]:
-    """The first column to the left and at least so wide, the others to the right."""
+    """The first column, left-aligned and at least `least` wide, and the others, right-aligned."""
     return [Column(first, is_left=True, least=least), *(Column(title) for title in others)]
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of the table in Markdown, cells as they are."""
+    """The lines of the table in Markdown, with cells as they are."""
     lines = ([column.title for column in columns], *rows)
     heading, *rest = (f"| {' | '.join(cells)} |" for cells in lines)
     return [heading, f"|{'|'.join('---' if column.is_left else '---:' for column in columns)}|", *rest]
@@ -78,13 +78,13 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[in
 
 
 def cut(text: str, width: int) -> str:
-    """At most so many characters of `text`, the last of them."""
+    """The last characters of `text`, at most `width`."""
     return text if len(text) <= width else "..." + text[len(text) - width + 3 :]
 
 
 def paragraph(text: str, *, first: int | str = 0, indent: int | None = None) -> list[str]:
-    """The lines of a paragraph: the first begins with `first` (text, or so many blanks), the others with
-    `indent` blanks, or as many as `first` is wide."""
+    """The lines of a paragraph: the first begins with `first` (text, or a number of blanks), the others with
+    `indent` blanks, by default as many as `first` is wide."""
     begin = " " * first if isinstance(first, int) else first
     rest = " " * (len(begin) if indent is None else indent)
     return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=rest, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""A plan for people and programs: what a rank will do, in host issue order."""
+"""A plan as text and as plain data: the ops of a rank, in host issue order."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _op(number: int, op: Op) -> dict[str, Any]:
 def print_plan(
     plan: Plan, *, limit: int, console: Console | None = None, files: Mapping[str, Path] | None = None
 ) -> None:
-    """The first `limit` ops (0: all) and the collectives, at 80 columns."""
+    """Print the first `limit` ops (0: all) and the collectives, at 80 columns."""
     from rich.console import Console
 
     console = console or Console(highlight=False)

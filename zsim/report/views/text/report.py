@@ -30,7 +30,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 def print_report(
     report: Report, console: Console | None = None, files: Mapping[str, str | Path] | None = None
 ) -> None:
-    """Print `report`; `files` are the paths of what was written beside it, by what they are."""
+    """Print `report`; `files` are the paths of the other files written, by their description."""
     from rich.console import Console
     from rich.text import Text
 

@@ -16,7 +16,7 @@ _POOLS = {
 
 
 def headline(report: Report) -> str:
-    """Model, strategy, cluster, world size and each GPU's batch, as far as the labels know them."""
+    """Model, strategy, cluster, world size and each GPU's batch, as far as the labels have them."""
     labels = report.labels
     words = [labels.get("model"), labels.get("strategy") or labels.get("framework"), labels.get("cluster")]
     world = report.simulation.world_size
@@ -25,8 +25,8 @@ def headline(report: Report) -> str:
 
 
 def trust_words(report: Report) -> str:
-    """How far to trust the step: its interval, the runs it comes from, what is beyond them; "" where it is
-    not judged."""
+    """How far to trust the step: its interval, the validated runs behind it, and where the job is beyond
+    them; "" where the step is not judged."""
     found = report.validation
     if found is None:
         return ""
@@ -39,7 +39,7 @@ def trust_words(report: Report) -> str:
 
 
 def missing_memory(finding: OutOfMemory) -> str:
-    """Which op is the first that does not fit, when, by how much, and what would hold it."""
+    """The first op that does not fit, when, by how much, and what would make the job fit."""
     missing, at_peak = format_bytes(finding.missing_bytes), format_bytes(finding.peak_missing_bytes)
     pool = _POOLS.get(finding.pool, finding.pool)
     # A host that runs ahead has issued some of a step's ops before the step begins.
@@ -80,8 +80,8 @@ def remedy_words(remedy: Remedy) -> str:
 
 
 def _script_words(remedy: Remedy) -> Iterator[str]:
-    """How the script changes, without what the remedy's words have just said: of one switch alone how, of
-    several the key too."""
+    """Changes of the script, without repeating the remedy's words: for a single switch only the change, for
+    several also the key."""
     switches = remedy.words.split(" and ")
     for change in remedy.script_changes:
         said = next((switch for switch in switches if change.startswith(f"{switch}: ")), None)
