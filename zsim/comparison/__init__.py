@@ -1,1 +1,1 @@
-"""One run against another: calls, clock, memory, verdict."""
+"""Comparison of two runs: calls, clock, memory, verdict."""

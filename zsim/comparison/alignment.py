@@ -1,9 +1,9 @@
-"""Which calls of two sequences are each other's, when some were dropped, added, changed or swapped.
+"""Alignment of the calls of two sequences, when some were dropped, added, changed or swapped.
 
 The longest common subsequence comes first (Myers, "An O(ND) Difference Algorithm and Its Variations", 1986),
-so one lost call costs one line and not all that follow it. What it leaves over is then read again: the same
-call a few places away was moved, calls that stand between the same neighbours and differ in a field or two
-were changed, and the rest is on one side only.
+so one lost call is one difference and does not affect the calls after it. The remaining calls are then
+matched: the same call a few places away was moved, calls between the same matches that differ in a field or
+two were changed, and the others are on one side only.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-MOST_EDITS = 1_000  # beyond, two sequences have nothing to do with one another
-_FAR = 16  # places that a call may be moved by and still count as the same one
+MOST_EDITS = 1_000  # maximum; two sequences with more edits are unrelated
+_FAR = 16  # maximum of places by which a call may have moved and still count as the same
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Index pairs (first, second), each list in order: `same` agree, `changed` stand in for one another,
-    `moved` agree but stand elsewhere; `only_first` and `only_second` have no counterpart.
+    """Index pairs (first, second), each list in order: `same` agree, `changed` are counterparts that differ,
+    `moved` agree but are in different places; `only_first` and `only_second` have no counterpart.
 
-    `is_whole` is False where the sequences differ so much that nothing but their ends was aligned.
+    `is_whole` is False where the sequences differ so much that only their ends were aligned.
     """
 
     same: tuple[tuple[int, int], ...]
@@ -37,8 +37,8 @@ def align(
     second: Sequence[Hashable],
     likeness: Callable[[int, int], float] | None = None,
 ) -> Alignment:
-    """Align two sequences of keys. `likeness(i, j)` in 0..1 says how alike two unequal entries are; from 0.5
-    on, entries between the same neighbours count as one that was changed."""
+    """Align two sequences of keys. `likeness(i, j)` in 0..1 is the similarity of two unequal entries; from
+    0.5 on, entries between the same matches count as one changed entry."""
     matches, is_whole = _matches(first, second)
     gaps = _gaps(matches, len(first), len(second))
     moved = _moved(gaps, first, second)
@@ -79,14 +79,14 @@ def _matches(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[lis
 
 
 def _shortest_edit(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]] | None:
-    """Myers' greedy search: `reach[k]` is how far into `first` diagonal k = i - j gets with so many edits.
+    """Matches of a shortest edit by Myers' greedy search; None where more than `MOST_EDITS` are needed.
 
-    None where more than `MOST_EDITS` are needed. `history[d]` is the part of `reach` that round d starts
-    from.
+    `reach[k]` is the index in `first` that diagonal k = i - j reaches with the present number of edits;
+    `history[d]` is the part of `reach` that round d starts from.
     """
     rows, columns = len(first), len(second)
     most = min(rows + columns, MOST_EDITS)
-    zero = most + 1  # where diagonal 0 stands
+    zero = most + 1  # index of diagonal 0
     reach = array("i", [0]) * (2 * most + 3)
     history: list[array[int]] = []
     for edits in range(most + 1):
@@ -104,7 +104,8 @@ def _shortest_edit(first: Sequence[Hashable], second: Sequence[Hashable]) -> lis
 
 
 def _comes_from_above(diagonal: int, edits: int, left: int, above: int) -> bool:
-    """Whether the furthest path on a diagonal goes down from the one above, not right from the one before."""
+    """Whether the furthest path on a diagonal comes down from the diagonal above, not right from the one
+    before."""
     return diagonal == -edits or (diagonal != edits and left < above)
 
 
@@ -130,7 +131,7 @@ _Gap = tuple[list[int], list[int]]
 
 
 def _gaps(matches: list[tuple[int, int]], rows: int, columns: int) -> list[_Gap]:
-    """What stands between neighbouring matches on either side, where something does."""
+    """Entries between adjacent matches on either side, where there are any."""
     gaps: list[_Gap] = []
     last_i = last_j = -1
     for i, j in [*matches, (rows, columns)]:
@@ -141,7 +142,7 @@ def _gaps(matches: list[tuple[int, int]], rows: int, columns: int) -> list[_Gap]
 
 
 def _moved(gaps: list[_Gap], first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """The same entry left over on both sides in different gaps, near one another."""
+    """Pairs of equal entries that are unmatched on both sides, at most `_FAR` places apart."""
     waiting: dict[Hashable, list[tuple[int, int]]] = {}
     for number, (_, right) in enumerate(gaps):
         for j in right:
@@ -160,7 +161,7 @@ def _moved(gaps: list[_Gap], first: Sequence[Hashable], second: Sequence[Hashabl
 def _changed(
     left: list[int], right: list[int], likeness: Callable[[int, int], float]
 ) -> list[tuple[int, int]]:
-    """Pairs in order, the most alike first wherever there is a choice."""
+    """Pairs in order; each entry of `left` gets the most similar entry of `right` that is left."""
     pairs: list[tuple[int, int]] = []
     at = 0
     for i in left:

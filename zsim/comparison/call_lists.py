@@ -1,7 +1,7 @@
 """Lists of collective calls as short JSON: rows, with repeats folded.
 
-A row is `[kind, bytes, dtype, group size, group stride, module]`, with the stream as a seventh where it is
-known; `{"times": 79, "calls": [[...], [...]]}` stands for these calls 79 times over. Numbers of blocks are
+A row is `[kind, bytes, dtype, group size, group stride, module]`, with the stream as a seventh entry where it
+is known; `{"times": 79, "calls": [[...], [...]]}` is these calls repeated 79 times. Numbers of blocks are
 written `*`.
 """
 
@@ -17,12 +17,12 @@ _LONGEST_PERIOD = 6
 
 
 def fold(calls: Iterable[Call]) -> list[Any]:
-    """Calls as rows, the repeats that spare most of them folded."""
+    """Calls as rows, with repeats folded."""
     return fold_rows([_row(call) for call in calls])
 
 
 def fold_rows(rows: Sequence[list[Any]]) -> list[Any]:
-    """Rows of any kind, the repeats that spare most of them folded."""
+    """Rows of any kind, with repeats folded, those that save most rows first."""
     folded: list[Any] = []
     start = 0
     while start < len(rows):
@@ -34,7 +34,7 @@ def fold_rows(rows: Sequence[list[Any]]) -> list[Any]:
 
 
 def unfold(folded: Any, where: str = "calls") -> list[Call]:
-    """The calls of a folded list. Raises InputError, naming `where`, for anything else."""
+    """The calls of a folded list. Raises InputError, naming `where`, for other data."""
     calls: list[Call] = []
     try:
         for entry in folded:
@@ -70,7 +70,7 @@ def _call(row: Sequence[Any]) -> Call:
 
 
 def _best_repeat(rows: Sequence[list[Any]], start: int) -> tuple[int, int]:
-    """(period, times) of the repeat at `start` that spares most rows; (1, 1) where none does."""
+    """(period, times) of the repeat at `start` that saves most rows; (1, 1) where none does."""
     best = (1, 1)
     for period in range(1, _LONGEST_PERIOD + 1):
         part, times = rows[start : start + period], 1

@@ -17,9 +17,9 @@ from zsim.units import format_bytes
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call. `bytes` is the full tensor as in `Collective.bytes`; member i of its group is `group_stride`
-    ranks after member i - 1. What nobody recorded is "" or, for the stride, None.
+    ranks after member i - 1. Unknown fields are "" or, for the stride, None.
 
-    `span` is the call's place in the trace it comes from, -1 without one.
+    `span` is the index of the call's span in its trace, -1 without a trace.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Call:
 
     @property
     def wire(self) -> tuple[str, int, str, int, int | None]:
-        """What goes over the wire: everything but the module and the stream."""
+        """The fields that determine the traffic: everything but the module and the stream."""
         return self.kind, self.bytes, self.dtype, self.group_size, self.group_stride
 
     @property
@@ -43,7 +43,7 @@ class Call:
 
     @property
     def title(self) -> str:
-        """`all-gather of blocks.3 (436.22 MB bf16, 64 ranks)`."""
+        """The call in words: `all-gather of blocks.3 (436.22 MB bf16, 64 ranks)`."""
         ranks = f"{self.group_size:,} rank{'' if self.group_size == 1 else 's'}"
         if self.group_stride not in (None, 1):
             ranks += f" {self.group_stride} apart"
@@ -53,7 +53,7 @@ class Call:
 
 
 def calls_of_plan(plan: Plan, rank: int = 0) -> list[Call]:
-    """The collectives and messages of a rank, which does what all of its program do."""
+    """The collectives and calls with messages of a rank's program, in issue order."""
     calls = []
     for op in plan.program_on(rank).ops:
         if isinstance(op.work, Collective | PointToPoint):
@@ -65,7 +65,7 @@ def calls_of_plan(plan: Plan, rank: int = 0) -> list[Call]:
 
 
 def calls_of_trace(trace: Trace, rank: int) -> list[Call]:
-    """The collectives of `rank`, by when the host issued them, or when they began where that is unknown."""
+    """The collectives of `rank`, by the time the host issued them, or their start where that is unknown."""
     is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
     if not len(trace):
         return []
@@ -93,19 +93,19 @@ def calls_of_trace(trace: Trace, rank: int) -> list[Call]:
 
 
 def as_gloo_runs_them(calls: Iterable[Call], recorded: Iterable[Call]) -> list[Call]:
-    """gloo has no reduce-scatter of its own: its record shows an all-reduce of the same tensor, or the
-    all-to-all of who brings their own."""
+    """`calls` with every reduce-scatter as gloo, which has none, runs it: as an all-reduce of the same tensor
+    or, where the recording has all-to-alls, as an all-to-all."""
     kind = "all_to_all" if any(call.kind == "all_to_all" for call in recorded) else "all_reduce"
     return [replace(call, kind=kind) if call.kind == "reduce_scatter" else call for call in calls]
 
 
 def names_are_shared(first: Sequence[Call], second: Sequence[Call]) -> bool:
-    """Whether both sides call their modules alike: at least half of the names of either stand in both."""
+    """Whether both sides use the same names of modules: at least half of the names of either are in both."""
     mine, theirs = {call.module for call in first}, {call.module for call in second}
     common = len((mine & theirs) - {""})
     return common > 0 and 2 * common >= len(mine - {""}) and 2 * common >= len(theirs - {""})
 
 
 def without_numbers(module: str) -> str:
-    """`model.layers.3.mlp` -> `model.layers.*.mlp`."""
+    """The name with its numbers replaced by `*`: `model.layers.3.mlp` -> `model.layers.*.mlp`."""
     return re.sub(r"\b\d+\b", "*", module)

@@ -1,7 +1,7 @@
 """The clock check: the step and its parts, each class of ops, each stream; see [Note: inconclusive].
 
-Of a collective the transfer is compared where both sides know it; else its whole span, in which a recording's
-waits for other ranks are hidden. A stream is busy in either.
+For a collective, transfers are compared where both sides know them; else whole spans, which in a recording
+include waits for other ranks. The busy time of a stream always includes these waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from zsim.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class OpClass:
-    """All ops of one class on both sides; `pairs` are those that were matched one by one."""
+    """All ops of one class on both sides; `pairs` are the ops that were matched one by one."""
 
     name: str
     simulated_count: int
@@ -45,7 +45,7 @@ class OpClass:
 
     @property
     def median_ratio(self) -> float | None:
-        """Recorded over simulated seconds of the matched ops, the middle one."""
+        """Median of recorded over simulated seconds of the matched ops; None without any."""
         ratios = [
             pair.recorded_seconds / pair.simulated_seconds
             for pair in self.pairs
@@ -67,7 +67,7 @@ class OpClass:
 
 @dataclass(frozen=True, slots=True)
 class ClockCheck:
-    """Figures of the step, of classes of ops and of streams, judged."""
+    """Judged figures of the step, of classes of ops and of streams."""
 
     step: tuple[Metric, ...]
     classes: tuple[OpClass, ...]
@@ -87,8 +87,8 @@ def check_clock(
 ) -> ClockCheck:
     """Compare two traces of one rank each; a `doubt` makes every time inconclusive.
 
-    Where one side holds no kernels (a profile cut down to its collectives), only the step and the collectives
-    are compared.
+    Where one side has no kernels (a profile of collectives only), only the step and the collectives are
+    compared.
     """
     if not (has_kernels(simulated) and has_kernels(recorded)):
         step = judge(
@@ -135,13 +135,14 @@ def _step_metrics(
 
 
 def _without_optimizer(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Without phases, a recording's kernels of the optimizer are computing like any others."""
+    """The breakdown with the optimizer as part of compute: without phases a recording cannot tell them
+    apart."""
     kept = {name: value for name, value in seconds.items() if name != "optimizer"}
     return kept | {"compute": seconds["compute"] + seconds["optimizer"]}
 
 
 def _without_allocator(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Only zsim's own traces say that the host waits for torch's allocator; others are host-bound there."""
+    """The breakdown with torch's allocator as part of host-bound: only zsim's traces tell them apart."""
     kept = {name: value for name, value in seconds.items() if name != "allocator"}
     return kept | {"host_bound": seconds["host_bound"] + seconds["allocator"]}
 
@@ -168,7 +169,7 @@ def _class_metrics(
 
 
 def _reason(one: OpsOfClass, other: OpsOfClass, matched: Sequence[OpPair], tolerance: float) -> str:
-    """How many are missing, else how those that are there differ."""
+    """The number of missing or extra ops, else how the matched ops differ."""
     fewer = len(one.spans) - len(other.spans)
     if fewer and matched:
         ops = f"{abs(fewer):,} op{'s' * (abs(fewer) > 1)}"
@@ -179,7 +180,7 @@ def _reason(one: OpsOfClass, other: OpsOfClass, matched: Sequence[OpPair], toler
 def _stream_metrics(
     simulated: Trace, recorded: Trace, plan: PlanCheck, tolerances: Tolerances, doubt: str
 ) -> Iterator[Metric]:
-    """Busy time of each stream that has a counterpart: the computing ones, and those that share calls."""
+    """Busy time of each stream with a counterpart: the compute streams, and streams that share calls."""
     votes: dict[str, Counter[str]] = {}
     for i, j in plan.pairs:
         mine, theirs = plan.simulated[i].stream, plan.recorded[j].stream
@@ -202,7 +203,7 @@ def _stream_metrics(
 
 
 def _busy_seconds(trace: Trace, stream: str) -> float:
-    """How long the stream ran something."""
+    """Seconds during which the stream ran a span."""
     is_on = np.array([info.stream == stream and info.kind != "host" for info in trace.infos], dtype=bool)
     spans = np.flatnonzero(is_on[trace.info_indices])
     spans = spans[np.argsort(trace.start_seconds[spans], kind="stable")]

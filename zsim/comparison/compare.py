@@ -1,7 +1,7 @@
-"""Two traces in, a comparison out: calls of every rank, times and memory of one.
+"""`compare`: the comparison of two traces: calls of every rank, times of one rank, memory of the fullest.
 
-Three checks that stay apart, so that a miss names the guilty floor: the plan check (same calls, exact), the
-clock check (times, with tolerances) and the memory check (bytes, with a tolerance).
+The three checks are separate, so that a miss points at the part of the model at fault: the plan check (same
+calls, exact), the clock check (times, with tolerances) and the memory check (bytes, with a tolerance).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from zsim.units import format_seconds
 
 
 class Comparison(ComparedRuns):
-    """Compared runs that show themselves: `print` gives the table, `write_html` the page."""
+    """Compared runs with their views: `print` shows the table, `write_html` writes the page."""
 
     def write_html(self, path: str | Path) -> Path:
-        """One page with both timelines and the differences; it fetches nothing."""
+        """Write one page with both timelines and the differences, which fetches nothing."""
         return write_compare_page(self, path)
 
     def __str__(self) -> str:
@@ -45,12 +45,12 @@ def compare(
     rank: int | None = None,
     names: tuple[str, str] = ("simulated", "recorded"),
 ) -> Comparison:
-    """Compare two traces: calls of every rank that both hold, times and memory of `rank` (else the first);
-    of a recording of several steps the typical one.
+    """Compare two traces: calls of every recorded rank, times of `rank` (by default the first), memory of the
+    fullest rank; of a recording of several steps the typical one.
 
     `tolerances` is one number for all, or some of {"step", "time", "memory", "overlap"}, as fractions;
-    between two simulations they are small, because nothing jitters. Raises InputError for traces of different
-    worlds, or without a rank in common.
+    between two simulations they are small by default, because nothing jitters. Raises InputError for traces
+    without spans or of different world sizes, and for a `rank` that is not recorded.
     """
     are_simulated = simulated.source == recorded.source == "simulated"
     chosen = PREDICTIONS if tolerances is None and are_simulated else Tolerances.of(tolerances)
@@ -87,7 +87,7 @@ def compare(
 
 
 def _notes_of(recorded: Trace) -> list[str]:
-    """What the reader of the recording noted; how it estimates transfers from few ranks is not used here."""
+    """The notes of the recording's reader, without its note on how it estimates transfers from few ranks."""
     notes = [str(note) for note in recorded.metadata.get("notes", ()) if "transfer" not in str(note)]
     if recorded.metadata.get("transfers_bounded"):
         notes.append("too few ranks to tell waiting from transfer: collectives are compared with their waits")
@@ -95,7 +95,7 @@ def _notes_of(recorded: Trace) -> list[str]:
 
 
 def _whose_step(trace: Trace, name: str, rank: int) -> list[str]:
-    """A note where the step is another rank's than the one whose times are compared."""
+    """A note where the step is that of another rank than the one whose times are compared."""
     if not trace.steps:
         return []
     step, own = trace.steps[0], format_seconds(trace.steps[0].seconds_of(rank))
@@ -108,14 +108,15 @@ def _whose_step(trace: Trace, name: str, rank: int) -> list[str]:
 
 
 def _shows_gloos_own_calls(trace: Trace) -> bool:
-    """Whether the record is of what gloo ran, not of what was asked for (a Flight Recorder's is)."""
+    """Whether the recording has the calls that gloo ran, not those that were requested (as a Flight Recorder
+    has)."""
     kinds = {info.kind for info in trace.infos}
     return trace.metadata.get("backend") == "gloo" and "reduce_scatter" not in kinds
 
 
 def _partners(simulated: Trace, recorded: Trace, names: tuple[str, str], notes: list[str]) -> dict[int, int]:
-    """Recorded rank -> the simulated rank that does what it does: itself, or the one that stands for its
-    class (the nearest before it)."""
+    """The simulated rank for each recorded rank: the same rank, or its representative (the nearest rank
+    before it)."""
     for trace, name in ((simulated, names[0]), (recorded, names[1])):
         if not len(trace):
             raise InputError(f"compare: {name} has no spans; expected a trace of at least one step")

@@ -1,7 +1,7 @@
-"""A simulated step against a recorded one: what differs, by how much, and what matters most.
+"""A simulated step compared with a recorded one: the three checks, and the differences ranked.
 
-Three checks that stay apart, so that a miss names the guilty floor: the plan check (same calls, exact), the
-clock check (times, with tolerances) and the memory check (bytes, with a tolerance).
+The checks are separate, so that a miss points at the part of the model at fault: the plan check (same calls,
+exact), the clock check (times, with tolerances) and the memory check (bytes, with a tolerance).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from zsim.units import format_bytes, format_seconds
 from zsim.validated.validation import range_words
 from zsim.version import __version__
 
-STEP_RANGE = "step_seconds_range"  # of a simulated trace's metadata: between what its step lies with 80 %
-SIMULATED = "zsim, simulated"  # the source, in its metadata, of a read trace that zsim itself simulated
-_DIGITS = 6  # of a share: what differs by less is equally important
+STEP_RANGE = "step_seconds_range"  # key in a simulated trace's metadata: the 80 % interval of its step
+SIMULATED = "zsim, simulated"  # source in the metadata of a trace that was read, but simulated by zsim
+_DIGITS = 6  # of a share: smaller differences do not change the order
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same. `check` is plan, clock or memory; `share` is its part of the step's
-    time, of the peak's bytes, or of the calls."""
+    """One difference. `check` is plan, clock or memory; `share` is its fraction of the step's time, of the
+    peak's bytes, or of the calls."""
 
     check: str
     sentence: str
@@ -37,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Both traces, the three checks, and what they say. Times are of `rank`, `plans` of every rank."""
+    """Both traces, the three checks and their results. Times are of `rank`, `plans` of every rank."""
 
     simulated: Trace
     recorded: Trace
@@ -56,7 +56,8 @@ class ComparedRuns:
 
     @property
     def step_seconds_range(self) -> tuple[float, float] | None:
-        """Between what the recorded step was expected with 80 %, where one side was simulated with it."""
+        """The 80 % interval in which the recorded step was expected; None where the simulation has none, and
+        between two simulations."""
         if self.recorded.source == "simulated":
             return None
         found: tuple[float, float] | None = self.simulated.metadata.get(STEP_RANGE)
@@ -70,7 +71,7 @@ class ComparedRuns:
 
     @property
     def range_sentence(self) -> str:
-        """Whether it does, in words; "" where there is no interval."""
+        """Whether the recorded step lies inside the interval, in words; "" where there is no interval."""
         found = self.step_seconds_range
         if found is None:
             return ""
@@ -81,7 +82,7 @@ class ComparedRuns:
 
     @property
     def verdict(self) -> Verdict:
-        """Fail where the plan or a figure fails; else inconclusive where a figure is."""
+        """Fail where the plan or a figure fails; else inconclusive where a figure is; else pass."""
         return overall([self.plan_verdict, *(metric.verdict for metric in self.metrics)])
 
     @property
@@ -100,13 +101,13 @@ class ComparedRuns:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What is not the same, what matters most first: wrong calls, then misses, then what is in doubt."""
+        """All differences, the most important first: wrong calls, then misses, then inconclusive figures."""
         found = [*_plan_differences(self.plans), *_metric_differences(self)]
         found.sort(key=lambda row: (row.verdict != "fail", row.check != "plan", -round(row.share, _DIGITS)))
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `zsim compare --json` writes."""
+        """The object that `zsim compare --json` writes."""
         return {
             "zsim_version": __version__,
             "verdict": self.verdict,
@@ -130,7 +131,7 @@ class ComparedRuns:
 
 
 def _plan_differences(plans: Mapping[int, PlanCheck]) -> Iterator[Difference]:
-    """Each wrong call once, with the ranks that show it."""
+    """Each wrong call once, with the ranks that have it."""
     seen: dict[str, list[int]] = {}
     shares: dict[str, float] = {}
     for rank, plan in plans.items():
@@ -147,7 +148,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _metric_differences(comparison: ComparedRuns) -> Iterator[Difference]:
-    """Of equal ones those first that say why."""
+    """Differences of metrics that did not pass; first those with a reason."""
     for check, metrics in (("clock", comparison.clock.metrics), ("memory", comparison.memory.metrics)):
         for metric in sorted(metrics, key=lambda metric: not metric.reason):
             if metric.verdict != "pass" and metric.simulated != metric.recorded:

@@ -1,4 +1,4 @@
-"""The memory check: the peak and what is left at the end of the step, per category; who did not free it."""
+"""The memory check: bytes per category at the peak and at the end of the step, and the op that kept them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FRAMEWORK = "framework"  # the CUDA context and communicators: torch's allocato
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheck:
-    """Figures of each device, and what could not be compared."""
+    """Figures of each device, and words for what could not be compared."""
 
     metrics: tuple[Metric, ...]
     not_checked: tuple[str, ...] = ()
@@ -26,8 +26,8 @@ class MemoryCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One device of one side: highest bytes by category, and of the sum, on the rank whose sum goes highest;
-    last bytes of the rank `last_rank`, which holds most when the step ends."""
+    """One device of one side. `peaks`: maximum bytes by category and of the total, on the rank with the
+    highest total; `lasts`: bytes at the end of the step on `last_rank`, which then holds most."""
 
     peaks: dict[str, int]
     lasts: dict[str, int]
@@ -35,10 +35,10 @@ class _Held:
 
 
 def check_memory(simulated: Trace, recorded: Trace, tolerances: Tolerances) -> MemoryCheck:
-    """Compare the peaks of the fullest rank, and what the one holds that is fullest when the step ends.
+    """Compare the peaks of the fullest rank, and the bytes of the rank that is fullest when the step ends.
 
-    Bytes are judged whatever the clock did. Categories are compared where both sides know them, else the
-    sums.
+    Bytes are judged even where times are in doubt. Categories are compared where both sides know them, else
+    the totals.
     """
     if simulated.memory is None or recorded.memory is None:
         missing = " and ".join(
@@ -115,8 +115,8 @@ def _metrics(
 def _who_kept(
     simulated: MemoryEvents, recorded: MemoryEvents, device: str, category: str, ranks: tuple[int, int]
 ) -> str:
-    """The op whose changes of memory differ most between the sides: the one that did not free, or kept. Where
-    the sides name different things (ops, units), the one that kept most in the recording."""
+    """Words for the op whose net change of memory differs most between the sides. Where the sides share no
+    names (ops, units), for the op with the largest net change in the recording."""
     mine = _by_op(simulated, device, category, ranks[0])
     theirs = _by_op(recorded, device, category, ranks[1])
     if not mine or not theirs:

@@ -1,4 +1,4 @@
-"""Ops by class, and each op with its counterpart on the other side."""
+"""Ops by class, and each op with its counterpart in the other trace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from zsim.report.views.meanings import COMPUTE_KINDS, span_meaning
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 from zsim.units import format_bytes, format_seconds
 
-KERNELS = "kernels"  # the class of all of them, where phases are not known
-_KNOWN_PHASES = 0.9  # of the kernels' time: below, kernels are one class
+KERNELS = "kernels"  # the class of all kernels, where phases are not known
+_KNOWN_PHASES = 0.9  # of the kernels' time; with a smaller part in named phases, kernels are one class
 
 
 @dataclass(frozen=True, slots=True)
 class OpPair:
-    """One op and its counterpart in the recording: who it is, and how long each took."""
+    """One op and its counterpart in the recording, with the seconds of both."""
 
     title: str
     bytes: int
@@ -31,14 +31,15 @@ class OpPair:
 
 @dataclass(frozen=True, slots=True)
 class OpsOfClass:
-    """One side's ops of a class: their spans by start, and how long they ran in all."""
+    """One side's ops of a class: their spans by start, and their total seconds."""
 
     spans: tuple[int, ...]
     seconds: float
 
 
 def class_name(info: SpanInfo, has_phases: bool) -> str:
-    """`all-gather, 64 ranks`, `backward kernels`, `optimizer`, `host to GPU`; "" for what is no work."""
+    """Class of a span: `all-gather, 64 ranks`, `backward kernels`, `optimizer`, `host to GPU`; "" for spans
+    of the host."""
     if info.kind == "host":
         return ""
     if info.kind in COLLECTIVES:
@@ -53,7 +54,7 @@ def class_name(info: SpanInfo, has_phases: bool) -> str:
 
 
 def has_kernels(trace: Trace) -> bool:
-    """Whether anything that computes is in the trace."""
+    """Whether the trace has kernels."""
     is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
     return bool(len(trace)) and bool(is_kernel[trace.info_indices].any())
 
@@ -71,7 +72,7 @@ def knows_phases(trace: Trace) -> bool:
 
 
 def ops_by_class(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
-    """Class -> its ops, in the order of each class's first."""
+    """Ops by class, in the order of each class's first op."""
     names = [class_name(info, has_phases) for info in trace.infos]
     spans: dict[str, list[int]] = {}
     indices = trace.info_indices.tolist()
@@ -85,7 +86,8 @@ def ops_by_class(trace: Trace, has_phases: bool) -> dict[str, OpsOfClass]:
 def pairs_by_class(
     simulated: Trace, recorded: Trace, plan: PlanCheck, has_phases: bool
 ) -> dict[str, list[OpPair]]:
-    """Collectives as the plan check has paired them; other ops by name, where both sides name them alike."""
+    """Pairs of ops by class: collectives as the plan check has paired them, other ops by name where both
+    sides use the same names."""
     found: dict[str, list[OpPair]] = {}
     times = op_seconds(simulated).tolist(), op_seconds(recorded).tolist()
     for i, j in plan.pairs:
@@ -111,17 +113,19 @@ def _names(trace: Trace, spans: Sequence[int]) -> list[str]:
 
 
 def align_by_name(mine: Sequence[str], theirs: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(name, index, index) of ops in time order; none where less than half of the names are shared."""
+    """(name, index, index) of ops with equal names, in time order; none where less than half of the names are
+    shared."""
     if 2 * len(set(mine) & set(theirs)) < max(len(set(mine)), len(set(theirs))):
         return []
     return [(mine[i], i, j) for i, j in align(mine, theirs).same]
 
 
 def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
-    """What a class's error looks like: a link's bandwidth, a latency, or some ops only; "" within tolerance.
+    """The likely cause of a class's error: a link's bandwidth, a latency, or some ops only; "" within
+    tolerance.
 
-    All calls longer by one factor: bandwidth. All longer by one amount: latency. What is more nearly the
-    same for every size is said.
+    All calls longer by one factor: bandwidth. All longer by one amount: latency. The one that varies less
+    over sizes is named.
     """
     timed = [pair for pair in pairs if pair.simulated_seconds > 0 and pair.recorded_seconds > 0]
     mine = np.array([pair.simulated_seconds for pair in timed])
@@ -149,10 +153,10 @@ def explain(pairs: Sequence[OpPair], tolerance: float) -> str:
 
 
 def _by_size(sizes: Ints, values: Floats) -> Floats:
-    """The median of the values of each size: one that is common counts no more than one that is rare."""
+    """The median of the values of each size, so that common sizes count no more than rare ones."""
     return np.array([float(np.median(values[sizes == size])) for size in np.unique(sizes)])
 
 
 def _spread(values: Floats) -> float:
-    """How much the sizes differ, against their mean."""
+    """Range of the values relative to their mean."""
     return float(np.ptp(values) / max(abs(float(values.mean())), 1e-12))

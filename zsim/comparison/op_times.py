@@ -1,4 +1,4 @@
-"""How long ops took, and how much of a collective was transfer and how much waiting for other ranks."""
+"""Seconds of ops, and of collectives the seconds of the transfer and of waiting for other ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from zsim.trace.trace import COLLECTIVES, Trace
 def with_transfers(trace: Trace) -> Trace:
     """The trace with `transfer_seconds` where they are known.
 
-    A recording brings them (and loses them here where they are only bounds: one rank of many cannot tell
-    waiting from transfer). Of a simulation of several ranks, the one that came last waited for nobody: each
-    op's transfer is its shortest span; the only rank of a class waits for nobody.
+    A recording has them (they are dropped where they are only bounds: one rank of many cannot tell waiting
+    from transfer). In a simulation the transfer of each op is its shortest span over the ranks, since the
+    last rank to arrive waits for no other.
     """
     if trace.transfer_seconds is not None:
         is_bound = bool(trace.metadata.get("transfers_bounded"))
@@ -32,7 +32,7 @@ def with_transfers(trace: Trace) -> Trace:
 
 
 def with_alike_times(one: Trace, other: Trace) -> tuple[Trace, Trace]:
-    """Both with `transfer_seconds`, or neither: what is compared must be the same."""
+    """Both traces with `transfer_seconds`, or both without, so that like is compared with like."""
     one, other = with_transfers(one), with_transfers(other)
     if one.transfer_seconds is None or other.transfer_seconds is None:
         return replace(one, transfer_seconds=None), replace(other, transfer_seconds=None)
@@ -40,7 +40,7 @@ def with_alike_times(one: Trace, other: Trace) -> tuple[Trace, Trace]:
 
 
 def op_seconds(trace: Trace) -> Floats:
-    """Seconds of each span: of a collective its transfer where that is known."""
+    """Seconds of each span; for a collective those of its transfer, where known."""
     lengths: Floats = trace.end_seconds - trace.start_seconds
     if trace.transfer_seconds is None:
         return lengths
@@ -48,7 +48,7 @@ def op_seconds(trace: Trace) -> Floats:
 
 
 def waiting_seconds(trace: Trace) -> float | None:
-    """What the trace's collectives spent waiting for other ranks; None where that cannot be told."""
+    """Seconds that the trace's collectives waited for other ranks; None where transfers are not known."""
     if trace.transfer_seconds is None:
         return None
     return float((trace.end_seconds - trace.start_seconds - op_seconds(trace)).sum())

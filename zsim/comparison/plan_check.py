@@ -1,12 +1,12 @@
 """The plan check: the same collectives, in the same order, on the same streams. No clock, no tolerance.
 
-Two calls are the same when kind, bytes, dtype and group agree; where both sides name their modules alike, the
-module too. A field that one side does not know is not compared, and the check says so.
+Two calls are the same when kind, bytes, dtype and group agree; where both sides use the same names of
+modules, the module too. A field that one side does not know is not compared, and the check says so.
 
 # [Note: streams by what shares them]
-A recording numbers its streams, a plan names them. So streams are compared by what runs on them: each
-simulated stream stands for the recorded one that takes most of its calls, a call elsewhere is a difference,
-and so are two simulated streams that are one in the recording.
+A recording numbers its streams, a plan names them. So streams are compared by the calls on them: each
+simulated stream corresponds to the recorded stream that has most of its calls. A call on another stream is a
+difference, and so are two simulated streams that are one in the recording.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from zsim.comparison.calls import Call, names_are_shared, without_numbers
 from zsim.comparison.verdict import Verdict
 
 _FIELDS = ("kind", "bytes", "dtype", "group_size", "group_stride", "module")
-_MOST_WORDS = 2  # positions named in a line that stands for several
+_MOST_WORDS = 2  # maximum of positions named in a line on several calls
 Kind = Literal["only simulated", "only recorded", "changed", "moved", "stream", "unrelated"]
 
 
 @dataclass(frozen=True, slots=True)
 class CallDifference:
-    """One call that is not the same, or several in the same way; places are indices of the lists of calls."""
+    """One call that differs, or several that differ in the same way; `simulated` and `recorded` are indices
+    of the lists of calls."""
 
     kind: Kind
     simulated: tuple[int, ...]
@@ -51,7 +52,7 @@ class CallDifference:
 
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
-    """The calls of one rank on both sides; `pairs` are counterparts, the changed and the moved ones too."""
+    """The calls of one rank on both sides; `pairs` are counterparts, changed and moved calls included."""
 
     simulated: tuple[Call, ...]
     recorded: tuple[Call, ...]
@@ -76,7 +77,7 @@ class PlanCheck:
 def check_plan(
     simulated: Sequence[Call], recorded: Sequence[Call], words: tuple[str, str] = ("simulated", "recorded")
 ) -> PlanCheck:
-    """Compare two lists of calls of one rank; `words` say in the sentences what each list is."""
+    """Compare two lists of calls of one rank; `words` name the lists in the sentences."""
     compared = _compared_fields(simulated, recorded)
     aligned = align(
         [_key(call, compared) for call in simulated],
@@ -97,7 +98,7 @@ def check_plan(
 
 
 def first_difference(check: PlanCheck) -> str | None:
-    """The first sentence, and how many more there are; None where all is the same."""
+    """The first difference's sentence, with the number of further calls that differ; None without any."""
     if not check.differences:
         return None
     rest = sum(difference.count for difference in check.differences) - check.differences[0].count
@@ -108,7 +109,7 @@ def first_difference(check: PlanCheck) -> str | None:
 
 
 def _compared_fields(simulated: Sequence[Call], recorded: Sequence[Call]) -> tuple[str, ...]:
-    """The fields that both sides know of all their calls."""
+    """The fields that both sides know for all their calls."""
     chosen = ["kind", "bytes", "group_size"]
     both = (*simulated, *recorded)
     if all(call.dtype for call in both):
@@ -125,7 +126,7 @@ def _key(call: Call, compared: tuple[str, ...]) -> tuple[object, ...]:
 
 
 def _likeness(one: Call, other: Call) -> float:
-    """How alike two unequal calls are: the kind and the module count more than the rest."""
+    """Similarity of two unequal calls; kind and module count more than the other fields."""
     score = 2.0 * (one.kind == other.kind)
     score += (one.bytes == other.bytes) + (one.dtype == other.dtype) + (one.group_size == other.group_size)
     return (score + 2.0 * (one.module == other.module and bool(one.module))) / 5.0
@@ -150,7 +151,8 @@ def _differences(
     compared: tuple[str, ...],
     words: tuple[str, str],
 ) -> Sequence[CallDifference]:
-    """Every difference in the order of the recording; alike ones that follow each other become one line."""
+    """Every difference in the order of the recording; differences of the same kind in calls that are alike
+    become one line."""
     if not aligned.is_whole:
         sentence = (
             f"the {len(simulated)} {words[0]} and the {len(recorded)} {words[1]} calls have too little in "
@@ -182,13 +184,13 @@ def _differences(
 
 
 def _place(same: Sequence[tuple[int, int]], i: int) -> float:
-    """Where call `i` of the first list would stand in the second: behind the partner of the one before."""
+    """Where call `i` of the first list would be in the second: after the counterpart of its predecessor."""
     before = bisect_left(same, (i, 0)) - 1
     return same[before][1] + 0.5 if before >= 0 else -0.5
 
 
 def _runs(keys: Sequence[object]) -> list[str]:
-    """For each call, how many equal ones in a row it is one of, in words: it could be any of them."""
+    """Words for each call on the number of equal calls in its row, since any of them could be meant."""
     words: list[str] = []
     for _, run in groupby(keys):
         count = len(list(run))
@@ -197,7 +199,7 @@ def _runs(keys: Sequence[object]) -> list[str]:
 
 
 def _changes(one: Call, other: Call, compared: tuple[str, ...], words: tuple[str, str]) -> str:
-    """`bytes 1048576 simulated, 2097152 recorded (2 x)`."""
+    """Words such as `bytes 1,048,576 simulated, 2,097,152 recorded (2 x)`."""
     parts = []
     for name in _FIELDS:
         mine, theirs = getattr(one, name), getattr(other, name)
@@ -215,7 +217,7 @@ def _value(value: object) -> str:
 def _grouped(
     found: list[tuple[float, str, CallDifference]], simulated: Sequence[Call], recorded: Sequence[Call]
 ) -> list[CallDifference]:
-    """Differences of one kind in calls that differ by the number of a block only become one."""
+    """The differences, with those of one kind in calls that differ only by the number of a block joined."""
     groups: dict[tuple[object, ...], CallDifference] = {}
     for _, what, difference in found:
         call = (
@@ -237,7 +239,7 @@ def _grouped(
 
 
 def _sentence(difference: CallDifference, words: tuple[str, str]) -> CallDifference:
-    """The difference with its whole sentence."""
+    """The difference with its full sentence."""
     title, count = difference.sentence, difference.count
     more = f", and {count - 1} more like it" if count > 1 else ""
     i, j = _ordinals(difference.simulated), _ordinals(difference.recorded)
@@ -267,7 +269,7 @@ def _stream_differences(
     same: Sequence[tuple[int, int]],
     words: tuple[str, str],
 ) -> list[CallDifference]:
-    """See [Note: streams by what shares them]."""
+    """Differences between streams; see [Note: streams by what shares them]."""
     votes: dict[str, Counter[str]] = {}
     for i, j in same:
         votes.setdefault(simulated[i].stream, Counter())[recorded[j].stream] += 1

@@ -1,7 +1,7 @@
-"""Faults put into a trace on purpose, to see a check catch them and name them.
+"""Faults planted in a trace, to test that a check catches and names them.
 
-Each takes a trace and gives a wrong one; `number` counts the rank's collectives in issue order, from 0. Only
-the spans change that the fault touches: a lost call leaves a hole where it was. Of a recording of several
+Each function takes a trace and returns a wrong one; `number` counts the rank's collectives in issue order,
+from 0. Only the spans that the fault touches change: a dropped call leaves a gap. Of a recording of several
 steps the typical one is taken.
 """
 
@@ -17,7 +17,7 @@ from zsim.trace.trace import COLLECTIVES, MemoryEvents, Trace
 
 
 def drop_call(trace: Trace, number: int, rank: int | None = None) -> Trace:
-    """One collective fewer."""
+    """The trace without one collective."""
     trace = trace.typical_step()
     keep = np.ones(len(trace), dtype=bool)
     keep[_call(trace, number, rank)] = False
@@ -25,7 +25,7 @@ def drop_call(trace: Trace, number: int, rank: int | None = None) -> Trace:
 
 
 def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
-    """One collective of twice the bytes, as when a bucket is sent in a type twice as wide."""
+    """The trace with twice the bytes in one collective, as when a bucket is sent in a type twice as wide."""
     trace = trace.typical_step()
     span = _call(trace, number, rank)
     info = trace.infos[trace.info_indices[span]]
@@ -35,7 +35,7 @@ def double_message(trace: Trace, number: int, rank: int | None = None) -> Trace:
 
 
 def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:
-    """A collective and the next one change places: each runs at the other's time."""
+    """The trace with a collective and the next one swapped: each runs at the time of the other."""
     trace = trace.typical_step()
     one, other = _call(trace, number, rank), _call(trace, number + 1, rank)
     indices = trace.info_indices.copy()
@@ -44,7 +44,8 @@ def swap_calls(trace: Trace, number: int, rank: int | None = None) -> Trace:
 
 
 def slow_link(trace: Trace, factor: float, group_size: int | None = None) -> Trace:
-    """Collectives (over `group_size` ranks) last `factor` times as long, and all that follows comes later."""
+    """The trace with collectives (over `group_size` ranks) `factor` times as long, and all later spans
+    delayed."""
     trace = trace.typical_step()
     is_slow = np.array(
         [info.kind in COLLECTIVES and group_size in (None, info.group_size) for info in trace.infos],
@@ -78,7 +79,8 @@ def slow_link(trace: Trace, factor: float, group_size: int | None = None) -> Tra
 
 
 def leak(trace: Trace, category: str = "buffers", device: str = "gpu") -> Trace:
-    """The largest block of `category` that is freed in the step is not. Raises ValueError without any."""
+    """The trace without the largest free of memory of `category`. Raises ValueError where nothing is
+    freed."""
     trace = trace.typical_step()
     events = trace.memory
     if events is None:
@@ -112,7 +114,7 @@ def _chosen(values: Sequence[str], keep: Sequence[int]) -> tuple[str, ...]:
 
 
 def _later(times: Floats, moments: Floats, extra: Floats) -> Floats:
-    """How much of `extra`, added at `moments`, has come before each of `times`."""
+    """Sum of the `extra` seconds, added at `moments`, that come before each of `times`."""
     order = np.argsort(moments, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(extra[order])])
     late: Floats = sums[np.searchsorted(moments[order], times, side="right")]
@@ -120,7 +122,7 @@ def _later(times: Floats, moments: Floats, extra: Floats) -> Floats:
 
 
 def _call(trace: Trace, number: int, rank: int | None) -> int:
-    """The span of the collective with this number. Raises IndexError where there are fewer."""
+    """The span of the rank's collective number `number`. Raises IndexError where there are fewer."""
     rank = int(trace.ranks[0]) if rank is None else rank
     is_collective = np.array([info.kind in COLLECTIVES for info in trace.infos], dtype=bool)
     spans: Ints = np.flatnonzero((trace.ranks == rank) & is_collective[trace.info_indices])

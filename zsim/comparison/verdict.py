@@ -1,8 +1,8 @@
-"""Pass, fail, or inconclusive; how far apart two figures may be.
+"""Verdicts (pass, fail, inconclusive), and the tolerances between two figures.
 
 # [Note: inconclusive]
-A time that was measured while other processes used the machine says nothing: a miss may be theirs, and so may
-a hit. Such a figure is `inconclusive`: it never fails a check and never passes one.
+A time that was measured while other processes used the machine proves nothing: these may have caused a miss,
+or a match. Such a figure is `inconclusive`: it neither fails a check nor passes it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from zsim.trace.trace import Trace
 Verdict = Literal["pass", "fail", "inconclusive"]
 Unit = Literal["seconds", "bytes", "fraction"]
 
-MOST_FOREIGN_FRACTION = 0.10  # of the machine; above, a wall time is not judged
-TOO_SMALL = 0.02  # a difference below this part of the tolerance, taken of the whole step or peak, is no miss
+MOST_FOREIGN_FRACTION = 0.10  # of the machine; above it, a wall time is not judged
+TOO_SMALL = 0.02  # a difference up to this part of the tolerance times the whole step or peak is no miss
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """Largest relative error of the step (`step`), of times of parts of it (`time`), of bytes (`memory`);
-    largest difference of fractions (`overlap`)."""
+    """Maximum relative error of the step (`step`), of times of its parts (`time`) and of bytes (`memory`);
+    maximum difference of fractions (`overlap`)."""
 
     step: float = 0.05
     time: float = 0.10
@@ -33,7 +33,7 @@ class Tolerances:
 
     @staticmethod
     def of(given: Tolerances | Mapping[str, float] | float | None) -> Tolerances:
-        """Tolerances from what a caller may give: all alike, some by name, or none."""
+        """Tolerances from an argument of a caller: one number for all, some by name, or None (defaults)."""
         if given is None:
             return Tolerances()
         if isinstance(given, Tolerances):
@@ -44,7 +44,8 @@ class Tolerances:
 
     @staticmethod
     def parse(texts: Iterable[str]) -> Tolerances:
-        """`["0.02", "memory=0.01"]`: a bare number is for all, a named one for its own; later ones win."""
+        """Tolerances from texts such as `["0.02", "memory=0.01"]`: a bare number sets all, a named one its
+        own; later texts override earlier ones."""
         names = [field.name for field in fields(Tolerances)]
         values: dict[str, float] = {}
         for text in texts:
@@ -71,12 +72,12 @@ def _fraction(text: str, number: str) -> float:
     return value
 
 
-PREDICTIONS = Tolerances(step=0.02, time=0.02, memory=0.01, overlap=0.02)  # of simulations: nothing jitters
+PREDICTIONS = Tolerances(step=0.02, time=0.02, memory=0.01, overlap=0.02)  # between simulations: no jitter
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure of both sides. `error` is relative and signed, (simulated - recorded) / recorded; of
+    """One figure of both sides. `error` is relative and signed, (simulated - recorded) / recorded; for
     fractions it is the difference. `whole` is the step or peak that the figure is a part of."""
 
     name: str
@@ -96,7 +97,7 @@ class Metric:
 
     @property
     def share(self) -> float:
-        """The difference as a part of the whole: what ranks metrics of one unit."""
+        """The difference as a fraction of the whole, by which metrics of one unit are ranked."""
         return abs(self.simulated - self.recorded) / self.whole if self.whole else 0.0
 
 
@@ -130,16 +131,16 @@ def _is_near(unit: str, simulated: float, recorded: float, whole: float, toleran
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """Fail where one fails; else inconclusive where one is; else pass."""
+    """Fail where a verdict is fail; else inconclusive where one is; else pass."""
     found = set(verdicts)
     return "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
 
 
 def doubt_about_times(trace: Trace) -> str:
-    """Why the wall times of a recording prove nothing, or "": see [Note: inconclusive].
+    """The reason why the wall times of a recording prove nothing, or ""; see [Note: inconclusive].
 
-    `metadata["foreign_cpu_fraction"]` is how much of the machine other processes used meanwhile. On GPUs it
-    may be left out; where CPU cores compute (gloo) a recording that does not say is doubtful too.
+    `metadata["foreign_cpu_fraction"]` is the fraction of the machine that other processes used meanwhile. On
+    GPUs it may be missing; where CPU cores compute (gloo) a recording without it is in doubt too.
     """
     if trace.source != "recorded":
         return ""

@@ -1,1 +1,1 @@
-"""Comparisons as people read them."""
+"""Views of a comparison: text and HTML."""

@@ -26,7 +26,7 @@ _MOST_POINTS = 4_000
 
 
 def twin_timeline(comparison: ComparedRuns) -> Figure:
-    """Both steps under one another on one time axis; a diamond marks each call that is not the same."""
+    """Both steps, one below the other, on one time axis; a diamond marks each call that differs."""
     import plotly.graph_objects as go
 
     sides = (comparison.simulated, comparison.recorded)
@@ -65,7 +65,7 @@ _END = {"dash": "dot", "width": 1.5, "color": CAPACITY.color}
 
 
 def _put_together(figure: Figure, drawn: Sequence[Figure], split: tuple[float, float]) -> None:
-    """Rows, shaded phases and notes of each timeline on its own part of the height."""
+    """Put rows, shaded phases and notes of each timeline on a separate part of the height."""
     domains = ([split[0], 1.0], [0.0, split[1]])
     for index, part in enumerate(drawn):
         axis = part.layout.yaxis
@@ -140,7 +140,7 @@ def _mark_differences(figure: Figure, comparison: ComparedRuns, scale: float) ->
 
 
 def op_scatter(comparison: ComparedRuns) -> Figure | None:
-    """Each matched op: simulated seconds across, recorded up; the same on the diagonal."""
+    """Each matched op: simulated seconds on the x axis, recorded on the y axis; equal on the diagonal."""
     import plotly.graph_objects as go
 
     rows = [
@@ -222,5 +222,5 @@ def memory_bars(comparison: ComparedRuns) -> Figure | None:
 
 
 def _folded(text: str) -> str:
-    """Long sentences over several lines of a hover box."""
+    """A long sentence broken into the lines of a hover box."""
     return "<br>".join(textwrap.wrap(text, 70))

@@ -63,7 +63,7 @@ _TIMELINE_CAPTION = (
 
 
 def _tiles(comparison: ComparedRuns) -> Iterator[tuple[str, str, str]]:
-    """(label, number, small print) of what people ask for first."""
+    """(label, number, small print) of the most important figures."""
     wrong = sum(row.count for row in comparison.plan.differences)
     calls = len(comparison.plan.recorded)
     yield "Calls", "same" if not wrong else f"{wrong:,} differ", f"{calls:,} recorded per rank and step"

@@ -25,7 +25,7 @@ _MARKS = {"pass": "", "fail": "miss", "inconclusive": "?"}
 
 
 def comparison_lines(comparison: ComparedRuns) -> Iterator[str]:
-    """The verdict first; then what was compared, and what is not the same."""
+    """Lines of the verdict, then of the compared figures, then of the differences."""
     yield f"{_VERDICTS[comparison.verdict]}  {comparison.names[0]} | {comparison.names[1]}"
     yield ""
     yield from paragraph(_plan_sentence(comparison), first="calls  ")
@@ -89,14 +89,14 @@ def _table(groups: Mapping[str, Sequence[Metric]]) -> list[str]:
 
 
 def show(metric: Metric, value: float) -> str:
-    """A figure of the metric, for people."""
+    """A figure of the metric as text with its unit."""
     if metric.unit == "fraction":
         return f"{value * 100:.1f} %"
     return format_seconds(value) if metric.unit == "seconds" else format_bytes(value)
 
 
 def show_error(metric: Metric) -> str:
-    """The signed error in percent, or in points of percent; "new" where there is nothing to divide by."""
+    """The signed error in percent, or in percentage points; "new" where the recorded figure is 0."""
     if metric.error is None:
         return "new"
     return f"{metric.error * 100:+.1f}{'p' if metric.unit == 'fraction' else '%'}"
