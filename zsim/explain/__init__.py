@@ -1,1 +1,1 @@
-"""An outcome of the engine, as a report."""
+"""From an outcome of the engine to a report."""

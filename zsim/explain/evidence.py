@@ -1,4 +1,4 @@
-"""How well founded a result is: the weakest grade among the numbers behind each part of it."""
+"""Evidence grades of a result: the weakest grade among the numbers behind each part of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zsim.specs.experiment.job import Job
 
 
 def evidence(job: Job, plan: Plan) -> dict[str, Evidence]:
-    """The weakest grade among the numbers behind each part of the result; a calibrated part that is used out
-    of the range of its measurements is assumed."""
+    """The weakest grade among the numbers behind each part of the result. A part that is used outside of the
+    range of its measurements is "assumed"."""
     cluster, gpu = job.cluster, job.cluster.gpu
     parts: Mapping[str, list[Evidence]] = {
         "compute": [

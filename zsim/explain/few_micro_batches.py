@@ -15,7 +15,7 @@ from zsim.report.report import Report, TracedStep, traced_step
 
 
 def whole_step(step: SimulatedStep) -> TracedStep:
-    """What was simulated of the step, with the seconds of all of it."""
+    """The simulated micro-batches as a traced step, with the breakdown and the seconds of the whole step."""
     traced = traced_step(step.outcome.trace)
     parts = [(times, step_breakdown(outcome.trace, traced.rank)) for times, outcome in step.terms]
     breakdown = replace(
@@ -30,7 +30,7 @@ def whole_step(step: SimulatedStep) -> TracedStep:
 
 
 def _summed(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """What adds up over a step, by name; no part of a step is shorter than nothing."""
+    """Weighted sums of (weight, values by name), by name; negative sums become 0."""
     total: dict[str, float] = {}
     for times, values in parts:
         for name, value in values.items():
@@ -39,7 +39,7 @@ def _summed(parts: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, flo
 
 
 def lengthened(variants: Variants, step: SimulatedStep) -> Variants:
-    """The variants of what was simulated as those of the whole step: as many times as long as the step is."""
+    """The variants of the simulated micro-batches, scaled to the whole step."""
     times = step.times_longer
     ends = variants.offload_range
     return replace(
@@ -51,7 +51,8 @@ def lengthened(variants: Variants, step: SimulatedStep) -> Variants:
 
 
 def with_peak(report: Report, step: SimulatedStep) -> Report:
-    """The report with the peak of one more micro-batch, where that is not among those that were simulated."""
+    """The report with the memory peak of the micro-batch in which it is reached, where that is not among the
+    simulated ones."""
     plan, job = step.peak_plan, step.job
     if plan is step.outcome.plan:
         return report
@@ -69,7 +70,7 @@ def with_peak(report: Report, step: SimulatedStep) -> Report:
 
 
 def few_note(step: SimulatedStep) -> str:
-    """Which micro-batches were simulated, and what is theirs alone."""
+    """A note on which micro-batches were simulated, and which figures are of these only."""
     count, shown = step.micro_batches, step.outcome_micro_batches
     last = ", the last of them smaller" if step.job.sequences is not None else ""
     return (

@@ -1,4 +1,4 @@
-"""What a step put on links and on what offloading uses."""
+"""Load of a step on links and on the resources of offloading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def machine_use(outcome: Outcome) -> MachineUse:
 
 
 def _traffic(outcome: Outcome) -> list[TrafficRow]:
-    """Per class of links: one GPU's share of the bytes, and how busy the fullest link is."""
+    """One GPU's share of the bytes on each class of links, and the maximum utilisation of a link."""
     seconds = outcome.trace.step_seconds
     rows = []
     copied = {row.name: row for row in outcome.devices}
@@ -29,7 +29,7 @@ def _traffic(outcome: Outcome) -> list[TrafficRow]:
         link_class = outcome.topology.classes[name]
         per_gpu = load.total_bytes / outcome.job.world_size
         busy = load.fullest_bytes / (link_class.capacity * seconds)
-        if name in copied:  # by offloading too
+        if name in copied:  # offloading uses these links too
             per_gpu += copied[name].per_rank
             busy += copied[name].utilisation_fraction
         if per_gpu > 0:
@@ -54,7 +54,7 @@ _TIERS = {
 
 
 def _tiers(outcome: Outcome) -> list[TierRow]:
-    """What offloading put on each kind of resource; pools of one rank (queues) are left out."""
+    """Load of offloading on each kind of resource; resources of a single rank (queues) are left out."""
     return [
         TierRow(_TIERS[row.name], None if row.is_time else row.per_rank, row.utilisation_fraction)
         for row in outcome.devices

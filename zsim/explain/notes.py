@@ -1,4 +1,4 @@
-"""The notes of a report, from the job, its plan and what the simulation says of itself."""
+"""The notes of a report: from the job, its plan and its simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zsim.units import format_bytes
 
 
 def notes_of(outcome: Outcome, allocator: AllocatorRow | None) -> list[str]:
-    """What a reader should know of the job, its plan and the inputs, one sentence each."""
+    """Notes on the job, its plan and its inputs, one sentence each."""
     job = outcome.job
     notes = [*job.notes, *outcome.plan.notes, *outcome.notes]
     for rows in extrapolations(outcome.plan, job.cluster).values():

@@ -1,4 +1,4 @@
-"""The error bar of an offloaded step: simulated again with its inputs as fast and as slow as they may be."""
+"""The error bar of an offloaded step: simulations with its inputs as fast and as slow as they may be."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.ops import OffloadWork
 from zsim.specs.cluster.spreads import load_spreads, offloading_at
 
-MOST_OPS = 20_000  # a plan of more is not run twice again
+MOST_OPS = 20_000  # maximum; a longer plan is not simulated twice more
 
 
 def offload_range(outcome: Outcome) -> tuple[float, float] | None:
-    """(seconds with everything that offloading uses fast, with all of it slow).
+    """Seconds of the step with all inputs of offloading at their fast ends, and at their slow ends.
 
-    None where nothing is offloaded, and where `no_range_note` says why.
+    None where nothing is offloaded, or for the reason in `no_range_note`.
     """
     job, plan = outcome.job, outcome.plan
     if no_range_note(outcome) is not None:
@@ -34,8 +34,8 @@ def offload_range(outcome: Outcome) -> tuple[float, float] | None:
 
 
 def no_range_note(outcome: Outcome) -> str | None:
-    """Why an offloaded step is not run again at its ends, as a note: other things are drawn or shared, or the
-    plan is so long that two more runs would be felt."""
+    """A note on why an offloaded step is not simulated at both ends: it is drawn with jitter, it shares the
+    cluster, or its plan is too long for two more simulations; None where it is simulated."""
     if outcome.jittered is not None:
         why = "the step is drawn with jitter"
     elif outcome.together:

@@ -37,7 +37,7 @@ from zsim.version import __version__
 
 
 def report_of_step(step: SimulatedStep, wall_seconds: float, variants: Variants | None = None) -> Report:
-    """What a simulated step means; `variants` are of what was simulated of it."""
+    """The report of a simulated step; `variants` are of its simulated micro-batches."""
     if step.is_whole:
         return report_of(step.outcome, wall_seconds, variants)
     outcome = replace(step.outcome, job=step.job, notes=(*step.outcome.notes, few_note(step)))
@@ -54,8 +54,8 @@ def report_of(
     variants: Variants | None = None,
     step: TracedStep | None = None,
 ) -> Report:
-    """What one simulated step means; with `variants`, also what it becomes under other assumptions. `step`:
-    where the time goes, where that is not as traced."""
+    """The report of one simulated step, with its `variants` under other assumptions. `step`: the traced step,
+    where its breakdown is not that of the outcome's trace."""
     job, plan, jittered = outcome.job, outcome.plan, outcome.jittered
     variants = variants or Variants()
     step, allocator = step or traced_step(outcome.trace), _allocator(outcome)
@@ -108,7 +108,7 @@ def _facts(outcome: Outcome) -> JobFacts:
 
 
 def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
-    """What exceeds a limit that memory over time does not show: the start, page-locked memory."""
+    """Exceeded limits that memory over time does not show: of the start-up, and of page-locked memory."""
     found = []
     whole, usable = startup_bytes(job, plan), usable_bytes(job.cluster)
     if whole > usable:
@@ -120,7 +120,8 @@ def _over_limits(job: Job, plan: Plan) -> list[OutOfMemory]:
 
 
 def _allocator(outcome: Outcome) -> AllocatorRow | None:
-    """None on a CPU, beside other jobs, and where the tensors alone are too large."""
+    """The row of torch's allocator; None where it was not simulated (on a CPU, with co-located jobs), and
+    where the tensors alone do not fit."""
     found, job = outcome.allocation, outcome.job
     if found is None or step_peak_bytes(job, outcome.plan) > usable_bytes(job.cluster):
         return None
@@ -144,7 +145,7 @@ def _notes(
 
 
 def _cost(job: Job, energy: Energy | None, step_seconds: float) -> RunCost | None:
-    """What a run costs, where the experiment has `[cost]`."""
+    """The costs of a run; None without `[cost]` in the experiment."""
     table = job.cost
     if table is None:
         return None
@@ -169,7 +170,7 @@ def _critical_seconds(outcome: Outcome) -> dict[str, float]:
 
 
 def _ranks(outcome: Outcome) -> tuple[RankRow, ...]:
-    """The classes of ranks that differ; none where steps are drawn."""
+    """The classes of ranks that differ; none where steps are drawn with jitter."""
     if outcome.jittered is not None:
         return ()
     slowdowns = [float(outcome.slowdowns[rank]) for rank in outcome.classes.representatives]
@@ -177,7 +178,7 @@ def _ranks(outcome: Outcome) -> tuple[RankRow, ...]:
 
 
 def _jobs(outcome: Outcome) -> list[JobRow]:
-    """The jobs that share the fabric, this one first."""
+    """The jobs that share the fabric, this job first."""
     return [
         JobRow(
             name=times.name,

@@ -12,7 +12,7 @@ from zsim.specs.strategy.deepspeed.effects import describe
 
 
 def resolved_experiment(job: Job) -> dict[str, Any]:
-    """Every value that the simulation used, as plain data with sources."""
+    """The resolved job as plain data, with sources."""
     training = job.training
     model = job.model
     strategy: dict[str, Any] = {"kind": job.kind}
@@ -45,7 +45,8 @@ def resolved_experiment(job: Job) -> dict[str, Any]:
 
 
 def _besides(job: Job) -> dict[str, Any]:
-    """What the training loop does, and how its step is simulated, as far as either is said."""
+    """Tables of the training loop and of the simulation where they differ from the defaults, and the
+    sequences per GPU where they are set."""
     found: dict[str, Any] = {
         name: table.model_dump()
         for name, table in (("trainer", job.experiment.trainer), ("simulation", job.simulation))
@@ -55,7 +56,7 @@ def _besides(job: Job) -> dict[str, Any]:
 
 
 def _irregularities(job: Job) -> dict[str, Any]:
-    """Where the job sits and what is wrong there, as far as either is said."""
+    """Placement, faults and co-located jobs, as far as the job has them."""
     found: dict[str, Any] = {}
     if not job.placement.is_plain:
         found["placement"] = asdict(job.placement)
@@ -68,7 +69,7 @@ def _irregularities(job: Job) -> dict[str, Any]:
 
 
 def _model_source(job: Job) -> str:
-    """Where the architecture came from, as the user named it."""
+    """Source of the architecture, as the user named it."""
     asked = job.experiment.model
     if not isinstance(asked, str):
         return "the experiment itself"

@@ -1,4 +1,4 @@
-"""The same step again, under another assumption about what runs beside what."""
+"""Further simulations of a step, under other assumptions about overlap, hardware queues and offloading."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from zsim.specs.strategy.training import DEFAULT_CONNECTIONS
 
 
 def step_seconds_without_overlap(outcome: Outcome) -> float | None:
-    """The step with kernels and collectives one after the other; None where the overlap is not in doubt.
+    """Seconds of the step with kernels and collectives one after the other; None where the overlap is not in
+    doubt.
 
     # [Note: overlap in doubt]
-    The published runs of DeepSpeed over several nodes take longer than its schedule would, 21 of 29 of them
-    nearer to a step that hides nothing, and the cause is not known (validation/published/README.md). Until
-    zsim is within 10 % of those runs, such a job is told what its step becomes without.
+    Published runs of DeepSpeed over several nodes take longer than its schedule implies: 21 of 29 are nearer
+    to a step without overlap, and the cause is not known (validation/published/README.md). Until zsim is
+    within 10 % of these runs, the report of such a job gives the step without overlap too.
     """
     job = outcome.job
     if not isinstance(job.strategy, DeepSpeedConfig) or job.num_nodes == 1 or _is_drawn(outcome):
@@ -29,8 +30,8 @@ def step_seconds_without_overlap(outcome: Outcome) -> float | None:
 
 
 def step_seconds_with_own_queues(outcome: Outcome) -> float | None:
-    """The step with as many hardware queues as CUDA has by default; None where no streams share one, and
-    where other jobs or jitter make its length a matter of more than that."""
+    """Seconds of the step with CUDA's default number of hardware queues; None where no streams share a queue,
+    and where co-located jobs or jitter change the step as well."""
     job = outcome.job
     connections = job.training.device_max_connections
     is_shared = any(behind(program.ops, connections) is not None for program in outcome.plan.programs)
@@ -45,8 +46,8 @@ def _is_drawn(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """Seconds of the same step under other assumptions, None where they would say nothing; `notes` say why
-    one is missing."""
+    """Seconds of the same step under other assumptions, None where these do not apply; `notes` say why a
+    variant is missing."""
 
     without_overlap: float | None = None
     own_queues: float | None = None
@@ -55,8 +56,8 @@ class Variants:
 
 
 def step_variants(outcome: Outcome, *, has_range: bool = True) -> Variants:
-    """Simulates the step again: with nothing overlapped, with a hardware queue per stream, and, where it has
-    a range, with its offloading as fast and as slow as that may be."""
+    """Simulate the step again: without overlap, with CUDA's default number of hardware queues and, with
+    `has_range`, with offloading as fast and as slow as it may be."""
     without, apart = step_seconds_without_overlap(outcome), step_seconds_with_own_queues(outcome)
     is_offloading = any(isinstance(work, OffloadWork) for work in outcome.plan.works())
     if not has_range or not is_offloading:

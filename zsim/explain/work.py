@@ -31,8 +31,8 @@ def step_work(job: Job) -> StepWork:
 
 
 def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
-    """What the kernels of a step's compute stream are bound by, the mean over all GPUs, each distinct work
-    looked at once."""
+    """Seconds of a step's compute-stream kernels by limiting resource, as mean over all GPUs; every distinct
+    work is evaluated once."""
     known: dict[int, GpuActivity] = {}
     totals = [0.0] * len(GpuActivity._fields)
     ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
