@@ -116,7 +116,7 @@ def all_to_all_usage(topology: Topology, members: Ints, *, by_rail: bool = False
     size = members.shape[1]
     if size > _MOST_PAIRS:
         raise NotSimulatedError(
-            f"all_to_all among {size} ranks is not simulated; the most are {_MOST_PAIRS} (two hops, as "
+            f"all_to_all among {size} ranks is not simulated; the maximum is {_MOST_PAIRS} (two hops, as "
             "ZeRO++ does, need smaller groups)"
         )
     local = local_ranks(topology, members)
