@@ -1,1 +1,1 @@
-"""One file per command of `zsim`; `zsim.cli` puts them together."""
+"""One module per command of `zsim`; `zsim.cli` assembles them."""

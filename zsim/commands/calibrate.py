@@ -1,4 +1,4 @@
-"""`zsim calibrate`: measurements in, a cluster file out."""
+"""`zsim calibrate`: fit a cluster file to measurements."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _lines(found: Calibration) -> Iterator[str]:
 
 
 def _rows(fit: CurveFit) -> Iterator[tuple[str, ...]]:
-    """A row for each of the fit's numbers, the first with how well the curve fits."""
+    """One row for each of the fit's numbers; the first also says how well the curve fits."""
     for index, (name, value) in enumerate(fit.values.items()):
         label = name if "." in name else f"{fit.title}: {name}"
         row: tuple[str, ...] = (label, shown(value, fit.units.get(name, "")))
@@ -88,7 +88,7 @@ def _rows(fit: CurveFit) -> Iterator[tuple[str, ...]]:
 
 
 def shown(value: float, unit: str) -> str:
-    """A number with the unit that people read."""
+    """A number in its display unit."""
     from zsim.units import format_bytes, format_flops, format_rate, format_seconds
 
     if unit == "s":

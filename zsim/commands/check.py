@@ -110,7 +110,7 @@ def check(
 
 
 def _write_experiments(targets: list[Path], folder: Path, is_fast: bool, json_: Path | None) -> None:
-    """Published runs as experiment files, instead of a check of them."""
+    """Write published runs as experiment files instead of checking them."""
     from zsim.study.check.check import sample
     from zsim.study.published.predict import shipped_tables
     from zsim.study.published.table import read_runs
@@ -122,7 +122,7 @@ def _write_experiments(targets: list[Path], folder: Path, is_fast: bool, json_: 
 
 
 def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Baseline | None, Path]:
-    """The baseline that applies, and where names count from."""
+    """The baseline that applies, and the folder to which names of cases are relative."""
     from zsim.study.check.baseline import Baseline, read_baseline
     from zsim.study.check.targets import checkout
 
@@ -142,7 +142,7 @@ def _baseline(path: Path | None, has_targets: bool, update: bool) -> tuple[Basel
 
 
 def _pinned_paths(pins: Baseline | None, base: Path) -> list[Path]:
-    """Everything that a baseline names."""
+    """The paths of all cases that a baseline names."""
     names = list(pins.cases) if pins is not None else []
     if not names:
         raise InputError("check: nothing given, and the baseline is empty; expected files to pin")

@@ -1,4 +1,4 @@
-"""`zsim export`: an experiment as the files that other programs take."""
+"""`zsim export`: an experiment as files for other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zsim memory`: who holds a GPU's memory, and when; and what would do where that is too much."""
+"""`zsim memory`: a GPU's memory by owner and time, and what would help if it is too small."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def memory(
 
 
 def _axes(words: list[str]) -> dict[str, list[Any]]:
-    """The values of each key that is varied."""
+    """The values of each varied key."""
     axes: dict[str, list[Any]] = {}
     for word in words:
         if not word.partition("=")[2].strip():
@@ -65,7 +65,7 @@ def _axes(words: list[str]) -> dict[str, list[Any]]:
 
 
 def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
-    """One experiment's tables; what the JSON says, and whether it fits."""
+    """Print one experiment's tables; returns the JSON content, and whether the experiment fits."""
     from zsim.report.views.text.memory import profile_lines
     from zsim.report.views.text.sentences import remedy_words
     from zsim.specs.experiment.labels import strategy_label
@@ -93,7 +93,7 @@ def _profile(asked: Experiment, limit: int, *, quiet: bool) -> tuple[Any, bool]:
 
 
 def _compare(asked: Experiment, axes: dict[str, list[Any]], by: By, *, quiet: bool) -> list[Any]:
-    """One line per combination, as it is found; what the JSON says."""
+    """Print one line per combination as it is computed; returns the JSON content."""
     from zsim.report.views.text.memory import heading
     from zsim.study.memory import compare_memory
 
@@ -148,7 +148,7 @@ def _to_dict(variant: Variant) -> dict[str, Any]:
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
-    """`nodes=1,2` or `nodes=[1, 2]`: a dotted key and its values."""
+    """A dotted key and its values, from `nodes=1,2` or `nodes=[1, 2]`."""
     from zsim.specs.experiment.overrides import setting
 
     key, value = setting(text)

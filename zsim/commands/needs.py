@@ -1,4 +1,4 @@
-"""`zsim needs`: how much more of one resource would hide the offloading, or up to where it helps."""
+"""`zsim needs`: how much more of one resource would hide offloading, or how far more of it helps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands take: an experiment with changes on the command line, and a file for the JSON."""
+"""Options shared by several commands: an experiment with changes on the command line, and JSON output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Jobs = Annotated[
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """An experiment file, and the changes to it: the options of every command that takes an experiment."""
+    """An experiment file and changes to it: the options of every command that takes an experiment."""
 
     experiment: Annotated[
         Path | None,
@@ -54,8 +54,8 @@ class ExperimentOptions:
     set_: Set = None
 
     def load(self) -> Experiment:
-        """The experiment file with the command line's changes. A DeepSpeed JSON, an Accelerate YAML or a
-        torchtitan TOML may stand in its place; model and cluster, where it names none, must then be given."""
+        """The experiment file with the command line's changes. It may also be a DeepSpeed JSON, an Accelerate
+        YAML or a torchtitan TOML; a model and cluster that such a file does not name must then be given."""
         from zsim.specs.experiment.load import experiment_from, load_experiment
         from zsim.specs.formats.detect import is_training_file, names_training_file
 
@@ -79,8 +79,8 @@ Command = Callable[..., None]
 
 
 def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
-    """A command whose parameter of the type ExperimentOptions becomes the options of that class, all but
-    those that are named."""
+    """A decorator: the command's parameter of type ExperimentOptions becomes the options of that class,
+    except for those in `without`."""
     hints = get_type_hints(ExperimentOptions, include_extras=True)
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
@@ -113,14 +113,15 @@ def takes_experiment(*, without: Collection[str] = ()) -> Callable[[Command], Co
 
 
 def settings(texts: Iterable[str] | None) -> dict[str, Any]:
-    """The values of `--set`, by dotted keys."""
+    """The values of `--set`, by dotted key."""
     from zsim.specs.experiment.overrides import setting
 
     return dict(setting(text) for text in texts or ())
 
 
 def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The overrides with the training file, all that it leaves open given."""
+    """The overrides with the training file added; raises InputError for a model or cluster that is not
+    given."""
     from zsim.specs.formats.detect import is_training_file
     from zsim.specs.strategy.deepspeed.reader import require_deepspeed_file
 
@@ -134,12 +135,12 @@ def _with_file(overrides: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def json_option(content: str) -> Any:
-    """`--json FILE`, which writes `content`; for `answer`."""
+    """The option `--json FILE`, which writes `content`; its value is for `answer`."""
     return file_option("--json", help=f"Write {content} as JSON ('-': standard output).")
 
 
 def file_option(*names: str, help: str, metavar: str | None = "FILE") -> Any:
-    """An option that names a file to write, refused before the work where that cannot be."""
+    """An option for a file to write; an unwritable path is refused before the work starts."""
 
     def checked(path: Path | None) -> Path | None:
         if path is not None and not is_output(path):
@@ -150,7 +151,7 @@ def file_option(*names: str, help: str, metavar: str | None = "FILE") -> Any:
 
 
 def folder_option(*names: str, help: str) -> Any:
-    """An option that names a folder to write to, refused before the work where that cannot be."""
+    """An option for a folder to write to; an unwritable path is refused before the work starts."""
 
     def checked(path: Path | None) -> Path | None:
         if path is not None:
@@ -161,12 +162,12 @@ def folder_option(*names: str, help: str) -> Any:
 
 
 def is_output(path: Path | None) -> bool:
-    """`--json -`: the JSON is printed, and nothing beside it."""
+    """Whether the path is `-`: the JSON goes to stdout, and nothing else is printed."""
     return str(path) == "-"
 
 
 def answer(lines: Iterable[str], content: Callable[[], Any], json_: Path | None) -> None:
-    """Print the lines, and write the content where `--json` says; or print nothing but the content."""
+    """Print the lines, and write the content to the file of `--json`; for `-`, print only the content."""
     if is_output(json_):
         print(as_json(content()), end="")
         return
@@ -177,7 +178,7 @@ def answer(lines: Iterable[str], content: Callable[[], Any], json_: Path | None)
 
 
 def print_file(kind: str, path: Path | str) -> None:
-    """Say which file was written."""
+    """Print which file was written."""
     print(f"{kind:<7} {path}")
 
 
@@ -190,7 +191,7 @@ def write_json(content: Any, path: Path) -> Path:
 
 
 def write_files(files: dict[str, str], folder: Path) -> list[Path]:
-    """{path below `folder`: text}; folders are made."""
+    """Write {path below `folder`: text}, making folders as needed; returns the paths."""
     for parent in {(folder / name).parent for name in files}:
         make_folder(parent)
     return [write_whole(folder / name, text) for name, text in files.items()]

@@ -1,4 +1,4 @@
-"""`zsim plan`: what a rank will do, without a simulation."""
+"""`zsim plan`: the plan of a rank, without a simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zsim replay`: a recorded step run again, as it was or on other hardware."""
+"""`zsim replay`: a recorded step run again, unchanged or on other hardware."""
 
 from __future__ import annotations
 

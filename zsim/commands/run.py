@@ -1,4 +1,4 @@
-"""`zsim run`: one training step simulated."""
+"""`zsim run`: simulate one training step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(
 
 
 def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path | None) -> bool:
-    """Simulate, write and print; whether the job fits."""
+    """Simulate, write and print; returns whether the job fits."""
     from zsim.report.views.text.report import print_report
     from zsim.study.advice import simulate
 
@@ -58,7 +58,7 @@ def _run(asked: ExperimentOptions, unfold: bool, json_: Path | None, out: Path |
 
 
 def _write_all(result: Result, folder: Path) -> dict[str, Path]:
-    """The files that were written, by what they are."""
+    """The files that were written, by kind."""
     from zsim.report.views.html.report import write_html_report
     from zsim.trace.chrome.write import write_chrome_trace
 

@@ -1,4 +1,4 @@
-"""`zsim scaling`: one experiment on more and more GPUs."""
+"""`zsim scaling`: one experiment on a growing number of GPUs."""
 
 from __future__ import annotations
 

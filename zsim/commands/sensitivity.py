@@ -1,4 +1,4 @@
-"""`zsim sensitivity`: which numbers a step depends on, and what would have to be true for a target."""
+"""`zsim sensitivity`: which numbers a step depends on, and what a target would take."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def sensitivity(
         print(memory_to_fit(experiment))
         return
     without: dict[str, str] = {}
-    if target is not None:  # a mistake is told before anything is simulated
+    if target is not None:  # an invalid target is reported before anything is simulated
         wanted = parse_target(target, resolve(experiment))
         check_resources(wanted, resource or ())
         without = left_out(wanted)

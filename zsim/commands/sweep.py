@@ -56,12 +56,12 @@ def sweep(
     _print(done)
     if done.is_stopped:
         raise typer.Exit(130)
-    if done.failed == len(done.rows):  # a mistake in the study itself
+    if done.failed == len(done.rows):  # probably a mistake in the study itself
         raise typer.Exit(1)
 
 
 def _values(row: Row, keys: Sequence[str]) -> Iterator[str]:
-    """A label stands for the tables beside it."""
+    """The row's values of the keys; a label replaces the tables next to it."""
     if "label" in keys:
         yield str(row["label"])
     for key in keys:
@@ -83,7 +83,7 @@ def _cells(row: Row, keys: Sequence[str]) -> list[str]:
 
 
 def _print(sweep: Sweep) -> None:
-    """What became of the points, the fastest that fit, why others failed, and the files."""
+    """Print the states of the points, the fastest that fit, why others failed, and the files."""
     from zsim.report.views.text.plain import Column, table
 
     total = len(sweep.rows)

@@ -1,4 +1,4 @@
-"""`zsim ui`: a local page to turn the settings of an experiment."""
+"""`zsim ui`: a local page for varying the settings of an experiment."""
 
 from __future__ import annotations
 
