@@ -1,1 +1,1 @@
-"""What each rank does: no seconds, no hardware."""
+"""The plan of a step: the ops that each rank issues, without seconds and without hardware."""

@@ -1,4 +1,4 @@
-"""Writing down a host program: ops in issue order, CUDA's streams and events, memory as it changes."""
+"""Builder of a host program: ops in issue order, CUDA streams and events, memory changes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ COMPUTE = "compute"
 
 
 def moves(read_bytes: float, written_bytes: float, launches: int = 1) -> tuple[Kernel, ...]:
-    """Copies, casts and additions on the GPU: `launches` kernels that read and write so much in all."""
+    """Copies, casts or additions on the GPU: `launches` kernels that read and write so many bytes in all."""
     return (Kernel("copy", 0.0, float(read_bytes + written_bytes), launches=launches),)
 
 
 class PlanBuilder:
-    """Collects ops; one method per thing a host does.
+    """Collects ops and memory changes; one method per host action.
 
     Events are op numbers: `record(stream)` is cudaEventRecord, `stream_wait` cudaStreamWaitEvent,
-    `host_wait` cudaEventSynchronize. Equal work is one object, so that who looks at a plan looks at it once.
+    `host_wait` cudaEventSynchronize. Ops of equal work share one `Work` object, so it is priced once.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -45,7 +45,7 @@ class PlanBuilder:
         self.memory: list[MemoryChange] = []
         self.notes: list[str] = []
         self.phase: Phase = "forward"
-        self.micro_batch = -1  # whose forward or backward is written down; -1 for the rest of the step
+        self.micro_batch = -1  # the one in forward or backward; -1 in the rest of the step
         self._last: dict[str, int] = {}
         self._last_of_group: dict[str, int] = {}
         self._waits: dict[str, list[int]] = {}
@@ -56,21 +56,21 @@ class PlanBuilder:
     # -- streams and events ---------------------------------------------------------------------------
 
     def record(self, stream: str) -> int | None:
-        """The event of all work issued to a stream so far; None when there is none yet."""
+        """The event of all work issued to a stream so far; None if there is no work yet."""
         return self._last.get(stream)
 
     def stream_wait(self, stream: str, event: int | None) -> None:
-        """What is issued to `stream` from now on starts after `event`."""
+        """Make all work issued to `stream` from now on start after `event`."""
         if event is not None:
             self._waits.setdefault(stream, []).append(event)
 
     def wait_stream(self, stream: str, other: str) -> None:
-        """`stream.wait_stream(other)`."""
+        """`stream.wait_stream(other)`: later work on `stream` waits for all work on `other` so far."""
         if stream != other:
             self.stream_wait(stream, self.record(other))
 
     def host_wait(self, event: int | None) -> None:
-        """The host blocks on `event` before it issues the next op."""
+        """Block the host on `event` before it issues the next op."""
         if event is not None:
             self._host_waits.append(event)
 
@@ -87,7 +87,7 @@ class PlanBuilder:
         module: str = "",
         events: int = 1,
     ) -> int:
-        """Issue one op; returns its number, which is also its event."""
+        """Issue one op and return its number, which is also its event."""
         number = len(self.ops)
         after: tuple[int, ...] = ()
         if work is not None:
@@ -113,7 +113,10 @@ class PlanBuilder:
         module: str = "",
         events: int = 1,
     ) -> int:
-        """Kernels that run back to back on one stream; `overhead` happens `events` times before them."""
+        """Issue kernels that run back to back on one stream; `overhead` costs the host `events` times.
+
+        Returns the op's number.
+        """
         kernels = tuple(kernels)
         work = self._kernels.get(kernels)
         if work is None:
@@ -134,7 +137,7 @@ class PlanBuilder:
         name: str = "",
         module: str = "",
     ) -> int:
-        """One collective call; `full_bytes` as in `Collective.bytes`.
+        """Issue one collective call and return its op number; `full_bytes` as in `Collective.bytes`.
 
         # [Note: one communicator, one collective at a time]
         A process group is one communicator, and it runs its collectives in the order of issue, whatever
@@ -165,8 +168,8 @@ class PlanBuilder:
         name: str = "",
         module: str = "",
     ) -> int:
-        """Sends and receives of one call (`batch_isend_irecv`; one of them: a lone `isend` or `irecv`, whose
-        `group` is the two ranks); see [Note: who a message meets]."""
+        """Issue one call that sends and receives `messages` (`batch_isend_irecv`; for a single message a lone
+        `isend` or `irecv`, whose `group` is the two ranks); see [Note: who a message meets]."""
         work = PointToPoint(tuple(messages), dtype, group)
         return self._on_communicator(name or work.kind, stream, work, module)
 
@@ -174,7 +177,7 @@ class PlanBuilder:
         return self.add(name, stream, copy, module=module)
 
     def host(self, name: str, overhead: str | None = None, *, module: str = "", events: int = 1) -> int:
-        """A host-only op: a hook, or just somewhere to wait."""
+        """Issue a host-only op: a hook, or a place for the host to wait."""
         return self.add(name, "host", None, launches=0, overhead=overhead, module=module, events=events)
 
     # -- memory -----------------------------------------------------------------------------------------
@@ -192,9 +195,11 @@ class PlanBuilder:
         part: str = "",
         micro_batch: int = -1,
     ) -> None:
-        """Take `count` bytes now (before the next op is issued), for this `part` of what `owner` has (for
-        this `micro_batch`, where every one has its own), in so many `tensors`, made on `stream` or, where
-        none is given, on that of the next work."""
+        """Allocate `count` bytes before the next op is issued.
+
+        They are the `part` of `owner`'s memory (for `micro_batch`, where memory is held per micro-batch), in
+        tensors of `tensors` bytes, allocated on `stream` (default: the stream of the next work).
+        """
         assert not tensors or sum(tensors) == count, f"{owner}: {tensors} are not {count} bytes"
         if count:
             change = (count, device, -1, is_pinned, owner, tensors, stream, part, micro_batch)
@@ -211,7 +216,7 @@ class PlanBuilder:
         part: str = "",
         micro_batch: int = -1,
     ) -> None:
-        """Give back `count` bytes of `owner` now."""
+        """Free `count` bytes of `owner` before the next op is issued."""
         if count:
             change = (-count, device, -1, is_pinned, owner, (), "", part, micro_batch)
             self.memory.append(MemoryChange(len(self.ops), category, *change))
@@ -226,14 +231,14 @@ class PlanBuilder:
         part: str = "",
         micro_batch: int = -1,
     ) -> None:
-        """Give back `count` bytes that `record_stream` protects until `op` has ended on its stream."""
+        """Free `count` bytes of which `record_stream` keeps the block reserved until `op` has ended."""
         if count:
             gpu: Device = "gpu"
             change = (-count, gpu, op, False, owner, (), "", part, micro_batch)
             self.memory.append(MemoryChange(len(self.ops), category, *change))
 
     def program(self, resident: Sequence[Memory], name: str = "") -> Program:
-        """What was written down, as the program of ranks that keep `resident`."""
+        """The program of the issued ops, for ranks that hold `resident` between steps."""
         if self._host_waits:
             self.host("end of step")
         return Program(name, tuple(self.ops), tuple(resident), tuple(self.memory))
@@ -245,7 +250,7 @@ class PlanBuilder:
         resident: Sequence[Memory],
         labels: dict[str, str] | None = None,
     ) -> Plan:
-        """The plan of a step in which all ranks do this."""
+        """The plan of a step in which all ranks run the issued program."""
         return Plan.uniform(
             framework, world_size, self.program(resident), self.groups, tuple(self.notes), labels
         )

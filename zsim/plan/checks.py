@@ -1,8 +1,8 @@
-"""Whether the programs of a plan fit each other: what no rank's program shows alone.
+"""Checks that the programs of a plan are consistent with each other.
 
-Every communicator's n-th call is the same on all members; sends meet receives; nothing waits in a circle;
-what a step allocates it frees. Ranks of one program do the same, so programs are looked at and not ranks:
-where a rank of one waits for a rank of another, all of them do.
+Every communicator's n-th call is the same on all members; every send matches a receive; no ops wait for each
+other in a circle; a step frees all memory that it allocates. Ranks of one program do the same, so programs
+are checked and not ranks: if a rank of one program waits for a rank of another, all ranks of it do.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from zsim.plan.ops import Collective, Plan, PointToPoint, Program
 
 
 class PlanError(AssertionError):
-    """A plan whose programs do not fit each other: a mistake in the code that made it."""
+    """Raised for a plan whose programs are inconsistent: a bug in the code that made the plan."""
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises PlanError for calls, messages or memory that do not fit, StuckError for a circle of waits."""
+    """Raise PlanError for inconsistent calls, messages or memory, StuckError for a circle of waits."""
     for program in plan.programs:
         _check_order(program)
         _check_memory(program)
@@ -46,7 +46,7 @@ def _check_order(program: Program) -> None:
 
 
 def _check_memory(program: Program) -> None:
-    """What a step allocates of a kind for an owner it gives back, and no more than that."""
+    """Raise PlanError unless a step frees the bytes it allocates, per device, category and owner."""
     held: dict[tuple[str, str, str], int] = {}
     for change in program.memory:
         key = change.device, change.category, change.owner
@@ -59,7 +59,7 @@ def _check_memory(program: Program) -> None:
 
 
 class _Messages(NamedTuple):
-    """Of one kind of group, by shift, the (op, bytes, dtype) of each message in order."""
+    """A program's messages over one group: by shift, the (op, bytes, dtype) of each message in order."""
 
     sent: dict[int, list[tuple[int, int, str]]]
     received: dict[int, list[tuple[int, int, str]]]
@@ -67,7 +67,7 @@ class _Messages(NamedTuple):
 
 @dataclass
 class _Calls:
-    """What a program does on communicators: by group the ops of its collectives, and its messages."""
+    """A program's communication: by group the op numbers of its collectives, and its messages."""
 
     collectives: dict[str, list[int]] = field(default_factory=dict)
     messages: dict[str, _Messages] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def _check_calls(plan: Plan, calls: Sequence[_Calls]) -> None:
 
 
 def _check_pair(plan: Plan, name: str, first: int, other: int, calls: Sequence[_Calls]) -> None:
-    """The n-th collective of two programs whose ranks share a communicator."""
+    """Raise PlanError unless two programs whose ranks share a communicator make the same collective calls."""
     one, two = (calls[program].collectives.get(name, []) for program in (first, other))
     a, b = plan.programs[first], plan.programs[other]
     for place, (own, theirs) in enumerate(zip(one, two, strict=False)):
@@ -113,13 +113,13 @@ def _check_pair(plan: Plan, name: str, first: int, other: int, calls: Sequence[_
 
 
 def _programs_together(plan: Plan, name: str) -> list[tuple[int, ...]]:
-    """The programs whose ranks share communicators of a kind, each set once."""
+    """The distinct sets of programs whose ranks share a communicator of group `name`."""
     rows = np.unique(np.sort(plan.program_of[plan.groups[name].members], axis=1), axis=0)
     return list(dict.fromkeys(tuple(dict.fromkeys(row)) for row in rows.tolist()))
 
 
 def _peers(plan: Plan, name: str, shift: int) -> list[tuple[int, int]]:
-    """(program, program of the rank so many places further on), each once."""
+    """The distinct pairs (program of a rank, program of the rank `shift` places further)."""
     programs = plan.program_of[plan.groups[name].members]
     both = np.stack([programs, np.roll(programs, -shift, axis=1)], axis=2).reshape(-1, 2)
     return [(int(one), int(other)) for one, other in np.unique(both, axis=0)]
@@ -156,16 +156,16 @@ def _check_shift(plan: Plan, calls: Sequence[_Calls], name: str, shift: int) -> 
 
 
 class _Run:
-    """The programs without seconds: whatever can end does, until nothing can."""
+    """Untimed run of the programs: every op that can end does, until none can."""
 
     def __init__(self, plan: Plan, calls: Sequence[_Calls]) -> None:
         self.plan = plan
         self.first = list(np.cumsum([0, *(len(program.ops) for program in plan.programs)]))
         self.count = self.first.pop()
         self.names = [(program, op) for program in plan.programs for op in program.ops]
-        self.needs: list[list[int]] = [[] for _ in range(self.count)]  # must have ended before it starts
-        self.issued_after: list[list[int]] = [[] for _ in range(self.count)]  # ended, before it is issued
-        self.partners: list[list[int]] = [[] for _ in range(self.count)]  # must have started before it ends
+        self.needs: list[list[int]] = [[] for _ in range(self.count)]  # ops that must end before it starts
+        self.issued_after: list[list[int]] = [[] for _ in range(self.count)]  # must end before it is issued
+        self.partners: list[list[int]] = [[] for _ in range(self.count)]  # ops that must start before it ends
         for first, program in zip(self.first, plan.programs, strict=True):
             self._add_waits(first, program)
         self._add_collectives(calls)
@@ -203,17 +203,17 @@ class _Run:
                         self.partners[other].append(one)
 
     def check(self) -> None:
-        """Raises StuckError, which says who waits for whom, where an op never ends."""
+        """Raise StuckError, which names the circle of waits, if an op never ends."""
         started, ended = [False] * self.count, [False] * self.count
         hosts = list(self.first)
         ends = [*self.first[1:], self.count]
-        wakes: dict[int, list[int]] = {}  # by op: what looks again once it has started or ended
+        wakes: dict[int, list[int]] = {}  # by op: what to retry once it started or ended
         issued = [False] * self.count
         todo = deque(range(len(hosts)))
         look: deque[int] = deque()
 
         def waits_for(op: int) -> int:
-            """What keeps an op that is issued from ending: another's end or start; -1 where nothing does."""
+            """The op whose end or start keeps an issued op from ending; -1 if none. Marks the op started."""
             for need in self.needs[op]:
                 if not ended[need]:
                     return need
@@ -260,7 +260,7 @@ class _Run:
         issued: Sequence[bool],
         blocked_host: Mapping[int, int],
     ) -> str:
-        """Who waits for whom, from an op that never ends round to itself."""
+        """The circle of waits as text, from an op that never ends back to itself."""
         chain: list[int] = []
         at = next(op for op in range(self.count) if not ended[op])
         while at not in chain:

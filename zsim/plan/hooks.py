@@ -1,5 +1,5 @@
-"""What a framework does around the computation: the hooks that the walk calls where PyTorch calls them, and
-the verbs that a pipeline's schedule may use instead."""
+"""The interface of a framework: hooks that the walk calls where PyTorch calls its hooks, and the actions with
+which a pipeline's schedule may unshard, reshard and reduce instead."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from zsim.plan.workload.workload import ModuleCall, Segment
 
 
 class Hooks:
-    """The owner of a stage's parameters, gradients and optimizer states; this one does nothing with them.
+    """Base class of the owners of a stage's parameters, gradients and optimizer states; its hooks are empty.
 
-    Every method may issue ops to `builder`. Forwards of several micro-batches may come before their
-    backwards; backwards come one after the other, in the order of the micro-batches.
+    Every method may issue ops to `builder`. Several micro-batches may run their forward before the first
+    backward; backwards run one after the other, in the order of the micro-batches.
     """
 
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset()
-    """Collectives that are asked for with `async_op=True`: where there are no streams, only these overlap."""
+    """Collectives issued with `async_op=True`: without streams (CPUs) only these overlap computation."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.builder = stage.builder
 
     def resident(self) -> list[Memory]:
-        """What a rank holds between steps."""
+        """The memory that a rank holds between steps."""
         return []
 
     @property
     def startup_bytes(self) -> int:
-        """GPU bytes before the first step, where that may be more than the step itself needs."""
+        """GPU bytes held before the first step, where they may exceed the peak of the step; else 0."""
         return 0
 
     # -- a step -----------------------------------------------------------------------------------------
@@ -48,8 +48,8 @@ class Hooks:
     # -- backward of one micro-batch ----------------------------------------------------------------------
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        """`is_last`: no backward of the stage comes after it in this step; `is_told`: the schedule says by
-        the verbs below when to unshard, reshard and reduce, so that backward itself does not."""
+        """`is_last`: it is the stage's last backward in this step; `is_told`: the schedule unshards, reshards
+        and reduces by the methods below, so backward itself does not."""
 
     def before_backward(self, segment: Segment) -> None: ...
     def after_backward(self, segment: Segment) -> None: ...
@@ -61,13 +61,13 @@ class Hooks:
     def before_module(self, call: ModuleCall) -> None: ...
     def after_module(self, call: ModuleCall) -> None: ...
 
-    # -- verbs of a pipeline's schedule -------------------------------------------------------------------
+    # -- actions of a pipeline's schedule -----------------------------------------------------------------
 
     def unshard(self) -> None:
-        """Begin to gather all parameters of the stage."""
+        """Issue the all-gathers of all parameters of the stage."""
 
     def reshard(self) -> None:
-        """Let go of all gathered parameters."""
+        """Free all gathered parameters of the stage."""
 
     def reduce_gradients(self) -> None:
-        """Reduce the gradients of all backwards, where the last one has not done so by itself."""
+        """Reduce the gradients accumulated by all backwards, where the last backward has not reduced them."""

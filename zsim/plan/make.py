@@ -1,4 +1,4 @@
-"""From a job to its plan."""
+"""Make the plan of a job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from zsim.specs.strategy.training import Training
 
 @dataclass(frozen=True, slots=True)
 class PlanBasis:
-    """All that a plan is made from: jobs whose bases are equal have the same plan, whatever their hardware.
+    """All inputs of a plan: jobs with equal bases have the same plan, whatever their hardware.
 
-    `is_cpu`: the ranks are CPUs, which do what GPUs are given in the one thread that issues it; then
-    `copies_scatters` says that their backend reduce-scatters by an all-reduce of a copy (else it is False).
+    `is_cpu`: the ranks are CPUs, which run every op in the thread that issues it. `copies_scatters`: the CPU
+    backend implements a reduce-scatter as an all-reduce of a copy (False on GPUs).
     """
 
     world_size: int
@@ -35,24 +35,24 @@ class PlanBasis:
 
 
 def plan_basis(job: Job) -> PlanBasis:
-    """What a job's plan is made from."""
+    """The inputs of a job's plan."""
     is_cpu = job.cluster.gpu.vendor == "cpu"
     copies = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
     return PlanBasis(job.world_size, is_cpu, copies, job.training, job.strategy, job.model)
 
 
 def is_offloaded(job: Job) -> bool:
-    """Whether anything leaves the GPU: parameters, optimizer states or activation checkpoints."""
+    """Whether parameters, optimizer states or activation checkpoints are offloaded from the GPU."""
     return FRAMEWORKS[type(job.strategy)].is_offloaded(job.strategy)
 
 
 def make_plan(job: Job) -> Plan:
-    """What every rank does in one steady step; no hardware but what kind of device it is, no seconds."""
+    """The plan of one steady step of the job. Its only hardware dependence is the kind of device."""
     return plan_of(plan_basis(job))
 
 
 def plan_of(basis: PlanBasis) -> Plan:
-    """The plan of all jobs with this basis. Raises as `plan_step` does."""
+    """The plan of all jobs with this basis. Raises what `plan_step` raises."""
     return plan_step(
         make_workload(basis.model, basis.training),
         basis.strategy,
@@ -70,10 +70,10 @@ def plan_step(
     is_cpu: bool = False,
     copies_scatters: bool = False,
 ) -> Plan:
-    """One steady step of `workload` on `world_size` ranks that all hold their part of the same data-parallel
-    group; `is_cpu`: where the device is one, whose reduce-scatter may be an all-reduce and a copy.
+    """The plan of one steady step of `workload` on a data-parallel group of `world_size` ranks; `is_cpu` and
+    `copies_scatters` as in `PlanBasis`.
 
-    Raises InputError and NotSimulatedError as the framework's hooks do.
+    Raises what the framework's hooks raise: InputError and NotSimulatedError.
     """
     builder, framework = PlanBuilder([]), FRAMEWORKS[type(strategy)]
     owner = framework.make(Stage(builder, workload, DataParallel(world_size)), strategy)

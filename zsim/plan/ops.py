@@ -1,15 +1,15 @@
-"""The plan: what each rank does, as its host program issues it.
+"""The plan: the ops of each rank, as its host program issues them.
 
-Ops stand in host issue order. The host spends a little on each, may first block on earlier ops
-(`host_waits`), and then enqueues the op on an in-order stream, where it starts once the stream is free and
-the ops in `after` have ended. A plan holds no seconds and no hardware.
+Ops are in host issue order. For each op the host may first block on earlier ops (`host_waits`), spends its
+overhead, and enqueues the op on an in-order stream, where it starts once the stream is free and the ops in
+`after` have ended. A plan holds no seconds and no hardware.
 
 # [Note: memory follows the host]
-The caching allocator hands out and takes back memory when the *host* gets there, not when the stream does.
+The caching allocator allocates and frees memory when the *host* gets there, not when the stream does.
 So memory is a list of changes in the order in which the host makes them, each tied to the op it issues
-next, and the peak of what is allocated follows from the order alone. A block that `record_stream` protects
-(`until`) counts as free from then on too, as in `torch.cuda.max_memory_allocated`: the allocator cannot
-hand it out before op `until` has ended, but when it runs short it waits for that and does not fail.
+next, and the peak of allocated bytes follows from the order alone. A freed block that `record_stream`
+protects (`until`) counts as free at once too, as in `torch.cuda.max_memory_allocated`: the allocator cannot
+reuse it before op `until` has ended, but when it runs short it waits for that op and does not fail.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Collective:
 
 
 class Message(NamedTuple):
-    """One tensor of `bytes` to or from the rank that is `shift` places further on in the communicator (-1:
-    one place back; after the last comes the first)."""
+    """One tensor of `bytes` to or from the rank `shift` places further in the communicator (-1: the previous
+    rank; places wrap around)."""
 
     direction: Literal["send", "recv"]
     bytes: int
@@ -73,13 +73,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PointToPoint:
-    """One call that sends, receives or both: `isend`, `irecv`, or all that a `batch_isend_irecv` holds.
+    """One call that sends, receives or both: `isend`, `irecv` or `batch_isend_irecv`.
 
     # [Note: who a message meets]
-    The n-th send of a rank to another over a communicator meets the other's n-th receive from it: NCCL has no
-    tags. A batch of torch's goes over its group's communicator and stream, a lone `isend` or `irecv` over a
-    communicator of two ranks, whose one stream both directions share. Each message moves once both sides have
-    come to it, and the call is over when all of its messages are.
+    The n-th send from one rank to another over a communicator matches the receiver's n-th receive from the
+    sender: NCCL has no tags. A batch of torch's uses its group's communicator and stream, a lone `isend` or
+    `irecv` a communicator of two ranks, whose one stream both directions share. Each message is transferred
+    once both sides have started it, and the call ends with the last of its messages.
     """
 
     messages: tuple[Message, ...]
@@ -88,7 +88,7 @@ class PointToPoint:
 
     @property
     def bytes(self) -> int:
-        """Sent and received."""
+        """Bytes sent plus bytes received."""
         return sum(message.bytes for message in self.messages)
 
     @property
@@ -101,7 +101,7 @@ class PointToPoint:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between GPU and host memory. One that is not pinned goes through the driver's pinned buffer."""
+    """A copy between GPU and host memory. Pageable memory is copied through the driver's pinned buffer."""
 
     direction: Literal["h2d", "d2h"]
     bytes: int
@@ -112,8 +112,8 @@ class Copy:
 class HostWork:
     """Work of one rank's CPU threads on its host memory: `bytes` read plus written.
 
-    `kind` "optimizer" runs at the rate of the CPU optimizer, "copy" (casts, copies, scaling) at that of
-    memory; `numel` is elements, for the report.
+    `kind` "optimizer" runs at the rate of the CPU optimizer, "copy" (casts, copies, scaling) at the rate of
+    host memory; `numel`: elements, for the report.
     """
 
     kind: Literal["optimizer", "copy"]
@@ -125,7 +125,7 @@ class HostWork:
 class DriveIo:
     """One batch of asynchronous reads or writes of one rank, as DeepSpeed's aio handle submits them.
 
-    `threads` work on a request in pieces of `block_bytes`, each with `queue_depth` of them in flight.
+    Each of `threads` keeps `queue_depth` pieces of `block_bytes` of a request in flight.
     `is_direct`: to or from GPU memory without passing host memory (GPUDirect Storage).
     """
 
@@ -139,10 +139,12 @@ class DriveIo:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`bytes` of one category on one device; host memory may be pinned (page-locked). `lazy_tensors`: the
-    bytes of each tensor, where they are made by the first update, in what is free by then (torch.optim's
-    states); () where they are there before the first step. `leftovers`: those of tensors that were there
-    while it was made, and are freed since."""
+    """`bytes` of one category held on one device between steps; host memory may be pinned (page-locked).
+
+    `lazy_tensors`: bytes of each tensor, if the first update allocates them, out of the blocks that are free
+    by then (torch.optim's states); () if they are allocated before the first step. `leftovers`: bytes of the
+    temporary tensors that were live while this memory was allocated, and were freed afterwards.
+    """
 
     category: Category
     bytes: int
@@ -153,14 +155,16 @@ class Memory:
 
 
 class MemoryChange(NamedTuple):
-    """`bytes` more (or, negative, less) of a category, just before the host issues op number `op`;
-    `until` is the op that must end before the block can be used again (-1: stream order takes care).
-    `owner`: the module, block or FSDP unit that it is for; "" where a framework's pool serves them all. A
-    free takes what its owner holds, so what is freed apart has names apart (FSDP1's gradients before and
-    after they are flattened). `tensors`: the bytes of each of several tensors that are allocated at once.
-    `stream`: on which they are made, where that is not the stream of the next work. `part`: which of its
-    owner's it is, where a free means one kind of several (FSDP2's gathered input, parameters, gradients).
-    `micro_batch`: whose it is, where every micro-batch has one (activations), else -1."""
+    """An allocation (or, negative `bytes`, a free) of a category just before the host issues op number `op`.
+
+    `until`: the op that must end before the block can be reused (-1: stream order suffices). `owner`: the
+    module, block or FSDP unit it is for; "" for a framework's shared pool. A free takes memory of its owner,
+    so memory that is freed separately has separate owners (FSDP1's gradients before and after flattening).
+    `tensors`: bytes of each tensor, if several are allocated at once. `stream`: the allocating stream, if it
+    is not the stream of the next work. `part`: the kind of the owner's memory, if a free means one of several
+    kinds (FSDP2's gathered input, parameters, gradients). `micro_batch`: the micro-batch, for memory held per
+    micro-batch (activations), else -1.
+    """
 
     op: int
     category: Category
@@ -179,7 +183,7 @@ OffloadWork = Copy | HostWork | DriveIo
 
 
 def offload_kind(work: OffloadWork) -> str:
-    """What a piece of offloaded work is called on timelines and in reports: h2d, d2h, cpu, nvme_read,
+    """The name of a kind of offloaded work on timelines and in reports: h2d, d2h, cpu, nvme_read or
     nvme_write."""
     if isinstance(work, Copy):
         return work.direction
@@ -190,8 +194,8 @@ Work = Kernels | Collective | PointToPoint | Copy | HostWork | DriveIo | Recorde
 
 
 class Op(NamedTuple):
-    """One unit of the host program; `work` None is a host-only op (a wait, a hook). `overhead`: which event
-    of the framework it costs the host, `events` times."""
+    """One unit of the host program; `work` None is a host-only op (a wait, a hook). `overhead`: the framework
+    event whose host time it costs, `events` times."""
 
     name: str
     stream: str
@@ -207,14 +211,14 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A kind of process group: `members[number]` are the ranks of one communicator, in their order in it. A
-    rank is in one row at most; rows need not cover the world."""
+    """A kind of process group: `members[number]` are the ranks of one communicator, in the communicator's
+    order. A rank is in at most one row; rows need not cover the world."""
 
     name: str
     members: Ints
 
     def __eq__(self, other: object) -> bool:
-        """Groups of one name and the same members are one group."""
+        """Groups are equal if their names and members are."""
         if not isinstance(other, Group):
             return NotImplemented
         return self.name == other.name and np.array_equal(self.members, other.members)
@@ -224,7 +228,7 @@ class Group:
 
     @classmethod
     def regular(cls, name: str, world_size: int, size: int | None = None, stride: int = 1) -> Group:
-        """The world in groups of `size` ranks (None: all) that are `stride` apart.
+        """The world split into communicators of `size` ranks (None: all) that are `stride` apart.
 
         World 16, size 4: stride 1 gives [0..3], [4..7], ...; stride 4 gives [0, 4, 8, 12], [1, 5, 9, 13], ...
         """
@@ -236,12 +240,12 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Ranks of one communicator."""
+        """Number of ranks of one communicator."""
         return int(self.members.shape[1])
 
     @cached_property
     def stride(self) -> int | None:
-        """How far neighbours are apart where the members are those of `regular`; None for other groups."""
+        """Distance of consecutive members, if the group equals one of `regular`; None for other groups."""
         count, size = self.members.shape
         stride = int(self.members[0, 1] - self.members[0, 0]) if size > 1 else 1
         if stride < 1 or count * size % (size * stride):
@@ -250,25 +254,25 @@ class Group:
         return stride if np.array_equal(self.members, regular.members) else None
 
     def ranks_of(self, rank: int) -> list[int]:
-        """The members of the communicator that `rank` belongs to."""
+        """The members of the communicator that contains `rank`."""
         found: list[int] = self.members[(self.members == rank).any(axis=1)][0].tolist()
         return found
 
     def row_of(self, world_size: int) -> Ints:
-        """Per rank the number of its communicator; -1 where it is in none."""
+        """Per rank the number of its communicator; -1 for ranks in none."""
         rows = np.full(world_size, -1, dtype=np.int64)
         rows[self.members] = np.arange(len(self.members))[:, None]
         return rows
 
 
 class Unchanging:
-    """A value of which what follows is worked out once: runs on other hardware have it in common."""
+    """An immutable value with a cache of values derived from it, which runs on other hardware share."""
 
     _derived: dict[Any, Any]
 
     def once(self, derive: Callable[[Self, *Arguments], Derived], *arguments: *Arguments) -> Derived:
-        """What `derive`, a function of a module, makes of this value and the arguments. It is made the first
-        time, and not to be changed."""
+        """`derive(self, *arguments)`, computed on the first call and cached; `derive` must be a module-level
+        function, and its result must not be changed."""
         key = (derive, arguments)
         if key not in self._derived:
             self._derived[key] = derive(self, *arguments)
@@ -278,10 +282,11 @@ class Unchanging:
 
 @dataclass(frozen=True)
 class Program(Unchanging):
-    """What the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there is one.
+    """The ops that the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there
+    is only one role.
 
-    `startup_bytes`: what each GPU holds before the first step where that is more than it keeps (a model that
-    is moved to the GPU whole and sharded there).
+    `startup_bytes`: GPU bytes before the first step, where they may exceed the peak of the step (a model that
+    is moved to the GPU whole and sharded there); else 0.
     """
 
     name: str
@@ -293,12 +298,12 @@ class Program(Unchanging):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it is what a rank was recorded to do."""
+        """Whether the program is the recording of a rank."""
         return bool(self.ops) and isinstance(self.ops[-1].work, Recorded)
 
     @cached_property
     def calls_with_messages(self) -> tuple[int, ...]:
-        """The ops that send or receive."""
+        """The numbers of the ops that send or receive."""
         return tuple(number for number, op in enumerate(self.ops) if type(op.work) is PointToPoint)
 
 
@@ -324,7 +329,7 @@ class Plan(Unchanging):
         notes: tuple[str, ...] = (),
         labels: Mapping[str, str] | None = None,
     ) -> Plan:
-        """All ranks run the same program."""
+        """The plan in which all ranks run `program`."""
         return cls(framework, (program,), np.zeros(world_size, dtype=np.int64), groups, notes, labels or {})
 
     @property
@@ -333,32 +338,32 @@ class Plan(Unchanging):
 
     @property
     def program(self) -> Program:
-        """The program of a plan that has one."""
+        """The program of a plan with a single program."""
         assert len(self.programs) == 1, f"{self.framework}: {len(self.programs)} programs"
         return self.programs[0]
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops of a plan of one program."""
+        """The ops of a plan with a single program."""
         return self.program.ops
 
     @property
     def resident(self) -> tuple[Memory, ...]:
-        """What the GPUs of a plan of one program keep."""
+        """The resident memory (GPU, host and NVMe) of a rank, in a plan with a single program."""
         return self.program.resident
 
     @property
     def memory(self) -> tuple[MemoryChange, ...]:
-        """The changes of memory of a plan of one program."""
+        """The memory changes of a plan with a single program."""
         return self.program.memory
 
     def program_on(self, rank: int) -> Program:
-        """What a rank runs."""
+        """The program that `rank` runs."""
         return self.programs[int(self.program_of[rank])]
 
     @property
     def num_ops(self) -> int:
-        """Of all programs."""
+        """Number of ops of all programs."""
         return sum(len(program.ops) for program in self.programs)
 
     @property
@@ -370,7 +375,7 @@ class Plan(Unchanging):
         return any(program.memory for program in self.programs)
 
     def with_programs(self, change: Callable[[Program], Program]) -> Plan:
-        """The plan with every program changed."""
+        """A copy of the plan with `change` applied to every program."""
         return replace(self, programs=tuple(change(program) for program in self.programs))
 
     def works(self) -> Iterator[Work]:

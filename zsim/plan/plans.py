@@ -1,4 +1,4 @@
-"""The plans of a study's jobs, each made once."""
+"""Cache of the plans of a study's jobs: each distinct plan is made once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from zsim.plan.make import PlanBasis, plan_basis, plan_of
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
 
-_MOST_OPS = 400_000  # of all plans that are kept together
+_MOST_OPS = 400_000  # in all cached plans together
 
 
 class Plans:
-    """Jobs that differ in nothing but hardware have one plan, and with it all that `Plan.once` knows of it.
+    """Cache of plans: jobs that differ only in hardware share one plan, and with it the cache of `Plan.once`.
 
-    So have jobs whose settings differ without changing the plan. The plans used last are kept, up to
-    `most_ops` operations in all.
+    Jobs whose differing settings do not change the plan share it too. The most recently used plans are kept,
+    up to `most_ops` ops in all.
     """
 
     def __init__(self, most_ops: int = _MOST_OPS) -> None:
         self._most_ops = most_ops
-        self._known: list[tuple[PlanBasis, Plan]] = []  # that used last at the end
+        self._known: list[tuple[PlanBasis, Plan]] = []  # most recently used at the end
 
     def of(self, job: Job) -> Plan:
         """The job's plan. Raises what `make_plan` raises."""
@@ -36,7 +36,7 @@ class Plans:
         return plan
 
     def _forget(self) -> None:
-        """Drop what was not used for longest."""
+        """Drop the least recently used plans until at most `most_ops` ops are kept, or one plan is left."""
         total = sum({id(plan): _num_ops(plan) for _, plan in self._known}.values())
         while total > self._most_ops and len(self._known) > 1:
             _, plan = self._known.pop(0)
@@ -49,7 +49,7 @@ def _num_ops(plan: Plan) -> int:
 
 
 def _is_equal(plan: Plan, other: Plan) -> bool:
-    """Whether two plans ask the same of every rank."""
+    """Whether two plans are equal: programs, communicators, notes and labels."""
     if plan.programs != other.programs or not np.array_equal(plan.program_of, other.program_of):
         return False
     if (plan.framework, plan.notes, plan.labels) != (other.framework, other.notes, other.labels):

@@ -1,4 +1,4 @@
-"""What a framework's hooks are made for: a part of the model, where it is written down, on which ranks."""
+"""The stage that a framework's hooks serve: its part of the model, the plan builder, its ranks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ WORLD = "world"
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """The ranks that hold the same part of the model, replicated or sharded: `size` of them, `stride` apart
-    (1 where nothing but data is parallel), in a world of so many ranks (None: these alone)."""
+    """The ranks that hold the same part of the model, replicated or sharded: `size` ranks, `stride` apart
+    (1 where data parallelism is the only kind), of `world_size` ranks (None: the world is these ranks)."""
 
     size: int
     stride: int = 1
     world_size: int | None = None
 
     def group(self, name: str, size: int, stride: int) -> Group:
-        """Groups of `size` of these ranks, `stride` apart among them, wherever in the world."""
+        """The process groups of `size` data-parallel ranks, `stride` apart among them, over the world."""
         world_size = self.size * self.stride if self.world_size is None else self.world_size
         return Group.regular(name, world_size, size, stride * self.stride)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a pipeline, or the whole model where there is none: `number` counts from 0, the first
-    takes the tokens, the last has the loss."""
+    """One pipeline stage, or the whole model without a pipeline: `number` counts from 0; the first stage
+    takes the tokens, the last computes the loss."""
 
     builder: PlanBuilder
     workload: Workload
@@ -45,12 +45,12 @@ class Stage:
 
     @property
     def ranks(self) -> int:
-        """How many ranks share the stage's data-parallel work."""
+        """Number of data-parallel ranks of the stage."""
         return self.data_parallel.size
 
     def group(self, name: str = WORLD, size: int | None = None, stride: int = 1) -> Group:
-        """A process group of `size` of the data-parallel ranks (all of them, unless told otherwise), `stride`
-        apart among these; the plan knows it from here on."""
+        """Add a process group of `size` data-parallel ranks (default: all), `stride` apart among them, to the
+        plan, and return it."""
         group = self.data_parallel.group(name, self.ranks if size is None else size, stride)
         self.builder.groups[name] = group
         return group

@@ -1,7 +1,7 @@
-"""The walk through a stage that every framework shares: forward over its segments, backward in reverse.
+"""Forward and backward of a micro-batch through a stage's segments, the same for every framework.
 
-What differs between frameworks happens in their `Hooks`, which are called where PyTorch calls theirs.
-Activations belong to their micro-batch, of which several may be between forward and backward.
+The differences between frameworks are in their `Hooks`, which are called where PyTorch calls its hooks.
+Activations are held per micro-batch: several micro-batches may be between their forward and their backward.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from zsim.plan.workload.workload import ModuleCall, Workload
 from zsim.specs.model.spec import Attention, Loss
 
 RESIDUAL = "gradient of the residual stream"
-CHECKPOINT, OUTPUT = " checkpoint", " output"  # after the name of their block
+CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
 
 
 class Walk:
-    """One micro-batch's way through the stage of `hooks`."""
+    """Issues forward and backward of one micro-batch through the stage of `hooks`."""
 
     def __init__(self, hooks: Hooks, micro_batch: int) -> None:
         self.hooks, self.micro_batch = hooks, micro_batch
@@ -25,7 +25,7 @@ class Walk:
         self.logs = self.workload.logs
 
     def forward(self) -> None:
-        """Forward of the micro-batch."""
+        """Issue the forward of the micro-batch."""
         hooks, builder = self.hooks, self.builder
         builder.phase, builder.micro_batch = "forward", self.micro_batch
         hooks.begin_forward(self.micro_batch)
@@ -40,7 +40,7 @@ class Walk:
         hooks.end_forward()
 
     def _forward_module(self, call: ModuleCall, *, keeps: bool) -> None:
-        """One module forward; what it saves for backward stays allocated when `keeps`."""
+        """Issue one module's forward; `keeps`: its saved activations stay allocated for backward."""
         builder, work = self.builder, call.work
         self.hooks.before_module(call)
         tensors, outputs = work.tensors, work.kept_outputs
@@ -63,7 +63,7 @@ class Walk:
         self.hooks.after_module(call)
 
     def backward(self, *, is_last: bool, is_told: bool) -> None:
-        """Backward of the micro-batch; `is_last` and `is_told` as in `Hooks.begin_backward`."""
+        """Issue the backward of the micro-batch; `is_last` and `is_told` as in `Hooks.begin_backward`."""
         hooks, builder, workload = self.hooks, self.builder, self.workload
         builder.phase, builder.micro_batch = "backward", self.micro_batch
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)

@@ -1,1 +1,1 @@
-"""One folder per framework: its schedule, written from its source."""
+"""The frameworks' schedules, each transcribed from the framework's source."""

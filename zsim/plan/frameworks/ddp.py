@@ -1,16 +1,16 @@
 """torch DistributedDataParallel under autocast, as torch 2.13 runs it.
 
 Transcribed from `torch/nn/parallel/distributed.py` and `torch/csrc/distributed/c10d/reducer.cpp`: gradients
-are copied into flat buckets, a bucket is all-reduced on a stream of its own as soon as its last gradient is
-there, and copied back into the gradients at the end of backward. Every rank holds the whole model: fp32
+are copied into flat buckets, a bucket is all-reduced on a separate stream as soon as its last gradient is
+ready, and copied back into the gradients at the end of backward. Every rank holds the whole model: fp32
 parameters, fp32 gradients, and the optimizer's states.
 
 # [Note: autocast's casts]
 Mixed precision is torch.autocast. A linear layer casts its fp32 weight and bias to the low type before the
-product. The cast is cached until autocast ends, which is the end of forward; the product saves it for its
-backward, so without checkpointing it stays until then. Under checkpointing nothing is saved: the casts of all
-blocks pile up until the end of forward, and recomputation casts again. The gradient of a weight comes out in
-the low type and is cast to fp32. Norms and embeddings use their fp32 weights as they are.
+product. Autocast caches the casts until it ends, at the end of forward; the product saves its casts for its
+backward, so without checkpointing they stay until then. Under checkpointing they are not saved: the casts of
+all blocks accumulate until the end of forward, and recomputation casts again. The gradient of a weight is
+computed in the low type and cast to fp32. Norms and embeddings use their fp32 weights directly.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ALL_REDUCE = "all_reduce"
 def ddp_buckets(
     numels: Sequence[int], first_cap_bytes: int, cap_bytes: int, element_bytes: int = 4
 ) -> list[list[int]]:
-    """Positions in `numels` that make up each bucket.
+    """The positions in `numels` of each bucket's parameters.
 
-    `numels` stand in the order in which gradients become ready, which is what torch buckets by from the
-    second iteration on. A bucket is closed once it holds its cap or more. Source:
+    `numels` are in the order in which gradients become ready, by which torch forms buckets from the second
+    iteration on. A bucket is closed once it holds its cap or more. Source:
     `compute_bucket_assignment_by_size` in torch/csrc/distributed/c10d/reducer.cpp.
     """
     buckets: list[list[int]] = []
@@ -56,7 +56,7 @@ def ddp_buckets(
 
 @dataclass
 class _Bucket:
-    """One flat fp32 buffer and how many gradients it still waits for in this backward."""
+    """One flat buffer in the stored type, and the number of gradients missing in this backward."""
 
     number: int
     numel: int
@@ -66,8 +66,8 @@ class _Bucket:
 
 
 class DdpSchedule(Hooks):
-    """The reducer's hooks. Under a pipeline the last backward reduces, as without one (torch's stage.py calls
-    the reducer's `prepare_for_backward` for it, and has `no_sync` around the others)."""
+    """The hooks of torch's reducer. The last backward reduces, under a pipeline too (torch's stage.py calls
+    the reducer's `prepare_for_backward` for it, and wraps the other backwards in `no_sync`)."""
 
     asynchronous = frozenset({"all_reduce"})  # reducer.cpp, `all_reduce_bucket`
 
@@ -98,13 +98,14 @@ class DdpSchedule(Hooks):
         self._tied_bytes = 0
 
     def resident(self) -> list[Memory]:
-        """All of it on every rank; the buckets stay from step to step. One rank alone needs none."""
+        """The whole model and its optimizer states on every rank; the buckets stay between steps (none on 1
+        rank)."""
         numel = self.workload.numel
         buckets = 0 if self.is_alone else self.stored_bytes * numel
         return [
             Memory("parameters", self.stored_bytes * numel),
             lazy_states(self.training, self._numels),
-            # With `gradient_as_bucket_view` the buckets are where the gradients live.
+            # With `gradient_as_bucket_view` the gradients are views of the buckets.
             Memory("gradients" if self.strategy.gradient_as_bucket_view else "buffers", buckets),
         ]
 
@@ -148,7 +149,7 @@ class DdpSchedule(Hooks):
             bucket.num_missing = bucket.num_parameters
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """AccumulateGrad of each parameter, and the reducer's hook behind it."""
+        """AccumulateGrad of each parameter, and the reducer's hook after it."""
         if call.borrowed_numel:
             self._tied_gradient(call)
         if not call.numel:
@@ -170,14 +171,15 @@ class DdpSchedule(Hooks):
             self._copy_to_bucket(call, pending)
 
     def _tied_gradient(self, call: ModuleCall) -> None:
-        """The head's share of a tied weight's gradient waits for the embedding's."""
+        """Hold the head's contribution to a tied weight's gradient until the embedding's contribution is
+        ready."""
         size = call.borrowed_numel * self.stored_bytes
         self.builder.allocate("activations", size)
         self._tied_bytes += size
         self._cast_gradient(call, call.borrowed_numel)
 
     def _gradient_from_autograd(self, call: ModuleCall) -> None:
-        """The fp32 gradient; added to the earlier micro-batches' where there are any."""
+        """The gradient in the stored type; added to the gradient of earlier micro-batches if there is one."""
         builder, size = self.builder, call.numel * self.stored_bytes
         is_kept = not self._has_gradients and not self.strategy.gradient_as_bucket_view
         builder.allocate("gradients" if is_kept else "buffers", size)

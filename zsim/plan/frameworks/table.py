@@ -1,4 +1,4 @@
-"""The frameworks: what makes the owner of a stage's states from each kind of strategy."""
+"""The table of frameworks: by type of strategy, the constructor of a stage's hooks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
 
-Strategy = Any  # a value of the type that the framework is listed under
+Strategy = Any  # an instance of the key of `FRAMEWORKS`
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """`make` gives the hooks of a stage under a strategy; `is_offloaded`: whether anything of them leaves the
-    GPU (parameters, gradients, optimizer states or activation checkpoints)."""
+    """A framework. `make`: returns the hooks of a stage under a strategy; `is_offloaded`: whether the
+    strategy offloads parameters, gradients, optimizer states or activation checkpoints from the GPU."""
 
     name: str
     make: Callable[[Stage, Strategy], Hooks]

@@ -1,1 +1,1 @@
-"""A plan's memory, summed without a clock."""
+"""The memory of a plan, computed from the order of its changes, without a clock."""

@@ -1,4 +1,4 @@
-"""Whether a job fits, from its plan alone: memory follows the order of the host program, not the clock."""
+"""Whether a job fits, by its plan alone: memory follows the order of the host program, not the clock."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from zsim.specs.experiment.job import Job
 
 
 def usable_bytes(cluster: Cluster) -> int:
-    """GPU memory that tensors and framework can have: what the driver reports over the allocator's margin.
+    """GPU bytes that tensors and framework can use: the capacity that the driver reports, less the margin.
 
-    The allocator reserves (1 + margin) times what is allocated, so of the capacity C with F bytes of
-    framework (C - F) / (1 + margin) + F are usable; F is small, and C / (1 + margin) is taken.
+    The allocator reserves (1 + margin) times the allocated bytes, so of a capacity C with F bytes of
+    framework memory (C - F) / (1 + margin) + F are usable; F is small, and C / (1 + margin) is returned.
     """
     return int(cluster.gpu.memory.capacity / (1 + cluster.framework_memory.allocator_margin))
 
@@ -28,7 +28,7 @@ def framework_memory(job: Job, plan: Plan, program: int = 0) -> Memory:
 
 
 def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
-    """Memory before a step: that of the fullest GPU, or of all ranks of a node on its host or drives."""
+    """Bytes held before a step: on the fullest GPU, or by all ranks of the fullest node on host or drives."""
     held = [
         sum(memory.bytes for memory in program.resident if memory.device == device)
         for program in plan.programs
@@ -39,7 +39,7 @@ def resident_bytes(job: Job, plan: Plan, device: Device) -> int:
 
 
 def step_peak_bytes(job: Job, plan: Plan) -> int:
-    """Maximum GPU memory of the fullest rank over a step."""
+    """Maximum GPU bytes of the fullest rank over a step."""
     return max(
         program.once(device_peaks).get("gpu", 0) + framework_memory(job, plan, number).bytes
         for number, program in enumerate(plan.programs)
@@ -47,12 +47,12 @@ def step_peak_bytes(job: Job, plan: Plan) -> int:
 
 
 def peak_bytes(job: Job, plan: Plan) -> int:
-    """Maximum GPU memory of the fullest rank over a step, or before the first."""
+    """Maximum GPU bytes of the fullest rank over a step, or before the first step."""
     return max(step_peak_bytes(job, plan), startup_bytes(job, plan))
 
 
 def startup_bytes(job: Job, plan: Plan) -> int:
-    """GPU memory of the fullest rank before the first step; 0 where that is no more than it keeps."""
+    """GPU bytes of the fullest rank before the first step; 0 if no program states them."""
     return max(
         program.startup_bytes + framework_memory(job, plan, number).bytes if program.startup_bytes else 0
         for number, program in enumerate(plan.programs)
@@ -60,19 +60,19 @@ def startup_bytes(job: Job, plan: Plan) -> int:
 
 
 def node_peak_bytes(job: Job, plan: Plan, device: Device) -> int:
-    """Maximum host or NVMe memory of a node over a step: that of all its ranks."""
+    """Maximum host or NVMe bytes of the fullest node over a step: the sum of its ranks' maxima."""
     return _of_fullest_node(
         job, plan, [program.once(device_peaks).get(device, 0) for program in plan.programs]
     )
 
 
 def pinned_bytes(job: Job, plan: Plan) -> int:
-    """Maximum page-locked host memory of a node over a step."""
+    """Maximum page-locked host bytes of the fullest node over a step: the sum of its ranks' maxima."""
     return _of_fullest_node(job, plan, [program.once(pinned_peak) for program in plan.programs])
 
 
 def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:
-    """The sum over the ranks of a node of what each has by its program, whenever that is."""
+    """The sum of `of_program` over the ranks of a node, for the fullest node."""
     if len(of_program) == 1:
         return of_program[0] * job.gpus_per_node
     of_rank = np.array(of_program)[plan.program_of]
@@ -80,13 +80,13 @@ def _of_fullest_node(job: Job, plan: Plan, of_program: list[int]) -> int:
 
 
 def exceeds_pinned_limit(job: Job, plan: Plan) -> bool:
-    """Whether more is page-locked than the host allows."""
+    """Whether the plan page-locks more host memory than the host allows."""
     limit = job.cluster.host.pinned_limit
     return limit is not None and pinned_bytes(job, plan) > limit
 
 
 def node_capacity_bytes(cluster: Cluster) -> dict[Device, int | None]:
-    """What a node's host memory and drives hold; None without drives."""
+    """The capacity in bytes of a node's host memory and drives; None without drives."""
     nvme = cluster.nvme
     return {"host": cluster.host.memory, "nvme": nvme.drives * nvme.capacity if nvme else None}
 

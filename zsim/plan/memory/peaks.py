@@ -1,5 +1,5 @@
-"""Bytes that a program holds, as its host allocates: no clock, no allocator; see [Note: memory follows the
-host] in zsim.plan.ops."""
+"""Bytes that a program holds, in the order of its host, without clock and allocator; see [Note: memory
+follows the host] in zsim.plan.ops."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TypeVar
 
 from zsim.plan.ops import CATEGORIES, Category, Device, Memory, MemoryChange, Plan, Program
 
-Owned = tuple[Category, str]  # a category, and who holds it ("" for what is pooled)
+Owned = tuple[Category, str]  # a category, and its owner ("" for shared pools)
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 def on_device(device: Device, *parts: Iterable[Memory | MemoryChange]) -> list[Memory | MemoryChange]:
-    """What stands in `parts` of one device's memory, in order."""
+    """The memory and changes of `parts` that are on `device`, in order."""
     return [one for part in parts for one in part if one.device == device]
 
 
 def held(
     changes: Iterable[Memory | MemoryChange], key: Callable[[Memory | MemoryChange], _Key]
 ) -> dict[_Key, int]:
-    """Bytes of each key once all of `changes` are made, the resident among them."""
+    """Bytes of each key after all of `changes`, which include the resident memory."""
     levels: dict[_Key, int] = {}
     for change in changes:
         name = key(change)
@@ -32,7 +32,7 @@ def held(
 def maxima(
     changes: Iterable[Memory | MemoryChange], key: Callable[[Memory | MemoryChange], _Key]
 ) -> dict[_Key, int]:
-    """Maximum bytes of each key, none below 0, as `changes` are made one after the other."""
+    """Maximum bytes of each key over `changes` in order; keys that never exceed 0 are left out."""
     levels: dict[_Key, int] = {}
     highest: dict[_Key, int] = {}
     for change in changes:
@@ -48,12 +48,12 @@ def category_of(change: Memory | MemoryChange) -> Category:
 
 
 def owner_of(change: Memory | MemoryChange) -> Owned:
-    """What is resident has no owner."""
+    """Category and owner of a change; resident memory has owner ""."""
     return change.category, change.owner if isinstance(change, MemoryChange) else ""
 
 
 def device_peaks(program: Program) -> dict[Device, int]:
-    """Maximum bytes of a rank on each device over the step."""
+    """Maximum bytes of a rank on each device over the step; devices without any are left out."""
     changes: list[Memory | MemoryChange] = [*program.resident, *program.memory]
     devices = dict.fromkeys([change.device for change in changes])
     peaks = {device: _highest([c.bytes for c in changes if c.device == device]) for device in devices}
@@ -67,19 +67,19 @@ def pinned_peak(program: Program) -> int:
 
 
 def _highest(changes: Iterable[int]) -> int:
-    """Maximum of what there is, not below 0, as `changes` are made one after the other."""
+    """Maximum of the running sum of `changes`, at least 0."""
     return max(accumulate(changes, initial=0))
 
 
 def fullest_program(plan: Plan) -> Program:
-    """The program whose ranks hold most on their GPU over the step; the first of several."""
+    """The program whose ranks have the highest GPU maximum over the step; the first of equal ones."""
     if len(plan.programs) == 1:
         return plan.programs[0]
     return max(plan.programs, key=lambda program: device_peaks(program).get("gpu", 0))
 
 
 def plan_peaks(plan: Plan) -> dict[str, int]:
-    """Each category's maximum on the fullest GPU over the step, and the maximum of the sum."""
+    """Each category's maximum bytes on the fullest GPU over the step, and the maximum of their sum."""
     program = fullest_program(plan)
     changes = on_device("gpu", program.resident, program.memory)
     total = maxima(changes, lambda _: "total")
@@ -87,7 +87,7 @@ def plan_peaks(plan: Plan) -> dict[str, int]:
 
 
 def held_at_peak(plan: Plan) -> dict[str, int]:
-    """Bytes of each category on the fullest GPU when their sum is highest."""
+    """Bytes of each category on the fullest GPU at the time of its maximum."""
     program = fullest_program(plan)
     changes = on_device("gpu", program.resident, program.memory)
     totals = list(accumulate(change.bytes for change in changes))
@@ -96,13 +96,13 @@ def held_at_peak(plan: Plan) -> dict[str, int]:
 
 
 def held_before_update(plan: Plan, device: Device = "gpu") -> dict[str, int]:
-    """Bytes of one device of the fullest rank by category when the last backward has ended and nothing is
-    under way."""
+    """Bytes of the fullest rank on `device` by category, after the last backward and before the optimizer's
+    first op."""
     program = fullest_program(plan)
     end = next(number for number, op in enumerate(program.ops) if op.phase == "optimizer")
     before = [
         change
         for change in program.memory
-        if change.op < end or (change.op == end and change.bytes < 0)  # freed before it is issued
+        if change.op < end or (change.op == end and change.bytes < 0)  # freed before the op is issued
     ]
     return {**dict.fromkeys(CATEGORIES, 0), **held(on_device(device, program.resident, before), category_of)}

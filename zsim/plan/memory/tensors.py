@@ -1,10 +1,10 @@
-"""Which bytes are one tensor: a plan's memory changes, each free paired with what it gives back.
+"""A plan's memory changes per tensor: each free paired with the tensors that it frees.
 
-Plans say what is allocated and freed by category and owner, often several tensors at once. An allocator wants
-to know which block goes. So a free takes the newest tensor of its category, owner, part and micro-batch that
-has its size, or the newest ones that make it up; what was allocated as one and is freed in parts was several
-tensors. (Micro-batches that are between forward and backward together are freed in the order of a pipeline's
-schedule, most often the oldest first.)
+Plans allocate and free by category and owner, often several tensors at once. An allocator needs the block
+that a free returns. So a free takes the newest tensor of its category, owner, part and micro-batch that has
+its size, or the newest tensors that add up to it; an allocation that is freed in parts counts as several
+tensors. (Micro-batches between forward and backward at once are freed in the order of a pipeline's schedule,
+most often the oldest first.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zsim.plan.ops import Program
 
 class TensorChange(NamedTuple):
     """Just before the host issues `op`, tensor number `tensor` is allocated with `bytes` on `stream`, or,
-    with 0 bytes, given back; `until`: the op that must end before its block can be used again (-1: none)."""
+    with 0 bytes, freed; `until`: the op that must end before its block can be reused (-1: none)."""
 
     op: int
     tensor: int
@@ -29,7 +29,7 @@ class TensorChange(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Tensor:
-    """`place`: where it is allocated, in the list of changes."""
+    """A live tensor; `place`: the index of the change that allocated it."""
 
     place: int
     bytes: int
@@ -39,12 +39,12 @@ class _Tensor:
 def tensor_changes(program: Program) -> list[TensorChange]:
     """The program's changes of GPU memory, tensor by tensor, in the host's order.
 
-    A block belongs to the stream that the next work is issued to: frameworks allocate for what they are about
-    to run, inside `with torch.cuda.stream(...)`; activations are made on the compute stream.
+    A block belongs to the stream that the next work is issued to: frameworks allocate just before they issue,
+    inside `with torch.cuda.stream(...)`; activations are allocated on the compute stream.
     """
     changes = [change for change in program.memory if change.device == "gpu"]
     live: dict[tuple[str, str, str, int], list[_Tensor]] = {}  # oldest first
-    moved: list[list[_Tensor]] = []  # by change: what it allocates or frees
+    moved: list[list[_Tensor]] = []  # by change: the tensors that it allocates or frees
     for place, change in enumerate(changes):
         _, category, count, _, _, _, owner, sizes, _, part, micro_batch = change
         key = category, owner, part, micro_batch
@@ -74,9 +74,10 @@ def tensor_changes(program: Program) -> list[TensorChange]:
 
 
 def _take(count: int, tensors: list[_Tensor], moved: list[list[_Tensor]]) -> list[_Tensor]:
-    """Takes `count` bytes out of `tensors`, of which one may come apart in its allocation."""
+    """Take `count` bytes out of `tensors` and return them; if needed one tensor is split, and so is its
+    allocation in `moved`."""
     sizes = [tensor.bytes for tensor in tensors]
-    if sum(sizes) == count and 0 not in sizes:  # all of them, and then one that fits is the newest
+    if sum(sizes) == count and 0 not in sizes:  # all of them, the newest first
         taken = tensors[::-1]
         tensors.clear()
         return taken

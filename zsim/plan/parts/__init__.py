@@ -1,1 +1,1 @@
-"""What several frameworks' steps have in common."""
+"""Parts of a step that several frameworks share."""

@@ -1,4 +1,4 @@
-"""A number that the host reads from the GPU: it is reduced over groups, and the host waits for it."""
+"""Reading a number from the GPU: it is reduced over groups, and the host waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zsim.plan.builder import COMPUTE, PlanBuilder
 def read_scalar(
     builder: PlanBuilder, name: str, dtype: str, groups: Sequence[str], *, count: int = 1
 ) -> None:
-    """`.item()` of what is reduced `count` times over each of the groups; a rank alone reduces nothing."""
+    """`.item()` of a scalar, after `count` all-reduces over each group; groups of one rank reduce nothing."""
     size, reduction = DTYPE_BYTES[dtype], f"all_reduce {name}"
     for group in groups:
         for _ in range(count if builder.groups[group].size > 1 else 0):

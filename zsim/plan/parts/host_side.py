@@ -1,7 +1,7 @@
-"""What a host program does with data off the GPU: copies over PCIe, work on the CPU, reads and writes.
+"""Offloaded work of a host program: copies over PCIe, work on the CPU, drive reads and writes.
 
-Copies run on the stream that issues them, as CUDA's do; the CPU's own work stops the host thread that does
-it; drive I/O is asynchronous until somebody waits.
+Copies run on the stream that issues them, as in CUDA; CPU work blocks the host thread that does it; drive I/O
+is asynchronous until the host waits for it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from zsim.specs.strategy.deepspeed.config import AioConfig
 
 CPU, READ, WRITE = "cpu", "nvme_read", "nvme_write"
 _MIN_SWAP_BYTES = 2**20  # MIN_AIO_BYTES of DeepSpeed's swap_tensor/utils.py
-_ALIGNMENT_BYTES = 1024  # AIO_ALIGNED_BYTES of the same, per thread
+_ALIGNMENT_BYTES = 1024  # AIO_ALIGNED_BYTES of the same file, per thread
 
 
 def swap_floor_bytes(aio: AioConfig) -> int:
-    """Tensors smaller than this stay in memory."""
+    """The size in bytes below which tensors stay in memory."""
     return max(_MIN_SWAP_BYTES, aio.block_size_bytes)
 
 
 def aligned_numel(numel: int, element_bytes: int, aio: AioConfig) -> int:
-    """Elements that a file of `numel` has: a whole number of aligned pieces per thread."""
+    """Elements of the file of a tensor of `numel` elements: padded to aligned pieces of equal size per
+    thread."""
     alignment = _ALIGNMENT_BYTES * aio.intra_op_parallelism // element_bytes
     return -(-numel // alignment) * alignment
 
 
 class HostSide:
-    """Issues offloaded work to a plan. `is_elsewhere`: the CPU's own work is done by another thread than the
-    one that issues, which does not wait for it."""
+    """Issues offloaded work to a plan. `is_elsewhere`: CPU work is done by another thread, for which the
+    issuing thread does not wait."""
 
     def __init__(
         self, builder: PlanBuilder, aio: AioConfig | None = None, *, is_elsewhere: bool = False
@@ -52,7 +53,8 @@ class HostSide:
         is_blocking: bool = False,
         module: str = "",
     ) -> int | None:
-        """A copy on `stream`; the host waits for it when it is blocking, or not pinned."""
+        """Copy `size` bytes on `stream`; the host waits if the copy is blocking or not pinned. Returns its
+        event."""
         if size <= 0:
             return self.builder.record(stream)
         event = self.builder.copy(name, Copy(direction, size, is_pinned), stream=stream, module=module)
@@ -61,8 +63,8 @@ class HostSide:
         return event
 
     def _work(self, name: str, work: HostWork) -> int | None:
-        """Work of the host thread itself, which goes on when that has ended; or of another thread, whose
-        event is returned."""
+        """Issue CPU work and return its event (None without work); the host waits for it unless another
+        thread does it (`is_elsewhere`)."""
         if work.bytes <= 0:
             return None
         event = self.builder.add(name, CPU, work)
@@ -75,11 +77,11 @@ class HostSide:
         return self._work(name, HostWork("copy", scale_bytes(numel), numel))
 
     def fill(self, name: str, size: int) -> int | None:
-        """Write `size` bytes, in all, of host memory."""
+        """Write `size` bytes of host memory."""
         return self._work(name, HostWork("copy", size))
 
     def cast(self, name: str, numel: int, from_dtype: str, to_dtype: str) -> int | None:
-        """Copy from one type to another."""
+        """Copy `numel` elements from one type to another."""
         return self._work(name, HostWork("copy", cast_bytes(numel, from_dtype, to_dtype), numel))
 
     def optimizer(
@@ -90,11 +92,11 @@ class HostSide:
         return self._work(name, HostWork("optimizer", size, numel))
 
     def read(self, name: str, size: int, *, module: str = "", is_direct: bool = False) -> int | None:
-        """Start reading; returns the event to wait for."""
+        """Start reading `size` bytes; returns the event to wait for."""
         return self._io(name, "read", size, module, is_direct=is_direct)
 
     def write(self, name: str, size: int, *, module: str = "") -> int | None:
-        """Start writing; returns the event to wait for."""
+        """Start writing `size` bytes; returns the event to wait for."""
         return self._io(name, "write", size, module)
 
     def _io(
@@ -116,7 +118,7 @@ class HostSide:
         return self.builder.add(name, READ if direction == "read" else WRITE, work, module=module)
 
     def wait(self, event: int | None, name: str) -> None:
-        """The host waits for `event`."""
+        """Make the host wait for `event`."""
         if event is not None:
             self.builder.host_wait(event)
             self.builder.host(name)

@@ -1,4 +1,4 @@
-"""Gradient clipping and the optimizer's kernels, as every framework's step ends."""
+"""The end of every framework's step: gradient clipping and the optimizer's kernels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ UPDATE = "optimizer step"
 
 
 def lazy_states(training: Training, numels: Sequence[int]) -> Memory:
-    """torch.optim's states of this rank's elements of each tensor, which its first step makes, tensor by
-    tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise). Of FSDP1 the
-    tensors are the flat parameters: that with `use_orig_params` they are slices of those is left out."""
+    """Optimizer states of this rank's elements of each tensor, which torch.optim's first step allocates
+    tensor by tensor (`_init_group` in torch/optim/adamw.py, 2.13; composer's DecoupledAdamW likewise).
+
+    FSDP1's tensors are the flat parameters, also with `use_orig_params`, where torch has slices of them.
+    """
     size = DTYPE_BYTES[training.stored_dtype]
     tensors = tuple(size * numel for numel in numels for _ in range(OPTIMIZER_STATES[training.optimizer]))
     return Memory("optimizer_states", sum(tensors), lazy_tensors=tensors)
@@ -33,7 +35,8 @@ def clip_gradients(
     norm_bytes: int = 4,
 ) -> None:
     """`clip_grad_norm_` of this rank's elements of each tensor: read all gradients, sum the squares over the
-    ranks of `group`, scale the gradients. DTensors (FSDP2) reduce one norm per tensor, others one in all."""
+    ranks of `group`, scale the gradients. `norm_bytes`: 4 per norm; DTensors (FSDP2) reduce one per
+    tensor."""
     if training.gradient_clipping <= 0:
         return
     numel, num_tensors = sum(numels), len(numels)
@@ -56,9 +59,9 @@ def update(
     name: str = UPDATE,
     overhead: str | None = "optimizer_step",
 ) -> None:
-    """The update of this rank's elements of each tensor; types that are not given are `stored_dtype`.
+    """Issue the update of this rank's elements of each tensor; types default to `stored_dtype`.
 
-    `foreach` Adam makes the square roots of all second moments at once (`_foreach_sqrt`).
+    `foreach` Adam allocates the square roots of all second moments at once (`_foreach_sqrt`).
     """
     state_dtype = state_dtype or training.stored_dtype
     implementation = training.optimizer_implementation

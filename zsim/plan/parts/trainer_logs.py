@@ -1,23 +1,24 @@
-"""What a trainer does with a step's outputs: how long it holds them; in MosaicML's composer also metrics
-after every micro-batch, and a log line.
+"""A trainer's logits and logs: how long the logits are held; in MosaicML's composer also metrics after every
+micro-batch, and a log line per step.
 
 Transcribed from composer/trainer/trainer.py, 0.11 to 0.16 (`_train_microbatch`, `_eval_train_metrics`,
 `_accumulate_time_across_ranks`, `_compute_and_log_metrics`), and torchmetrics 0.9 to 0.11 (metric.py,
 utilities/distributed.py).
 
 # [Note: the outputs]
-The logits stay in `state.outputs` until those of the next micro-batch, which the head has made beside them,
-take their place (here: when the loss begins). So they do in every loop that has a variable for them and does
-not delete it (torchtitan's `pred` until its pull request 391, fms-fsdp's `output` until its 152). In composer
-every metric takes torch's cross-entropy of them after each backward, under autocast and without gradients. Of
-the micro-batch's other work in Python (a copy of the batch, the modules' eval and train) nothing is counted.
+The logits stay in `state.outputs` until the logits of the next micro-batch, for which the head has allocated
+new memory, replace them (here: when the loss begins). The same holds for every loop that keeps the logits in
+a variable and does not delete it (torchtitan's `pred` until its pull request 391, fms-fsdp's `output` until
+its 152). In composer every metric computes torch's cross-entropy of the logits after each backward, under
+autocast and without gradients. The micro-batch's other work in Python (a copy of the batch, the modules' eval
+and train) is not counted.
 
 # [Note: the log line]
 After the optimizer the loss is reduced, and `.cpu().item()` waits for it, so the host has no lead when the
-next step begins; samples and time are summed over the ranks and read as well. Then every state of every
-metric, a sum and a count, is gathered from all ranks (`gather_all_tensors`): a barrier, which waits for the
-device, and a gather into a list of as many tensors as there are ranks, each filled with zeros first and
-copied to in the end.
+next step begins; samples and time are summed over the ranks and read as well. Then both states of every
+metric, a sum and a count, are gathered from all ranks (`gather_all_tensors`): a barrier, which waits for the
+device, and an all-gather into a list with one tensor per rank, each filled with zeros before and copied to
+after.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from zsim.plan.ops import Group, Kernels
 from zsim.plan.parts.host_reads import read_scalar
 from zsim.specs.model.spec import Loss, ModelSpec
 
-OUTPUTS, METRICS = "outputs", "metrics"  # owners of memory
+OUTPUTS, METRICS = "outputs", "metrics"  # owners of memory changes
 _STATES = 2
 _LAUNCHES_PER_RANK = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MetricLog:
-    """`bytes` of logits that are held, of which the trainer takes `num_metrics` metrics one after the other:
-    each runs `kernels`, and `tensors` (bytes) pass in it."""
+    """`bytes` of logits that are held, and `num_metrics` metrics that the trainer computes of them one after
+    the other: each metric runs `kernels` and temporarily allocates `tensors` (bytes each)."""
 
     bytes: int
     num_metrics: int
@@ -49,23 +50,23 @@ class MetricLog:
     tensors: tuple[int, ...]
 
     def begin_step(self, builder: PlanBuilder) -> None:
-        """The outputs of the step before are there."""
+        """Allocate the logits that the previous step left."""
         builder.allocate("activations", self.bytes, owner=OUTPUTS)
 
     def replace_outputs(self, builder: PlanBuilder) -> None:
-        """See [Note: the outputs]."""
+        """Replace the held logits by those of this micro-batch; see [Note: the outputs]."""
         builder.free("activations", self.bytes, owner=OUTPUTS)
         builder.allocate("activations", self.bytes, owner=OUTPUTS)
 
     def end_micro_batch(self, builder: PlanBuilder) -> None:
-        """See [Note: the outputs]."""
+        """Issue the metrics of a micro-batch, after its backward; see [Note: the outputs]."""
         for _ in range(self.num_metrics):
             builder.allocate("activations", sum(self.tensors), owner=METRICS, tensors=self.tensors)
             builder.kernels(METRICS, self.kernels.kernels)
             builder.free("activations", sum(self.tensors), owner=METRICS)
 
     def end_step(self, builder: PlanBuilder) -> None:
-        """See [Note: the log line]."""
+        """Free the logits and issue the log line; see [Note: the log line]."""
         builder.free("activations", self.bytes, owner=OUTPUTS)
         if not self.num_metrics:
             return
@@ -87,14 +88,15 @@ class MetricLog:
 
 
 def _all_ranks(groups: Iterable[Group]) -> list[Group]:
-    """One group of all ranks, or those that cross to all of them; none where a rank is alone."""
+    """A group of all ranks, or else all groups of several ranks; [] if every group is one rank."""
     wide = [group for group in groups if group.size > 1]
     world = max((group.members.size for group in wide), default=1)
     return next(([group] for group in wide if group.size == world), wide)
 
 
 def metric_log(model: ModelSpec, shape: BatchShape, options: WorkOptions) -> MetricLog | None:
-    """Of a model whose logits are held; shape: of one micro-batch."""
+    """The logits that the trainer holds, and its metrics, for micro-batches of `shape`; None if it holds
+    none."""
     loss = next((module.work for module in model.after if isinstance(module.work, Loss)), None)
     if loss is None or loss.holds_logits == "no":
         return None

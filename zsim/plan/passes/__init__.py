@@ -1,1 +1,1 @@
-"""Plans rewritten after the fact: one thread, two steps, hardware queues."""
+"""Passes over a finished plan: one thread, two steps, hardware queues."""

@@ -1,17 +1,18 @@
-"""A plan where the device is a CPU: operators run in the thread that calls them, nothing overlaps by itself.
+"""The plan of ranks on CPUs: operators run in the thread that calls them.
 
-There are no streams. The thread issues an operator when the one before has ended; a collective blocks it too,
-unless the framework asks for it asynchronously and waits later: then gloo's own threads run it, on the cores
-that the ranks compute on (`interference.compute_slowdown` says what that costs).
+There are no streams. The thread issues an operator when the previous operator has ended; a collective blocks
+the thread too, unless the framework issues it asynchronously and waits later: then gloo's threads run it, on
+the cores that the ranks compute on (`interference.compute_slowdown` is the cost).
 
-Who asks asynchronously (`Hooks.asynchronous`), torch 2.13 and DeepSpeed 0.19.8: DDP's reducer (reducer.cpp,
+Asynchronous collectives (`Hooks.asynchronous`), torch 2.13 and DeepSpeed 0.19.8: DDP's reducer (reducer.cpp,
 `all_reduce_bucket`); ZeRO-3's fetches (partition_parameters.py, `_dist_allgather_fn` with async_op=True); the
 reference engine.
 FSDP1 and FSDP2 call with async_op=False and rely on CUDA's streams.
 
 gloo's reduce-scatter is an all-reduce of a copy, out of which the caller copies its slice when it waits
-(ProcessGroupGloo.cpp, `reduce_scatter_tensor_coalesced`): both copies are made by the thread that calls. (A
-call of 11.8 MB among two ranks took it 2.05 + 0.90 ms, a copy of as much 1.78 and of half 0.93; torch 2.13.)
+(ProcessGroupGloo.cpp, `reduce_scatter_tensor_coalesced`): the calling thread makes both copies. (In a call of
+11.8 MB between two ranks they took 2.05 + 0.90 ms; a plain copy of 11.8 MB took 1.78 ms, of half of it
+0.93 ms; torch 2.13.)
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from zsim.plan.ops import Collective, CollectiveKind, Group, Kernels, Op, Plan, 
 
 def in_one_thread(plan: Plan, asynchronous: Collection[CollectiveKind], *, copies_scatters: bool) -> Plan:
     """`plan` with the thread waiting for each operator, and for each collective of a kind that is not
-    `asynchronous`; `copies_scatters`: with gloo's own reduce-scatter."""
+    `asynchronous`; `copies_scatters`: reduce-scatters copy before and after, as gloo's."""
     if copies_scatters:
         plan = plan.with_programs(lambda program: _with_copies(program, plan.groups))
     return plan.with_programs(lambda program: _blocking(program, asynchronous))
 
 
 def _blocking(program: Program, asynchronous: Collection[CollectiveKind]) -> Program:
-    """The program with the thread waiting where it does."""
+    """The program with a host wait for each operator and blocking collective before the next op."""
     ops: list[Op] = []
     blocking: int | None = None
     for number, op in enumerate(program.ops):
@@ -47,9 +48,9 @@ def _blocking(program: Program, asynchronous: Collection[CollectiveKind]) -> Pro
 
 
 def _with_copies(program: Program, groups: Mapping[str, Group]) -> Program:
-    """The program with the copies before and after each reduce-scatter."""
+    """The program with gloo's copies before and after each reduce-scatter."""
     ops: list[Op] = []
-    first: list[int] = []  # by op: where it begins now, with its copy, and where it ends
+    first: list[int] = []  # by old op: the first and last of its ops in the new program
     last: list[int] = []
     for op in program.ops:
         first.append(len(ops))
@@ -74,5 +75,5 @@ def _with_copies(program: Program, groups: Mapping[str, Group]) -> Program:
 
 
 def _copy(op: Op, what: str, size: int) -> Op:
-    """On the op's stream, in its place."""
+    """A copy of `size` bytes on the stream of `op`."""
     return op._replace(name=f"{what} {op.name}", work=Kernels(moves(size, size)), launches=1, overhead=None)

@@ -1,17 +1,17 @@
-"""Hardware queues: the order in which a GPU takes what its streams launch.
+"""Hardware queues: the order in which a GPU takes the launches of its streams.
 
-CUDA deals its streams to so many connections (`CUDA_DEVICE_MAX_CONNECTIONS`), and streams that share one wait
-for each other without need: CUDA's Programming Guide, appendix on environment variables, calls that a false
+CUDA maps its streams to `CUDA_DEVICE_MAX_CONNECTIONS` hardware queues. Streams that share a queue wait for
+each other without need, which CUDA's Programming Guide, appendix on environment variables, calls a false
 dependency.
 
 # [Note: one queue, several streams]
-A queue takes launches in the order in which the host issues them. A launch leaves it when its stream is free
-and its events have happened; until then all behind it wait, whatever their streams. One that has left makes
-room at once, so a collective that is launched before a product runs beneath it, and a product that is
-launched behind a collective which still waits is held up. A wait for an event stands where the next launch of
-its stream does. Streams are taken to be dealt in turn, in the order of their first launch, which NVIDIA does
-not say. Copies go to the copy engines, which have as many connections of their own, apart by direction; work
-of the host's processors and drives passes through none.
+A queue takes launches in the order in which the host issues them. A launch leaves the queue when its stream
+is free and its events have happened; until then all launches behind it wait, whatever their streams. Once it
+has left, the next launch can start at once: a collective launched before a matrix product overlaps with it,
+and a product launched behind a collective that still waits is held up. A wait for an event is in the queue at
+the place of the next launch of its stream. zsim assumes that streams are mapped to queues round-robin, in the
+order of their first launch; NVIDIA does not document it. Copies use the copy engines, which have as many
+queues per direction; CPU work and drive I/O use no queue.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from zsim.plan.ops import Collective, Copy, Kernels, Op, PointToPoint
 
 
 def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
-    """By op, the one whose launch stands right behind its own in the same queue, or -1; None where every
-    stream has a queue to itself. See [Note: one queue, several streams]."""
+    """Per op, the op whose launch is next in the same queue, or -1; None if every stream has a queue to
+    itself. See [Note: one queue, several streams]."""
     if max(_num_streams(ops)) <= connections:
         return None
     engines = [_engine(op) for op in ops]
@@ -45,7 +45,7 @@ def behind(ops: Sequence[Op], connections: int) -> list[int] | None:
 
 
 def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
-    """How many streams launch kernels and collectives, copies to the GPU, and copies from it."""
+    """Numbers of streams that launch kernels or collectives, copies to the GPU, and copies from it."""
     kinds = {(type(op.work), op.stream) for op in ops}
     computing = {stream for kind, stream in kinds if kind in (Kernels, Collective, PointToPoint)}
     if not any(kind is Copy for kind, _ in kinds):
@@ -56,7 +56,7 @@ def _num_streams(ops: Sequence[Op]) -> tuple[int, int, int]:
 
 
 def _engine(op: Op) -> str | None:
-    """Whose queues an op's launches pass through."""
+    """The engine whose queues take the op's launches: "compute", "h2d" or "d2h"; None for no engine."""
     if isinstance(op.work, Kernels | Collective | PointToPoint):
         return "compute"
     return op.work.direction if isinstance(op.work, Copy) else None

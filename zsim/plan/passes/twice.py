@@ -1,12 +1,12 @@
-"""The steady step: what a step is like when another one came before.
+"""The steady step: a step that follows another step.
 
-A host that never waits for the GPU is ahead of it when a step begins, and the GPU finds work waiting. So the
-plan is run twice on one clock, and the second run is the step; its time is from the end of the first to its
-own end. Where a number is read from the GPU before or after the update (DeepSpeed's norm, a gradient scaler,
-composer's loss) the queue is drained in every step, and one run is enough.
+A host that never waits for the GPU is ahead of it when a step begins, so the GPU's queues are not empty. So
+the plan is run twice on one clock, and the second run is the step; its time is from the end of the first run
+to the end of the second. If the host reads a number from the GPU around the update (DeepSpeed's norm, a
+gradient scaler, composer's loss), the queues are drained in every step, and one run is enough.
 
-A recorded step is run twice in the same way where it is run on other hardware: one step from an idle machine
-would show what its host hides.
+A recorded step that is run on other hardware is run twice too: started on an idle machine, one step would
+show host time that the steady step hides.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from zsim.trace.trace import COLLECTIVES
 
 
 def is_drained(plan: Plan) -> bool:
-    """Whether all ranks' hosts wait for the GPU between backward and the end of the step, as they do where
-    the update runs on the CPU."""
+    """Whether the hosts of all ranks wait for the GPU between backward and the end of the step, or do work on
+    the CPU themselves."""
     return all(program_is_drained(program) for program in plan.programs)
 
 
 def program_is_drained(program: Program) -> bool:
-    """Whether the host waits for the GPU between backward and the end of the step, or computes itself."""
+    """Whether the host waits for the GPU between backward and the end of the step, or has offloaded work."""
     return any(
         (op.phase == "optimizer" and op.host_waits)
         or isinstance(op.work, OffloadWork)
@@ -36,13 +36,13 @@ def program_is_drained(program: Program) -> bool:
 
 
 def twice(plan: Plan) -> Plan:
-    """The plan and the plan again."""
+    """The plan of two steps, one after the other."""
     return plan.with_programs(program_twice)
 
 
 def program_twice(program: Program) -> Program:
-    """On every stream the second begins after the first's last kernel: nothing may read a parameter before
-    the optimizer has written it. The host goes on where it was."""
+    """The program of two steps. On every stream the second step starts after the first step's last kernel, as
+    nothing may read a parameter before the optimizer has written it. The host goes on without a wait."""
     count, last = len(program.ops), _last_kernel(program)
     seen: set[str] = set()
     again = []
@@ -59,8 +59,8 @@ def program_twice(program: Program) -> Program:
 
 
 def _last_kernel(program: Program) -> int:
-    """The last op of the compute stream, of a recorded rank that of the stream that computes most; -1 without
-    one."""
+    """The last op of the compute stream (of a recorded rank: the stream with the most kernel time); -1 if
+    there is none."""
     compute, busy = COMPUTE, dict[str, float]()
     for op in program.ops if program.is_recorded else ():
         if isinstance(op.work, Recorded) and not op.work.is_on_host and op.work.kind not in COLLECTIVES:

@@ -1,1 +1,1 @@
-"""The order of micro-batches, as data: actions, and the walk that follows them."""
+"""Pipeline schedules: the order of micro-batches as lists of actions, and the runner of a list."""

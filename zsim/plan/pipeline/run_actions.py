@@ -1,4 +1,4 @@
-"""A step as the rank of a pipeline runs it: its actions one after the other, then the optimizer."""
+"""The step of a pipeline rank: its actions in order, then the optimizer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _VERBS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
 def run_actions(builder: PlanBuilder, owners: Mapping[int, Hooks], actions: Sequence[Action]) -> None:
-    """Issue a whole step to `builder`; `owners`: by stage, whose hooks run around its computation. A stage
-    with any UNSHARD, RESHARD or REDUCE_GRAD is told so for all its backwards, as torch's pipelines tell FSDP
-    (`backward_maybe_with_nosync` of torch 2.13 distributed/pipelining/stage.py)."""
+    """Issue a whole step to `builder`; `owners`: by stage, the hooks around its computation.
+
+    If `actions` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with `is_told`, as
+    torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13 distributed/pipelining/stage.py).
+    """
     builder.phase = "forward"
     builder.host("begin step", overhead="step")
     for owner in owners.values():

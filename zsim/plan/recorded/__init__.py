@@ -1,1 +1,1 @@
-"""Plans of recorded runs."""
+"""Programs of recorded runs, to be run again."""

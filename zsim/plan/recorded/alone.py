@@ -1,9 +1,9 @@
-"""What a recorded kernel would take alone on the GPU.
+"""The time that a recorded kernel would take alone on the GPU.
 
-The same device model as in a simulation (zsim.devices.gpu), read backwards: while n kernels run at once each
-runs at 1/n of its speed, and all of them `slowdown` times slower while a collective is under way. A kernel's
-own work is therefore the integral of 1 / (n slowdown) over its recorded time. Run again with the same overlap
-it takes what it took; with another overlap, what the model says.
+The inverse of the device model of a simulation (zsim.devices.gpu): while n kernels run at once each runs at
+1/n of its speed, and all of them `slowdown` times slower while a collective runs. A kernel's time alone is
+therefore the integral of 1 / (n slowdown) over its recorded time. Run again with the same overlap it takes
+its recorded time; with another overlap, the time that the model gives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def runs_on_gpu(work: Recorded) -> bool:
 
 
 def with_work_alone(rank: RecordedRank, slowdown: float) -> RecordedRank:
-    """The rank with kernels' seconds as they would be alone, to be run where they share the GPU again."""
+    """The rank with every kernel's time alone as its seconds, to be run on a GPU that kernels share."""
     marks: list[tuple[float, int, int]] = []  # time, change of running kernels, change of collectives
     for work in rank.works:
         start, end = work.recorded
@@ -45,7 +45,7 @@ def with_work_alone(rank: RecordedRank, slowdown: float) -> RecordedRank:
 
 
 def _work_done(marks: Sequence[tuple[float, int, int]], slowdown: float) -> tuple[list[float], list[float]]:
-    """Times at which something changes, and the work that one kernel had done by then."""
+    """The times of `marks`, and the seconds of work that a kernel running all along had done by each time."""
     times: list[float] = []
     done: list[float] = []
     running = collectives = 0

@@ -1,11 +1,11 @@
-"""What a recorded host did between the ops it issued: it worked, and it was blocked.
+"""The recorded host between the ops it issued: its work, and the calls that blocked it.
 
 # [Note: a call that blocks]
 A recorded wait of the host (`cudaStreamSynchronize`, a copy from pageable memory, a collective of gloo) is a
-call: it lasts until the op that it waits for is over, and some time beyond, which is the call's own. Both are
-kept: the op, and the call's own seconds after it, which are all of it where the op was over before or is not
-known. A call during which another op is issued (the copy itself, or one by another thread) is cut there; what
-is left of it then waits. Of waits of several threads at once the first counts.
+call: it lasts until the op that it waits for has ended, plus the call's own overhead. Both are kept: the op,
+and the seconds of overhead after it, which are the whole call if the op had ended before or is not known. A
+call during which another op is issued (the copy itself, or an op of another thread) is cut there; the rest of
+the call waits before the next op. If several threads wait at once, the first wait counts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import NamedTuple
 from zsim.plan.recorded.work import HostCall
 from zsim.trace.trace import SpanInfo
 
-LONGEST_LAG = 50e-6  # seconds: an op that ended longer ago than this did not make the other wait
+LONGEST_LAG = 50e-6  # seconds: an op that ended longer ago is not the one that was awaited
 _INSTANT = 1e-9  # times are whole nanoseconds
-Block = tuple[float, float, SpanInfo]  # start, end, and what the host waited for
+Block = tuple[float, float, SpanInfo]  # start, end, info of the op that the host waited for
 
 
 class HostPart(NamedTuple):
-    """What a host did before it issued an op: calls, the ops that these waited for, and work after them."""
+    """The host's time before it issued an op: blocking calls, the ops they waited for, and work after
+    them."""
 
     calls: tuple[HostCall, ...]
     waits: tuple[int, ...]
@@ -33,7 +34,7 @@ class HostPart(NamedTuple):
 
 @dataclass
 class HostReader:
-    """The host of one rank: when each op was issued and over, and the blocks, in order."""
+    """The recorded host of one rank: issue and end of each op, and its blocks in order (seconds)."""
 
     issue: Sequence[float]
     end: Sequence[float]
@@ -43,7 +44,7 @@ class HostReader:
     def parts(
         self, infos: Sequence[SpanInfo], is_on_host: Sequence[bool], begin: float, end: float
     ) -> list[HostPart]:
-        """What the host did from `begin` to `end`: before each op, and after the last."""
+        """The host's time from `begin` to `end`: one part before each op, and one after the last."""
         found, time = [], begin
         for number, (info, on_host) in enumerate(zip(infos, is_on_host, strict=True)):
             calls, waits, time = self._blocked(self.issue[number], time)
@@ -54,8 +55,8 @@ class HostReader:
         return [*found, HostPart(calls, waits, max(end - time, 0.0))]
 
     def _blocked(self, until: float, time: float) -> tuple[tuple[HostCall, ...], tuple[int, ...], float]:
-        """What the host was blocked on from `time` to `until`, the ops it waited for, and when it was free
-        again."""
+        """The host's blocking calls from `time` to `until`, the ops they waited for, and the time when the
+        host was free again."""
         calls: list[HostCall] = []
         waits: list[int] = []
         while self.blocks and self.blocks[0][0] < until - _INSTANT:
@@ -73,6 +74,6 @@ class HostReader:
         return tuple(calls), tuple(waits), time
 
     def _awaited(self, info: SpanInfo, end: float) -> int | None:
-        """The op that a block of the host was for: the last one issued like it that is over by then."""
+        """The op that a block waited for: the last issued op with the same info that had ended by `end`."""
         numbers = reversed(self._numbers.get(info, ()))
         return next((number for number in numbers if self.end[number] <= end + LONGEST_LAG), None)

@@ -1,28 +1,30 @@
-"""A recorded step as a program to run again: per rank, what its host issued, and what each op waited for.
+"""Inference of a program to run again from a recorded step: per rank the ops that its host issued, and the
+ops that each op waited for.
 
-The only plans with seconds in them: a recorded kernel takes what it took. What a recording does not hold is
-read out of its times, the streams' order and the ranges that torch writes.
+These are the only plans with seconds in them: a recorded kernel takes its recorded time. Dependencies, which
+a recording does not hold, are inferred from its times, the order of its streams and the ranges that torch
+writes.
 
 # [Note: what an op waited for]
 Kineto does not say which event a stream waited for. An op starts when the host has issued it, its stream is
-free, and what it waits for on other streams is over. So:
-- an op that starts later than the host and its own stream explain waited for the op that ended last before
-  it on another stream;
+free, and the ops that it waits for on other streams have ended. So:
+- an op that starts later than its issue and its stream explain waited for the op that ended last before it on
+  another stream;
 - a reduction (and any collective of the optimizer's phase) waits for the last op that the host issued to the
-  computing stream before it: torch makes NCCL's stream wait for the current one;
+  compute stream before it: torch makes NCCL's stream wait for the current stream;
 - a gather waits for the copy of the same unit just before it (FSDP2's copy-in), a reduction for the
   reduction of the same unit in another group (HSDP);
 - a gather's result is awaited by the first later op of the same unit on another stream; without units by the
-  first op before which the host made a stream wait; without that by the first that starts after its end;
+  first op before which the host made a stream wait; without such an op by the first op that starts after the
+  gather's end;
 - a reduction's result is awaited by the optimizer; without phases by the first op that follows a wait.
-None of these may contradict the recording: what started before an op ended did not wait for it. Those that
-were satisfied in time show nothing in the recording and matter only when times change.
-What remains unexplained stays as a delay of the op (`lag_seconds`), and is counted.
+None of these may contradict the recording: an op that started before another ended did not wait for it. Waits
+that were already satisfied do not show in the recording and matter only when times change.
+A delay that remains unexplained stays with the op (`lag_seconds`), and is counted.
 
 # [Note: the host of a replay]
-The host issues an op some time after the one before (what it did in between, as recorded), and first waits
-for what it was blocked on (zsim.plan.recorded.host). On a CPU run it is the host that computes: such ops are
-done in line.
+The host issues an op as long after the previous op as recorded, and first waits for the ops that its calls
+were blocked on (zsim.plan.recorded.host). In a CPU run the host computes: such ops run in line.
 """
 
 from __future__ import annotations
@@ -40,21 +42,21 @@ from zsim.plan.recorded.rank import RecordedRank
 from zsim.plan.recorded.work import Recorded
 from zsim.trace.trace import COLLECTIVES, SpanInfo, Trace
 
-_TOLERANCE = 2e-6  # seconds: launches and clocks are no better
-_NEAR = 8  # ops: what belongs to one collective is issued together
+_TOLERANCE = 2e-6  # seconds: the accuracy of launches and clocks
+_NEAR = 8  # ops: the ops of one collective are issued at most this far apart
 _REDUCTIONS = frozenset({"reduce_scatter", "all_reduce", "reduce"})
-_ON_HOST = frozenset({"compute", "optimizer", "copy"})  # what a CPU run computes in line
-POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # they meet nobody here: they take what they took
+_ON_HOST = frozenset({"compute", "optimizer", "copy"})  # ops that a CPU run computes in line
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})  # not matched here: they take their recorded time
 
 
 def recorded_ranks(step: Trace) -> dict[int, RecordedRank]:
-    """The program of each rank of one recorded step (`Trace.typical_step()`), or of a simulated one."""
+    """The program of each rank of one recorded step (`Trace.typical_step()`), or of a simulated step."""
     ranks = np.unique(step.ranks).tolist()
     return {rank: _Reader(step, rank).rank_recorded() for rank in ranks}
 
 
 class _Row(NamedTuple):
-    """One span; `seconds` is its length, of a collective its transfer."""
+    """One span; `seconds`: its length, or the transfer time of a collective where that is known."""
 
     info: SpanInfo
     issue: float
@@ -66,7 +68,7 @@ class _Row(NamedTuple):
 
 
 def _rows(step: Trace, rank: int) -> list[_Row]:
-    """The spans of a rank; what has no time of issue was issued when it began."""
+    """The spans of a rank; a span without an issue time counts as issued at its start."""
     mine = np.flatnonzero(step.ranks == rank)
     start, end, issue = step.start_seconds[mine], step.end_seconds[mine], step.issue_seconds[mine]
     is_known = ~np.isnan(issue)
@@ -82,7 +84,7 @@ def _rows(step: Trace, rank: int) -> list[_Row]:
 
 
 def _cut_where_the_host_issues(rows: list[_Row]) -> list[_Row]:
-    """What the host computes, cut where it issues something else in between."""
+    """The rows, with each span of the host's computation split where the host issues another op inside it."""
     times = sorted({row.issue for row in rows if row.info.kind not in _ON_HOST})
     found = []
     for row in rows:
@@ -165,11 +167,11 @@ class _Reader:
         phase: Phase = "optimizer" if info.phase == "optimizer" else "forward"
         return Op(info.name, self.streams[number], work, after, host.waits, phase=phase, module=info.module)
 
-    # -- what is where ------------------------------------------------------------------------------
+    # -- streams, bounds and blocks -----------------------------------------------------------------
 
     def _streams(self) -> list[str]:
-        """The in-order stream of each op. What a recording calls one stream but ran at once (files, gloo's
-        threads) is several."""
+        """The in-order stream of each op. A recorded stream whose ops overlap (files, gloo's threads) is
+        split into several."""
         free: dict[str, list[float]] = {}
         streams = []
         for info, start, end in zip(self.infos, self.start, self.end, strict=True):
@@ -183,7 +185,7 @@ class _Reader:
         return streams
 
     def _before_on_stream(self) -> list[int]:
-        """The op before each on its stream; -1 without one."""
+        """Per op, the previous op on its stream; -1 for the first."""
         last: dict[str, int] = {}
         before = []
         for number, stream in enumerate(self.streams):
@@ -192,7 +194,7 @@ class _Reader:
         return before
 
     def _compute_stream(self) -> str:
-        """The stream with most kernel time."""
+        """The stream with the most kernel time."""
         busy: dict[str, float] = {}
         for info, stream, seconds in zip(self.infos, self.streams, self.seconds, strict=True):
             if info.kind in _ON_HOST:
@@ -209,12 +211,13 @@ class _Reader:
         return 0.0, 0.0, end, min(end, max([0.0, *self.issue, *blocked]))
 
     def _blocks(self) -> deque[tuple[float, float, SpanInfo]]:
-        """The host's waits in order, and what each was for."""
+        """The host's waits in order, each with the info of the op that it waited for."""
         rows = sorted(block[1:] for block in self.step.host_blocks if block[0] == self.rank)
         return deque((start, end, self.step.infos[info]) for start, end, info in rows)
 
     def _in_allocator(self, begin: float) -> dict[int, list[tuple[float, float]]]:
-        """By op, when the host was in torch's allocator since it issued the op before."""
+        """By op, the host's spans in torch's allocator before it: (seconds from the previous issue to the
+        span's start, seconds from the span's end to the op's issue)."""
         found: dict[int, list[tuple[float, float]]] = {}
         for rank, start, end in self.step.allocator_blocks:
             number = bisect_right(self.issue, start)
@@ -224,7 +227,8 @@ class _Reader:
         return found
 
     def _stream_begins(self, begin: float) -> dict[str, float]:
-        """When each stream is free: at the step's start, or before where it was already at work then."""
+        """The time at which each stream is free: the step's start, or the start of its first op if
+        earlier."""
         begins: dict[str, float] = {}
         for stream, start in zip(self.streams, self.start, strict=True):
             begins.setdefault(stream, min(start, begin))
@@ -233,7 +237,7 @@ class _Reader:
     # -- the streams --------------------------------------------------------------------------------
 
     def _explain(self) -> list[set[int]]:
-        """The earlier ops on other streams that each op waits for; see [Note: what an op waited for]."""
+        """Per op, the earlier ops on other streams that it waits for; see [Note: what an op waited for]."""
         waits: list[set[int]] = [set() for _ in self.infos]
         by_end = sorted(range(len(self.infos)), key=lambda number: self.end[number])
         ends = [self.end[number] for number in by_end]
@@ -252,12 +256,13 @@ class _Reader:
         return waits
 
     def _ready(self, number: int) -> float:
-        """When the host had issued an op and its stream was free."""
+        """The time at which the host had issued an op and its stream was free."""
         before = self.before[number]
         return max(self.issue[number], self.end[before]) if before >= 0 else self.issue[number]
 
     def _seen(self, number: int, by_end: list[int], ends: list[float]) -> int | None:
-        """The op that this one visibly waited for: it began as that one, on another stream, ended."""
+        """The op on another stream at whose end op `number` started, later than its issue and stream
+        explain."""
         start, ready = self.start[number], self._ready(number)
         if start <= ready + _TOLERANCE:
             return None
@@ -271,7 +276,7 @@ class _Reader:
         return None
 
     def _sources(self, number: int) -> set[int]:
-        """What a collective's input comes from."""
+        """The ops that produce a collective's input."""
         info, start = self.infos[number], self.start[number] + _TOLERANCE
         is_reduction = info.kind in _REDUCTIONS or info.phase == "optimizer"
         found: set[int] = set()
@@ -293,7 +298,7 @@ class _Reader:
         return found
 
     def _consumer(self, number: int) -> int | None:
-        """The first op that needs what a collective brought."""
+        """The first op that needs a collective's result."""
         info, end, stream = self.infos[number], self.end[number] - _TOLERANCE, self.streams[number]
         first, waiting = None, None
         for other in range(number + 1, len(self.infos)):
@@ -321,7 +326,7 @@ class _Reader:
         return tuple(sorted(last.values()))
 
     def _lags(self, after: list[tuple[int, ...]], stream_begins: dict[str, float]) -> list[float]:
-        """How much later each op started than all that it waited for, or sooner by less than clocks tell."""
+        """Seconds from the end of all that each op waited for to its start; at least -`_TOLERANCE`."""
         free, lags = dict(stream_begins), [0.0] * len(self.infos)
         for number, stream in enumerate(self.streams):
             if self.is_on_host[number]:
@@ -333,6 +338,7 @@ class _Reader:
 
 
 def _same_unit(gathered: SpanInfo, other: SpanInfo) -> bool:
-    """Whether an op is of the module whose parameters were gathered, or inside it, or around it."""
+    """Whether an op belongs to the module whose parameters were gathered, to a part of it, or to its
+    parent."""
     one, two = gathered.module, other.module
     return bool(one and two) and (one == two or one.startswith(f"{two}.") or two.startswith(f"{one}."))

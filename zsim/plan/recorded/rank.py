@@ -1,4 +1,4 @@
-"""One recorded rank: its program, whose works are `Recorded`, and when its step began."""
+"""One recorded rank: its program, whose works are `Recorded`, and the start of its step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from zsim.plan.recorded.work import Recorded
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """`begin` is when the rank's step begins, `host_begin` and `stream_begins` when its host and streams are
-    free for it, in seconds after the first rank's beginning. `unexplained_seconds`: the sum of long lags."""
+    """A recorded rank. `begin`: start of its step; `host_begin` and `stream_begins`: times at which its host
+    and streams are free for the step; all in seconds after the first rank's start. `unexplained_seconds`: the
+    sum of the lags above `LONGEST_LAG`."""
 
     rank: int
     program: Program
@@ -24,11 +25,11 @@ class RecordedRank:
 
     @property
     def works(self) -> list[Recorded]:
-        """Of every op."""
+        """The recorded work of every op."""
         return [recorded(op) for op in self.program.ops]
 
     def with_works(self, change: Callable[[Recorded], Recorded]) -> RecordedRank:
-        """The rank with the work of every op changed."""
+        """A copy of the rank with `change` applied to the work of every op."""
         ops = tuple(op._replace(work=change(recorded(op))) for op in self.program.ops)
         return replace(self, program=replace(self.program, ops=ops))
 
@@ -39,8 +40,8 @@ def recorded(op: Op) -> Recorded:
 
 
 def as_recorded(rank: RecordedRank) -> RecordedRank:
-    """The rank with every collective as long as it was there, with what it waited for others: where nothing
-    else changes they come when they came."""
+    """The rank with every collective taking its recorded time, waits for other ranks included: if nothing
+    else changes, all ops run when they were recorded."""
     return rank.with_works(
         lambda work: (
             replace(work, seconds=work.recorded[1] - work.recorded[0], meets=False) if work.meets else work

@@ -9,9 +9,9 @@ from zsim.trace.trace import SpanInfo
 
 
 class HostCall(NamedTuple):
-    """What a recorded host did: it worked for `seconds`, then was blocked: where it `waits`, until the next
-    of its op's `host_waits` was over, and for `own_seconds` more. `info`: what the wait counts as; see
-    zsim.plan.recorded.host, [Note: a call that blocks]."""
+    """A blocking call of a recorded host, after `seconds` of work: it lasts until the next of the op's
+    `host_waits` has ended (if it `waits`), and `own_seconds` more. `info`: the awaited op, for the report;
+    see zsim.plan.recorded.host, [Note: a call that blocks]."""
 
     seconds: float
     waits: bool
@@ -21,15 +21,15 @@ class HostCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What an op of a recorded rank was (None: the end of the host's step, which no trace shows), and its
-    seconds: the only work with any.
+    """The work of a recorded op, the only kind of work with seconds. `info`: the recorded span (None: the end
+    of the host's step, which no trace shows).
 
-    `seconds`: of a kernel, or of a collective's transfer; `recorded`: when it began and ended; `meets`: it is
-    a collective, and begins when all members of its group have come; `lag_seconds`: how much later it starts
-    than all that it waits for explains. The host first makes `calls`, then works for `host_seconds`, and
-    issues the op; what `is_on_host` the host does itself. `in_allocator`: when the host was in torch's
-    allocator, which had run short: from so long after the issue of the op before (the step's beginning) to so
-    long before this one's.
+    `seconds`: of a kernel, or of a collective's transfer; `recorded`: its start and end; `meets`: a
+    collective that starts when all members of its group have arrived; `lag_seconds`: delay of the start that
+    its waits do not explain. The host first makes `calls`, then works for `host_seconds`, and issues the op;
+    an op that `is_on_host` is run by the host itself. `in_allocator`: the host's spans in torch's allocator,
+    which had run short: (seconds from the issue of the previous op, or the step's start, to the span's start;
+    seconds from the span's end to the issue of this op).
     """
 
     info: SpanInfo | None

@@ -1,4 +1,4 @@
-"""What a module runs and holds: by itself, and as it stands in a block."""
+"""A module's kernels and activations: by itself, and at its place in a block."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zsim.specs.strategy.training import Checkpointing
 class ModuleWork:
     """One module's kernels and the tensors of its activations.
 
-    `saved_bytes` stay from forward to backward, under full checkpointing only from recomputation on; the
-    extras live only during one op. `kept_outputs`: the tensors that it leaves to the segment's checkpoint.
+    `saved_bytes` stay from forward (under full checkpointing: from recomputation) to backward; the extra
+    bytes live only during one op. `kept_outputs`: bytes of the outputs that the segment's checkpoint keeps.
     """
 
     forward: Kernels
@@ -54,7 +54,8 @@ Works = tuple[ModuleWork, ...]
 def module_work(
     module: Module, shape: work.BatchShape, options: work.WorkOptions, *, is_selective: bool = False
 ) -> ModuleWork:
-    """The module by itself; `is_selective`: attention that is run again in backward (policy "selective")."""
+    """The work of a module by itself; `is_selective`: attention recomputed in backward (policy
+    "selective")."""
     forward = work.forward_kernels(module, shape, options)
     backward = work.backward_kernels(module, shape, options)
     saved = footprint.saved_bytes(module, shape, options)
@@ -75,10 +76,10 @@ def module_work(
 def on_residual_stream(
     modules: Sequence[Module], works: Works, shape: work.BatchShape, options: work.WorkOptions
 ) -> Works:
-    """A block's works. What a product adds to the residual stream, as it is, has the stream's gradient for
-    its output's."""
+    """A block's works. A Linear whose output is added to the residual stream without dropout reuses the
+    stream's gradient as its output gradient, so none is allocated."""
     if options.autocast or options.stream_bytes != options.activation_bytes:
-        return works  # autograd casts it
+        return works  # autograd casts the gradient
     result = list(works)
     for number, after in enumerate(modules[1:]):
         product = modules[number].work
@@ -92,8 +93,8 @@ def on_residual_stream(
 
 @dataclass(frozen=True, slots=True)
 class BlockWorks:
-    """A block's modules in the first forward and in backward, and the first so many of them in
-    recomputation, where it is checkpointed."""
+    """The works of a block's modules in forward and backward (`works`), and in recomputation (`recomputed`:
+    of the first modules; () without checkpointing)."""
 
     works: Works
     recomputed: Works
@@ -108,8 +109,9 @@ def checkpointed_works(
     *,
     stops_early: bool,
 ) -> BlockWorks:
-    """The block's works, without what the checkpoint holds for them: the block's input at a first module that
-    would only keep that, and with "selective-op" the outputs that are not made again."""
+    """The works of a checkpointed block, without the saved bytes that the checkpoint holds already: the
+    block's input, if that is all that the first module saves, and with "selective-op" the outputs that are
+    kept."""
     keeps_outputs = policy == "selective-op"
     is_shared = keeps_outputs and options.attention == "flash"
     shared = footprint.kept_for_readers(block, shape, options) if is_shared else {}
@@ -131,7 +133,7 @@ def checkpointed_works(
 
 
 def _without_saved(one: ModuleWork, count: int) -> ModuleWork:
-    """Without `count` bytes of what it saves, which are held for it."""
+    """The work without `count` of its saved bytes, which the checkpoint holds."""
     saved = without(one.tensors.saved, count)
     return replace(one, tensors=replace(one.tensors, saved=saved))
 
@@ -139,7 +141,7 @@ def _without_saved(one: ModuleWork, count: int) -> ModuleWork:
 def _keeping(
     one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
-    """With its output left to the checkpoint."""
+    """The work with its outputs kept by the checkpoint."""
     outputs = footprint.kept_outputs(module, shape, options)
     return replace(_without_output(one, outputs[0]), kept_outputs=outputs)
 
@@ -147,7 +149,8 @@ def _keeping(
 def _without_kernels(
     one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
-    """When its output is there: of fused attention the rotary embedding is left, of a product nothing."""
+    """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
+    only, a product nothing."""
     forward = work.unkept_kernels(module, shape, options)
     output = footprint.kept_outputs(module, shape, options)[0]
     return replace(
@@ -156,15 +159,15 @@ def _without_kernels(
 
 
 def _is_compiled(module: Module, options: work.WorkOptions) -> bool:
-    """Whether it is an activation in a kernel that torch.compile has made: Liger brings its own."""
+    """Whether the module is an activation that torch.compile generates; Liger's gated kernel is not."""
     if not isinstance(module.work, Activation):
         return False
     return options.compile and not (options.liger and module.work.gated)
 
 
 def _in_place(one: ModuleWork) -> ModuleWork:
-    """An activation that torch.compile has made writes over an input that nothing keeps (torch 2.13's
-    `inplace_buffers`, _inductor/config.py)."""
+    """The work of an activation that torch.compile generates: it overwrites an input that is not needed later
+    (torch 2.13's `inplace_buffers`, _inductor/config.py), so its output is not allocated."""
     output = one.forward_extra_bytes
     return _without_output(one, output) if one.saved_bytes >= output else one
 

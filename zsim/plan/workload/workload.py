@@ -1,7 +1,7 @@
-"""What one rank computes in a step: segments of module calls with their kernels and their memory.
+"""The computation of one rank in a step: segments of module calls with their kernels and their memory.
 
-A `Segment` is what runs before the blocks, one block, or what runs after them. Work is derived once per
-distinct module shape; a thousand layers of one shape share it.
+A `Segment` is the modules before the blocks, one block, or the modules after the blocks. Work is derived once
+per distinct module: a thousand layers of one shape share it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zsim.specs.strategy.training import Checkpointing, Training
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """A module at its place in the model."""
+    """A call of a module at its place in the model."""
 
     name: str
     segment: str
@@ -48,7 +48,7 @@ class ModuleCall:
 
     @property
     def borrowed_numel(self) -> int:
-        """Elements of the weight of another module that it multiplies with (a tied head), else 0."""
+        """Elements of another module's weight that this module multiplies by (a tied head), else 0."""
         layer = self.module.work
         if not isinstance(layer, Linear) or any(parameter.name == "weight" for parameter in self.parameters):
             return 0
@@ -59,10 +59,10 @@ class ModuleCall:
 class Segment:
     """Modules that run back to back: `kind` is "before", "block" or "after".
 
-    Under full checkpointing `recomputed` run again before backward. `input_bytes`: of the input that the
-    checkpoint holds; `output_bytes`: of the block's second output, where a reentrant checkpoint holds it
+    In a checkpointed block `recomputed` run again before backward. `input_bytes`: of the input that the
+    checkpoint holds; `output_bytes`: of the block's recomputed output, which a reentrant checkpoint holds
     until its backward has ended. Recomputation enters `stops_at` (its hooks run) but stops before its
-    kernels, because everything that backward needs exists by then.
+    kernels, because all tensors that backward needs exist by then.
     """
 
     name: str
@@ -85,16 +85,16 @@ class Segment:
 
     @cached_property
     def checkpoint_bytes(self) -> int:
-        """Its input and what its calls keep of their outputs."""
+        """Bytes of the segment's input and of its calls' kept outputs."""
         return self.input_bytes + sum(sum(call.work.kept_outputs) for call in self.calls)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """All segments in forward order; `residual_bytes` is the gradient of the residual stream, alive from
-    the head's backward on; `optimizer_state_bytes` per parameter, fp32 master weights not included;
-    `fused_head` names the module whose weight the loss takes without calling it ("" where it is called);
-    `logs`: where the trainer takes metrics."""
+    """All segments in forward order. `residual_bytes`: the gradient of the residual stream, alive from the
+    head's backward on; `optimizer_state_bytes`: per parameter, without fp32 master weights; `fused_head`: the
+    module whose weight the loss uses without calling the module ("" if it is called); `logs`: the logits that
+    the trainer holds, and its metrics."""
 
     model: ModelSpec
     training: Training
@@ -110,7 +110,7 @@ class Workload:
 
 
 def make_workload(model: ModelSpec, training: Training) -> Workload:
-    """Derive the work of every module once per shape."""
+    """The workload of a model under a training; the work of every distinct module is derived once."""
     shape = BatchShape.of(training)
     options = WorkOptions.of(training)
     deriver = _Deriver(shape, options, training)
@@ -127,7 +127,7 @@ def make_workload(model: ModelSpec, training: Training) -> Workload:
 
 
 class _Deriver:
-    """Caches the work of modules and of blocks, by the modules they consist of."""
+    """Derives segments, and caches the work of modules and of blocks by module identity."""
 
     def __init__(self, shape: BatchShape, options: WorkOptions, training: Training) -> None:
         self._shape = shape
@@ -137,8 +137,8 @@ class _Deriver:
         self._blocks: dict[tuple[Checkpointing, tuple[int, ...]], BlockWorks] = {}
 
     def fuse_head(self, modules: tuple[Module, ...]) -> str:
-        """Let the head do the loss piece by piece, and what stands between and after nothing; the head's
-        name, "" where there is none."""
+        """Give the head the fused work of head and loss, and the modules after it no work; returns the head's
+        name, "" if there is no head."""
         place = head_place(modules)
         if place is None:
             return ""
@@ -154,7 +154,7 @@ class _Deriver:
         return modules[place].name
 
     def segment(self, name: str, kind: str, prefix: str, modules: tuple[Module, ...]) -> Segment:
-        """What stands before or after the blocks: nothing of it is run again."""
+        """The segment before or after the blocks, which is never recomputed."""
         works = tuple(self._work(module) for module in modules)
         return Segment(name, kind, _calls(name, prefix, modules, works), False, 0)
 

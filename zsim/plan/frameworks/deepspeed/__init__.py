@@ -1,1 +1,1 @@
-"""DeepSpeed's engine."""
+"""DeepSpeed: engine, ZeRO stages, ZeRO++ and MiCS."""

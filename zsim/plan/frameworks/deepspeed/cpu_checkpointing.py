@@ -1,7 +1,7 @@
-"""DeepSpeed's `cpu_checkpointing`: the inputs of checkpointed layers wait in host memory for backward.
+"""DeepSpeed's `cpu_checkpointing`: the inputs of checkpointed layers are held in host memory until backward.
 
-From 0.19.6 (`activation_checkpointing/offload_activations.py`) copies run on a stream of their own, through
-pinned memory, and the newest input stays on the GPU; before, both copies block and are not pinned.
+From 0.19.6 (`activation_checkpointing/offload_activations.py`) copies run on a separate stream, to and from
+pinned memory, and the newest input stays on the GPU; before, both copies are pageable and block the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _STREAM = "checkpoints"
 
 
 class CheckpointsInHostMemory:
-    """Called around the segments of each micro-batch."""
+    """Offloads activation checkpoints; called around the segments of each micro-batch."""
 
     def __init__(self, host: HostSide, config: DeepSpeedConfig) -> None:
         self.host = host
@@ -25,7 +25,7 @@ class CheckpointsInHostMemory:
         self._away: set[tuple[str, int]] = set()  # segments' names and micro-batches
 
     def save(self, segment: Segment) -> None:
-        """After a segment's forward."""
+        """Copy a segment's checkpoint to host memory, after its forward."""
         if not segment.is_checkpointed:
             return
         one = segment, self.host.builder.micro_batch
@@ -58,7 +58,7 @@ class CheckpointsInHostMemory:
             builder.free("activations", size, owner=segment.name + CHECKPOINT, micro_batch=micro_batch)
 
     def restore(self, segment: Segment) -> None:
-        """Before a segment is computed again."""
+        """Copy a segment's checkpoint to the GPU, before the segment is recomputed."""
         builder, size = self.host.builder, segment.checkpoint_bytes
         micro_batch = builder.micro_batch
         if (segment.name, micro_batch) not in self._away:
@@ -74,7 +74,7 @@ class CheckpointsInHostMemory:
         builder.stream_wait(COMPUTE, event)
 
     def drop(self, segment: Segment) -> None:
-        """After a segment's backward."""
+        """Free a segment's checkpoint in host memory, after its backward."""
         builder, size = self.host.builder, segment.checkpoint_bytes
         micro_batch, pinned = builder.micro_batch, self.is_asynchronous
         if (segment.name, micro_batch) in self._away:

@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine does around a stage's computation, whatever its optimizer."""
+"""The hooks that DeepSpeed's engine has under every optimizer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class DeepSpeedEngine(Hooks):
-    """The hooks of all stages of ZeRO; `checkpoints`: where activation checkpoints wait that are not on the
-    GPU."""
+    """Base class of the hooks of all stages of ZeRO; `checkpoints`: offloads activation checkpoints, with
+    `cpu_checkpointing`."""
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage)

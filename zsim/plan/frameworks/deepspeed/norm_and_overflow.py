@@ -1,4 +1,5 @@
-"""What every DeepSpeed optimizer does before it updates: look for infinities, take the norm, wait."""
+"""The start of the step of every DeepSpeed optimizer: overflow check and gradient norm, both read by the
+host."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 def check_overflow(builder: PlanBuilder, config: DeepSpeedConfig, shards: Sequence[int], group: str) -> None:
-    """Every gradient is read, the flag reduced over the ranks that shard, and the host waits for it;
-    FP16_Optimizer holds all gradients on every rank and asks nobody."""
+    """Check all gradients for infinities, reduce the flag over the ranks that shard, and make the host wait
+    for it. FP16_Optimizer is not sharded: the flag needs no reduction."""
     if not config.check_grad_overflow:
         return
     builder.kernels("look for infinities", norm_kernels(sum(shards), config.grad_accum_dtype, len(shards)))
@@ -28,11 +29,11 @@ def norm_and_sync(
     *,
     num_groups: int = 1,
 ) -> None:
-    """The global norm as a Python number: kernels, reductions, `.item()`; then unscale and clip.
+    """Compute the global norm as a Python number (kernels, reductions, `.item()`); then unscale and clip.
 
     Stage 3 reduces one sum of squares per sub-group, in fp64 unless the optimizer is offloaded
-    (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients on every rank; the engine
-    itself (fp32, stage 0) takes a norm only to clip, and averages it.
+    (`get_grad_norm_direct`). BF16_Optimizer and FP16_Optimizer have all gradients on every rank and reduce
+    nothing; the engine itself (fp32, stage 0) takes a norm only to clip, and averages it over the ranks.
     """
     wrapper = config.optimizer_wrapper
     if not config.zero.compute_grad_norm or (wrapper == "none" and not config.gradient_clipping):

@@ -1,9 +1,9 @@
 """DeepSpeed without ZeRO, and its BF16_Optimizer: gradients all-reduced after backward.
 
 `engine.buffered_allreduce_fallback` (DeepSpeed 0.19.8 `runtime/engine.py`): tensors are collected until they
-exceed 5e8 elements, flattened, all-reduced on the default stream and copied back; nothing overlaps it.
-`BF16_Optimizer` (`runtime/bf16_optimizer.py`) keeps fp32 gradients of the whole model, updates its own
-1/N of fp32 masters and moments, and gathers the bf16 weights.
+exceed 5e8 elements, flattened, all-reduced on the default stream and copied back, without overlap.
+`BF16_Optimizer` (`runtime/bf16_optimizer.py`) keeps fp32 gradients of the whole model on every rank, updates
+the rank's 1/N of fp32 masters and moments, and all-gathers the bf16 weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ELEMENTS_PER_BUFFER = 500_000_000
 
 
 class Zero0Schedule(DeepSpeedEngine):
-    """Plain data parallelism as DeepSpeed's engine does it."""
+    """Hooks of DeepSpeed's engine without ZeRO, and of BF16_Optimizer."""
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
@@ -73,7 +73,7 @@ class Zero0Schedule(DeepSpeedEngine):
         if self.group.size == 1:
             return
         bucket: list[int] = []
-        for numel in reversed(self._numels):  # named order, the reverse of how gradients came
+        for numel in reversed(self._numels):  # order of registration, the reverse of backward
             bucket.append(numel)
             if sum(bucket) > _ELEMENTS_PER_BUFFER:
                 self._reduce(bucket)

@@ -1,1 +1,1 @@
-"""FullyShardedDataParallel, torch's first."""
+"""FSDP1: torch's FullyShardedDataParallel."""

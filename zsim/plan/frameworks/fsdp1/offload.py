@@ -2,9 +2,10 @@
 
 Transcribed from torch 2.13 `torch/distributed/fsdp/_flat_param.py` (`pre_unshard`,
 `init_flat_param_attributes`) and `_runtime_utils.py` (`_offload_grad`, `_post_backward_final_callback`). The
-shard of a unit is copied, pinned, on the pre-unshard stream and cast there, also where the unit is still
-whole. A reduced gradient is copied on the stream that made it, and its GPU memory stays until backward has
-ended, when the host waits for all copies; the copy of NO_SHARD blocks. The optimizer runs on the CPU.
+shard of a unit is copied from pinned memory on the pre-unshard stream and cast there, even if the unit is
+still unsharded. A reduced gradient is copied on the stream that computed it, and its GPU memory stays until
+the end of backward, when the host waits for all copies; the copy of NO_SHARD blocks. The optimizer runs on
+the CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from zsim.specs.strategy.training import Training
 
 
 def check_accumulation(strategy: Fsdp1, training: Training) -> None:
-    """Raises InputError where FSDP1 would lose gradients: it keeps only the newest of those reduced one
-    micro-batch after another (torch's documentation of `CPUOffload`)."""
+    """Raise InputError where FSDP1 would lose gradients: of gradients reduced in several micro-batches it
+    keeps only the newest (torch's documentation of `CPUOffload`)."""
     if training.gradient_accumulation_steps > 1 and not strategy.no_sync:
         raise InputError(
             "strategy.no_sync: FSDP1 with cpu_offload keeps only the newest reduced gradient; expected "
@@ -32,7 +33,7 @@ def check_accumulation(strategy: Fsdp1, training: Training) -> None:
 
 
 class Fsdp1Home:
-    """Host memory as the home of every unit's shard, of its gradient and of its optimizer states."""
+    """Keeps every unit's shard, gradient and optimizer states in host memory."""
 
     def __init__(self, builder: PlanBuilder, units: Sequence[FlatUnit], training: Training) -> None:
         self.builder, self.training = builder, training
@@ -41,7 +42,8 @@ class Fsdp1Home:
         self.numel = sum(unit.shard_numel for unit in units)
 
     def resident(self, states: Memory) -> list[Memory]:
-        """Parameters and gradients, pinned, the latter from the start; `states` are the optimizer's."""
+        """Parameters and gradients in pinned memory, both allocated from the start; `states`: the
+        optimizer's."""
         total = self.stored_bytes * self.numel
         return [
             Memory("parameters", total, "host", is_pinned=True),
@@ -58,24 +60,24 @@ class Fsdp1Home:
         return event
 
     def drop(self, unit: FlatUnit, used: int) -> None:
-        """The shard on the GPU is not needed after event `used`."""
+        """Free the shard on the GPU, which is not needed after event `used`."""
         self.builder.free_when_done("buffers", self.stored_bytes * unit.shard_numel, used)
 
     def keep_gradient(self, unit: FlatUnit, size: int, stream: str, *, is_blocking: bool = False) -> None:
-        """Copy a reduced gradient of `size` bytes to host memory; on the GPU it stays until `wait`."""
+        """Copy a reduced gradient of `size` bytes to host memory; its GPU memory stays until `wait`."""
         name = f"gradients {unit.name} to host"
         self.host.copy(name, "d2h", size, stream, is_blocking=is_blocking, module=unit.path)
 
     def wait(self, streams: Sequence[str]) -> None:
-        """The host waits for all reductions and copies, on `streams`; _finalize_params lets go of the
-        gradients on the GPU."""
+        """Make the host wait for all reductions and copies on `streams`; _finalize_params frees the gradients
+        on the GPU."""
         for stream in streams:
             self.builder.host_wait(self.builder.record(stream))
         self.builder.host("gradients in host memory")
         self.builder.free("gradients", self.stored_bytes * self.numel)
 
     def step(self) -> None:
-        """torch's AdamW on the CPU; clipping reads the gradients and scales them there too."""
+        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too."""
         training = self.training
         if training.gradient_clipping > 0:
             norm = HostWork("copy", self.stored_bytes * self.numel, self.numel)

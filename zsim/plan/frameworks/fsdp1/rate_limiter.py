@@ -1,10 +1,10 @@
-"""FSDP1's rate limiter (`limit_all_gathers`): how far the host may run ahead of the GPU.
+"""FSDP1's rate limiter (`limit_all_gathers`), which bounds how far the host runs ahead of the GPU.
 
 # [Note: the free-event queue]
-The host blocks before an all-gather when two or more freed flat parameters are queued, until the stream that
-freed the oldest has come that far. The queue outlives the step: a step starts with what the step before left
-in it, long done. So the queue is replayed once the step is written down, from the length at which it comes
-back to itself. (In a plain step of blocks that is four, so that in forward block i waits for block i - 3.)
+The host blocks before an all-gather when two or more freed flat parameters are queued, until the event of the
+oldest free has happened. The queue outlives the step: a step starts with the events that the previous step
+left, all long past. So the queue is replayed after the step is issued, from the length that a step leaves
+unchanged. (In a plain step of blocks that is four, so that in forward block i waits for block i - 3.)
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class RateLimiter:
         self._log: list[tuple[bool, int]] = []  # (True, event of a free) or (False, number of the next op)
 
     def freed(self, event: int) -> None:
-        """A flat parameter is free once `event` has happened."""
+        """Log that a flat parameter is free once `event` has happened."""
         self._log.append((True, event))
 
     def before_all_gather(self, next_op: int) -> None:
-        """The host may have to block before it issues op number `next_op`."""
+        """Log that the host may have to block before it issues op number `next_op`."""
         self._log.append((False, next_op))
 
     def apply(self, ops: list[Op]) -> None:
-        """Put the host's waits into `ops`."""
+        """Add the host's waits to `ops`."""
         queue: list[int | None] = [None] * self._steady_length()
         for is_free, number in self._log:
             if is_free:
@@ -41,7 +41,7 @@ class RateLimiter:
                     ops[number] = ops[number]._replace(host_waits=(*ops[number].host_waits, event))
 
     def _steady_length(self) -> int:
-        """Entries in the queue at the start of a step that leaves as many behind."""
+        """The length of the queue at the start of a step that ends with the same length."""
         length = 0
         for _step in range(_STEPS_TO_STEADY):
             before = length

@@ -1,27 +1,27 @@
-"""What FSDP1 does with a flat gradient: make it, cast it, reduce it, keep the shard.
+"""The reduction of FSDP1's flat gradients: flatten, cast, reduce, keep the shard.
 
 Transcribed from `_post_backward_hook`, `_reduce_grad` and `_reduce_grad_no_shard` of
 `torch/distributed/fsdp/_runtime_utils.py`, torch 2.13.
 
 # [Note: record_stream]
-A flat gradient is made on one stream and read on the post-backward stream; `record_stream` keeps its memory
-until that stream is past it, however far ahead the host is. What is allocated on the post-backward stream
-itself (casts, padding, shards) is free as soon as the host lets go of it.
+A flat gradient is allocated on one stream and read on the post-backward stream; `record_stream` keeps its
+memory until the post-backward stream has read it, however far ahead the host is. Memory that is allocated on
+the post-backward stream itself (casts, padding, shards) is free as soon as the host frees it.
 
 # [Note: where gradients are flattened]
 Autograd runs a node's backward on the stream of its forward. The flat parameter is split inside `unshard()`,
-on the unshard stream, and its AccumulateGrad is made there by that split (under NO_SHARD without a cast by
-the wrapping, before, which is left out); so the concatenation is on the unshard stream, and
+on the unshard stream, and that split creates its AccumulateGrad there (under NO_SHARD without a cast the
+wrapping creates it earlier, which is not modelled); so the concatenation is on the unshard stream, and
 `_post_backward_hook` finds that stream current ("the default computation stream or the unshard stream":
-pytorch pull request 86874). The flat gradient is the unshard stream's memory, the views' gradients are
-protected until it is there, and what the hook frees and records, it does for the unshard stream. The next
-all-gather waits its turn behind the concatenation, which waits for the whole backward of the unit: under
-BACKWARD_POST no gather that is prefetched overlaps with backward. Up to torch 1.13 the split is in the
-forward of `FlattenParamsWrapper`, on the compute stream.
+pytorch pull request 86874). The flat gradient is memory of the unshard stream, the views' gradients are
+protected until it is complete, and the hook frees and records memory for the unshard stream. The next
+all-gather is queued behind the concatenation, which waits for the whole backward of the unit: under
+BACKWARD_POST no prefetched gather overlaps with backward. Up to torch 1.13 the split is in the forward of
+`FlattenParamsWrapper`, on the compute stream.
 
 # [Note: padding]
-`F.pad` fills what it makes and copies into it (ATen/native/PadNd.cpp `constant_pad_nd`); where nothing is
-missing it clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded, and the
+`F.pad` fills its result and copies into it (ATen/native/PadNd.cpp `constant_pad_nd`); without any padding it
+clones. Up to torch 1.13 `_post_backward_hook` pads every flat gradient that is sharded, and the
 shard is `zeros_like`, not `empty_like` (in fully_sharded_data_parallel.py, before the file named above).
 """
 
@@ -44,8 +44,8 @@ VIEWS = "gradients of parameters"  # the owner of the views' gradients, until th
 class Fsdp1UnitGradient:
     """The gradient of one flat parameter.
 
-    `unsharded_bytes` is a flat gradient that was not reduced yet; `is_saved`: a reduced one exists in the
-    stored type, fp32 unless told otherwise (the rank's shard, or all of it under NO_SHARD).
+    `unsharded_bytes`: of a flat gradient that is not reduced yet; `is_saved`: a reduced gradient exists, in
+    the stored type (the rank's shard; under NO_SHARD the whole gradient).
     """
 
     unsharded_bytes: int = 0
@@ -53,8 +53,8 @@ class Fsdp1UnitGradient:
 
 
 class GradientReducer:
-    """Flattens and reduces the gradients of all units: scattered over `shard`, added up over `replicate`,
-    where there are these groups; they go to their `home`, if that is not the GPU."""
+    """Flattens and reduces the gradients of all units: reduce-scattered over `shard` and all-reduced over
+    `replicate`, where these groups exist; `home`: the host memory that they are copied to, if offloaded."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class GradientReducer:
         self.postdivide = ranks / self.predivide
 
     def flatten(self, unit: FlatUnit, gradient: Fsdp1UnitGradient) -> None:
-        """Concatenate the views' gradients (the backward of the split), and add to what `no_sync` left: see
-        [Note: where gradients are flattened]."""
+        """Concatenate the views' gradients (the backward of the split), and add them to the gradient that
+        `no_sync` accumulated: see [Note: where gradients are flattened]."""
         builder, size, stream = self.builder, unit.numel * self.param_bytes, self.split_stream
         builder.wait_stream(stream, COMPUTE)
         builder.allocate("buffers", size)
@@ -112,7 +112,7 @@ class GradientReducer:
             self._all_reduce_unsharded(unit, gradient)
 
     def wait(self) -> None:
-        """The compute stream waits for all reductions."""
+        """Make the compute stream wait for all reductions; with offloading the host too."""
         self.builder.wait_stream(COMPUTE, POST_BACKWARD)
         if self.is_hybrid:
             self.builder.wait_stream(COMPUTE, ALL_REDUCE)
@@ -151,8 +151,8 @@ class GradientReducer:
         builder.free_when_done("buffers", source, event)  # see [Note: record_stream]
 
     def _cast_pad_and_divide(self, unit: FlatUnit, source: int) -> int:
-        """Cast to the reduce dtype, pad, set the shard to zero, divide before the sum; returns the bytes it
-        allocated, without the shard."""
+        """Cast to the reduce dtype, pad, zero the shard, divide before the sum; returns the allocated bytes,
+        without the shard."""
         always_pads = self.strategy.before_torch_2 and self.is_sharded  # see [Note: padding]
         size = unit.numel * self.reduce_bytes
         full = unit.padded_numel * self.reduce_bytes
@@ -187,7 +187,7 @@ class GradientReducer:
             )
 
     def _save_shard(self, unit: FlatUnit, gradient: Fsdp1UnitGradient, stream: str) -> None:
-        """_accumulate_sharded_grad: cast to the stored type, add to the earlier micro-batches' shard."""
+        """_accumulate_sharded_grad: cast to the stored type, add to the shard of earlier micro-batches."""
         builder = self.builder
         shard, stored = unit.shard_numel * self.reduce_bytes, unit.shard_numel * self.stored_bytes
         needs_cast = self.strategy.reduce_dtype != self.stored_dtype
@@ -237,7 +237,7 @@ class GradientReducer:
             done = builder.record(POST_BACKWARD)
             assert done is not None
             if source == stored == size:
-                builder.free("buffers", source)  # the gradient itself, booked as such from here on
+                builder.free("buffers", source)  # it is the gradient, counted as such from here on
             else:
                 builder.free_when_done("buffers", source, done)
         gradient.unsharded_bytes, gradient.is_saved = 0, True
@@ -246,7 +246,7 @@ class GradientReducer:
 
 
 def predivide_factor(world_size: int) -> int:
-    """Gradients are divided by this before the sum and by the rest after it, against overflow in fp16.
+    """The factor that gradients are divided by before the sum (the rest: after it), against fp16 overflow.
 
     Source: `_get_gradient_predivide_factor` in torch/distributed/algorithms/_comm_hooks/default_hooks.py.
     """

@@ -4,11 +4,11 @@ Transcribed from `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py`
 Each wrapped module has one flat parameter, sharded evenly over the ranks; its gradient is a flat tensor too.
 
 # [Note: when a flat gradient is done]
-Unsharding in forward splits the flat parameter into views, and the flat gradient is what the backward of that
-split concatenates. Autograd runs the nodes made last first, so the split has its turn when backward passes
-the point in forward where it was made: the unit's entry, or, with `forward_prefetch`, from torch 2.0 on the
-entry of the unit before. The root's comes last of all, even where its last parameter had its gradient long
-before.
+Unsharding in forward splits the flat parameter into views, and the backward of that split concatenates the
+flat gradient. Autograd runs the newest nodes first, so the backward of the split runs when backward passes
+the point in forward where the split was made: the unit's entry, or, with `forward_prefetch`, from torch 2.0
+on the entry of the previous unit. The root's split comes last, even if its last parameter had its gradient
+long before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RESHARDS_AFTER_FORWARD = ("FULL_SHARD", "HYBRID_SHARD")
 
 @dataclass
 class _Handle:
-    """What FlatParamHandle remembers of one unit."""
+    """The state that FlatParamHandle keeps of one unit."""
 
     is_unsharded: bool = False
     is_prefetched: bool = False
@@ -46,10 +46,10 @@ class _Handle:
 
 
 class Fsdp1Schedule(Hooks):
-    """FSDP1's hooks for all units of a model; `home`: where shards are that are not on the GPU.
+    """FSDP1's hooks for all units of a model; `home`: the host memory of offloaded shards.
 
-    Raises InputError for an unknown wrapping, for hybrid sharding in groups of one rank, and where
-    offloading loses gradients.
+    Raises InputError for an unknown wrapping, for hybrid sharding in groups of one rank, and for an
+    offloading that loses gradients.
     """
 
     def __init__(self, stage: Stage, strategy: Fsdp1) -> None:
@@ -66,8 +66,8 @@ class Fsdp1Schedule(Hooks):
             replicate = stage.group("replicate", stage.ranks // shard_size, shard_size)
         self.is_sharded = shard_size > 1
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
-        # Up to torch 1.13 a shard is also copied into the type that it has where `MixedPrecision` names that,
-        # as composer's always does.
+        # Up to torch 1.13 a shard is copied even into the type that it already has, if `MixedPrecision` names
+        # the type, as composer's always does.
         self.casts_shards = strategy.before_torch_2 or strategy.param_dtype != training.stored_dtype
         self.stored_bytes = DTYPE_BYTES[training.stored_dtype]
         self.units = make_flat_units(stage.workload, strategy.wrapping, shard_size)
@@ -96,7 +96,7 @@ class Fsdp1Schedule(Hooks):
         self._is_syncing = True
 
     def resident(self) -> list[Memory]:
-        """fp32 shards of the flat parameters and the optimizer's states."""
+        """Shards of the flat parameters in the stored type, and the optimizer's states."""
         shard = sum(unit.shard_numel for unit in self.units)
         states = lazy_states(self.training, [unit.shard_numel for unit in self.units])
         resident = [Memory("parameters", self.stored_bytes * shard), states]
@@ -107,8 +107,8 @@ class Fsdp1Schedule(Hooks):
     # -- unshard and reshard ----------------------------------------------------------------------------
 
     def _unshard(self, unit: FlatUnit) -> None:
-        """_unshard, to which a shard in host memory comes first; it is let go of after the cast, or, gathered
-        as it is, after the gather."""
+        """_unshard. An offloaded shard is first copied to the GPU, and freed after the cast, or without a
+        cast after the gather."""
         if self.home is None:
             self._gather(unit)
             return
@@ -123,7 +123,8 @@ class Fsdp1Schedule(Hooks):
         self.home.drop(unit, used)
 
     def _gather(self, unit: FlatUnit) -> None:
-        """Cast the shard, pass the rate limiter, all-gather; on two streams."""
+        """Cast the shard on the pre-unshard stream, pass the rate limiter, all-gather on the unshard
+        stream."""
         handle, builder = self.handles[unit.path], self.builder
         needs_unshard = self.is_sharded and not handle.is_unsharded
         low_shard = unit.shard_numel * self.param_bytes if self.casts_shards else 0
@@ -148,8 +149,8 @@ class Fsdp1Schedule(Hooks):
             handle.is_unsharded = True
 
     def _reshard(self, unit: FlatUnit, stream: str, *, frees: bool) -> None:
-        """_reshard: the memory is the unshard stream's, free at once where that is current, else when
-        `stream` is done with it."""
+        """_reshard: memory of the unshard stream is free at once if that stream is current, else when
+        `stream` has used it."""
         handle, builder = self.handles[unit.path], self.builder
         done = builder.record(stream)
         assert done is not None
@@ -168,7 +169,7 @@ class Fsdp1Schedule(Hooks):
         handle.is_prefetched = False
 
     def _wait_for_unshard(self) -> None:
-        if not self.is_sharded:  # the unshard stream passes on its wait for the cast
+        if not self.is_sharded:  # no op on the unshard stream carries its wait for the cast
             self.builder.wait_stream(COMPUTE, PRE_UNSHARD)
         self.builder.wait_stream(COMPUTE, UNSHARD)
 
@@ -190,7 +191,8 @@ class Fsdp1Schedule(Hooks):
             self._pre_forward(self._root)
 
     def before_module(self, call: ModuleCall) -> None:
-        """Hooks of the modules that are entered here, outer ones first; in backward, left backwards."""
+        """Pre-forward hooks of the units entered here, outer first; in backward, pre-backward of the units
+        that end here."""
         if self.builder.phase == "backward":
             for unit in self._left_at.get(call.name, ()):
                 self._pre_backward(unit)
@@ -211,7 +213,7 @@ class Fsdp1Schedule(Hooks):
             self._post_forward(self._root)
 
     def _pre_forward(self, unit: FlatUnit) -> None:
-        """_pre_forward with _pre_forward_unshard; skipped in a recomputation inside the unit."""
+        """_pre_forward with _pre_forward_unshard; skipped when the unit is recomputed in its backward."""
         handle = self.handles[unit.path]
         if handle.is_in_backward:
             return
@@ -252,8 +254,8 @@ class Fsdp1Schedule(Hooks):
             self._pre_backward(self._root)
 
     def before_backward(self, segment: Segment) -> None:
-        """A checkpointed block is recomputed when the gradient reaches the last module that saved something;
-        the hooks of units that end there or behind have run by then."""
+        """A checkpointed block is recomputed when the gradient reaches the last module that saved a tensor;
+        the pre-backward hooks of units that end at this module or after it have run by then."""
         if segment.is_checkpointed:
             saving = [number for number, call in enumerate(segment.calls) if call.work.saved_bytes]
             for call in reversed(segment.calls[saving[-1] :]):
@@ -275,7 +277,7 @@ class Fsdp1Schedule(Hooks):
             self._prefetch_backward(handle)
 
     def _prefetch_backward(self, handle: _Handle) -> None:
-        """The unit whose forward ended just before this one's."""
+        """Prefetch the unit whose forward ended just before the forward of this unit."""
         if handle.post_forward_index > 0:
             target = self._post_forward_order[handle.post_forward_index - 1]
             ahead = self.handles[target.path]
@@ -283,8 +285,8 @@ class Fsdp1Schedule(Hooks):
                 self._prefetch(target)
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Autograd makes the gradients of the views into the flat parameter, in its dtype. A tied head's
-        waits for the embedding's."""
+        """Allocate the gradients of the flat parameter's views, in its dtype. A tied head's gradient is held
+        until the embedding's is ready."""
         builder = self.builder
         if call.borrowed_numel:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
@@ -298,7 +300,7 @@ class Fsdp1Schedule(Hooks):
             self._tied_bytes = 0
 
     def _finish_gradients(self, entered: FlatUnit) -> None:
-        """See [Note: when a flat gradient is done]."""
+        """Run the post-backward of the units split at the entry; see [Note: when a flat gradient is done]."""
         for unit in reversed(self._split_at.get((self._micro_batch, entered.path), ())):
             self._post_backward(unit)
 
@@ -317,7 +319,7 @@ class Fsdp1Schedule(Hooks):
             self.reducer.reduce(unit, gradient)
 
     def end_backward(self) -> None:
-        """The root's own gradient, then _post_backward_final_callback."""
+        """The root's gradient, then _post_backward_final_callback."""
         if self._root is not None:
             self._finish_gradients(self._root)
         if self._is_syncing:
@@ -341,7 +343,7 @@ class Fsdp1Schedule(Hooks):
 
 
 def _shard_size(strategy: Fsdp1, world_size: int) -> int:
-    """How many ranks share a flat parameter."""
+    """The number of ranks that a flat parameter is sharded over."""
     shard_size = 1 if strategy.sharding_strategy == "NO_SHARD" else world_size // strategy.replicate
     if "HYBRID" in strategy.sharding_strategy and shard_size == 1 and world_size > 1:
         raise InputError(

@@ -1,7 +1,7 @@
-"""Which modules FSDP1 wraps, and so which parameters share one flat parameter.
+"""The modules that FSDP1 wraps, and so the parameters that share one flat parameter.
 
-Wrapped modules nest: a flat parameter holds what lies below its module and below no wrapped module inside it;
-the root holds the rest.
+Wrapped modules nest: a flat parameter holds the parameters below its module that are not below a wrapped
+module inside it; the root holds the rest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WRAPPINGS = (*BLOCK_WRAPPINGS, "none", "size:N")
 class FlatUnit:
     """One FSDP1 instance.
 
-    `path` is the wrapped module's name ("" is the root); it runs from module call `first` to `last`; `owners`
-    are the calls whose parameters it holds. `shard_size` ranks share it (1 under NO_SHARD): the flat
-    parameter is padded to a multiple of that.
+    `path`: the wrapped module's name ("" is the root); it runs from module call `first` to `last`; `owners`:
+    the calls whose parameters it holds. The flat parameter is sharded over `shard_size` ranks (1 under
+    NO_SHARD) and padded to a multiple of that.
     """
 
     path: str
@@ -51,7 +51,8 @@ class FlatUnit:
 
 
 def make_flat_units(workload: Workload, wrapping: str, shard_size: int) -> list[FlatUnit]:
-    """FSDP1 instances that hold parameters, in the order in which forward enters them: outer before inner.
+    """The FSDP1 instances that hold parameters, in the order in which forward enters them: outer before
+    inner.
 
     "huggingface" and torchtitan's: each block; "none": the root alone; "size:N": torch's
     `size_based_auto_wrap_policy` with `min_num_params` N.
@@ -69,7 +70,7 @@ def make_flat_units(workload: Workload, wrapping: str, shard_size: int) -> list[
     tied = next((call for call in calls if call.borrowed_numel), None)
     for call in calls:
         if call.numel:
-            # A tied weight can only belong to one unit: where embedding and head are apart, to the root.
+            # A tied weight is in one unit only: the root, if embedding and head are in different units.
             is_shared = tied is not None and call.numel == tied.borrowed_numel
             is_apart = tied is not None and home[call.name] != home[tied.name]
             owners["" if is_shared and is_apart else home[call.name]].append(call)
@@ -104,11 +105,11 @@ def _wrapped_paths(workload: Workload, wrapping: str, calls: list[ModuleCall]) -
 def size_based_paths(
     numels: dict[str, int], min_num_params: int, *, module_lists: Iterable[str] = ()
 ) -> list[str]:
-    """Modules that `size_based_auto_wrap_policy` wraps, children before parents, the root left out.
+    """The modules that `size_based_auto_wrap_policy` wraps, children before parents, without the root.
 
-    `numels` is {leaf module: elements it owns}; `module_lists` are the nn.ModuleLists, which are never
-    wrapped themselves. Depth first: a module that has at least `min_num_params` not yet wrapped after its
-    children had their turn is wrapped with that remainder. Source: `_recursive_wrap` in
+    `numels`: {leaf module: its elements}; `module_lists`: the nn.ModuleLists, which are never wrapped
+    themselves. Depth first: a module that has at least `min_num_params` elements left after its children were
+    wrapped is wrapped with the rest. Source: `_recursive_wrap` in
     torch/distributed/fsdp/wrap.py.
     """
     total: dict[str, int] = {}
@@ -124,7 +125,7 @@ def size_based_paths(
     wrapped: list[str] = []
 
     def wrap(path: str) -> int:
-        """Wrap below and at `path`; returns how many elements are wrapped now."""
+        """Wrap modules below and at `path`; returns the number of elements wrapped."""
         if total[path] < min_num_params:
             return 0
         done = sum(wrap(child) for child in children.get(path, ()))

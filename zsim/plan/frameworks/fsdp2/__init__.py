@@ -1,1 +1,1 @@
-"""fully_shard, torch's second."""
+"""FSDP2: torch's fully_shard."""

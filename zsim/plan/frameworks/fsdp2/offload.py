@@ -1,9 +1,9 @@
 """FSDP2 with `CPUOffloadPolicy`: sharded parameters, gradients and optimizer states in pinned host memory.
 
 Transcribed from torch 2.13 `torch/distributed/fsdp/_fully_shard/_fsdp_param.py` (`all_gather_inputs`) and
-`_fsdp_collectives.py` (`foreach_reduce`). fp32 shards go to the GPU on the copy-in stream of their gather;
-reduced gradients come back in fp32, without waiting unless they must be added to earlier ones; the
-optimizer runs on the CPU.
+`_fsdp_collectives.py` (`foreach_reduce`). fp32 shards are copied to the GPU on the copy-in stream of their
+gather; reduced gradients are copied back in fp32, without blocking unless they are added to earlier
+gradients; the optimizer runs on the CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zsim.specs.strategy.training import Training
 
 
 class Fsdp2Home:
-    """The home of everything that is sharded, where that is not the GPU."""
+    """Keeps sharded parameters, gradients and optimizer states in host memory."""
 
     def __init__(self, builder: PlanBuilder, strategy: Fsdp2) -> None:
         self.builder, self.strategy = builder, strategy
@@ -30,14 +30,14 @@ class Fsdp2Home:
         self._copies: list[int] = []
 
     def resident(self, states: Sequence[Memory]) -> list[Memory]:
-        """`states` of the GPU, as they lie here."""
+        """`states`, moved from the GPU to host memory; parameters are pinned."""
         return [
             Memory(memory.category, memory.bytes, "host", is_pinned=memory.category == "parameters")
             for memory in states
         ]
 
     def bring(self, unit: ParamGroup, stream: str) -> None:
-        """The fp32 shards of a group, for a gather whose inputs are copied on `stream`."""
+        """Copy the fp32 shards of a group to the GPU, for a gather whose inputs are copied on `stream`."""
         size, builder = 4 * unit.shard_numel, self.builder
         builder.allocate("buffers", size, owner=unit.name)
         event = self.host.copy(f"shards of {unit.name}", "h2d", size, stream, module=unit.name)
@@ -47,8 +47,8 @@ class Fsdp2Home:
         builder.free_when_done("buffers", size, event, owner=unit.name)
 
     def keep_gradient(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
-        """Takes a reduced shard of `shard` bytes on `stream`: cast to fp32, copied; added on the CPU where
-        there is a gradient already. Returns the copy's event."""
+        """Cast a reduced shard of `shard` bytes to fp32 and copy it to the host on `stream`; add it to an
+        earlier gradient on the CPU, if there is one. Returns the copy's event."""
         builder, dtype = self.builder, self.strategy.reduce_dtype
         numel = shard // DTYPE_BYTES[dtype]
         if dtype != "fp32":
@@ -75,15 +75,15 @@ class Fsdp2Home:
         return event
 
     def wait(self) -> None:
-        """finalize_backward: the host waits until all gradients have arrived."""
+        """finalize_backward: make the host wait until all gradients have arrived."""
         for event in self._copies:
             self.builder.host_wait(event)
         self._copies = []
         self.builder.host("gradients in host memory")
 
     def step(self, units: Sequence[ParamGroup], training: Training) -> None:
-        """torch's AdamW on the CPU; clipping reads the gradients and scales them there too. What taking
-        DTensors apart costs is not in it: milliseconds, beside seconds."""
+        """Run torch's AdamW on the CPU; clipping reads and scales the gradients there too. The cost of
+        unwrapping DTensors is left out: milliseconds, compared with seconds."""
         numel = sum(unit.shard_numel for unit in units)
         if training.gradient_clipping > 0:
             norm = HostWork("copy", 4 * numel, numel)

@@ -1,4 +1,4 @@
-"""What FSDP2 does with a unit's gradients: collect, reduce-scatter, all-reduce among replicas, accumulate.
+"""The reduction of FSDP2's gradients: collect, reduce-scatter, all-reduce over replicas, accumulate.
 
 Transcribed from `FSDPParamGroup.post_backward` and `foreach_reduce` of torch 2.13's
 `torch/distributed/fsdp/_fully_shard/`.
@@ -19,7 +19,7 @@ GRADIENTS, _INPUT = "gradients", "reduce-scatter's input"
 
 
 class Fsdp2Reducer:
-    """Reduces the gradients of all units; at most `reduce_scatter_max_input_buffers` inputs are alive."""
+    """Reduces the gradients of all units, with at most `reduce_scatter_max_input_buffers` inputs alive."""
 
     def __init__(self, builder: PlanBuilder, strategy: Fsdp2, home: Fsdp2Home | None) -> None:
         self.builder = builder
@@ -30,7 +30,7 @@ class Fsdp2Reducer:
         self._last_post_reduce: dict[str, int] = {}
 
     def accumulate(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, *, is_syncing: bool) -> None:
-        """`requires_gradient_sync=False`: unsharded gradients add up in the reduce dtype."""
+        """Add unsharded gradients up in the reduce dtype, as with `requires_gradient_sync=False`."""
         if is_syncing and not gradient.accumulated_bytes:
             return
         size = unit.numel * self.reduce_bytes
@@ -62,7 +62,7 @@ class Fsdp2Reducer:
         builder.free("buffers", made, owner=unit.name, part=GRADIENTS)
         gradient.unsharded_bytes = gradient.accumulated_bytes = 0
         builder.wait_stream(REDUCE_SCATTER, COMPUTE)
-        # The reduced shard is the rank's gradient itself when it is fp32 and the first, else a buffer.
+        # The first reduced shard is the rank's gradient itself if it is fp32; other shards are buffers.
         is_gradient = self.strategy.reduce_dtype == "fp32" and not gradient.has_shard
         if is_gradient:
             builder.allocate("gradients", shard)
@@ -81,7 +81,7 @@ class Fsdp2Reducer:
         self._last_post_reduce[stream] = gradient.post_reduce_event
 
     def wait(self, gradients: Mapping[str, Fsdp2UnitGradient]) -> None:
-        """The end of backward: the compute stream waits for all reductions, buffers are freed."""
+        """At the end of backward: make the compute stream wait for all reductions, and free the buffers."""
         for event in self._last_post_reduce.values():
             self.builder.stream_wait(COMPUTE, event)
         self._last_post_reduce = {}
@@ -93,7 +93,7 @@ class Fsdp2Reducer:
         self._inputs = []
 
     def _wait_for_earlier(self, unit: ParamGroup, gradient: Fsdp2UnitGradient) -> None:
-        """Backward waits for the oldest reduce-scatter before the next input is allocated."""
+        """Make backward wait for the oldest reduce-scatters before the next input is allocated."""
         while len(self._inputs) >= self.strategy.reduce_scatter_max_input_buffers:
             name, size, event = self._inputs.pop(0)
             self.builder.stream_wait(COMPUTE, event)
@@ -116,7 +116,8 @@ class Fsdp2Reducer:
         )  # fmt: skip
 
     def _finish(self, unit: ParamGroup, gradient: Fsdp2UnitGradient, shard: int, stream: str) -> int:
-        """Cast to fp32 and accumulate, on the stream of the last reduction; or to host memory."""
+        """Cast to fp32 and accumulate on the stream of the last reduction, or copy to host memory; returns
+        the last event."""
         builder = self.builder
         if self.home is not None:
             return self.home.keep_gradient(unit, gradient, shard, stream)

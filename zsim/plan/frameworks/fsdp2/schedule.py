@@ -1,8 +1,8 @@
 """PyTorch FSDP2 (`fully_shard`) and HSDP, as torch 2.13 runs them.
 
 Transcribed from `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `_fsdp_collectives.py` and
-`_fsdp_state.py`; method names follow theirs. One group of parameters (`Unit`) is all-gathered, and its
-gradients reduce-scattered, as a whole; every parameter is sharded on dim 0 and padded.
+`_fsdp_state.py`; method names follow theirs. One group of parameters (`ParamGroup`) is
+all-gathered, and its gradients reduce-scattered, as a whole; every parameter is sharded on dim 0 and padded.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CASTS, _GATHERED, _PARAMETERS, _POST_FORWARD = "casts", "gathered", "parameters
 
 @dataclass
 class _State:
-    """What FSDPParamGroup remembers of itself. `post_forward_indices`: its places in the order of forwards,
-    one for each that has had no backward, the newest last, which is the one that a backward takes."""
+    """The state of FSDPParamGroup. `post_forward_indices`: the group's indices in the order of forwards, one
+    per forward whose backward has not run; a backward takes the last, which is the newest."""
 
     is_unsharded: bool = False
     is_sharded_post_forward: bool = False
@@ -41,7 +41,7 @@ class _State:
 
 
 class Fsdp2Schedule(Hooks):
-    """FSDPParamGroup's hooks for all groups of a model; `home`: where shards are that are not on the GPU."""
+    """FSDPParamGroup's hooks for all groups of a model; `home`: the host memory of offloaded shards."""
 
     def __init__(self, stage: Stage, strategy: Fsdp2) -> None:
         super().__init__(stage)
@@ -61,14 +61,15 @@ class Fsdp2Schedule(Hooks):
         self._post_forward_order: list[ParamGroup] = []
         # group, bytes of its all-gather, copy-out event
         self._pending_copy_out: tuple[ParamGroup, int, int] | None = None
-        self._unsharding: list[ParamGroup] = []  # told to, and not waited for
+        self._unsharding: list[ParamGroup] = []  # unsharded by the schedule, and not waited for yet
         self._is_syncing = self._reshards = True
         self._tied_bytes = 0
 
     # -- sizes ------------------------------------------------------------------------------------------
 
     def resident(self) -> list[Memory]:
-        """fp32 shards of parameters and of both Adam moments on rank 0, which holds the largest."""
+        """fp32 shards of the parameters and of the optimizer states on rank 0, which has the largest
+        shards."""
         shards = [shard for unit in self.units for shard in unit.parameter_shards]
         states = [Memory("parameters", 4 * sum(shards)), lazy_states(self.training, shards)]
         return states if self.home is None else self.home.resident(states)
@@ -102,7 +103,7 @@ class Fsdp2Schedule(Hooks):
         builder.allocate("buffers", cast, owner=unit.name, part=_CASTS, tensors=casts)
         builder.allocate("buffers", full, owner=unit.name, part=_GATHERED)
         shard = full // ranks
-        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a flat tensor of its own
+        cast_reads = cast * 4 // self.param_bytes  # from the fp32 shard into a new flat tensor
         kernels = moves(cast_reads + shard, cast + shard, launches=2 if cast else 1)
         builder.kernels(
             f"all_gather_copy_in {unit.name}",
@@ -171,7 +172,7 @@ class Fsdp2Schedule(Hooks):
         if not state.is_unsharded:
             return
         if after_forward and unit.post_forward is not None and unit.post_forward.size > 1:
-            # keep a shard of the smaller group, copied out of the whole parameter
+            # keep a shard over the smaller group, copied out of the unsharded parameter
             shard = self._post_forward_shard_bytes(unit)
             builder.allocate("buffers", shard, owner=unit.name, part=_POST_FORWARD)
             state.is_sharded_post_forward = True
@@ -217,7 +218,7 @@ class Fsdp2Schedule(Hooks):
         self._release_previous_gather()
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        """Told to unshard, reshard and reduce, a backward does neither of the latter two."""
+        """Under a schedule that unshards, reshards and reduces, backward neither reshards nor reduces."""
         self._is_syncing = not is_told and (is_last or not self.strategy.no_sync)
         self._reshards = not is_told
         self._finish_unshard()
@@ -246,8 +247,8 @@ class Fsdp2Schedule(Hooks):
             self._unshard(self._post_forward_order[index - 1])
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Autograd makes the unsharded gradients in the parameters' dtype; a tied head's waits for the
-        embedding's, which is added to it."""
+        """Allocate the unsharded gradients in the parameters' dtype; a tied head's gradient is held until the
+        embedding's is added to it."""
         builder = self.builder
         if call.borrowed_numel:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
@@ -262,7 +263,7 @@ class Fsdp2Schedule(Hooks):
                 self._tied_bytes = 0
 
     def after_backward(self, segment: Segment) -> None:
-        """The hook on a unit's inputs; units whose inputs need no gradient are finished at the end."""
+        """The hook on a unit's inputs; units whose inputs need no gradient are finished in `end_backward`."""
         unit = self._by_segment.get(segment.name)
         if unit is None or unit.is_root or not unit.has_differentiable_input:
             return
@@ -270,7 +271,8 @@ class Fsdp2Schedule(Hooks):
             self._post_backward(unit)
 
     def end_backward(self) -> None:
-        """The final callback: units without a hook on their inputs, then wait for all reductions."""
+        """The final callback: post-backward of units without a hook on their inputs, then the wait for all
+        reductions."""
         for unit in self.units:
             if unit.is_root or not unit.has_differentiable_input:
                 self._post_backward(unit)
@@ -292,7 +294,7 @@ class Fsdp2Schedule(Hooks):
         if self._is_syncing:
             self.reducer.reduce(unit, gradient)
 
-    # -- verbs of a pipeline's schedule -----------------------------------------------------------------
+    # -- actions of a pipeline's schedule ---------------------------------------------------------------
 
     def unshard(self) -> None:
         """`FSDPModule.unshard(async_op=True)` of every module: inputs are copied on the current stream."""
@@ -301,7 +303,7 @@ class Fsdp2Schedule(Hooks):
         self._unsharding = list(self.units)
 
     def _finish_unshard(self) -> None:
-        """`UnshardHandle.wait` of what was told to unshard."""
+        """`UnshardHandle.wait` of the units that the schedule has unsharded."""
         for unit in self._unsharding:
             self._wait_for_unshard(unit, is_told=True)
         self._unsharding = []
@@ -311,8 +313,8 @@ class Fsdp2Schedule(Hooks):
             self._reshard(unit, after_forward=False)
 
     def reduce_gradients(self) -> None:
-        """perform_reduce_grad: post_backward of every group, now with resharding and reduction, then the
-        final callback."""
+        """perform_reduce_grad: post_backward of every group with resharding and reduction, then the final
+        callback."""
         self._is_syncing = self._reshards = True
         for unit in self.units:
             self._reshard(unit, after_forward=False)
@@ -323,8 +325,8 @@ class Fsdp2Schedule(Hooks):
     # -- optimizer ------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
-        """Parameters are DTensors, which Python takes apart before torch works on them: once for a list of
-        them, or, where the optimizer goes tensor by tensor, for every operator."""
+        """Clip and update. Parameters are DTensors, which Python unwraps before torch works on them: once per
+        list of tensors, or, in an optimizer that loops over tensors, for every operator."""
         builder, training = self.builder, self.training
         if self.home is not None:
             self.home.step(self.units, training)
@@ -342,7 +344,7 @@ class Fsdp2Schedule(Hooks):
 
 
 def _mesh_info(stage: Stage, strategy: Fsdp2) -> MeshInfo:
-    """Ranks that shard together are neighbours; replicas are `shard size` apart."""
+    """The mesh: ranks that shard together are consecutive; replicas are `shard size` apart."""
     size, reshard = stage.ranks // strategy.replicate, strategy.reshard_after_forward
     shard = stage.group("shard", size)
     replicate = stage.group("replicate", strategy.replicate, size) if strategy.replicate > 1 else None

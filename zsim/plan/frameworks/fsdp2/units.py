@@ -1,4 +1,4 @@
-"""Which parameters are gathered together: the wrapping presets of FSDP."""
+"""The parameters that FSDP2 gathers together, by wrapping preset."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SEVERAL = re.compile(r"blocks:([1-9]\d*)")
 
 @dataclass(frozen=True, slots=True)
 class MeshInfo:
-    """Among which ranks a group of parameters is sharded and, in HSDP, replicated; `post_forward`: the
-    smaller group that keeps it sharded between forward and backward, where there is one."""
+    """The ranks over which a group of parameters is sharded and, in HSDP, replicated; `post_forward`: the
+    smaller group over which it stays sharded between forward and backward, if any."""
 
     shard: Group
     replicate: Group | None = None
@@ -31,10 +31,10 @@ class MeshInfo:
 class ParamGroup:
     """One group of parameters that is unsharded and reduced as a whole: torch's FSDPParamGroup.
 
-    `segments` are the stretches of the model that need it, in forward order. Every parameter is cut on dim
-    0 into as many chunks as its `mesh` has ranks to shard among, ceil(dim0 / ranks) rows each, the last ones
-    padded. `post_forward`: where it stays sharded after forward, if among fewer ranks. A group that
-    `ends_before_loss` puts out the logits, so that its backward begins after the loss's.
+    `segments`: the model's segments that use it, in forward order. Every parameter is cut on dim 0 into one
+    chunk of ceil(dim0 / ranks) rows per sharding rank of `mesh`, the last chunks padded. `post_forward`: the
+    smaller group over which it stays sharded after forward, if any. `ends_before_loss`: the group's output is
+    the logits, so its backward begins after the backward of the loss.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ParamGroup:
 
     @cached_property
     def unsharded_numel(self) -> int:
-        """Elements of the gathered parameters, padding included: that is how they are allocated."""
+        """Elements of the gathered parameters with padding, as they are allocated."""
         return sum(self.padded_numels(self.shard_size))
 
     @cached_property
@@ -70,7 +70,7 @@ class ParamGroup:
         return sum(self.parameter_shards)
 
     def padded_numels(self, num_ranks: int) -> tuple[int, ...]:
-        """Elements of each parameter that an all-gather over `num_ranks` produces."""
+        """Elements of each parameter, padded for `num_ranks` shards."""
         return tuple(_padded(parameter, num_ranks) for parameter in self.parameters)
 
 
@@ -78,8 +78,9 @@ class ParamGroup:
 class Fsdp2UnitGradient:
     """The gradients of one group of parameters.
 
-    `unsharded_bytes` is what autograd made in this backward, `accumulated_bytes` what earlier micro-batches
-    without reduction left, `all_reduce_bytes` the all-reduce's buffer, kept until the group's next reduction.
+    `unsharded_bytes`: computed by autograd in this backward; `accumulated_bytes`: left by earlier
+    micro-batches without reduction; `all_reduce_bytes`: buffer of the all-reduce, kept until the group's next
+    reduction.
     """
 
     unsharded_bytes: int = 0
@@ -95,13 +96,13 @@ def _padded(parameter: Parameter, num_ranks: int) -> int:
 
 
 def make_param_groups(workload: Workload, strategy: Fsdp2, mesh: MeshInfo) -> list[ParamGroup]:
-    """FSDP2's groups of parameters in forward order, by preset; a root without parameters is none.
+    """FSDP2's groups of parameters in forward order, by preset; a root without parameters is left out.
 
     torchtitan-0.1: each block, the last not resharded after forward; the root holds embedding, norm and
     head. torchtitan (0.2 and later): embedding alone; each block; norm and head together, not resharded;
     tied weights make one unit of all three. huggingface: each block resharded; the root holds the rest.
-    none: the root holds everything. blocks:N: as torchtitan, with N blocks after each other in one unit
-    (`fully_shard([...])`, whose hooks are the first's before and the last's after).
+    none: the root holds all parameters. blocks:N: as torchtitan, with N consecutive blocks in one unit
+    (`fully_shard([...])`: pre-hooks on the first block, post-hooks on the last).
     Source: torchtitan models/llama3/infra/parallelize.py (0.1) and distributed/fsdp.py (0.3.0), accelerate
     1.15.0 utils/fsdp_utils.py.
     """
@@ -152,6 +153,6 @@ def make_param_groups(workload: Workload, strategy: Fsdp2, mesh: MeshInfo) -> li
 
 
 def _name(part: Sequence[Segment]) -> str:
-    """A block's own name, or that of the first to the number of the last."""
+    """The name of a unit of blocks: the block's, or "first-number of the last"."""
     first, last = part[0].name, part[-1].name
     return first if first == last else f"{first}-{last.rpartition('.')[2]}"

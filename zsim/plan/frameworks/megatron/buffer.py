@@ -1,4 +1,5 @@
-"""Megatron's contiguous buffer of gradients (and, sharded, of parameters), and its buckets.
+"""Megatron's contiguous buffer of gradients (with the distributed optimizer: also of parameters), and its
+buckets.
 
 Transcribed from Megatron-Core 0.12 `core/distributed/param_and_grad_buffer.py` (`_ParamAndGradBuffer`).
 """
@@ -14,7 +15,7 @@ _PARAMETER_ALIGNMENT, _BUCKET_ALIGNMENT = 64, 128  # elements
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Elements `start` to `end` of the buffer, padding included, and the parameters in them."""
+    """Elements `start` to `end` of the buffer with padding, and the names of their parameters."""
 
     number: int
     start: int
@@ -28,7 +29,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Buffer:
-    """`places`: where each parameter's elements are, in the order in which backward reaches them."""
+    """The buffer. `places`: (first element, end) of each parameter, in the order of backward."""
 
     buckets: tuple[Bucket, ...]
     places: Mapping[str, tuple[int, int]]
@@ -38,7 +39,8 @@ class Buffer:
         return self.buckets[-1].end if self.buckets else 0
 
     def pieces(self, rank: int, ranks: int) -> list[int]:
-        """Elements of each parameter that one of `ranks` updates: every bucket is cut into equal shards."""
+        """Elements of each parameter that rank `rank` of `ranks` updates: every bucket is cut into equal
+        shards."""
         found = []
         for bucket in self.buckets:
             shard = bucket.numel // ranks
@@ -52,9 +54,9 @@ class Buffer:
 
 
 def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
-    """Elements of whole tensors that each rank owns, where it owns any: in order, the next rank's turn comes
-    with the tensor that takes one more than 1.01 times its share (InternEvo's ParamBcastSyncHandler,
-    solver/optimizer/utils.py of v0.2.1dev20231121)."""
+    """Elements of the whole tensors that each rank owns; ranks that own none are left out. Tensors are
+    assigned in order; the tensor that exceeds 1.01 times a rank's share goes to the next rank (InternEvo's
+    ParamBcastSyncHandler, solver/optimizer/utils.py of v0.2.1dev20231121)."""
     share = sum(numels) // ranks
     owned, counted = [0], 0
     for numel in numels:
@@ -67,10 +69,10 @@ def owned_in_turn(numels: Sequence[int], ranks: int) -> list[int]:
 
 
 def lay_out(numels: Mapping[str, int], bucket_size: int | None, ranks: int, *, is_sharded: bool) -> Buffer:
-    """The buffer of parameters that are registered in the order of `numels`, last first.
+    """The buffer of parameters that are registered in the order of `numels`, laid out in reverse.
 
-    A bucket is closed once it holds `bucket_size` elements or more (None: one for all). Sharded, parameters
-    start at multiples of 64 and buckets end at multiples of 128 and of the number of ranks.
+    A bucket is closed once it holds `bucket_size` elements or more (None: one bucket). If `is_sharded`,
+    parameters start at multiples of 64 and buckets end at multiples of 128 and of the number of ranks.
     """
     divisor = lcm(ranks, _BUCKET_ALIGNMENT)
     places: dict[str, tuple[int, int]] = {}

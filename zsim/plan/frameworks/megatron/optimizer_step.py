@@ -1,4 +1,4 @@
-"""Megatron's optimizer: fp32 gradients of what the rank owns, unscaled, their norm taken, applied, cast back.
+"""Megatron's optimizer on the elements that a rank owns: fp32 gradients, unscale, norm, update, cast back.
 
 Transcribed from Megatron-Core 0.12 `core/optimizer/optimizer.py` (MixedPrecisionOptimizer.step) and
 `clip_grads.py`; Megatron-LM 2.5's `megatron/optimizer/optimizer.py` does the same in the same order.
@@ -23,10 +23,12 @@ def update_parameters(
     numels: Sequence[int],
     groups: Sequence[str],
 ) -> None:
-    """The update of this rank's elements of each tensor; `groups`: over which norm and overflow are reduced,
-    none where every rank has all gradients. fp32 copies of 16-bit gradients live until the next step begins.
-    Gradients are scaled only where their norm is above the limit (`clip_coeff < 1.0`), which a training soon
-    leaves behind: it is taken not to be."""
+    """Issue the update of this rank's elements of each tensor.
+
+    `groups`: the groups over which norm and overflow are reduced; [] if every rank has all gradients. fp32
+    copies of 16-bit gradients live until the end of the update. Megatron scales the gradients only if their
+    norm is above the limit (`clip_coeff < 1.0`), which stops early in a training: no scaling is issued.
+    """
     numel, is_low = sum(numels), strategy.param_dtype != "fp32"
     copies = numel * 4 if strategy.grad_dtype != "fp32" else 0
     builder.allocate("gradients", copies)

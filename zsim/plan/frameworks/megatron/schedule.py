@@ -1,20 +1,21 @@
-"""Megatron's data parallelism: gradients in one buffer, all-reduced, or reduce-scattered for an optimizer
-that is sharded over the ranks and gathers the parameters.
+"""Megatron's data parallelism: gradients in one buffer, which is all-reduced, or reduce-scattered for the
+distributed optimizer, which is sharded over the ranks and all-gathers the parameters.
 
 Transcribed from Megatron-Core 0.12 `core/distributed/distributed_data_parallel.py` and
 `param_and_grad_buffer.py`, and, for the local DDP of releases before 2.6, from Megatron-LM 8aa4619f
 `megatron/model/distributed.py`.
 
 # [Note: where a gradient goes]
-With `fuses_accumulation` the product for a weight's gradient adds it to the buffer, and nothing else is left
-to do; every other gradient comes from autograd in the parameters' type and a hook adds it. The first bucket
-to be ready is the last in the model. Only the last micro-batch reduces.
+With `fuses_accumulation` the product that computes a weight's gradient adds it to the buffer directly; all
+other gradients come from autograd in the parameters' type, and a hook adds them. The bucket of the model's
+last parameters is ready first. Only the last micro-batch reduces.
 
 # [Note: two overlaps]
-With `overlap_grad_reduce` a bucket is reduced as soon as its last gradient is there, and backward ends when
-all are. With `overlap_param_gather` the first module that needs a bucket of parameters waits for it, and then
-starts the gather of the next: at most one is ahead. Without, both run alone: after backward, and after the
-update. NCCL's calls of one group are in order.
+With `overlap_grad_reduce` a bucket is reduced as soon as its last gradient is ready, and backward ends when
+all buckets are reduced. With `overlap_param_gather` the first module that needs a bucket of parameters waits
+for it, and then starts the gather of the next bucket: at most one gather is ahead. Without the two options
+gradients are reduced after backward and parameters gathered after the update, without overlap. NCCL runs the
+calls of one group in order.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class MegatronSchedule(Hooks):
         self._bucket_of = {name: bucket for bucket in self.buffer.buckets for name in bucket.names}
         self._missing: dict[int, int] = {}
         self._reduced: list[int] = []
-        self._joined: tuple[Bucket, int] | None = None  # reduced beneath backward, not copied back yet
+        self._joined: tuple[Bucket, int] | None = None  # reduced during backward, not copied back yet
         self._gathers: dict[int, int] = {}  # by bucket, the event of its parameters
         self._ready: set[int] = set()  # buckets whose parameters compute has waited for
         self._micro_batch, self._is_last, self._is_told = 0, True, False
@@ -74,7 +75,8 @@ class MegatronSchedule(Hooks):
 
     @property
     def own_numels(self) -> list[int]:
-        """Elements of each tensor that the first rank updates; all of the fullest rank's where ranks own."""
+        """Elements of each tensor that the first rank updates; if ranks own whole tensors, the largest rank's
+        total."""
         if self.strategy.has_owners:
             return [max(self._owned)]
         if self.strategy.distributed_optimizer:
@@ -83,7 +85,7 @@ class MegatronSchedule(Hooks):
 
     def resident(self) -> list[Memory]:
         """Whole parameters and gradients; fp32 masters of 16-bit parameters, and the moments, which the first
-        update makes."""
+        update allocates."""
         owned, strategy = self.own_numels, self.strategy
         parameters = self.buffer.numel if strategy.distributed_optimizer else self.workload.numel
         master = 0 if strategy.param_dtype == "fp32" else 4 * sum(owned)
@@ -118,14 +120,15 @@ class MegatronSchedule(Hooks):
                 self._gather(number - 1)
 
     def _gather(self, number: int) -> None:
-        """start_param_sync, once in a step."""
+        """start_param_sync, once per bucket and step."""
         if number in self._gathers:
             return
         self.builder.wait_stream(_NCCL, COMPUTE)
         self._gathers[number] = self.gather(self.buffer.buckets[number], _NCCL)
 
     def _broadcast(self) -> None:
-        """InternEvo's broadcast_params: one owner after the other, and the host waits for the device."""
+        """InternEvo's broadcast_params: a broadcast from each owner in turn, then the host waits for the
+        device."""
         for number, numel in enumerate(self._owned):
             self.builder.collective(
                 "broadcast", numel * self.param_bytes, self.strategy.param_dtype, self.shard.name,
@@ -134,7 +137,7 @@ class MegatronSchedule(Hooks):
         self.builder.host_wait(self.builder.record(COMPUTE))
 
     def gather(self, bucket: Bucket, stream: str) -> int:
-        """One all-gather of a bucket's parameters."""
+        """Issue the all-gather of a bucket's parameters; returns its event."""
         size = bucket.numel * self.param_bytes
         name = f"all_gather parameters {bucket.number}"
         return self.builder.collective(
@@ -150,7 +153,8 @@ class MegatronSchedule(Hooks):
         self._enter(segment, 2 if segment.is_checkpointed else 1)
 
     def _enter(self, segment: Segment, passes: int) -> None:
-        """Random states are forked and restored, and products are autograd functions in Python."""
+        """Host time of a block: forking and restoring random states, products as autograd functions in
+        Python."""
         overhead = self.strategy.block_overhead
         if overhead is not None and segment.kind == "block":
             self.builder.host(f"enter {segment.name}", overhead=overhead, events=passes)
@@ -162,7 +166,7 @@ class MegatronSchedule(Hooks):
         self._missing = {bucket.number: len(bucket.names) for bucket in self.buffer.buckets}
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """See [Note: where a gradient goes]."""
+        """Add the gradients to the buffer, reduce complete buckets; see [Note: where a gradient goes]."""
         if call.borrowed_numel and not self.strategy.fuses_accumulation:
             self._tied_bytes = call.borrowed_numel * self.param_bytes
             self.builder.allocate("activations", self._tied_bytes)
@@ -199,7 +203,7 @@ class MegatronSchedule(Hooks):
             self.reduce_gradients()
 
     def reduce_gradients(self) -> None:
-        """finish_grad_sync: at the end of all schedules, by `finalize_model_grads`."""
+        """finish_grad_sync, which `finalize_model_grads` calls at the end of all schedules."""
         if not self.strategy.overlap_grad_reduce:
             for bucket in self.buffer.buckets:
                 self._reduce(bucket, COMPUTE)
@@ -250,8 +254,8 @@ class MegatronSchedule(Hooks):
         return self.builder.collective("all_reduce", size, dtype, self.whole.name, stream=stream, name=name)
 
     def _reduce_joined(self, bucket: Bucket, stream: str) -> None:
-        """allreduce_params of local DDP: joined, all-reduced while the host waits, averaged, copied back;
-        InternEvo's `_reduce_grads_by_rank`: a bucket is copied back once the next is on its way."""
+        """allreduce_params of local DDP: concatenate, all-reduce while the host waits, average, copy back; on
+        a separate stream InternEvo's `_reduce_grads_by_rank`: copy a bucket back after the next is issued."""
         builder, size = self.builder, bucket.numel * self.grad_bytes
         builder.allocate("buffers", size)
         launches = cat_launches(len(bucket.names))

@@ -1,1 +1,1 @@
-"""ZeRO as its paper describes it, to check the others against."""
+"""ZeRO as its paper describes it, which the other frameworks are checked against."""

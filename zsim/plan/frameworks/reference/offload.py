@@ -1,9 +1,9 @@
 """The reference engine with states, gradients and parameter shards in host memory or in files.
 
-As `validation/zero/places.py` and `nvme.py` have it, after ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity
-(2104.07857): a gradient shard leaves the device when it is reduced, AdamW runs on the CPU, new parameters
-come back, and stage 3's shards come up for every gather. From files: while a unit is stepped, the next one's
-states are read and the last one's written.
+As in `validation/zero/places.py` and `nvme.py`, after ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity
+(2104.07857): a gradient shard is copied off the device when it is reduced, AdamW runs on the CPU, new
+parameters are copied back, and stage 3's shards are copied to the device for every gather. From files: while
+a unit is updated, the states of the next unit are read and those of the last unit written.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _STATE_BYTES = 12  # master weight and both moments
 
 
 class ReferenceHome:
-    """The engine's `StateKeeper` and `ParameterKeeper`: `parameters` and `states` are the devices that hold
-    parameter shards and, with the gradients, optimizer states."""
+    """The engine's `StateKeeper` and `ParameterKeeper`. `parameters`: the device of the parameter shards;
+    `states`: the device of gradients and optimizer states."""
 
     def __init__(self, stage: Stage, strategy: Reference, units: Sequence[EngineUnit], group: Group) -> None:
         self.builder, self.strategy, self.training = stage.builder, strategy, stage.training
@@ -43,8 +43,8 @@ class ReferenceHome:
         self._writes: list[int | None] = []
 
     def resident(self, parameters: Memory, states: Memory, owned: int) -> list[Memory]:
-        """fp32 weights that are off the device, or whose states are, have masters of their own, `owned`
-        elements of them."""
+        """Parameters and optimizer states at their devices; with offloading fp32 weights too have separate
+        masters, of `owned` elements."""
         masters = 4 * owned if self.param_bytes == 4 else 0
         return [
             Memory("parameters", parameters.bytes, self.parameters, is_pinned=self.parameters == "host"),
@@ -54,12 +54,12 @@ class ReferenceHome:
     # -- parameter shards -------------------------------------------------------------------------------
 
     def fetch_ahead(self, unit: EngineUnit) -> None:
-        """Begin to bring the shard of a unit whose gather has not begun."""
+        """Start to fetch the shard of a unit whose gather has not started."""
         if self.parameters != "gpu" and not unit.is_gathered and unit.gathered is None:
             self._fetch(unit)
 
     def bring(self, unit: EngineUnit) -> None:
-        """The unit's shard, for its gather."""
+        """Bring the unit's shard to the device, for its gather."""
         if self.parameters == "gpu":
             return
         self._fetch(unit)
@@ -70,7 +70,7 @@ class ReferenceHome:
             self.host.copy(f"fetch {unit.name}", "h2d", size, COMPUTE, module=unit.name, is_blocking=True)
 
     def drop(self, unit: EngineUnit, gathered: int) -> None:
-        """What `bring` brought is needed until event `gathered`."""
+        """Free the shard that `bring` fetched, which is needed until event `gathered`."""
         if self.parameters != "gpu":
             size = self._shard_bytes(unit)
             self.builder.free_when_done("buffers", size, gathered, owner=unit.name)
@@ -92,7 +92,8 @@ class ReferenceHome:
     # -- gradients --------------------------------------------------------------------------------------
 
     def keep_gradient(self, unit: EngineUnit, numel: int, *, is_first: bool) -> None:
-        """A reduced shard leaves the device; on stages 2 and 3 it is added to earlier micro-batches'."""
+        """Copy a reduced shard off the device; unless `is_first` add it to the sum of earlier
+        micro-batches."""
         builder, host, name, size = self.builder, self.host, unit.name, numel * self.reduce_bytes
         if is_first:
             builder.allocate("gradients", size, self.states, is_pinned=self.pins_states, owner=name)
@@ -106,7 +107,7 @@ class ReferenceHome:
             self._writes.append(host.write(f"write gradients {name}", size, module=name))
 
     def finish_writes(self) -> None:
-        """The host waits until everything is in its file."""
+        """Make the host wait for all file writes."""
         for event in self._writes:
             self.builder.host_wait(event)
         if self._writes:
@@ -121,7 +122,8 @@ class ReferenceHome:
     # -- the step ---------------------------------------------------------------------------------------
 
     def clip(self, owned: Sequence[int]) -> bool:
-        """The CPU reads the gradients, from files first; returns whether it did."""
+        """Take the norm of the gradients on the CPU, reading them from files if they are there; returns
+        whether gradients are scaled at all."""
         if not self._scales:
             return False
         for numel in owned:
@@ -137,7 +139,7 @@ class ReferenceHome:
         return self.training.gradient_clipping > 0 or self.strategy.param_dtype == "fp16"
 
     def update(self, unit: EngineUnit, numel: int) -> None:
-        """AdamW on the CPU, of a unit's `numel` elements."""
+        """Run AdamW on the CPU on a unit's `numel` elements."""
         if self.states == "nvme":
             self._read_states(unit)
             for following in self.units[self.units.index(unit) + 1 :][:1]:
@@ -156,7 +158,7 @@ class ReferenceHome:
             self._reads[unit.name] = self.host.read(f"read states {unit.name}", size)
 
     def put(self, unit: EngineUnit, numel: int) -> None:
-        """The new parameters go to where they are kept."""
+        """Copy the new parameters to the device that keeps them."""
         host, size, dtype = self.host, numel * self.param_bytes, self.strategy.param_dtype
         if self.states == "gpu":
             host.copy(f"keep {unit.name}", "d2h", size, COMPUTE, is_blocking=True, module=unit.name)

@@ -1,12 +1,13 @@
-"""ZeRO as its paper has it and the reference engine in `validation/zero` runs it: flat partitions.
+"""ZeRO as in its paper and in the reference engine in `validation/zero`: flat partitions.
 
-A unit is a block, or the root (everything else). Its parameters lie in one flat tensor, padded to a multiple
-of the ranks, of which rank r owns the r-th part. Stage 0 all-reduces a unit's gradients when its backward has
-ended, stages 1 (last micro-batch only), 2 and 3 reduce-scatter them; stages 1 and 2 gather a unit's
-parameters as soon as they are updated, stage 3 when they are needed. All collectives are asynchronous.
-Source: validation/zero (hooks.py, reduction.py, engine.py); Rajbhandari et al. 2020, sections 5 and 7.
+A unit is a block, or the root (all other modules). Its parameters are in one flat tensor, padded to a
+multiple of the number of ranks, of which rank r owns the r-th part. Stage 0 all-reduces a unit's gradients
+when its backward has ended, stages 1 (last micro-batch only), 2 and 3 reduce-scatter them; stages 1 and 2
+gather a unit's parameters as soon as they are updated, stage 3 when they are needed. All collectives are
+asynchronous. Source: validation/zero (hooks.py, reduction.py, engine.py); Rajbhandari et al. 2020, sections 5
+and 7.
 
-The gathers that end a step of stages 1 and 2 are waited for in it; the engine waits in the next forward.
+A step of stages 1 and 2 waits for the gathers at its end; the engine waits for them in the next forward.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ADAMW_PASSES, _ADAMW_OPERATIONS = 12 + 8, 8
 
 @dataclass
 class _Bucket:
-    """Units that are being reduced together, and the event."""
+    """Units that are reduced together, and the event of their reduction."""
 
     units: list[EngineUnit]
     event: int | None
@@ -43,14 +44,14 @@ class _Bucket:
 
 @dataclass
 class _Reductions:
-    """What waits to be reduced, and what is under way."""
+    """Units that wait for their reduction, and reductions in flight."""
 
     waiting: list[EngineUnit] = field(default_factory=list)
     in_flight: deque[_Bucket] = field(default_factory=deque)
 
 
 class ReferenceSchedule(Hooks):
-    """The engine's hooks; `home`: where shards and states are that are not on the device."""
+    """The engine's hooks; `home`: the memory of offloaded shards and states."""
 
     # hooks.py and reduction.py call with `async_op=True`
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset(
@@ -77,8 +78,8 @@ class ReferenceSchedule(Hooks):
             unit.is_gathered = not self.shards_parameters
 
     def resident(self) -> list[Memory]:
-        """Parameters (stage 3: a shard), master weights where they are not the fp32 parameters themselves,
-        both moments; all padded."""
+        """Parameters (stage 3: a shard), master weights unless the parameters are fp32, both moments; all
+        padded."""
         numel = sum(unit.padded_numel for unit in self.units)
         owned = sum(self._owned(unit) for unit in self.units)
         moments = self.workload.optimizer_state_bytes
@@ -178,8 +179,8 @@ class ReferenceSchedule(Hooks):
         self._gather_ahead(self.units[: self.units.index(unit)][::-1])
 
     def gradient_ready(self, call: ModuleCall) -> None:
-        """Autograd's own gradients, which the unit's flat tensor takes over when its backward has ended; a
-        tied head's share waits for the embedding's."""
+        """Allocate autograd's gradients, which are copied to the unit's flat tensor when its backward has
+        ended; a tied head's contribution is not counted apart."""
         size = call.numel * self.param_bytes
         unit = self._by_segment[call.segment]
         self.builder.allocate("buffers", size, owner=unit.name)
@@ -203,7 +204,7 @@ class ReferenceSchedule(Hooks):
         """Free the parameters, move the gradients into a flat tensor, reduce it when the bucket is full."""
         self._free(unit)
         builder, size = self.builder, unit.padded_numel * self.reduce_bytes
-        is_kept = self.strategy.stage <= 1  # this rank's own gradients stay until the step
+        is_kept = self.strategy.stage <= 1  # gradients stay until the step
         if not is_kept or self._is_first:
             builder.allocate("gradients" if is_kept else "buffers", size, owner=unit.name)
         added = size if is_kept and not self._is_first else 0
@@ -244,7 +245,7 @@ class ReferenceSchedule(Hooks):
         reductions.in_flight.append(_Bucket(units, event))
 
     def _collect(self) -> None:
-        """Wait for the oldest bucket and put each unit's part where the stage keeps it."""
+        """Wait for the oldest bucket, and move each unit's part to where the stage keeps it."""
         builder, strategy = self.builder, self.strategy
         bucket = self._reductions.in_flight.popleft()
         name, size = "+".join(unit.name for unit in bucket.units), self._bytes(bucket.units)
@@ -260,7 +261,7 @@ class ReferenceSchedule(Hooks):
         self._keep(bucket.units, name, size, part)
 
     def _keep(self, units: Sequence[EngineUnit], name: str, size: int, part: int) -> None:
-        """What was reduced goes where the stage keeps it."""
+        """Move reduced gradients to where the stage keeps them."""
         builder, stage = self.builder, self.strategy.stage
         if self._has_far_states:
             assert self.home is not None
@@ -283,12 +284,13 @@ class ReferenceSchedule(Hooks):
         return self.home is not None and self.home.states != "gpu"
 
     def _free_parts(self, units: Sequence[EngineUnit]) -> None:
-        """The outputs of a reduce-scatter, where they are not the gradients themselves."""
+        """Free the outputs of a reduce-scatter that are not the gradients themselves."""
         for unit in units:
             self.builder.free("buffers", self._bytes([unit]) // self.world_size, owner=unit.name)
 
     def _output_category(self) -> Category:
-        """Of a reduce-scatter's output: stages 2 and 3 keep the first micro-batch's as their gradients."""
+        """The category of a reduce-scatter's output: in stages 2 and 3 the first micro-batch's are the
+        gradients."""
         is_kept = self.strategy.stage >= 2 and self._is_first and not self._has_far_states
         return "gradients" if is_kept else "buffers"
 
@@ -311,7 +313,7 @@ class ReferenceSchedule(Hooks):
         self._drop_gradients(owned)
 
     def _clip(self, owned: Sequence[int], group: str) -> None:
-        """fp16 needs the norm to see an overflow, and unscales with it."""
+        """Clip the gradients; fp16 takes the norm in any case, to detect overflows and to unscale."""
         training = self.training
         if self._has_far_states:
             assert self.home is not None
@@ -323,7 +325,8 @@ class ReferenceSchedule(Hooks):
         clip_gradients(self.builder, training, owned, group, dtype=self.strategy.reduce_dtype)
 
     def _update(self, unit: EngineUnit, numel: int) -> None:
-        """Where its states are; the new parameters go to where they are kept."""
+        """Update a unit on the device of its states, and copy its parameters to the device that keeps
+        them."""
         if self.home is None or not self._has_far_states:
             self._update_on_device(unit, numel)
         else:
@@ -332,8 +335,8 @@ class ReferenceSchedule(Hooks):
             self.home.put(unit, numel)
 
     def _update_on_device(self, unit: EngineUnit, numel: int) -> None:
-        """With the root of the second moment and its quotient as fp32 temporaries, and fp32 gradients where
-        they were reduced in 16 bits."""
+        """AdamW on the device. Temporaries: the root of the second moment and the quotient in fp32, and fp32
+        gradients if they were reduced in 16 bits."""
         casts = self.reduce_bytes != 4
         passing = (2 + casts) * 4 * numel
         size = float(4 * _ADAMW_PASSES * numel)
@@ -349,7 +352,7 @@ class ReferenceSchedule(Hooks):
     def _drop_gradients(self, owned: Sequence[int]) -> None:
         if self.home is not None:
             self.home.finish_writes()
-        if not self._has_far_states or self.strategy.stage <= 1:  # this rank's own
+        if not self._has_far_states or self.strategy.stage <= 1:  # gradients on the device
             for unit, numel in zip(self.units, owned, strict=True):
                 kept = numel if self.strategy.stage >= 2 else unit.padded_numel
                 self.builder.free("gradients", kept * self.reduce_bytes, owner=unit.name)

@@ -1,4 +1,4 @@
-"""The reference engine's units: what is gathered and reduced together."""
+"""The reference engine's units: parameters that are gathered and reduced together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zsim.specs.strategy.frameworks import Reference
 
 @dataclass
 class EngineUnit:
-    """Parameters that are gathered and reduced together. `gathered`: the event of a gather under way."""
+    """Parameters that are gathered and reduced together. `gathered`: the event of a gather in flight."""
 
     name: str
     segments: tuple[str, ...]
@@ -24,7 +24,7 @@ class EngineUnit:
 
 
 def make_engine_units(workload: Workload, world_size: int, strategy: Reference) -> list[EngineUnit]:
-    """The root, then the blocks in forward order."""
+    """The units: the root, then the blocks in forward order."""
     before, *blocks, after = workload.segments
     parts = [("root", (before, after)), *((block.name, (block,)) for block in blocks)]
     units = []

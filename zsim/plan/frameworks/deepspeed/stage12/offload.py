@@ -3,17 +3,17 @@
 Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`.
 
 # [Note: the slice of a bucket]
-A rank owns a contiguous stretch of the flat parameters, so in reality it copies much during a few buckets
-and nothing during the others. Ranks stand for each other here: every one copies its share of every bucket,
-as it would with `round_robin_gradients`. Without, the rank that owns the first layers, whose gradients come
-last, copies its whole slice after the last bucket: later than here by at most its 4 bytes per element over
-one PCIe link.
+A rank owns a contiguous part of the flat parameters, so in reality it copies much during a few buckets and
+nothing during the others. In this plan all ranks do the same: every rank copies 1/N of every bucket, as with
+`round_robin_gradients`. Without that option the rank that owns the first layers, whose gradients come last,
+copies its whole part after the last bucket: later than in this plan by at most the time of its 4 bytes per
+element over one PCIe link.
 
 # [Note: the delayed parameter update]
-ZeRO-Offload's section 5.2 lets the CPU update with the gradients of the step before while the GPU runs
-forward and backward, and exchanges both at the end: gradients are in host memory by then, new weights go to
-the GPU. The gradients that are read and those that arrive are two buffers. No DeepSpeed release has it
-(DeepSpeed issue 1260).
+In ZeRO-Offload's section 5.2 the CPU updates with the gradients of the previous step while the GPU runs
+forward and backward; at the end of the step the new gradients are in host memory, and the new weights are
+copied to the GPU. The gradients being read and the gradients that arrive are in two buffers. No DeepSpeed
+release implements it (DeepSpeed issue 1260).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class Zero12Home:
-    """Host memory as the home of a rank's gradients, masters and moments: `shard_numel` elements of
-    parameters whose elements are `numels`."""
+    """Keeps a rank's gradients, masters and moments in host memory: `shard_numel` elements of the parameters
+    `numels` (name -> elements)."""
 
     def __init__(
         self, stage: Stage, config: DeepSpeedConfig, shard_numel: int, numels: Mapping[str, int]
@@ -48,13 +48,13 @@ class Zero12Home:
             and config.grad_accum_dtype == "fp32"
             and config.param_dtype != "fp32"
         )
-        self._updated: int | None = None  # with the gradients of the step before
-        self._seen = 0  # elements of this backward, to share out the own slice
+        self._updated: int | None = None  # event of the update with the gradients of the previous step
+        self._seen = 0  # elements reduced in this backward, of which the rank owns 1/N
         self._last_copy: int | None = None
 
     def resident(self, parameters: Memory, casts: tuple[int, ...]) -> list[Memory]:
-        """Weights on the GPU; masters, moments, fp32 gradients and the 16-bit buffer in host memory; `casts`
-        were on the GPU while masters were made."""
+        """Weights on the GPU; masters, moments, fp32 gradients and the 16-bit buffer in host memory; `casts`:
+        bytes of tensors that were on the GPU while the masters were created."""
         largest = max(self._numels.values())
         is_summed = self.training.gradient_accumulation_steps > 1
         sums = self.shard_numel * self.param_bytes if is_summed and not self.is_compact else 0
@@ -84,8 +84,8 @@ class Zero12Home:
     def keep_gradients(
         self, tensors: Sequence[str], elements: int, stream: str, *, micro_batch: int, is_boundary: bool
     ) -> int:
-        """copy_grads_in_partition, of a reduced bucket of so many `elements`: sums in host memory while
-        accumulating, fp32 gradients at the boundary. Returns the last event on `stream`."""
+        """copy_grads_in_partition of a reduced bucket of `elements`: sums in host memory while accumulating,
+        fp32 gradients at the boundary. Returns the last event on `stream`."""
         builder, dtype = self.builder, self.config.param_dtype
         numel = self._slice_numel(elements)
         if self.is_compact:
@@ -97,7 +97,7 @@ class Zero12Home:
             kernels = norm_kernels(numel, "fp32" if self.is_compact else dtype)
             checked = builder.kernels("norm, look for infinities", kernels, stream=stream)
             self.host.wait(checked, "read whether there are infinities")
-            passing = 4 * min(numel, max(self._numels[name] for name in tensors))  # one by one
+            passing = 4 * min(numel, max(self._numels[name] for name in tensors))  # cast one by one
             if not self.is_compact:
                 builder.allocate("buffers", passing)
                 builder.kernels("cast own gradients", cast_kernels(numel, dtype, "fp32"), stream=stream)
@@ -111,7 +111,7 @@ class Zero12Home:
         return last
 
     def _sum_in_host_memory(self, numel: int, stream: str, *, is_first: bool) -> None:
-        """async_accumulate_grad_in_cpu_via_gpu, which first waits for the copies before."""
+        """async_accumulate_grad_in_cpu_via_gpu, which first waits for the previous copy."""
         self.builder.host_wait(self._last_copy)
         size, pinned = numel * self.param_bytes, self.is_pinned
         if not is_first:
@@ -123,12 +123,12 @@ class Zero12Home:
     # -- step -------------------------------------------------------------------------------------------
 
     def update_beside(self) -> None:
-        """See [Note: the delayed parameter update]."""
+        """Start the update with the previous step's gradients; see [Note: the delayed parameter update]."""
         self._updated = self._update(HostSide(self.builder, self.config.aio, is_elsewhere=True))
 
     def step(self, group: str) -> None:
-        """Scale, update and cast on the CPU, copy the rank's slice of the weights back; norm and overflow
-        are those of `group`."""
+        """Scale, update and cast on the CPU, copy the rank's part of the weights to the GPU; norm and
+        overflow are reduced over `group`."""
         self.host.wait(self._last_copy, "wait for gradient copies")
         check_overflow(self.builder, self.config, [], group)
         norm_and_sync(self.builder, self.config, [], group)

@@ -1,7 +1,7 @@
-"""Who owns which part of a bucket of gradients, in stages 1 and 2.
+"""The owners of the parts of a bucket of gradients, in stages 1 and 2.
 
-DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`: the parameters lie flat one after the other, as registered
-or dealt out to the ranks in turn (`_round_robin_reorder`), and every rank owns an equal stretch of that.
+DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`: the parameters are flattened in the order of registration,
+or round-robin over the ranks (`_round_robin_reorder`), and every rank owns an equal contiguous part.
 `average_tensor` cuts a bucket into slices of one owner each.
 """
 
@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 
 class BucketCall(NamedTuple):
-    """One collective of a bucket: its elements, and of how many slices."""
+    """One collective of a bucket: its elements, and the number of slices that they consist of."""
 
     numel: int
     slices: int
 
 
 class FlatGroup:
-    """Parameters (name -> elements, in the order of registration) laid flat over `world_size` ranks."""
+    """Parameters (name -> elements, in the order of registration) flattened over `world_size` ranks;
+    `is_dealt_out`: round-robin."""
 
     def __init__(
         self, numels: Mapping[str, int], world_size: int, shard_numel: int, *, is_dealt_out: bool
@@ -33,7 +34,7 @@ class FlatGroup:
         self.offsets = dict(zip(names, starts, strict=False))
 
     def slices(self, names: Iterable[str]) -> Iterator[tuple[int, int]]:
-        """(owner, elements) of a bucket's parts in order, neighbours of one owner as one."""
+        """(owner, elements) of a bucket's slices in order; adjacent parts of one owner are one slice."""
         owner, numel = -1, 0
         for name in names:
             start, stop = self.offsets[name], self.offsets[name] + self.numels[name]
@@ -47,17 +48,17 @@ class FlatGroup:
             yield owner, numel
 
     def owned_whole(self, rank: int) -> int:
-        """Elements of all parameters that lie in a rank's stretch, or begin or end in it."""
+        """Elements of all parameters that overlap with a rank's part, counted whole."""
         start, stop = rank * self.shard_numel, (rank + 1) * self.shard_numel
         offsets = self.offsets
         return sum(n for name, n in self.numels.items() if offsets[name] < stop and offsets[name] + n > start)
 
     def all_reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
-        """allreduce_and_scatter: slices are collected until they exceed a bucket."""
+        """The calls of allreduce_and_scatter: slices are collected until they exceed a bucket."""
         return list(_collected([numel for _, numel in self.slices(names)], bucket_numel))
 
     def reduces(self, names: Iterable[str], bucket_numel: int) -> list[BucketCall]:
-        """allreduce_no_retain: the same owner by owner, in the order in which owners come up."""
+        """The calls of allreduce_no_retain: as `all_reduces`, per owner, in the order of first slices."""
         by_owner: dict[int, list[int]] = {}
         for owner, numel in self.slices(names):
             by_owner.setdefault(owner, []).append(numel)

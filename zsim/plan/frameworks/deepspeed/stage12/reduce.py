@@ -1,18 +1,19 @@
-"""How DeepSpeed's stages 1 and 2 reduce one bucket of gradients.
+"""The reduction of a bucket of gradients in DeepSpeed's stages 1 and 2.
 
 Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py` (reduce_ipg_grads, average_tensor,
 allreduce_bucket) and, for releases before 0.12.4, from 0.12.3's average_tensor.
 
 # [Note: slices of a bucket]
 With `reduce_scatter` (the default) a bucket is cut where its gradients' owners change. By default the slices
-are joined again and all-reduced together (`use_multi_rank_bucket_allreduce`), else every owner gets its own
-in one `reduce`; before 0.12.4 every slice was one, asynchronously. Without `reduce_scatter` the bucket is
-all-reduced where it lies, and without `contiguous_gradients`, which makes it, its gradients are joined,
-all-reduced and copied back. torch's `_flatten_dense_tensors` copies nothing where there is one tensor.
+are joined again and all-reduced together (`use_multi_rank_bucket_allreduce`), else every owner gets its
+slices in one `reduce`; before 0.12.4 every slice was reduced by itself, asynchronously. Without
+`reduce_scatter` the bucket is all-reduced in place. Without `contiguous_gradients` there is no flat bucket:
+its gradients are joined, all-reduced and copied back. torch's `_flatten_dense_tensors` copies nothing if
+there is one tensor.
 
 # [Note: the device is synchronized]
-`allreduce_and_copy`, which reduces to owners and what is not contiguous, waits for the whole device before
-every call where `overlap_comm` is on, so that gradients of the call before may be cleared.
+`allreduce_and_copy`, which reduces slices to owners and loose gradients, waits for the whole device before
+every call if `overlap_comm` is on, so that the gradients of the previous call may be cleared.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class BucketReducer:
-    """Issues the calls of one bucket after the other on `stream`; `flat` says who owns what."""
+    """Issues the calls of the buckets on `stream`; `flat`: the owners of the parameters."""
 
     def __init__(
         self, builder: PlanBuilder, config: DeepSpeedConfig, flat: FlatGroup, group: Group, stream: str
@@ -41,7 +42,7 @@ class BucketReducer:
         self._slice_by_slice = config.release.reduces_slice_by_slice
 
     def reduce(self, names: Sequence[str], elements: int) -> None:
-        """See [Note: slices of a bucket]."""
+        """Reduce a bucket of `elements` of the parameters `names`; see [Note: slices of a bucket]."""
         zero = self.zero
         if self.group.size == 1:
             self._copy_own(elements)
@@ -65,7 +66,7 @@ class BucketReducer:
             self._copy_own(elements)
 
     def _all_reduce_joined(self, names: Sequence[str], elements: int) -> None:
-        """buffered_reduce_fallback: all ranks copy the sums back to the loose gradients."""
+        """buffered_reduce_fallback: join, all-reduce, and copy the sums back to the loose gradients."""
         self._synchronize()
         self._call("all_reduce", elements, tensors=len(names), averages=True)
         size = elements * self.reduce_bytes
@@ -73,14 +74,14 @@ class BucketReducer:
         self.builder.kernels("copy gradients back", kernels, stream=self.stream)
 
     def _reduce_to_owners(self, names: Sequence[str]) -> None:
-        """allreduce_no_retain with a rank, owner by owner."""
+        """allreduce_no_retain with a rank: reduce to one owner after the other."""
         for call in self.flat.reduces(names, self.zero.reduce_bucket_size):
             self._synchronize()
             self._look_up_rank()
             self._call("reduce", call.numel, tensors=call.slices)
 
     def _reduce_slices(self, slices: Sequence[int]) -> None:
-        """Before 0.12.4: cast whole, reduced where they lie."""
+        """Before 0.12.4: cast all slices together, reduce each in place, cast back."""
         elements = sum(slices)
         cast = self._cast(elements)
         for numel in slices:
@@ -104,7 +105,7 @@ class BucketReducer:
         builder.free("buffers", joined)
 
     def _cast(self, elements: int) -> int:
-        """The bytes of the copy in the type that is sent, none where that is the gradients' own."""
+        """Cast to the communication type; returns the bytes of the copy, 0 if gradients have that type."""
         if not self._casts:
             return 0
         config, size = self.config, elements * self.reduce_bytes
@@ -130,7 +131,7 @@ class BucketReducer:
         )
 
     def _copy_own(self, elements: int) -> None:
-        """The rank's own slices, back into the bucket."""
+        """Copy the rank's slices back into the bucket."""
         owned = elements // self.group.size
         kernels = moves(owned * self.reduce_bytes, owned * self.param_bytes)
         self.builder.kernels("copy own slice", kernels, stream=self.stream)
@@ -139,11 +140,11 @@ class BucketReducer:
         self.builder.host("slice bucket", overhead="deepspeed_slice", events=count)
 
     def _look_up_rank(self) -> None:
-        """torch's get_global_rank goes through half of the group on average."""
+        """Host time of torch's get_global_rank, which iterates over half of the group on average."""
         self.builder.host("rank of owner", overhead="rank_passed", events=max(self.group.size // 2, 1))
 
     def _synchronize(self) -> None:
-        """See [Note: the device is synchronized]."""
+        """Make the host wait for the device; see [Note: the device is synchronized]."""
         if self.zero.overlap_comm:
             self.builder.host_wait(self.builder.record(COMPUTE))
             self.builder.host_wait(self.builder.record(self.stream))

@@ -28,7 +28,7 @@ _ALIGNMENT = 2  # elements per rank, nccl_start_alignment_factor
 
 class Zero12Schedule(DeepSpeedEngine):
     """DeepSpeedZeroOptimizer's gradient hooks (`reduce_independent_p_g_buckets_and_remove_grads`); `home`:
-    where the rank's gradients, masters and moments are that are not on the GPU."""
+    the host memory of offloaded gradients, masters and moments."""
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         super().__init__(stage, config)
@@ -58,7 +58,7 @@ class Zero12Schedule(DeepSpeedEngine):
     # -- sizes ------------------------------------------------------------------------------------------
 
     def resident(self) -> list[Memory]:
-        """Whole parameters; masters (of fp32 weights too) and both moments of the own partition."""
+        """Whole parameters; masters (of fp32 weights too) and optimizer states of the rank's partition."""
         config = self.config
         if self.home is not None:
             leftovers = self._casts() if self._release.clones_shards_on_gpu else ()
@@ -80,7 +80,7 @@ class Zero12Schedule(DeepSpeedEngine):
         ]
 
     def _casts(self) -> tuple[int, ...]:
-        """The copy of the own partition that masters are cast from."""
+        """Bytes of the copy of the rank's partition from which masters are cast; () without a cast."""
         is_cast = self.config.param_dtype != self.config.master_weights_dtype
         return (self.shard_numel * self.param_bytes,) if is_cast else ()
 
@@ -95,12 +95,13 @@ class Zero12Schedule(DeepSpeedEngine):
 
     @property
     def _gradient_category(self) -> Category:
-        """Whole gradients are the rank's own in stage 1, and wait for their reduction in stage 2."""
+        """The category of whole gradients: kept by the rank in stage 1, freed after reduction in stage 2."""
         return "buffers" if self.partitions_gradients else "gradients"
 
     @property
     def _reduces_in_backward(self) -> bool:
-        """Stage 2 in every micro-batch; stage 1 at the boundary, in backward only with overlap_comm."""
+        """Whether gradients are reduced in this backward: in stage 2 always, in stage 1 at the boundary with
+        overlap_comm."""
         return self.partitions_gradients or (self._is_boundary and self.zero.overlap_comm)
 
     @property
@@ -109,8 +110,8 @@ class Zero12Schedule(DeepSpeedEngine):
 
     @property
     def _foreign_gradient_bytes(self) -> int:
-        """On the fullest rank: parameters that only begin or end in its partition are kept whole
-        (`copy_grads_in_partition`), unless sums have a type of their own."""
+        """Gradient bytes outside of the partition on the fullest rank: gradients that overlap with it are
+        kept whole (`copy_grads_in_partition`), unless the accumulation type differs."""
         if self.config.grad_accum_dtype != self.config.param_dtype:
             return 0
         whole = max(self._flat.owned_whole(rank) for rank in range(self.group.size)) * self.param_bytes
@@ -127,7 +128,8 @@ class Zero12Schedule(DeepSpeedEngine):
             self.home.update_beside()
 
     def begin_backward(self, micro_batch: int, *, is_last: bool, is_told: bool) -> None:
-        """setup_buckets: the bucket's buffers, in stage 1 from the first backward to the boundary."""
+        """setup_buckets: allocate the bucket's buffers, in stage 1 from the first backward to the
+        boundary."""
         self._micro_batch, self._is_told = micro_batch, is_told
         self._is_boundary = is_last and not is_told
         if not is_told and (self.partitions_gradients or micro_batch == 0):
@@ -149,7 +151,7 @@ class Zero12Schedule(DeepSpeedEngine):
                 self._keep_gradient(call.name, parameter, size)
 
     def _keep_gradient(self, name: str, parameter: Parameter, size: int) -> None:
-        """Stage 1 leaves gradients in `.grad`, where micro-batches add up."""
+        """Stage 1 accumulates the gradients of micro-batches in `.grad`."""
         if self._micro_batch == 0:
             self.builder.allocate("gradients", size)
         else:
@@ -166,7 +168,7 @@ class Zero12Schedule(DeepSpeedEngine):
             self._kept.add(f"{name}.{parameter.name}")
 
     def _add_gradient(self, name: str, size: int) -> None:
-        """Copy a gradient into the bucket, reducing the bucket first when it would overflow."""
+        """Copy a gradient into the bucket, which is reduced first if it would overflow."""
         builder, zero, numel = self.builder, self.zero, self._numels[name]
         module = name.rpartition(".")[0]
         if self._elements + numel > zero.reduce_bucket_size:
@@ -196,7 +198,7 @@ class Zero12Schedule(DeepSpeedEngine):
         self._elements, self._tensors = 0, []
 
     def _keep_slice(self, stream: str) -> int:
-        """What becomes of the own slice of a reduced bucket before the next; returns its last event."""
+        """Offload the rank's slice of a reduced bucket, if there is a `home`; returns the last event."""
         if self.home is not None:
             return self.home.keep_gradients(
                 self._tensors, self._elements, stream,
@@ -207,14 +209,14 @@ class Zero12Schedule(DeepSpeedEngine):
         return last
 
     def _free_loose(self, done: int) -> None:
-        """Gradients outside the buffer: freed after their reduction (with overlap, at the next one)."""
+        """Free the gradients outside of the buffer, after event `done` of their reduction."""
         self.builder.free_when_done(self._gradient_category, self._loose_bytes, done)
         self._loose_bytes = 0
 
     def end_backward(self) -> None:
         builder = self.builder
         if not self._reduces_in_backward and self._is_boundary:
-            # reduce_gradients walks the parameters as they are registered, not as gradients came
+            # reduce_gradients visits the parameters in the order of registration, not of backward
             for name, parameter in self.workload.model.named_parameters():
                 if name in self._kept:
                     self._add_gradient(name, parameter.numel * self.param_bytes)
@@ -231,7 +233,7 @@ class Zero12Schedule(DeepSpeedEngine):
         builder.free("buffers", self._num_buffers * self.zero.reduce_bucket_size * self.param_bytes)
 
     def reduce_gradients(self) -> None:
-        """The pipeline engine's `_exec_reduce_grads`, which makes the bucket itself."""
+        """The pipeline engine's `_exec_reduce_grads`, which allocates the bucket itself."""
         where = f"{self.config.name}: zero_optimization"
         if self.partitions_gradients:
             raise InputError(
@@ -247,7 +249,7 @@ class Zero12Schedule(DeepSpeedEngine):
         self.end_backward()
 
     def _own_gradients(self) -> None:
-        """averaged_gradients: the own partition in the accumulation type, added up over micro-batches."""
+        """averaged_gradients: copy or add the rank's partition to its gradients, in the accumulation type."""
         config = self.config
         size = self._own_gradient_bytes
         if self._micro_batch == 0 or not self.partitions_gradients:
@@ -293,7 +295,7 @@ class Zero12Schedule(DeepSpeedEngine):
 
     def _gather_parameters(self) -> None:
         """all_gather_dp_groups: one call; before 0.12.4 one per `allgather_bucket_size` elements, into a list
-        of all ranks' parts, which NCCL's process group fills from a tensor of its own."""
+        of all ranks' parts, to which NCCL's process group copies from a temporary tensor."""
         builder, zero = self.builder, self.zero
         pieces = (
             max(1, self.padded_numel // zero.allgather_bucket_size)

@@ -1,4 +1,4 @@
-"""The gradients that ZeRO-3 collects for its next reduction."""
+"""The bucket of gradients that ZeRO-3 collects for its next reduction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class GradientBucket:
-    """Gradients collected for the next reduction: padded shards, elements, and loose gradients' bytes."""
+    """Gradients collected for the next reduction. `elements` in all; `shard_elements`: of the padded shards;
+    `loose_bytes`: of gradients outside of the flat buffer; `parameters`: numbers of the parameters."""
 
     elements: int = 0
     shard_elements: int = 0

@@ -1,6 +1,6 @@
-"""Which parameters ZeRO-3 fetches when, and which it lets go.
+"""When ZeRO-3 fetches and releases parameters.
 
-The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, on a trace that is known to be complete.
+The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, with a complete trace.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Fetch:
 
 
 class Coordinator:
-    """State of one micro-batch: what is available, what the fetch queue has left; `group`: among which ranks
-    parameters are sharded, `store`: where shards are."""
+    """State of one micro-batch: the available parameters, and the rest of the fetch queue. `group`: the ranks
+    over which parameters are sharded; `store`: the homes of the shards."""
 
     def __init__(self, trace: FetchTrace, zero: ZeroConfig, store: ParameterStore, group: str) -> None:
         self.trace, self.store, self.group = trace, store, group
@@ -35,14 +35,14 @@ class Coordinator:
         self.reset_step()
 
     def reset_step(self) -> None:
-        """A new forward begins: the queue is full again."""
+        """Start a new forward, with a full fetch queue."""
         self._position = 0
         self._step = 0
         self._live_numel = 0
         self._fetched_for: dict[int, int] = {}
 
     def fetch_needed(self, unit: str) -> Fetch | None:
-        """What the unit needs and nobody fetched."""
+        """The parameters that the unit needs and that are not fetched yet; None if there are none."""
         return self._take(self.trace.by_unit.get(unit, ()))
 
     def _take(self, numbers: Sequence[int]) -> Fetch | None:
@@ -53,8 +53,8 @@ class Coordinator:
         return Fetch(missing, self.group) if missing else None
 
     def prefetch(self, unit: str) -> Fetch | None:
-        """Pop what the unit itself uses, then parameters of coming units while the budget lasts; the last
-        one may overshoot. Ends the unit's fetch: the next one is a new step."""
+        """Pop the unit's parameters off the fetch queue, then fetch parameters of coming units within the
+        budget, which the last may exceed. Ends the unit's step of the trace."""
         needed = self.trace.by_unit.get(unit, ())
         wanted = {number for number in needed if self._fetched_for.get(number, -1) < self._step}
         popped: set[int] = set()
@@ -81,13 +81,13 @@ class Coordinator:
         return self._take(ahead)
 
     def upcoming(self) -> Iterator[int]:
-        """What is left in the fetch queue, in order."""
+        """The parameters left in the fetch queue, in order."""
         for position in range(self._position, len(self._queue)):
             yield self._queue[position][0]
 
     def release(self) -> list[int]:
-        """Parameters of the unit fetched last to free now: not persistent, not fetched for a later step
-        already, not used again within the reuse distance, not in use by the model itself."""
+        """The parameters of the last fetched unit to free now: not persistent, not fetched for a later step,
+        not used again within the reuse distance, not in use by the model itself."""
         trace, step = self.trace, self._step
         released = []
         for place, number in enumerate(trace.steps[step - 1]):
@@ -108,7 +108,7 @@ class Coordinator:
         return released
 
     def release_external(self) -> list[int]:
-        """What the model itself has held since its forward began."""
+        """The parameters to free that the model itself has held since the start of its forward."""
         released = [number for number in self.trace.external if self._is_available[number]]
         released = [number for number in released if not self.trace.parameters[number].is_persistent]
         for number in released:

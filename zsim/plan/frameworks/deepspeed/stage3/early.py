@@ -1,17 +1,16 @@
-"""ZeRO-3 as DeepSpeed had it before 0.6: parameter by parameter, the device synchronized at every turn.
+"""ZeRO-3 of DeepSpeed before 0.6: one call per parameter, with the device synchronized around each.
 
 Transcribed from DeepSpeed 0.4.0 `runtime/zero/partition_parameters.py` (`_allgather_param`,
 `_reduce_scatter_gradient`) and `stage3.py` (`_synchronize_communication`); pull request 1453 of 0.6 gathers
-together what is fetched together, and waits on events.
+the parameters of one fetch together, and waits on events.
 
 # [Note: a synchronized device]
-Before every gather, and once a module's parameters are there, the host waits for all streams. So a gather
-hides beneath no more than the one module that runs after it was started, and reductions are waited for at
-every fetch.
+Before every gather, and once a module's parameters are gathered, the host waits for all streams. So a gather
+overlaps with at most the one module that runs after its start, and every fetch waits for reductions.
 
 # [Note: a list of parts]
-`dist.all_gather` and `dist.reduce_scatter` take lists with a tensor for every rank, which Python slices and
-NCCL's process group copies from and to a tensor of its own: both grow with the number of ranks.
+`dist.all_gather` and `dist.reduce_scatter` take lists with a tensor for every rank. Python slices them, and
+NCCL's process group copies them from and to a temporary tensor: both costs grow with the number of ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class EarlyGatherer(Gatherer):
-    """See the module's notes."""
+    """Gathers parameter by parameter; see the module's notes."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class EarlyGatherer(Gatherer):
         return [Fetch((number,), fetch.group) for number in fetch.parameters]
 
     def start(self, part: Fetch) -> None:
-        """_allgather_param: zeros, a wait for the device, the slices, the call, the copies."""
+        """_allgather_param: zeros, a device synchronization, the slices, the call, the copies."""
         builder, size, (number,) = self.builder, self.padded_bytes(part), part.parameters
         ranks, name = builder.groups[part.group].size, self.trace.parameters[number].name
         builder.allocate("buffers", size)
@@ -60,7 +59,7 @@ class EarlyGatherer(Gatherer):
         builder.free_when_done("buffers", size, self._started[number])
 
     def finish(self, part: Fetch) -> int:
-        """_synchronize_communication."""
+        """_synchronize_communication; returns the event of the gathered parameter."""
         self._synchronize()
         return self._started.pop(part.parameters[0])
 
@@ -72,8 +71,8 @@ class EarlyGatherer(Gatherer):
 def reduce_scatter_one_by_one(
     builder: PlanBuilder, trace: FetchTrace, parameters: list[int], *, dtype: str, group: str, stream: str
 ) -> None:
-    """_reduce_scatter_gradients: a call for each, whose list of parts is joined for it; the bucket has been
-    averaged before."""
+    """_reduce_scatter_gradients: one call per parameter, whose list of parts is joined before; the bucket is
+    averaged by the caller."""
     ranks = builder.groups[group].size
     for number in parameters:
         parameter = trace.parameters[number]

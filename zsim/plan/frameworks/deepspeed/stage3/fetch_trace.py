@@ -1,13 +1,13 @@
 """The recorded order of ZeRO-3's modules and their parameters, which fetches follow.
 
-The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, of a trace that is known to be complete:
-that of one forward and backward (module_order.py). Sizes are elements of whole parameters.
+The logic of DeepSpeed 0.19.8's `partitioned_param_coordinator.py`, for the complete trace of one forward and
+backward (module_order.py). Sizes are elements of whole parameters.
 
 # [Note: external parameters]
-A weight that another module's forward reads without calling its owner (the head's, by a loss that does both)
-becomes a parameter of that module, here the model itself (`parameter_offload.py`, `ZeROOrderedDict`). It is
-fetched when the model's forward begins and, since the model's inputs have no gradient and so no hook after
-backward, held to the end of backward.
+A weight that another module's forward reads without calling the owner of the weight (the head's, by a fused
+loss) becomes a parameter of the reading module, here the model itself (`parameter_offload.py`,
+`ZeROOrderedDict`). It is fetched when the model's forward begins and held to the end of backward, because the
+model's inputs have no gradient and so no hook after backward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
 @dataclass(frozen=True, slots=True)
 class ZeroParameter:
-    """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last ones padded."""
+    """One partitioned parameter; every rank holds ceil(numel / ranks) elements, the last shards padded."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,12 +36,13 @@ class ZeroParameter:
 
 @dataclass(frozen=True, slots=True)
 class FetchTrace:
-    """`steps[i]` are the parameters of the module entered at step i, `traversed[i]` the elements of all
-    before it, `next_use[i][k]` the next step after i that uses the k-th of them (or none).
+    """The trace. `steps[i]`: parameters of the module entered at step i; `traversed[i]`: elements of all
+    steps before i; `next_use[i][k]`: the next step after i that uses the k-th parameter of step i
+    (`len(steps)`: none).
 
     A unit is a module with parameters, or a leaf module; `first` and `last` map a module call to the unit
-    that begins or ends with it in forward order. `hooked` says what else is entered; `external` are the
-    parameters of the model itself, see [Note: external parameters].
+    that begins or ends with it in forward order. `hooked`: all hooked modules; `external`: the parameters of
+    the model itself, see [Note: external parameters].
     """
 
     parameters: tuple[ZeroParameter, ...]
@@ -56,7 +57,8 @@ class FetchTrace:
 
 
 def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrace:
-    """The trace that DeepSpeed records: modules in the order their hooks fire; `world_size` ranks shard."""
+    """The trace that DeepSpeed records: modules in the order their hooks fire; shards over `world_size`
+    ranks."""
     parameters = _parameters(workload, zero, world_size)
     numbers = {parameter.name: number for number, parameter in enumerate(parameters)}
     by_module = _by_module(workload, numbers)
@@ -77,7 +79,7 @@ def trace_of(workload: Workload, zero: ZeroConfig, world_size: int) -> FetchTrac
 
 
 def _parameters(workload: Workload, zero: ZeroConfig, world_size: int) -> list[ZeroParameter]:
-    """In the order of `named_parameters()`, which DeepSpeed numbers them by."""
+    """The parameters in the order of `named_parameters()`, by which DeepSpeed numbers them."""
     parameters = []
     persistent_left = zero.model_persistence_threshold
     for name, parameter in workload.model.named_parameters():

@@ -1,7 +1,7 @@
-"""How ZeRO-3 gathers what is fetched: one collective per fetch, cut into its parameters where the host waits.
+"""ZeRO-3's gathers: one collective per fetch, whose result is cut into the parameters where the host waits.
 
 Transcribed from DeepSpeed 0.19.8 `runtime/zero/partition_parameters.py` (all_gather_coalesced,
-AllGatherHandle, AllGatherCoalescedHandle). ZeRO++ and MiCS gather in their own ways:
+AllGatherHandle, AllGatherCoalescedHandle). ZeRO++ and MiCS have other gatherers:
 `zsim.plan.frameworks.deepspeed.zeropp.gather`, `zsim.plan.frameworks.deepspeed.stage3.mics`.
 """
 
@@ -17,7 +17,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class Gatherer:
-    """Gathers over the ranks that shard (`group`), in the parameters' own type, on `stream`."""
+    """Gathers over the ranks that shard (`group`), in the parameters' type, on `stream`."""
 
     def __init__(
         self, builder: PlanBuilder, trace: FetchTrace, config: DeepSpeedConfig, stream: str, group: Group
@@ -25,7 +25,7 @@ class Gatherer:
         self.builder, self.trace, self.config, self.stream = builder, trace, config, stream
         self.group = group
         self.param_bytes = DTYPE_BYTES[config.param_dtype]
-        self._started: dict[int, int] = {}  # first parameter of a part under way -> its collective
+        self._started: dict[int, int] = {}  # first parameter of a part in flight -> its collective
 
     def parts(self, fetch: Fetch) -> list[Fetch]:
         """The calls that a fetch becomes: one, or one per parameter."""
@@ -34,7 +34,7 @@ class Gatherer:
         return [fetch]
 
     def start(self, part: Fetch) -> None:
-        """Allocate what is gathered and issue the collective."""
+        """Allocate the gathered tensor and issue the collective."""
         size = self.padded_bytes(part)
         self.builder.allocate("buffers", size)
         if self._is_cut(part):
@@ -63,19 +63,19 @@ class Gatherer:
         return event
 
     def _is_reduced(self, part: Fetch) -> bool:
-        """Whether shards are added into zeros, in place; never one parameter alone, never hpZ's copies."""
+        """Whether shards are all-reduced into zeros, in place: never a single parameter or hpZ's copies."""
         is_asked = self.config.zero.use_all_reduce_for_fetch_params
         return is_asked and len(part.parameters) > 1 and part.group == self.group.name
 
     def _is_cut(self, part: Fetch) -> bool:
-        """Whether what arrives has to be cut into parameters."""
+        """Whether the gathered tensor has to be cut into parameters."""
         return len(part.parameters) > 1 and not self._is_reduced(part)
 
     def gathered_bytes(self, number: int) -> int:
-        """What one gathered parameter holds until it is released."""
+        """Bytes of a gathered parameter until it is released."""
         return self.trace.parameters[number].padded_numel * self.param_bytes
 
-    # -- for this and its kin -----------------------------------------------------------------------------
+    # -- for this class and its subclasses ----------------------------------------------------------------
 
     def parameters(self, part: Fetch) -> list[ZeroParameter]:
         return [self.trace.parameters[number] for number in part.parameters]
@@ -86,7 +86,8 @@ class Gatherer:
     def _collective(
         self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""
     ) -> int:
-        """Issue one call for a part; `of` says what of it is sent, where that is not the parameters."""
+        """Issue one call for a part; `of`: what is sent instead of the parameters ("scales of "), if not
+        they."""
         name = self.trace.parameters[part.parameters[0]].name
         more = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
         event = self.builder.collective(

@@ -23,14 +23,14 @@ from zsim.plan.stage import Stage
 from zsim.plan.workload.workload import ModuleCall
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
-MAX_EVENTS = 2  # fetches and reductions that may be under way before the host blocks
+MAX_EVENTS = 2  # fetches, and reductions, in flight before the host blocks
 
 
 class Zero3Gradients(DeepSpeedEngine):
-    """DeepSpeedZeroOptimizer_Stage3's gradient hooks, among the ranks of `group`, which share states.
+    """DeepSpeedZeroOptimizer_Stage3's gradient hooks, over the ranks of `group`, which shard the states.
 
-    `store`: the homes of parameters' shards; `home`: that of masters, moments and gradients, where it is not
-    the GPU. `keeps_sums` as in `Zero3Home`.
+    `store`: the homes of the parameters' shards; `home`: the memory of offloaded masters, moments and
+    gradients. `keeps_sums` as in `Zero3Home`.
     """
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig, *, keeps_sums: bool = True) -> None:
@@ -57,21 +57,22 @@ class Zero3Gradients(DeepSpeedEngine):
         self._micro_batch, self._is_boundary = 0, True
 
     def _make_group(self) -> Group:
-        """The ranks that share states: all of them."""
+        """The ranks that shard the states: all ranks."""
         return self.stage.group()
 
     def _offload_ratio(self, ratio: float) -> float:
-        """Which part of the sub-groups is offloaded, where the file says `ratio`."""
+        """The fraction of the sub-groups that is offloaded, where the configuration says `ratio`."""
         return ratio
 
     def _make_quantized(self) -> QuantizedReducer | None:
-        """qgZ, which does nothing on one node."""
+        """The reducer of qgZ; None without qgZ or on a single node."""
         if not self.zero.zero_quantized_gradients or self.world_size <= self.config.gpus_per_node:
             return None
         return QuantizedReducer(self.stage, self.trace, self.config, self.reduce_stream, self.group)
 
     def _make_sub_groups(self) -> list[list[int]]:
-        """Parameters in order, a new sub-group once the local elements reach `sub_group_size`."""
+        """The sub-groups: parameters in order, with a new sub-group once local elements reach
+        `sub_group_size`."""
         groups: list[list[int]] = [[]]
         total = 0
         for number, parameter in enumerate(self.trace.parameters):
@@ -129,7 +130,7 @@ class Zero3Gradients(DeepSpeedEngine):
             builder.host_wait(self._reduce_events.pop(0))
         builder.host("reduce bucket", overhead="deepspeed_reduce")
         if self.zero.enable_sanity_checks and self.world_size > 1:
-            for count in (1, bucket.num_tensors):  # how many ids, then the ids, compared on the host
+            for count in (1, bucket.num_tensors):  # the number of ids, then the ids, compared on the host
                 check = builder.collective("broadcast", 8 * count, "int64", self.group.name, stream=stream)
                 builder.host_wait(check)
         keeps_buffer = (
@@ -188,7 +189,7 @@ class Zero3Gradients(DeepSpeedEngine):
         return self.builder.kernels("partition gradients", kernels, stream=self.reduce_stream)
 
     def end_backward(self) -> None:
-        """independent_gradient_partition_epilogue: the last bucket, then the host waits for it."""
+        """independent_gradient_partition_epilogue: reduce the last bucket, then make the host wait for it."""
         self._reduce()
         self.builder.host_wait(self.builder.record(self.reduce_stream))
         self.builder.host("end of backward")

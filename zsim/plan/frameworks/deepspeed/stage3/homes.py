@@ -1,4 +1,4 @@
-"""Where ZeRO-3 keeps each shard of the 16-bit parameters between uses: GPU, host memory or NVMe."""
+"""The homes of ZeRO-3's shards of the 16-bit parameters between uses: GPU, host memory or NVMe."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Home = Literal["gpu", "host", "nvme"]
 
 @dataclass(frozen=True)
 class ParameterHomes:
-    """`of[i]` is the home of parameter i; `flat_numel` what the pinned flat buffers in host memory hold;
-    `swap_numel` and `pool_numel` the pinned buffers for reading and for writing back, all in elements.
-    `reads_directly`: the buffers for reading are on the GPU (GPUDirect Storage)."""
+    """`of[i]`: the home of parameter i. In elements: `flat_numel` of the pinned flat buffers in host memory,
+    `swap_numel` and `pool_numel` of the pinned buffers for reading and for writing back. `reads_directly`:
+    the buffers for reading are on the GPU (GPUDirect Storage)."""
 
     of: tuple[Home, ...]
     flat_numel: int
@@ -29,11 +29,11 @@ class ParameterHomes:
     reads_directly: bool = False
 
     def comes_over_pcie(self, number: int) -> bool:
-        """Whether a gather copies this shard from host memory first."""
+        """Whether a gather first copies this shard from host memory to the GPU."""
         return self.of[number] == "host" or (self.of[number] == "nvme" and not self.reads_directly)
 
     def memory(self, parameters: Sequence[ZeroParameter], element_bytes: int) -> list[Memory]:
-        """Shards on each device, and the pinned buffers."""
+        """The shards on each device, and the buffers."""
         of = dict.fromkeys(("gpu", "host", "nvme"), 0)
         for home, parameter in zip(self.of, parameters, strict=True):
             of[home] += parameter.shard_numel
@@ -55,10 +55,10 @@ class ParameterHomes:
 def parameter_homes(
     parameters: Sequence[ZeroParameter], sub_groups: Sequence[Sequence[int]], config: DeepSpeedConfig
 ) -> ParameterHomes:
-    """DeepSpeed's choice (stage3.py, `_create_fp16_partitions_with_defragmentation`).
+    """DeepSpeed's choice of homes (stage3.py, `_create_fp16_partitions_with_defragmentation`).
 
-    With NVMe, sub-groups move to a flat buffer in host memory in order, while `max_in_cpu` has room for
-    whole ones; of the others, shards below the swap floor stay in host memory as they are. Raises InputError
+    With NVMe, sub-groups move in order to a flat buffer in host memory, while whole sub-groups fit into
+    `max_in_cpu`; of the other sub-groups, shards below the swap floor stay in host memory. Raises InputError
     where DeepSpeed's swapper fails: a shard larger than `buffer_size`.
     """
     offload = config.zero.offload_param
@@ -76,7 +76,7 @@ def parameter_homes(
         numel = sum(parameters[number].shard_numel for number in group)
         reached += numel
         if numel > largest:
-            # whole parameters, not shards: the pool is made as large as that (stage3.py, 0.10 to 0.19.8)
+            # the pool is sized by whole parameters, not shards (stage3.py, 0.10 to 0.19.8)
             largest = numel
             pool = sum(aligned_numel(parameters[number].numel, element, config.aio) for number in group)
         if reached <= flat:

@@ -1,9 +1,9 @@
-"""Which modules ZeRO-3 fetches as one: DeepSpeed's "leaf modules".
+"""The modules that ZeRO-3 fetches as a whole: DeepSpeed's "leaf modules".
 
 By default every module that owns parameters is fetched by itself. `stage3_module_granularity_threshold` and
 `leaf_module` make whole subtrees one unit (DeepSpeed 0.19.8 `runtime/zero/parameter_offload.py`,
 `utils/z3_leaf_module.py`): the granularity of a module is its parameters' elements over the number of modules
-with parameters in it, itself included; lists do not count, and nothing above 1e9 elements becomes a unit.
+with parameters in it, itself included; lists do not count, and no module above 1e9 elements becomes a unit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _MOST_ELEMENTS = 1_000_000_000
 
 
 def unit_names(numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig) -> dict[str, str]:
-    """The unit of every module in `numels` (full dotted name -> elements): itself, or a parent.
+    """The unit of every module in `numels` (full dotted name -> elements): the module, or a parent.
 
-    `lists` are the ModuleLists, which are never called and so never units.
+    `lists`: the ModuleLists, which are never called and so never units.
     """
     leaf = zero.leaf_module
     if zero.module_granularity_threshold <= 0 and not leaf.names and not leaf.name_suffixes:
@@ -32,7 +32,7 @@ def unit_names(numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig
 
 
 def _ancestors(name: str) -> list[str]:
-    """The modules around `name`, outermost first; "" is the model."""
+    """The parents of module `name`, outermost first; "" is the model."""
     parts = name.split(".")
     return ["", *(".".join(parts[:count]) for count in range(1, len(parts)))]
 
@@ -43,7 +43,7 @@ def _parents(numels: Mapping[str, int]) -> list[str]:
 
 
 def _by_threshold(numels: Mapping[str, int], lists: Sequence[str], threshold: int) -> set[str]:
-    """Parents first: the outermost module whose granularity is at most the threshold."""
+    """The parents whose granularity is at most `threshold`."""
     if threshold <= 0:
         return set()
     elements: dict[str, int] = {}

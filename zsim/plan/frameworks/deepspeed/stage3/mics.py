@@ -1,4 +1,4 @@
-"""MiCS: states sharded inside groups, gradients all-reduced among the groups at the end of accumulation.
+"""MiCS: states sharded inside groups, gradients all-reduced between the groups at the end of accumulation.
 
 Transcribed from DeepSpeed 0.19.2 `runtime/zero/mics.py` and `mics_utils.py`; Zhang et al., MiCS, 2022
 (arXiv 2205.00119), sections 3.2 (sharding groups), 3.3 (hierarchical gathers) and 3.4 (two-hop gradients).
@@ -21,8 +21,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class MicsGatherer(Gatherer):
-    """Every parameter straight into its place, all of a fetch in one coalesced call; in two stages where
-    there are `hierarchy`'s groups, of the GPUs of a node and of the same GPU of every node."""
+    """Gathers all parameters of a fetch in one coalesced call, in place; in two stages with `hierarchy`: the
+    groups of the GPUs of a node, and of the same GPU of every node."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class MicsGatherer(Gatherer):
             self._collective(part, size, "all_gather", self.config.param_dtype)
 
     def _in_two_stages(self, part: Fetch, size: int, inside: Group, across: Group) -> None:
-        """_hierarchical_all_gather_params: this GPU's pieces from the other nodes, to their places, then all
-        pieces from the node's other GPUs."""
+        """_hierarchical_all_gather_params: gather this GPU's pieces from the other nodes, copy them to their
+        places, then gather all pieces from the node's other GPUs."""
         builder, dtype = self.builder, self.config.param_dtype
         pieces = size // inside.size
         turns = len(part.parameters) * across.size
@@ -69,9 +69,9 @@ class MicsGatherer(Gatherer):
 
 
 class MicsSchedule(Zero3Schedule):
-    """MiCS_Optimizer: ZeRO-3 inside the shard group. Neighbours shard, equal places of the groups are
-    replicas; for hierarchical gathers the neighbours split into as many parts as whole nodes fit into them
-    (create_mics_comm_groups)."""
+    """MiCS_Optimizer: ZeRO-3 inside the shard group. Consecutive ranks form a shard group, equal places of
+    the groups are replicas; for hierarchical gathers a shard group is split into as many parts as whole nodes
+    fit into it (create_mics_comm_groups)."""
 
     def __init__(self, stage: Stage, config: DeepSpeedConfig) -> None:
         size = config.zero.mics_shard_size
@@ -82,8 +82,8 @@ class MicsSchedule(Zero3Schedule):
         return self.stage.group("shard", self.zero.mics_shard_size)
 
     def _offload_ratio(self, ratio: float) -> float:
-        """None of them, as long as there is a ratio: `_return_mics_optimizer` of engine.py does not pass it
-        on, and the default of DeepSpeedZeroOptimizer_Stage3 is 0."""
+        """0 in releases that have a ratio: `_return_mics_optimizer` of engine.py does not pass the ratio on,
+        and the default of DeepSpeedZeroOptimizer_Stage3 is 0."""
         if not self.config.release.has_partial_offload:
             return ratio
         self.builder.notes.append(
@@ -94,7 +94,7 @@ class MicsSchedule(Zero3Schedule):
         return 0.0
 
     def _make_quantized(self) -> QuantizedReducer | None:
-        """MiCS_Optimizer gets none of qgZ's groups."""
+        """None: MiCS_Optimizer gets none of qgZ's groups."""
         return None
 
     def _make_secondary(self) -> SecondaryShards | None:
@@ -112,7 +112,7 @@ class MicsSchedule(Zero3Schedule):
         return MicsGatherer(self.builder, self.trace, self.config, self.gather_stream, self.group, hierarchy)
 
     def _keep_shards(self, bucket: GradientBucket) -> int:
-        """allreduce_mics_shard_grads: at the boundary, this bucket's shards of all replicas."""
+        """allreduce_mics_shard_grads: at the boundary, all-reduce the bucket's shards over the replicas."""
         kept = super()._keep_shards(bucket)
         if not self._is_boundary or self.replicate.size == 1:
             return kept

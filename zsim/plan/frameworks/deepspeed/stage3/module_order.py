@@ -1,15 +1,15 @@
-"""Which modules ZeRO-3 hooks, and in which order they are entered.
+"""The modules that ZeRO-3 hooks, and the order in which they are entered.
 
 DeepSpeed 0.19.8 (`runtime/zero/parameter_offload.py`, `_register_deepspeed_module`) hooks every module of the
-model, those that only hold others and those without parameters too, down to its leaf modules. Entering one
-counts as a step of the trace and fetches ahead, so a module of nothing is another chance to do so.
-`traces/deepspeed/hooks.json` has the orders that real models are entered in.
+model down to its leaf modules, including containers and modules without parameters. Entering a module counts
+as a step of the trace and prefetches, so a module without parameters too is an opportunity to prefetch.
+`traces/deepspeed/hooks.json` has the orders of entry of real models.
 
 # [Note: checkpoints and hooks]
 Checkpointing is inside a block's forward (transformers 5), so hooks on the block itself are outside of it.
-torch's non-reentrant checkpoint runs again when backward first asks for what it dropped: inside the last
-module that keeps anything, whose backward hook, and those around it, have fired by then. A reentrant one runs
-again before any hook inside the block.
+torch's non-reentrant checkpoint recomputes when backward first needs a dropped tensor: inside the last module
+that saves a tensor, whose backward hook, and the hooks of its parents, have fired by then. A reentrant
+checkpoint recomputes before any hook inside the block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zsim.specs.model.spec import Activation, Attention, Linear, Loss, Residual
 
 ROOT = ""  # the model itself, entered before anything else in forward and in backward
 
-# Dropout modules by the module they follow, in transformers 5.23; inside blocks without the block's name.
+# Dropout modules by the module they follow, in transformers 5.23; in blocks without the block's name.
 _DROPOUTS: dict[str, dict[str, str]] = {
     "gpt2": {
         "transformer.wpe": "transformer.drop",
@@ -51,14 +51,15 @@ _DROPOUTS: dict[str, dict[str, str]] = {
     "phi3": {"self_attn.o_proj": "resid_attn_dropout", "mlp.down_proj": "resid_mlp_dropout"},
 }
 _NOT_CALLED = {"opt": {"model"}}  # OPTForCausalLM calls model.decoder
-_OWN_ROTARY = {"gptj"}  # positions in each block, by no module
+_OWN_ROTARY = {"gptj"}  # rotary positions are computed in each block, not by a module
 
 
 @dataclass(frozen=True, slots=True)
 class HookedModules:
-    """`forward[name]` and `backward[name]`: what is entered before the module call `name`, outermost first;
-    modules without parameters along with the next one that has some. `trailing` are those at a segment's end.
-    `stops_early` is torch's non-reentrant checkpoint."""
+    """The hooked modules. `forward[name]` and `backward[name]`: modules entered before the module call
+    `name`, outermost first; modules without parameters are listed with the next module that has parameters.
+    `trailing`: modules without parameters at a segment's end. `stops_early`: torch's non-reentrant
+    checkpoint."""
 
     forward: Mapping[str, tuple[str, ...]]
     backward: Mapping[str, tuple[str, ...]]
@@ -66,7 +67,8 @@ class HookedModules:
     stops_early: bool
 
     def before_recompute(self, segment: Segment) -> tuple[str, ...]:
-        """Backward hooks that fire before a checkpointed block runs again; [Note: checkpoints and hooks]."""
+        """Modules entered in backward before a checkpointed block is recomputed; see [Note: checkpoints and
+        hooks]."""
         last = next((call for call in reversed(segment.calls) if call.name in self.backward), None)
         entered = self.backward[last.name] if last else ()
         if not self.stops_early:
@@ -74,15 +76,15 @@ class HookedModules:
         return entered[:-1] if _runs_whole(segment) else entered
 
     def recomputed(self, call: ModuleCall) -> tuple[str, ...]:
-        """What is entered before a call that runs again."""
+        """Modules entered before a recomputed call."""
         return tuple(name for name in self.forward.get(call.name, ()) if _is_inside(name, call.segment))
 
     def after_recompute(self, segment: Segment) -> tuple[str, ...]:
-        """What is entered after the last call that runs again."""
+        """Modules entered after the last recomputed call."""
         return self.trailing.get(segment.name, ()) if _runs_whole(segment) else ()
 
     def order(self, workload: Workload) -> Iterator[str]:
-        """Everything entered in one forward and backward."""
+        """All modules entered in one forward and backward, in order."""
         yield ROOT
         for segment in workload.segments:
             for call in segment.calls:
@@ -102,7 +104,7 @@ class HookedModules:
 
 
 def _runs_whole(segment: Segment) -> bool:
-    """Whether recomputation goes to the block's end: its last call keeps something (a dropout's mask)."""
+    """Whether recomputation runs to the block's end: its last call saves a tensor (a dropout's mask)."""
     return bool(segment.recomputed) and segment.recomputed[-1].name == segment.calls[-1].name
 
 
@@ -111,7 +113,8 @@ def _is_inside(name: str, segment: str) -> bool:
 
 
 def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModules:
-    """`unit_of` is the unit of each module that has parameters: itself, or the leaf module around it."""
+    """The hooked modules; `unit_of`: the unit of each module with parameters (the module or its leaf
+    module)."""
     family = workload.model.family
     never = {workload.model.block_prefix, *_NOT_CALLED.get(family, ())}
     units = set(unit_of.values())
@@ -133,7 +136,7 @@ def hooked_modules(workload: Workload, unit_of: Mapping[str, str]) -> HookedModu
 
 
 def _modules(workload: Workload, segment: Segment) -> list[str]:
-    """A segment's modules, as they are called: a gated activation between its two products."""
+    """A segment's modules in the order of calls: a gated activation is between its two products."""
     model = workload.model
     dropouts = _DROPOUTS.get(model.family, {})
     names: list[str] = []
@@ -154,7 +157,7 @@ def _modules(workload: Workload, segment: Segment) -> list[str]:
 
 
 def _exists(workload: Workload, segment: Segment, call: ModuleCall) -> bool:
-    """Whether this is a module in the framework, and not a function between modules."""
+    """Whether the call is a module in the framework, and not a function between modules."""
     work = call.module.work
     if isinstance(work, Attention | Residual | Loss) or call.name == workload.fused_head:
         return False
@@ -172,7 +175,7 @@ def _are_two_products(calls: Sequence[ModuleCall]) -> bool:
 
 
 def _rotary(workload: Workload) -> str | None:
-    """transformers computes rotary positions once, in a module beside the blocks."""
+    """The module in which transformers computes rotary positions once for all blocks; None without it."""
     model = workload.model
     modules = (module.work for block in model.blocks[:1] for module in block.modules)
     if model.family in _OWN_ROTARY or not any(isinstance(w, Attention) and w.rotary for w in modules):
@@ -182,7 +185,7 @@ def _rotary(workload: Workload) -> str | None:
 
 
 def _chain(name: str, never: set[str], units: set[str]) -> tuple[str, ...]:
-    """The hooked modules from the model down to this one; there are none below a leaf module."""
+    """The hooked modules from the model down to module `name`; there are none below a leaf module."""
     parts = name.split(".")
     chain = []
     for module in (ROOT, *(".".join(parts[:count]) for count in range(1, len(parts) + 1))):

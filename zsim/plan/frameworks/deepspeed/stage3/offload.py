@@ -3,9 +3,9 @@
 Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py`.
 
 # [Note: three copies of a gradient]
-A reduced shard goes to the accumulation buffer in host memory and straight back ("to speed up the next few
-operations"); at the boundary it goes to the host once more, in fp32. Later micro-batches bring the running
-sum to the GPU, add, and take it back.
+A reduced shard is copied to the accumulation buffer in host memory and straight back ("to speed up the next
+few operations"); at the boundary it is copied to the host once more, in fp32. Later micro-batches copy the
+running sum to the GPU, add, and copy it back.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class Zero3Home:
-    """Host memory and NVMe as the home of masters, moments and gradients, for a `ratio` of the sub-groups;
-    the first ones stay on the GPU. Gradients are reduced on `stream`.
+    """Keeps masters, moments and gradients of a `ratio` of the sub-groups in host memory or on NVMe; the
+    first sub-groups stay on the GPU. Gradients are reduced on `stream`.
 
     `keeps_sums`: 16-bit gradients have an accumulation buffer in host memory, as in all releases that zsim
-    reads; the ZeRO-Infinity paper's had none.
+    reads; in the ZeRO-Infinity paper they have none.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Zero3Home:
         self._accum_bytes = DTYPE_BYTES[config.grad_accum_dtype]
 
     def _note_idle_ratio(self, ratio: float) -> None:
-        """The ratio is of whole sub-groups, and what is left to the GPU is rounded down."""
+        """Add a note if the ratio has no effect: the GPU's number of whole sub-groups is rounded down to
+        0."""
         if ratio == 1 or self._first_on_cpu > 0:
             return
         count = len(self.groups)
@@ -89,8 +90,7 @@ class Zero3Home:
         return self._states is not None and group in self._states.groups
 
     def resident(self) -> list[Memory]:
-        """Gradients and optimizer states, each piece where it lies; pinned buffers are `buffers` of the
-        host."""
+        """Gradients and optimizer states by device; the pinned buffers are `buffers` of the host."""
         pinned = self.offload.pin_memory
         sums = sum(parameter.shard_numel for parameter in self.parameters) * self._accum_bytes
         on_gpu = sum(self.numel_of(group) for group in range(self._first_on_cpu))
@@ -111,8 +111,8 @@ class Zero3Home:
     # -- gradients --------------------------------------------------------------------------------------
 
     def keep_gradients(self, bucket: GradientBucket, *, is_first: bool, is_boundary: bool) -> int:
-        """partition_grads: to the host and back, and at the boundary on in fp32; see [Note: three copies of a
-        gradient]. Returns the last event."""
+        """partition_grads: copy the reduced shards to the host and back, and at the boundary once more in
+        fp32; see [Note: three copies of a gradient]. Returns the last event."""
         builder, stream, config = self.builder, self.stream, self.config
         size = bucket.shard_elements * self._accum_bytes
         pinned = self.offload.pin_memory
@@ -139,7 +139,7 @@ class Zero3Home:
         return last
 
     def _to_optimizer(self, bucket: GradientBucket) -> None:
-        """_offload_grad_partition_at_boundary: the norm, the cast, and to where the optimizer wants it."""
+        """_offload_grad_partition_at_boundary: take the norm, cast, and copy to the optimizer's device."""
         builder, stream = self.builder, self.stream
         dtype, numel = self.config.grad_accum_dtype, bucket.shard_elements
         builder.kernels("gradient norms", norm_kernels(numel, dtype, bucket.num_tensors), stream=stream)
@@ -160,7 +160,7 @@ class Zero3Home:
         builder.free_when_done("buffers", 4 * numel, last)
 
     def _swap_gradient(self, number: int) -> None:
-        """Into a pinned buffer, with a copy that blocks; small pieces stay on the GPU until the step."""
+        """Copy a gradient into a pinned buffer, blocking; small pieces stay on the GPU until the step."""
         parameter = self.parameters[number]
         piece = swapped_group(0, [parameter.shard_numel], self.config)
         swapped = piece.swapped_numel if piece else 0
@@ -174,8 +174,8 @@ class Zero3Home:
     # -- step -------------------------------------------------------------------------------------------
 
     def step(self, norm_group: str) -> None:
-        """One sub-group after another: read, scale, update, write back the 16-bit weights, write; norm and
-        overflow are those of `norm_group`."""
+        """Update one sub-group after another: read, scale, update, write back the 16-bit weights, write; norm
+        and overflow are reduced over `norm_group`."""
         check_overflow(self.builder, self.config, [], norm_group)
         for _ in self.groups:
             norm_and_sync(self.builder, self.config, [], norm_group)
@@ -203,7 +203,7 @@ class Zero3Home:
         self.builder.free("buffers", loose)
 
     def _update_on_gpu(self, group: int, numel: int) -> None:
-        """The "backup optimizer" for the GPU's part is torch.optim.AdamW."""
+        """Update a sub-group on the GPU with DeepSpeed's "backup optimizer", torch.optim.AdamW."""
         training = replace(self.training, optimizer_implementation="foreach")
         update(
             self.builder, training, [numel], gradient_dtype="fp32", state_dtype="fp32",

@@ -1,11 +1,11 @@
-"""What ZeRO-3 does with shards of the 16-bit parameters that are not on the GPU between uses.
+"""ZeRO-3's handling of shards of the 16-bit parameters that are off the GPU between uses.
 
 Transcribed from DeepSpeed 0.19.8 `runtime/zero/stage3.py` and `partition_parameters.py`.
 
 # [Note: blocking shard copies]
 A gather first copies the rank's own shards to the GPU with `.to(device)`, which is not `non_blocking`: the
 host waits for the copy, and for all gathers before it on the same stream, even for pinned memory. So a
-prefetch overlaps with the kernels issued before it and never with those of its own module.
+prefetch overlaps with the kernels issued before it and never with the kernels of the module that issues it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class ParameterStore:
-    """The shards' homes (GPU, host memory, NVMe): brings them to the GPU for a gather and takes new weights.
-    `is_alone`: one rank holds all of every parameter."""
+    """The shards at their homes (GPU, host memory, NVMe): brings them to the GPU for a gather and takes new
+    weights. `is_alone`: there is one rank, whose shards are whole parameters."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class ParameterStore:
             self._swapper = ParameterSwapper(self.host, trace, self.homes, config)
 
     def resident(self) -> list[Memory]:
-        """Shards on each device, and pinned buffers."""
+        """The shards on each device, and the buffers."""
         return self.homes.memory(self.trace.parameters, self.param_bytes)
 
     # -- to the GPU -------------------------------------------------------------------------------------
 
     def is_far(self, number: int) -> bool:
-        """Whether a shard is on NVMe, and nobody is reading it."""
+        """Whether a shard is on NVMe and not being read."""
         return self._swapper is not None and self._swapper.is_far(number)
 
     def bring(self, numbers: Sequence[int], stream: str) -> None:
@@ -71,7 +71,7 @@ class ParameterStore:
             self.copy_in("shard", parameters, size, stream)
 
     def copy_in(self, what: str, parameters: Sequence[ZeroParameter], size: int, stream: str) -> None:
-        """Copy `size` bytes of some kind of shard to the GPU, for a gather."""
+        """Copy `size` bytes of shards of kind `what` to the GPU, for a gather."""
         first = parameters[0].name
         if not self.is_alone:  # else the copy is the parameter, and does not block
             self.builder.allocate("buffers", size)
@@ -85,17 +85,18 @@ class ParameterStore:
             self.builder.free_when_done("buffers", size, event)
 
     def read_ahead(self, in_flight: Collection[int], upcoming: Iterable[int]) -> None:
-        """After the fetches of a module: start to read `upcoming` shards from NVMe."""
+        """Start to read `upcoming` shards from NVMe, after the fetches of a module."""
         if self._swapper is not None and self.config.zero.prefetch_bucket_size > 0:
             self._swapper.prefetch(in_flight, upcoming)
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Gathered parameters are given back, and with them the buffers of shards from NVMe."""
+        """Release the buffers of shards from NVMe, as their gathered parameters are released."""
         if self._swapper is not None:
             self._swapper.release(numbers)
 
     def bring_persistent(self) -> None:
-        """What stays gathered, before it is gathered again after the step (`_allgather_params_coalesced`)."""
+        """Bring the shards of persistent parameters to the GPU, which gathers them after the step
+        (`_allgather_params_coalesced`)."""
         persistent = [
             number
             for number, parameter in enumerate(self.trace.parameters)
@@ -107,14 +108,15 @@ class ParameterStore:
     # -- new weights ------------------------------------------------------------------------------------
 
     def put_from_gpu(self, group: int) -> None:
-        """The new weights of a sub-group, made by the GPU, to their homes."""
+        """Move the new weights of a sub-group, updated on the GPU, to their homes."""
         numels = self._split(group)
         away = (numels["host"] + numels["nvme"]) * self.param_bytes
         self.host.copy(f"weights of sub-group {group}", "d2h", away, COMPUTE, is_blocking=True)
         self._write(group)
 
     def put_from_cpu(self, group: int) -> None:
-        """The new weights, cast by the CPU into memory that is not pinned when they go to the GPU."""
+        """Move the new weights of a sub-group, cast by the CPU, to their homes; the copy to the GPU is
+        pageable."""
         numels, dtype = self._split(group), self.config.param_dtype
         if dtype != "fp32" or not numels["gpu"]:
             self.host.cast(f"cast weights of sub-group {group}", sum(numels.values()), "fp32", dtype)
@@ -131,7 +133,7 @@ class ParameterStore:
         return numels
 
     def _write(self, group: int) -> None:
-        """swap_out_partitioned_params: one submission, waited for."""
+        """swap_out_partitioned_params: one submission of writes, for which the host waits."""
         size = sum(
             self._file_bytes(number) for number in self.groups[group] if self.homes.of[number] == "nvme"
         )

@@ -1,7 +1,7 @@
-"""DeepSpeed's swapper of parameters: shards on NVMe pass through a few pinned buffers on their way.
+"""DeepSpeed's swapper of parameters: shards on NVMe are read through a few pinned buffers.
 
 Transcribed from DeepSpeed 0.19.8 `swap_tensor/partitioned_param_swapper.py` and
-`partitioned_param_coordinator.py`. A shard's buffer is taken when its read starts and given back when the
+`partitioned_param_coordinator.py`. A shard takes a buffer when its read starts and returns it when the
 gathered parameter is released.
 """
 
@@ -18,7 +18,7 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class ParameterSwapper:
-    """Which shards are on NVMe, on their way, or in a buffer, and how many buffers are free."""
+    """The state of the shards (on NVMe, being read, in a buffer) and the number of free buffers."""
 
     def __init__(
         self, host: HostSide, trace: FetchTrace, homes: ParameterHomes, config: DeepSpeedConfig
@@ -31,15 +31,16 @@ class ParameterSwapper:
         self.num_buffers = config.zero.offload_param.buffer_count
         self._free = self.num_buffers
         self._element = DTYPE_BYTES[config.param_dtype]
-        self._held: set[int] = set()  # in a buffer or on the way to it
+        self._held: set[int] = set()  # in a buffer, or being read into it
         self._reading: dict[int, int] = {}  # parameter -> event of its read
 
     def is_far(self, number: int) -> bool:
-        """On NVMe, and nobody is reading it."""
+        """Whether a shard is on NVMe and not being read."""
         return self.homes.of[number] == "nvme" and number not in self._held
 
     def ensure(self, numbers: Sequence[int]) -> None:
-        """Before a gather: read what is not there and wait; or wait for all reads that are under way."""
+        """Before a gather: read missing shards and wait; or wait for all reads in flight that include a
+        shard."""
         missing = [number for number in numbers if self.is_far(number)]
         if missing:
             if len(missing) > self._free:
@@ -59,7 +60,7 @@ class ParameterSwapper:
         )
 
     def prefetch(self, in_flight: Collection[int], upcoming: Iterable[int]) -> None:
-        """Start reading what is `upcoming`: up to twice the elements being gathered, while buffers are
+        """Start reading `upcoming` shards: of up to twice the elements being gathered, while buffers are
         free."""
         parameters = self.parameters
         limit = 2 * sum(parameters[number].numel for number in in_flight)
@@ -75,14 +76,14 @@ class ParameterSwapper:
             self._read(chosen)
 
     def release(self, numbers: Sequence[int]) -> None:
-        """The gathered parameters are given back, and with them their shards' buffers."""
+        """Return the buffers of the shards of released parameters."""
         for number in numbers:
             if number in self._held:
                 self._held.remove(number)
                 self._free += 1
 
     def _read(self, numbers: Sequence[int]) -> None:
-        """One submission of reads; each takes a buffer."""
+        """Issue one submission of reads; each read takes a buffer."""
         parameters = self.parameters
         size = sum(
             aligned_numel(parameters[number].shard_numel, self._element, self.config.aio)
@@ -100,7 +101,7 @@ class ParameterSwapper:
         self._free -= len(numbers)
 
     def _wait(self) -> None:
-        """synchronize_reads: for all of them."""
+        """synchronize_reads: make the host wait for all reads in flight."""
         for event in dict.fromkeys(self._reading.values()):
             self.host.builder.host_wait(event)
         self._reading = {}

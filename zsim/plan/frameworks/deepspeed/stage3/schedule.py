@@ -1,12 +1,11 @@
 """DeepSpeed ZeRO stage 3: parameters fetched module by module.
 
-Transcribed from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `partition_parameters.py`); the fetch order is
-coordinator.py. This is the steady step: the first two, which only record the trace and fetch
-nothing ahead, are not it.
+Transcribed from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `partition_parameters.py`); the fetch order is in
+coordinator.py. The plan is of a steady step: the first two steps record the trace and do not prefetch.
 
 # [Note: record_stream]
-Gathered parameters and gradients are made on one stream and used on another; DeepSpeed tells the allocator
-so with `record_stream`, and the block is not handed out again before that use has ended on the GPU.
+Gathered parameters and gradients are allocated on one stream and used on another; DeepSpeed tells the
+allocator with `record_stream`, and the block is not reused before its use has ended on the GPU.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class Zero3Schedule(Zero3Gradients):
         self.gatherer = self._make_gatherer()
         self._in_flight: dict[int, Fetch] = {}
         self._fetch_events: list[int] = []
-        self._entered: tuple[str, ...] = ()  # for the backward of a block, before it ran again
-        self._trailing: tuple[str, ...] = ()  # at the end of running again
+        self._entered: tuple[str, ...] = ()  # in backward of a block, before its recomputation
+        self._trailing: tuple[str, ...] = ()  # at the end of its recomputation
         # by unit and micro-batch, bytes of released weights that autograd still holds
         self._held: dict[tuple[str, int], int] = {}
         self._checkpointed = {segment.name: segment.is_checkpointed for segment in stage.workload.segments}
@@ -76,8 +75,8 @@ class Zero3Schedule(Zero3Gradients):
         return sum(parameter.shard_numel for parameter in self.trace.parameters)
 
     def resident(self) -> list[Memory]:
-        """Shards, kept gathered parameters, masters (of fp32 weights too) and moments, gradient shards, the
-        bucket."""
+        """Shards, persistent gathered parameters, masters (of fp32 weights too), moments, gradient shards,
+        the bucket; secondary shards and LoCo's errors."""
         shard, config = self.shard_numel, self.config
         persistent = sum(p.padded_numel for p in self.trace.parameters if p.is_persistent)
         master = DTYPE_BYTES[config.master_weights_dtype]
@@ -98,8 +97,8 @@ class Zero3Schedule(Zero3Gradients):
 
     @property
     def startup_bytes(self) -> int:
-        """All 16-bit weights of a model that was built without `deepspeed.zero.Init`, which moves to the GPU
-        whole (DeepSpeed 0.19.8 engine.py, `_configure_distributed_model`)."""
+        """Bytes of all weights of a model that was built without `deepspeed.zero.Init` and is moved to the
+        GPU whole; else 0 (DeepSpeed 0.19.8 engine.py, `_configure_distributed_model`)."""
         return 0 if self.config.zero_init else self.workload.numel * self.param_bytes
 
     # -- fetch ------------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ class Zero3Schedule(Zero3Gradients):
         self._enter(ROOT, "")
 
     def before_backward(self, segment: Segment) -> None:
-        """See [Note: checkpoints and hooks] of module_order.py."""
+        """Enter the modules before a recomputation; see [Note: checkpoints and hooks] of module_order.py."""
         super().before_backward(segment)
         hooked, is_again = self.trace.hooked, segment.is_checkpointed
         self._entered = hooked.before_recompute(segment) if is_again else ()
@@ -137,8 +136,8 @@ class Zero3Schedule(Zero3Gradients):
             self._enter(module, call.name)
 
     def _enter(self, entered: str, module: str) -> None:
-        """PartitionedParameterCoordinator.fetch_sub_module. The host's time of modules that hold nothing is
-        counted with those inside them."""
+        """PartitionedParameterCoordinator.fetch_sub_module. The host time of modules without parameters is
+        counted with the modules inside them."""
         builder, numbers = self.builder, self.trace.by_unit.get(entered, ())
         if numbers:
             builder.host(f"fetch {entered or 'the model'}", overhead="deepspeed_fetch", module=module)
@@ -151,7 +150,7 @@ class Zero3Schedule(Zero3Gradients):
         self.store.read_ahead(self._in_flight, self.coordinator.upcoming())
 
     def _gather(self, fetch: Fetch | None) -> None:
-        """The fetch's collectives; what they put out is allocated now."""
+        """Issue a fetch's collectives; their outputs are allocated now."""
         if fetch is None:
             return
         if self.world_size == 1:
@@ -167,7 +166,7 @@ class Zero3Schedule(Zero3Gradients):
                 self._in_flight[number] = part
 
     def _wait_for(self, number: int) -> None:
-        """AllGatherHandle.wait: throttle the host, and make the parameters usable."""
+        """AllGatherHandle.wait: throttle the host, and finish the gather of a parameter."""
         part = self._in_flight.get(number)
         if part is None:
             return
@@ -180,8 +179,8 @@ class Zero3Schedule(Zero3Gradients):
     def after_module(self, call: ModuleCall) -> None:
         """PartitionedParameterCoordinator.release_sub_module, where a unit ends; see [Note: record_stream].
 
-        Without `memory_efficient_linear` autograd holds on to the gathered weights of linear layers until
-        their backward, so releasing them in forward frees nothing.
+        Without `memory_efficient_linear` autograd keeps the gathered weights of linear layers until their
+        backward, so releasing them in forward frees no memory.
         """
         builder, is_backward = self.builder, self.builder.phase == "backward"
         ends = self.trace.first if is_backward else self.trace.last
@@ -210,11 +209,11 @@ class Zero3Schedule(Zero3Gradients):
         return sum(self.gatherer.gathered_bytes(number) for number in numbers)
 
     def _discards(self, call: ModuleCall) -> bool:
-        """Whether this forward runs without autograd, to be repeated later."""
+        """Whether this forward runs without autograd, to be recomputed later."""
         return self.builder.phase == "forward" and self._checkpointed.get(call.segment, False)
 
     def end_backward(self) -> None:
-        """The model itself lets go of its parameters; then the last reduction."""
+        """Release the parameters of the model itself; then issue the last reduction."""
         released = self.coordinator.release_external()
         self.store.release(released)
         if self.secondary is not None:
@@ -235,7 +234,7 @@ class Zero3Schedule(Zero3Gradients):
             self.secondary.drop()
 
     def _step_on_gpu(self) -> None:
-        """One sub-group after the other, its new weights to their homes."""
+        """Update one sub-group after the other, and move its new weights to their homes."""
         builder, config = self.builder, self.config
         shards = [parameter.shard_numel for parameter in self.trace.parameters]
         check_overflow(builder, config, shards, self.group.name)
@@ -261,14 +260,14 @@ class Zero3Schedule(Zero3Gradients):
             self.store.put_from_gpu(number)
 
     def _partition_all(self) -> None:
-        """_partition_all_parameters: what is still gathered, the persistent parameters, is released too."""
+        """_partition_all_parameters: release the persistent parameters, which are still gathered."""
         if self.secondary is not None:
             parameters = enumerate(self.trace.parameters)
             self.secondary.keep(number for number, parameter in parameters if parameter.is_persistent)
 
     def _gather_persistent(self) -> None:
-        """What stays gathered, one all-gather per parameter (`_allgather_params_coalesced`, which coalesces
-        nothing since DeepSpeed 0.10 at the least); then the host waits for the GPU."""
+        """Gather the persistent parameters, one all-gather each (`_allgather_params_coalesced`, which does
+        not coalesce since at least DeepSpeed 0.10); then make the host wait for the GPU."""
         if self.world_size == 1:
             return
         self.store.bring_persistent()

@@ -1,8 +1,8 @@
-"""DeepSpeed's swapper of optimizer states: read a sub-group, step it on the CPU, write it back.
+"""DeepSpeed's swapper of optimizer states: read a sub-group, update it on the CPU, write it back.
 
 Transcribed from DeepSpeed 0.19.8 `swap_tensor/partitioned_optimizer_swapper.py`,
 `pipelined_optimizer_swapper.py` and `async_swapper.py`. All pinned buffers are as large as the largest
-sub-group; a sub-group takes one per state and one for its gradients.
+sub-group; a sub-group takes one buffer per state and one for its gradients.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 @dataclass(frozen=True, slots=True)
 class SwappedGroup:
-    """A sub-group on NVMe: `numel` elements per state; of its gradients `swapped_numel` are on NVMe too,
-    `loose_numel` (pieces below the floor, and what alignment leaves) stay on the GPU until the step."""
+    """A sub-group on NVMe: `numel` elements per state; `swapped_numel` of its gradients are on NVMe too,
+    `loose_numel` (pieces below the floor, and remainders of alignment) stay on the GPU until the step."""
 
     number: int
     numel: int
@@ -36,7 +36,7 @@ class _Read:
 
 
 class StateSwapper:
-    """The buffers, and what is being read and written."""
+    """The pinned buffers, and the reads and writes in flight."""
 
     def __init__(
         self, host: HostSide, groups: Sequence[SwappedGroup], config: DeepSpeedConfig, num_states: int
@@ -50,7 +50,7 @@ class StateSwapper:
         self._following = {group.number: after.number for group, after in pairwise(groups)}
         self._free = offload.buffer_count
         self._ahead: _Read | None = None
-        self._behind: int | None = None  # event of the write that nobody has waited for
+        self._behind: int | None = None  # event of a write that the host has not waited for
         self._is_pipelined = offload.pipeline_read or offload.pipeline_write
         self._filled = 0  # elements in the buffer that collects gradients
         self._is_filling = False
@@ -58,7 +58,7 @@ class StateSwapper:
         self._writes: list[int] = []
 
     def memory(self, element_bytes: int) -> list[Memory]:
-        """States and gradients on NVMe, pinned buffers in host memory."""
+        """The states and gradients on NVMe, and the pinned buffers in host memory."""
         states = sum(group.aligned_numel for group in self.groups.values()) * self.num_states
         gradients = sum(group.swapped_numel for group in self.groups.values())
         return [
@@ -72,8 +72,8 @@ class StateSwapper:
     # -- gradients, in backward -------------------------------------------------------------------------
 
     def write_gradient(self, numel: int, name: str) -> None:
-        """One piece that a copy has put into the current buffer; a full buffer is written, and when none is
-        left the host waits for all of them."""
+        """Account for a piece that is copied into the current buffer; a full buffer is written, and if no
+        buffer is left the host waits for all writes."""
         if self._is_filling and self._filled + numel > self.largest:
             self._submit(name)
             if self._num_written == self.offload.buffer_count:
@@ -95,7 +95,7 @@ class StateSwapper:
         self.host.builder.host("wait for gradient writes")
 
     def flush_gradients(self) -> None:
-        """Before the first sub-group is read."""
+        """Write the last buffer and wait for all writes, before the first sub-group is read."""
         if self._is_filling:
             self._submit("the last")
         if self._num_written:
@@ -104,7 +104,7 @@ class StateSwapper:
     # -- states, in the step ----------------------------------------------------------------------------
 
     def read(self, number: int) -> None:
-        """The sub-group is in its buffers when this returns; the next one may be on its way."""
+        """Read a sub-group and wait for it; with `pipeline_read` start to read the next sub-group."""
         self.flush_gradients()
         group = self.groups[number]
         if self._ahead is not None:
@@ -136,7 +136,7 @@ class StateSwapper:
         return _Read(group.number, self.host.read(f"read states of sub-group {group.number}", size))
 
     def write(self, number: int) -> None:
-        """Write the states back; wait, unless the next sub-group may begin meanwhile."""
+        """Write the states back; wait, unless `pipeline_write` lets the next sub-group start meanwhile."""
         group = self.groups[number]
         if self._behind is not None:
             self.host.wait(self._behind, "wait for the write before")
@@ -152,7 +152,7 @@ class StateSwapper:
 
 
 def swapped_group(number: int, shard_numels: Sequence[int], config: DeepSpeedConfig) -> SwappedGroup | None:
-    """The sub-group as it lies on NVMe; None when it is below the swap floor and stays in host memory."""
+    """The sub-group on NVMe; None if it is below the swap floor and stays in host memory."""
     numel, floor = sum(shard_numels), swap_floor_bytes(config.aio)
     if 4 * numel < floor:
         return None

@@ -1,14 +1,14 @@
-"""ZeRO++'s gathers: hpZ's secondary shards and qwZ's int8.
+"""ZeRO++'s gathers: from hpZ's secondary shards, and of qwZ's int8 weights.
 
 Transcribed from DeepSpeed 0.19.8 `runtime/zero/partition_parameters.py` and
 `partitioned_param_coordinator.py`.
 
 # [Note: secondary shards]
-A gathered parameter that is released leaves a copy of its rank's part of the hpZ group behind, unless it
-has one (`_partition_param_sec`); from then on it is gathered inside that group, from the copies. The step
-drops all of them (`_post_step`). So the first forward after a step gathers over all ranks, its backward and
+When a gathered parameter is released, each rank keeps a copy of its shard in the hpZ group, unless it has one
+(`_partition_param_sec`); from then on the parameter is gathered inside that group, from the copies. The step
+frees all copies (`_post_step`). So the first forward after a step gathers over all ranks, its backward and
 all later micro-batches inside the group. A parameter that forward keeps for its backward is released, and
-copied, there.
+copied, in backward.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class SecondaryShards:
-    """hpZ's copies, by parameter: a part of `size` ranks; see [Note: secondary shards].
+    """hpZ's secondary shards: of every parameter 1/`size` per rank; see [Note: secondary shards].
 
-    `group`: among which ranks they are gathered; MiCS writes them and never gathers from them. They have
-    their home in host memory where parameters in `store` have theirs (`device=self.remote_device`). Releases
-    before 0.13.2 keep what initialisation wrote, and gather from it in backward only.
+    `group`: the ranks over which they are gathered (None: MiCS writes them and never gathers from them). They
+    are in host memory if the parameters of `store` are offloaded (`device=self.remote_device`). Releases
+    before 0.13.2 keep the copies that initialisation wrote, and gather from them in backward only.
     """
 
     def __init__(self, store: ParameterStore, size: int, group: Group | None) -> None:
@@ -49,14 +49,15 @@ class SecondaryShards:
         return self.trace.parameters[number].padded_numel // self.size
 
     def resident(self) -> list[Memory]:
-        """What is there when a step begins."""
+        """The secondary shards that exist when a step begins."""
         if self._is_refreshed:
             return []
         held = sum(self.numel(number) for number in range(len(self.trace.parameters)))
         return [Memory("parameters", held * self.param_bytes, self.device, self.is_pinned)]
 
     def split(self, fetch: Fetch) -> list[Fetch]:
-        """Parameters with a copy and those without are gathered apart."""
+        """Split a fetch into parameters that are gathered from secondary shards and parameters that are
+        not."""
         if self.group is None:
             return [fetch]
         name = self.group.name
@@ -67,8 +68,8 @@ class SecondaryShards:
         return [Fetch(part, group) for part, group in ((near, name), (far, fetch.group)) if part]
 
     def bring(self, part: Fetch, stream: str) -> bool:
-        """Before the gather of a part: copy what is gathered from secondary shards to the GPU, if they are in
-        host memory; returns whether the part is gathered from these shards."""
+        """Before the gather of a part: copy its secondary shards to the GPU, if they are in host memory;
+        returns whether the part is gathered from secondary shards."""
         if self.group is None or part.group != self.group.name:
             return False
         if self.device == "host":
@@ -78,7 +79,7 @@ class SecondaryShards:
         return True
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Released parameters leave their copies; the host waits for each."""
+        """Keep secondary shards of released parameters; in some releases the host waits for each copy."""
         for number in numbers:
             if number in self._held:
                 continue
@@ -95,7 +96,8 @@ class SecondaryShards:
                 self.builder.host_wait(copied)
 
     def _keep_in_host_memory(self, name: str, size: int) -> None:
-        """Pinned (which copies what is not written yet), set to zero, written with a copy that blocks."""
+        """Allocate a secondary shard in host memory (pinning copies it), zero it, and write it with a
+        blocking copy."""
         host, clears = self.store.host, self.store.config.release.clears_secondary_shards
         host.fill(f"make secondary shard of {name}", (2 * self.is_pinned + clears) * size)
         host.copy(
@@ -104,7 +106,7 @@ class SecondaryShards:
         )  # fmt: skip
 
     def drop(self) -> None:
-        """_post_step: the weights are new."""
+        """_post_step: free the copies, as the weights are new."""
         if self._is_refreshed:
             size = sum(self.numel(number) for number in self._held) * self.param_bytes
             self.builder.free("parameters", size, self.device, is_pinned=self.is_pinned)
@@ -112,7 +114,7 @@ class SecondaryShards:
 
 
 class SecondaryGatherer(Gatherer):
-    """hpZ: from the secondary shards where there are any."""
+    """The gatherer of hpZ: gathers from secondary shards where they exist."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class SecondaryGatherer(Gatherer):
 
 
 class QuantizedGatherer(SecondaryGatherer):
-    """qwZ, with or without hpZ: int8 and fp32 scales instead of the parameters, two calls."""
+    """The gatherer of qwZ, with or without hpZ: two calls, of int8 values and of fp32 scales."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class QuantizedGatherer(SecondaryGatherer):
         self._groups: dict[int, int] = {}  # elements of an input -> groups
 
     def start(self, part: Fetch) -> None:
-        """Join the shards, cast, quantise; gather the int8, then the scales."""
+        """Join the shards, cast, quantise; gather the int8 values, then the scales."""
         builder, ranks = self.builder, self.builder.groups[part.group].size
         numel = self._shard_numel(part)
         groups = self._groups_of(part, numel)
@@ -175,7 +177,7 @@ class QuantizedGatherer(SecondaryGatherer):
         builder.free_when_done("buffers", mine, last)
 
     def finish(self, part: Fetch) -> int:
-        """Back to fp16, cut into the parameters, and cast to their type."""
+        """Dequantise to fp16, cut into the parameters, and cast to their type; returns the event."""
         builder, ranks = self.builder, self.builder.groups[part.group].size
         self._started.pop(part.parameters[0])
         shard = self._shard_numel(part)
@@ -188,7 +190,7 @@ class QuantizedGatherer(SecondaryGatherer):
         kernels = list(dequantize_kernels(numel, groups * ranks))
         temporary = 2 * numel
         if is_single and not self._is_cast:
-            temporary = 0  # what was dequantised is the parameter
+            temporary = 0  # the dequantised tensor is the parameter
         else:
             builder.allocate("buffers", wanted * (self.param_bytes if self._is_cast else 2))
         if not is_single:
@@ -210,12 +212,12 @@ class QuantizedGatherer(SecondaryGatherer):
         return self.trace.parameters[number].numel * (self.param_bytes if self._is_cast else 2)
 
     def _shard_numel(self, part: Fetch) -> int:
-        """Elements of this rank's input."""
+        """Elements of this rank's input of the gather."""
         ranks = self.builder.groups[part.group].size
         return sum(parameter.padded_numel // ranks for parameter in self.parameters(part))
 
     def _groups_of(self, part: Fetch, numel: int) -> int:
-        """Raises InputError where CUDAQuantizer asserts."""
+        """The number of quantisation groups. Raises InputError where CUDAQuantizer asserts."""
         known = self._groups.get(numel)
         if known is not None:
             return known

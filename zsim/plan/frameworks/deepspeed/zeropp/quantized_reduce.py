@@ -1,8 +1,8 @@
 """qgZ: gradients reduced in int4 by two all-to-alls, inside the node and between the nodes.
 
 Transcribed from DeepSpeed 0.19.8 `runtime/comm/coalesced_collectives.py` (all_to_all_quant_reduce), and for
-LoCo's error feedback from 0.16.9 (all_to_all_loco_quant_reduce). One tensor after another, whatever bucket
-they are in; vectors, and tensors that two hops cannot divide, are reduce-scattered each by itself.
+LoCo's error feedback from 0.16.9 (all_to_all_loco_quant_reduce). Tensors are reduced one after another,
+whatever their bucket; vectors, and tensors that two hops cannot divide, are reduce-scattered one by one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 
 
 class QuantizedReducer:
-    """Reduces one bucket's gradients over the ranks of `group` on `stream`; `inside` are the GPUs of a node,
-    `across` the same GPU of every node (_get_local_all_to_all_group)."""
+    """Reduces a bucket's gradients over the ranks of `group` on `stream`; `inside`: the GPUs of a node;
+    `across`: the same GPU of every node (_get_local_all_to_all_group)."""
 
     def __init__(
         self, stage: Stage, trace: FetchTrace, config: DeepSpeedConfig, stream: str, group: Group
@@ -41,10 +41,10 @@ class QuantizedReducer:
         self.across = stage.group("global", self.num_nodes, self.local)
         self._falls_back = config.release.scatters_indivisible_gradients
         self._has_error = config.zero.zeropp_loco_param is not None
-        self._live: dict[str, int] = {}  # bytes of the function's variables, which the next tensor overwrites
+        self._live: dict[str, int] = {}  # bytes by variable of the function, until the next tensor
 
     def resident(self) -> list[Memory]:
-        """LoCo keeps what quantisation lost, in int8: of every whole gradient, and of the node's sum."""
+        """LoCo's quantisation errors in int8: of every whole gradient, and of the node's sum."""
         if not self._has_error:
             return []
         size = 0
@@ -55,7 +55,8 @@ class QuantizedReducer:
         return [Memory("buffers", size)]
 
     def reduce(self, numbers: Sequence[int]) -> int:
-        """Returns the bytes of the reduced shards, which live until they are kept."""
+        """Reduce the gradients of a bucket; returns the bytes of the reduced shards, which the caller
+        frees."""
         shards = 0
         for number in sorted(numbers):
             parameter = self.trace.parameters[number]
@@ -82,7 +83,8 @@ class QuantizedReducer:
         )
 
     def _groups_of(self, parameter: ZeroParameter) -> tuple[int, int]:
-        """Raises InputError where torch's all_to_all_single cannot divide the scales."""
+        """Quantisation groups of a gradient inside and across nodes. Raises InputError where torch's
+        all_to_all_single cannot divide the scales."""
         inside, across = gradient_groups(parameter.shape, self.world_size, self.local)
         for groups, ranks, where in ((inside, self.local, "node's GPUs"), (across, self.num_nodes, "nodes")):
             if groups % ranks:
@@ -107,7 +109,8 @@ class QuantizedReducer:
         )
 
     def _two_hops(self, parameter: ZeroParameter) -> int:
-        """Quantise, exchange inside the node, add up and quantise again, exchange between nodes, add up."""
+        """Quantise, all-to-all inside the node, sum and quantise again, all-to-all between nodes, sum;
+        returns the bytes of the shard."""
         numel, reduced = parameter.numel, parameter.numel // self.local
         inside, across = groups = self._groups_of(parameter)
         if self._has_error:
@@ -135,7 +138,7 @@ class QuantizedReducer:
         return shard
 
     def _assign(self, variable: str, size: int) -> None:
-        """The new value is made before the old one goes."""
+        """Assign a variable: the new tensor is allocated before the old tensor is freed."""
         self.builder.allocate("buffers", size)
         self.builder.free("buffers", self._live.get(variable, 0))
         self._live[variable] = size
@@ -145,7 +148,7 @@ class QuantizedReducer:
         self.builder.kernels(name, kernels, stream=self.stream, module=parameter.name)
 
     def _exchange(self, parameter: ZeroParameter, size: int, groups: int, group: str) -> None:
-        """The int4 values, then their scales."""
+        """All-to-all of the int4 values, then of their scales."""
         for of, num_bytes, dtype in (("", size, "int4"), ("scales of ", groups * SCALE_BYTES, "fp32")):
             self.builder.collective(
                 "all_to_all", num_bytes, dtype, group, stream=self.stream,
