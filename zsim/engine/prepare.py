@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -16,7 +16,7 @@ from zsim.devices.allocator import Allocator
 from zsim.engine.executor import Executor
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, price_program, slowed
-from zsim.fabric.fabric import Fabric
+from zsim.fabric.fabric import Fabric, Usages
 from zsim.fabric.folding.classes import Classes
 from zsim.fabric.messages import communicators_of, fabric_works
 from zsim.plan.ops import Collective, Plan, PointToPoint
@@ -120,6 +120,7 @@ def prepare(
         works=chain.from_iterable(works),
         program_of=plan.program_of,
         is_connected=is_connected,
+        usages=None if topology.form is None else plan.once(_known_usages, topology.form),
     )
     pricer, costs, host = KernelPricer(job.cluster.gpu), shipped_host_costs(), job.cluster.host
     programs = tuple(
@@ -135,3 +136,8 @@ def prepare(
         for program in repeated.programs
     )
     return Prepared(job, plan, topology, classes, slowdowns, programs, fabric, offload, works)
+
+
+def _known_usages(_plan: Plan, _form: Hashable) -> Usages:
+    """None so far; filled by the plan's fabrics of one form."""
+    return {}

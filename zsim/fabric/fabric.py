@@ -33,6 +33,10 @@ from zsim.specs.topology.topology import Topology
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
 
+# By algorithm's shape and rows of slots, the links that are used and the bytes on each per bus byte.
+Usages = dict[Hashable, tuple[Ints, Floats]]
+
+
 class LinkLoad(NamedTuple):
     """Load of a class of links: bytes over all of them, and over the most utilised one. The bytes of a
     degraded link count divided by the fraction of its bandwidth that is left."""
@@ -49,7 +53,8 @@ class Fabric:
     the load of all. Without `blocks`, `is_folded` puts all groups of a kind into one communicator, else each
     into a separate one. `works`: the collectives to expect (None: any of the usual kinds in every group).
     `program_of`: the program that each rank runs, where there are several. Fabrics of co-located jobs are
-    made with `is_connected` false, and then joined with `connect`.
+    made with `is_connected` false, and then joined with `connect`. `usages`: what is known of the links that
+    groups use on fabrics of the same form (`Topology.form`), and is added to.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Fabric:
         works: Iterable[Collective] | None = None,
         program_of: Ints | None = None,
         is_connected: bool = True,
+        usages: Usages | None = None,
     ) -> None:
         self.env = env
         self.topology = topology
@@ -71,6 +77,7 @@ class Fabric:
         self.slowdown = topology.cluster.gpu.interference.communication_slowdown
         self.groups = groups
         self.extra = extra
+        self._usages: Usages = {} if usages is None else usages
         self.num_transfers = 0
         self.pool: FluidPool
         self._links: Ints
@@ -114,13 +121,25 @@ class Fabric:
         shapes = list(dict.fromkeys(method.shape for found in kinds.values() for method in found))
         usage, own = {}, {}
         for shape in shapes:
-            usage[shape] = np.zeros(topology.num_links)
-            for alike in patterns if group.size > 1 else []:
-                usage[shape] += SHAPES[shape](topology, alike)
+            usage[shape] = self._usage_of(shape, patterns if group.size > 1 else [])
             if len(members) > 1 and group.size > 1:
-                own[shape] = SHAPES[shape](topology, members[:1])
+                own[shape] = self._usage_of(shape, [members[:1]])
         longer = max(longer_rounds(topology, alike[0]) for alike in patterns)
         return Instance(kinds, usage, own, count, longer, fault_delays(topology, members))
+
+    def _usage_of(self, shape: str, patterns: Sequence[Ints]) -> Floats:
+        """Bytes on every link per bus byte of groups of one shape, by the rows of their slots."""
+        key = shape, *((len(rows), rows.tobytes()) for rows in patterns)
+        usage = np.zeros(self.topology.num_links)
+        if key in self._usages:
+            links, weights = self._usages[key]
+            usage[links] = weights
+            return usage
+        for rows in patterns:
+            usage += SHAPES[shape](self.topology, rows)
+        links = np.flatnonzero(usage)
+        self._usages[key] = links, usage[links]
+        return usage
 
     def _add_choices(self, pool: FluidPool, links: Ints) -> None:
         """Make every (algorithm, protocol) choice of every communicator, for each kind of collective it runs.

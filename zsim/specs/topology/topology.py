@@ -13,6 +13,7 @@ on scattered or uneven nodes, or of a co-located job, are arbitrary.
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 
 import numpy as np
 
@@ -85,6 +86,22 @@ class Topology(NodeLinks):
         other = copy.copy(self)
         other.condition = condition
         return other
+
+    @property
+    def form(self) -> Hashable:
+        """What the links of routes depend on: equal for fabrics that differ in their links' rates alone. None
+        for one with faults."""
+        if self.condition is not None:
+            return None
+        cluster, network = self.cluster, self.cluster.network
+        link, pcie, cards = cluster.node_link, cluster.pcie, cluster.nic
+        return (
+            (self.num_nodes, self.gpus_per_node, self.slots.tobytes()),
+            (cluster.gpus_per_node, cluster.host.sockets, link.kind, link.nodes_per_domain),
+            (pcie.gpus_per_switch, pcie.peer_to_peer, cards.per_node, cards.gpudirect),
+            (network.model_dump_json(), 1.0 if network.link_bandwidth is None else cards.bandwidth),
+            tuple((one.name, one.first, one.count) for one in self.classes.values()),
+        )
 
     def capacities(self) -> Floats:
         """Bytes per second of every link."""
