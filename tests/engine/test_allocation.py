@@ -9,6 +9,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -17,11 +18,12 @@ from zsim.comparison.calls import calls_of_trace
 from zsim.comparison.clock_check import check_clock
 from zsim.comparison.plan_check import check_plan
 from zsim.comparison.verdict import Tolerances
-from zsim.engine.allocation import has_room_at, make_allocator, settle
+from zsim.engine.allocation import has_room_at, make_allocator, settle, settle_once
 from zsim.engine.simulate import simulate_job
 from zsim.plan.make import make_plan
 from zsim.plan.memory.capacity import step_peak_bytes
 from zsim.plan.memory.peaks import plan_peaks
+from zsim.plan.passes.twice import twice
 from zsim.report.fit import fit_of
 from zsim.report.views.html.report import html_report
 from zsim.report.views.text.report import print_report
@@ -318,3 +320,40 @@ def test_room_at_other_times_is_found_without_settling_again(strategy: dict[str,
             tight.memory.capacity_bytes = limit
             assert has_room_at(tight, prompt, issue, late) == has_room
             assert settle(tight, issue, late).pools == (slow.pools if has_room else {})
+
+
+@pytest.mark.parametrize("is_expandable", [False, True])
+@pytest.mark.parametrize(
+    "strategy", [{"kind": "fsdp1"}, {"kind": "deepspeed", "stage": 3}, {"kind": "fsdp2"}, {"kind": "ddp"}]
+)
+def test_runs_of_one_program_are_settled_as_each_by_itself(
+    strategy: dict[str, Any], is_expandable: bool
+) -> None:
+    """At the times of runs on GPUs that are late by random amounts, with room and without: every figure, and
+    the segments and counts that the allocator is left with where it ran short."""
+    training = {"micro_batch_size": 1, "sequence_length": 512, "expandable_segments": is_expandable}
+    job = resolve(
+        zsim.Experiment(model="gpt2", cluster="dgx-h100", nodes=1, training=training, strategy=strategy)
+    )
+    plan = make_plan(job)
+    repeated = twice(plan)
+    program, empty = repeated.program, make_allocator(job, plan, repeated)
+    random = np.random.default_rng(0)
+    issue = np.arange(float(len(program.ops))).tolist()
+    whole, num_short = settle(empty.copy(), issue, issue).reserved_bytes, 0
+    for part in (2.0, 1.1, 1.0, 0.9):
+        for lead in (0.0, 30.0, 300.0):
+            late = lead * random.random(len(issue))
+            ended = np.maximum.accumulate(np.array(issue) + late).tolist()
+            for _ in range(2):  # not known, and known
+                once, alone = empty.copy(), empty.copy()
+                once.memory.capacity_bytes = alone.memory.capacity_bytes = int(part * whole)
+                assert settle_once(program, once, issue, ended) == settle(alone, issue, ended)
+                assert once.has_retried == alone.has_retried
+                if alone.has_retried:
+                    num_short += 1
+                    assert once.counts == alone.counts
+                    assert once.first_changes is None
+                    assert once.memory.reserved_by_pool() == alone.memory.reserved_by_pool()
+                    assert settle(once, issue, ended) == settle(alone, issue, ended)
+    assert num_short

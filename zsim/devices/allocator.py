@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.plan.memory.tensors import TensorChange
@@ -130,6 +130,15 @@ class Allocator:
             self.counts_from,
             first_changes=self.first_changes,
         )
+
+    def settled_copy(self) -> Allocator:
+        """As `copy`, with the counts of what it has done; after `restart`."""
+        return replace(self.copy(), counts=replace(self.counts), has_retried=self.has_retried)
+
+    def resume(self, settled: Allocator) -> None:
+        """Take over the segments and counts of one that has run the same program."""
+        self.memory, self.first_changes = settled.memory.copy(), settled.first_changes
+        self.counts, self.has_retried = replace(settled.counts), settled.has_retried
 
     def _free(self, change: TensorChange, ended: Sequence[float]) -> None:
         _, tensor, _, _, until = change

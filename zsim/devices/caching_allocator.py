@@ -179,7 +179,8 @@ class CachingAllocator:
                 pool.last = last
         return other
 
-    def pool_of(self, count: int, stream: str) -> PoolName:
+    @staticmethod
+    def pool_of(count: int, stream: str) -> PoolName:
         """The pool to which a request of `count` bytes goes."""
         return stream, _up(count, MIN_BLOCK) <= SMALL_SIZE
 

@@ -13,12 +13,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from zsim.arrays import Ints
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
 from zsim.devices.allocator import Allocator, AllocatorCounts, Changes
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
+from zsim.engine.pools_apart import PoolPasses, ProgramApart, peak_active_bytes
 from zsim.plan.builder import COMPUTE
 from zsim.plan.memory.capacity import framework_memory
 from zsim.plan.memory.tensors import TensorChange, tensor_changes
@@ -160,45 +158,78 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
 def settle_once(
     program: Program, allocator: Allocator, issue: Sequence[float], ended: Sequence[float]
 ) -> Allocation:
-    """As `settle`; what is known from a run in which every block was free again before the same request as
-    now is taken from there, where the allocator never ran short (and the allocator left as it is).
+    """As `settle`; what other runs of the program have in common with this one is taken from there, see
+    [Note: pools apart] in zsim.engine.pools_apart. The allocator is left as it is where it never ran short.
 
     An allocator asks of the clock only whether the last use of a block has ended when something is allocated.
     """
-    memory, known = allocator.memory, program.once(_allocations)
-    key = memory.capacity_bytes, memory.is_expandable, _order_of_uses(program, allocator, issue, ended)
-    if key in known:
-        return known[key]
-    allocation = settle(allocator, issue, ended)
-    if not allocator.has_retried:
-        known[key] = allocation
+    memory = allocator.memory
+    known = program.once(_known_runs, memory.capacity_bytes, memory.is_expandable, allocator.counts_from)
+    if known.apart is None:
+        known.apart = ProgramApart(allocator)
+        known.others = known.apart.others(allocator)
+    places = known.apart.places(issue, ended)
+    key = b"".join(each.tobytes() for each in places)
+    if key not in known.settled:
+        assert known.others is not None
+        allocation = _settle_apart(allocator, known.others, known.apart.timed(allocator, places), known.apart)
+        if allocation is not None:
+            known.settled[key] = allocation, None
+        else:
+            allocation = settle(allocator, issue, ended)
+            known.settled[key] = allocation, allocator.settled_copy() if allocator.has_retried else None
+            return allocation
+    allocation, settled = known.settled[key]
+    if settled is not None:
+        allocator.resume(settled)
     return allocation
 
 
-def _allocations(program: Program) -> dict[tuple[int, bool, bytes], Allocation]:
-    """By capacity, kind of segments and order of uses: filled by `settle_once`."""
-    return {}
+@dataclass
+class _KnownRuns:
+    """Of one program and capacity: filled by `settle_once`. `settled`: by the order in which blocks come
+    back, what `settle` makes of it, and the allocator that it leaves where that ran short."""
+
+    settled: dict[bytes, tuple[Allocation, Allocator | None]] = field(default_factory=dict)
+    apart: ProgramApart | None = None
+    others: PoolPasses | None = None
 
 
-def _order_of_uses(
-    program: Program, allocator: Allocator, issue: Sequence[float], ended: Sequence[float]
-) -> bytes:
-    """By block that is given back while it is in use, the request from which on it is free."""
-    frees, uses = program.once(_used_when_freed)
-    if not len(uses):
-        return b""
-    asking = np.array(sorted(allocator.current.asking | allocator.changes.asking))
-    times = np.append(np.asarray(issue), max(ended))[asking]
-    first = np.searchsorted(times, np.asarray(ended)[uses])
-    return np.maximum(first, np.searchsorted(asking, frees)).tobytes()
+def _known_runs(
+    _program: Program, _capacity_bytes: int, _is_expandable: bool, _counts_from: int
+) -> _KnownRuns:
+    """None so far."""
+    return _KnownRuns()
 
 
-def _used_when_freed(program: Program) -> tuple[Ints, Ints]:
-    """The ops before which blocks are given back that `record_stream` protects, and those that use them."""
-    given = (change for change in program.once(tensor_changes) if not change.bytes)
-    changes = [change for change in given if change.until >= 0]
-    frees, uses = ([getattr(change, name) for change in changes] for name in ("op", "until"))
-    return np.array(frees, dtype=np.int64), np.array(uses, dtype=np.int64)
+def _settle_apart(
+    empty: Allocator, others: PoolPasses, timed: PoolPasses, apart: ProgramApart
+) -> Allocation | None:
+    """What `settle` makes of the pools together; None where the driver has no room for all of them."""
+    memory, before = empty.memory, -1
+    limit = memory.capacity_bytes
+    if memory.num_released:
+        return None
+    for number in range(_MOST_PASSES):
+        parts = others.number(number), timed.number(number)
+        if parts[0] is None or parts[1] is None:
+            return None
+        quiet, late = parts
+        peak = memory.reserved_bytes + quiet.reserved + late.reserved
+        if peak > limit:
+            return None
+        segments = quiet.segments + late.segments
+        if peak == before or not segments:
+            break
+        before = peak
+    pools: Mapping[PoolName, int] = {}
+    if not quiet.has_grown and not late.has_grown:
+        own = {name: count for name, count in late.pools.items() if name in apart.later.timed_pools}
+        pools = {**quiet.pools, **own}
+    active = peak_active_bytes(late, quiet, memory.active_bytes)
+    if not number:  # what the resident tensors were made with counts
+        active, peak = max(active, memory.peak_active_bytes), max(peak, memory.peak_reserved_bytes)
+    return Allocation(active, peak, limit, AllocatorCounts(segments=segments), pools=pools)
 
 
 def _pass_through(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> None:
@@ -214,38 +245,17 @@ def has_room_at(
     empty: Allocator, allocation: Allocation, issue: Sequence[float], ended: Sequence[float]
 ) -> bool:
     """Whether an allocator that is `empty` before the first step, and has the `allocation` at the times of
-    one run of the program, has room at those of another; False also where only `settle` can tell.
-
-    # [Note: pools apart]
-    As long as the driver has room, an allocator's pools have nothing to do with each other, and one whose
-    blocks come back at once does the same at all times. So only those are looked at again whose blocks
-    `record_stream` protects.
-    """
+    one run of the program, has room at those of another; False also where only `settle` can tell. Only pools
+    with protected blocks are looked at again, see [Note: pools apart] in zsim.engine.pools_apart."""
     if not allocation.pools:
         return False
-    again = empty.copy()
-    memory, limit = again.memory, again.memory.capacity_bytes
-    memory.capacity_bytes = 1 << 62
-    timed: set[PoolName] = set()
-    again.changes = _timed(memory, empty.changes, timed)
-    if empty.first_changes is not None:
-        again.first_changes = _timed(memory, empty.first_changes, timed)
-    for _ in range(_MOST_PASSES):
-        segments = memory.num_segments
-        _pass_through(again, issue, ended)
-        again.restart()
-        if memory.num_segments == segments:
-            again_pools = memory.reserved_by_pool()
-            reserved = {**allocation.pools, **{pool: again_pools[pool] for pool in timed}}
-            return sum(reserved.values()) <= limit
+    apart = ProgramApart(empty)
+    timed = apart.timed(empty, apart.places(issue, ended))
+    for number in range(_MOST_PASSES):
+        done = timed.number(number)
+        if done is None:
+            return False
+        if not done.has_grown:
+            reserved = {**allocation.pools, **{pool: done.pools[pool] for pool in apart.later.timed_pools}}
+            return sum(reserved.values()) <= empty.memory.capacity_bytes
     return False
-
-
-def _timed(memory: CachingAllocator, changes: Changes, timed: set[PoolName]) -> Changes:
-    """Those of tensors in pools with blocks that are protected when they come back, which join `timed`."""
-    ordered = [change for at_op in changes.by_op.values() for change in at_op]
-    requests = {(change.bytes, change.stream) for change in ordered if change.bytes}
-    pool_of = {request: memory.pool_of(*request) for request in requests}
-    pools = {change.tensor: pool_of[change.bytes, change.stream] for change in ordered if change.bytes}
-    timed |= {pools[change.tensor] for change in ordered if change.until >= 0}
-    return Changes([change for change in ordered if pools[change.tensor] in timed])

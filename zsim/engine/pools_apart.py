@@ -1,0 +1,215 @@
+"""An allocator's pools, each group of them settled by itself while the driver has room for all.
+
+# [Note: pools apart]
+As long as the driver has room, an allocator's pools have nothing to do with each other, and one whose blocks
+come back at once does the same at all times. So the pools without blocks that `record_stream` protects are
+settled once for all runs of a program; those with such blocks again for every run, with the blocks back
+before the first request of any pool at which their last use has ended (`process_events`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from zsim.arrays import Ints
+from zsim.devices.allocator import Allocator, Changes
+from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
+from zsim.plan.memory.tensors import TensorChange
+
+
+@dataclass(frozen=True)
+class Part:
+    """The changes of some pools in one run of a program, `places[i]`: twice the i-th one's place among the
+    changes of all pools."""
+
+    changes: list[TensorChange]
+    places: Ints
+
+
+@dataclass(frozen=True)
+class ChangesApart:
+    """The changes of one run of a program: `timed` are those in pools with blocks that are protected when
+    they are given back (`timed_pools`), `others` the rest. `requests` and `request_ops`: the places of all
+    requests and the ops before which they are made; `given_back`: which of `timed` give back a protected
+    block, `uses` the ops that use it last."""
+
+    timed: Part
+    others: Part
+    timed_pools: frozenset[PoolName]
+    ops: Ints
+    requests: Ints
+    request_ops: Ints
+    given_back: Ints
+    uses: Ints
+
+    def timed_places(self, issue: Sequence[float], ended: Sequence[float]) -> Ints:
+        """The places of the timed changes, each block that is given back in use just before the first request
+        that finds it free (behind all changes where none does)."""
+        places = self.timed.places.copy()
+        if len(self.given_back):
+            times = np.append(np.asarray(issue), max(ended))[np.minimum(self.request_ops, len(issue))]
+            first = np.searchsorted(times, np.asarray(ended)[self.uses])
+            first = np.maximum(first, np.searchsorted(self.requests, places[self.given_back]))
+            places[self.given_back] = np.append(self.requests, 2 * len(self.ops))[first] - 1
+        return places
+
+    def place_of_op(self, op: int) -> int:
+        """Twice the place of the first change from `op` on; 0 where there is none."""
+        number = int(np.searchsorted(self.ops, op))
+        return 2 * number if number < len(self.ops) else 0
+
+
+def changes_apart(changes: Changes) -> ChangesApart:
+    """The changes of one run, pools with protected blocks apart from the others."""
+    ordered = [change for op in sorted(changes.by_op) for change in changes.by_op[op]]
+    requests = {(change.bytes, change.stream) for change in ordered if change.bytes}
+    pool_of = {request: CachingAllocator.pool_of(*request) for request in requests}
+    pools = {change.tensor: pool_of[change.bytes, change.stream] for change in ordered if change.bytes}
+    timed_pools = frozenset(pools[change.tensor] for change in ordered if _is_protected(change))
+    is_timed = np.array([pools[change.tensor] in timed_pools for change in ordered], dtype=bool)
+    asking = np.array([change.bytes > 0 for change in ordered], dtype=bool)
+    ops = np.array([change.op for change in ordered], dtype=np.int64)
+    timed, others = (
+        Part([ordered[place] for place in places.tolist()], 2 * places)
+        for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
+    )
+    given_back = [number for number, change in enumerate(timed.changes) if _is_protected(change)]
+    return ChangesApart(
+        timed,
+        others,
+        timed_pools,
+        ops,
+        2 * np.flatnonzero(asking),
+        ops[asking],
+        np.array(given_back, dtype=np.int64),
+        np.array([timed.changes[number].until for number in given_back], dtype=np.int64),
+    )
+
+
+def _is_protected(change: TensorChange) -> bool:
+    return not change.bytes and change.until >= 0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one run makes of some pools: the bytes `reserved` by its end since before the first run, the
+    `segments` asked for in its last step, whether it `has_grown`, and of each change the place and by how
+    much it changes the active bytes, which begin with `active_before`; `pools`: all bytes that pools reserve
+    (of the memory it ran in), where it has not grown."""
+
+    reserved: int
+    segments: int
+    has_grown: bool
+    places: Ints
+    active: Ints
+    active_before: int
+    pools: dict[PoolName, int] = field(default_factory=dict)
+
+
+@dataclass
+class PoolPasses:
+    """Runs of some pools through a program, one after the other: `first`, then `later` again and again (each
+    with the places of its changes and that from which on segments are counted). `memory`: before the next
+    one; `is_short`: the driver had no room for one of them."""
+
+    memory: CachingAllocator
+    first: tuple[list[TensorChange], Ints, int]
+    later: tuple[list[TensorChange], Ints, int]
+    is_short: bool = False
+    done: list[Pass] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._reserved = self.memory.reserved_bytes
+
+    def number(self, number: int) -> Pass | None:
+        """That run, counted from 0; None where the driver had no room. One that does not grow is like all
+        that follow with the same changes."""
+        while len(self.done) <= number and not self.is_short:
+            last = self.done[-1] if self.done else None
+            is_known = last is not None and not last.has_grown
+            if last is not None and is_known and (len(self.done) > 1 or self.first is self.later):
+                self.done.append(last)
+            else:
+                self._run(*(self.later if self.done else self.first))
+        return None if self.is_short else self.done[number]
+
+    def _run(self, changes: list[TensorChange], places: Ints, counted_from: int) -> None:
+        memory, blocks, active = self.memory, dict[int, MemoryBlock](), list[int]()
+        segments, before = memory.num_segments, memory.active_bytes
+        order = np.argsort(places, kind="stable")
+        cut = int(np.searchsorted(places[order], counted_from))
+        counted = segments
+        for number, place in enumerate(order.tolist()):
+            if number == cut:
+                counted = memory.num_segments
+            _, tensor, count, stream, _ = changes[place]
+            if count:
+                block = memory.malloc(count, stream)
+                if block is None:
+                    self.is_short = True
+                    return
+                blocks[tensor] = block
+            else:
+                memory.free(blocks.pop(tensor))
+            active.append(memory.active_bytes)
+        if cut == len(active):
+            counted = memory.num_segments
+        for tensor, block in blocks.items():
+            if tensor >= 0:
+                memory.free(block)
+        has_grown = memory.num_segments > segments
+        self.done.append(
+            Pass(
+                memory.reserved_bytes - self._reserved,
+                memory.num_segments - counted,
+                has_grown,
+                places[order],
+                np.diff(np.array([before, *active], dtype=np.int64)),
+                before,
+                {} if has_grown else memory.reserved_by_pool(),
+            )
+        )
+
+
+def peak_active_bytes(timed: Pass, others: Pass, resident: int) -> int:
+    """The most bytes that are active in one run of all pools; `resident` of them are so in both."""
+    order = np.argsort(np.concatenate([timed.places, others.places]), kind="stable")
+    change = np.concatenate([timed.active, others.active])[order]
+    before = timed.active_before + others.active_before - resident
+    return before + int(np.cumsum(change).max(initial=0))
+
+
+class ProgramApart:
+    """What all runs of a program with one allocator (`empty` before the first step) have in common."""
+
+    def __init__(self, empty: Allocator) -> None:
+        self.later = changes_apart(empty.changes)
+        self.first = self.later if empty.first_changes is None else changes_apart(empty.first_changes)
+        self.counts_from = empty.counts_from
+
+    def others(self, empty: Allocator) -> PoolPasses:
+        """The pools whose blocks come back at once."""
+        later = self._part(self.later, self.later.others, self.later.others.places)
+        first = later
+        if self.first is not self.later:
+            first = self._part(self.first, self.first.others, self.first.others.places)
+        return PoolPasses(empty.memory.copy(), first, later)
+
+    def places(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
+        """Those of the timed changes in the first run and in later ones, at the times of one run."""
+        later = self.later.timed_places(issue, ended)
+        return later if self.first is self.later else self.first.timed_places(issue, ended), later
+
+    def timed(self, empty: Allocator, places: tuple[Ints, Ints]) -> PoolPasses:
+        """The pools with protected blocks."""
+        later = self._part(self.later, self.later.timed, places[1])
+        first = later
+        if self.first is not self.later:
+            first = self._part(self.first, self.first.timed, places[0])
+        return PoolPasses(empty.memory.copy(), first, later)
+
+    def _part(self, run: ChangesApart, part: Part, places: Ints) -> tuple[list[TensorChange], Ints, int]:
+        return part.changes, places, run.place_of_op(self.counts_from)
