@@ -35,7 +35,7 @@ def make_plan(experiment: Experiment) -> Plan:
 
 @garbage_collection.paused()
 def simulate(experiment: Experiment, *, unfold: bool = False) -> Result:
-    """Simulate one steady step; `unfold` simulates every rank instead of one per class.
+    """Simulate one steady step; `unfold` simulates every rank instead of one representative per class.
 
     Raises InputError for an experiment that contradicts itself, NotSimulatedError for one that zsim cannot
     simulate yet. A job that does not fit is simulated all the same, with `report.fits` False;

@@ -51,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def zsim_trace(request: pytest.FixtureRequest) -> Callable[[Any], Trace]:
-    """A function from a trace file, an experiment (file, object or mapping) or a result to its trace."""
+    """A function that gives the trace of a trace file, an experiment (file, object or mapping) or a
+    result."""
     return lambda source: _trace(source, request.path.parent)
 
 

@@ -1,1 +1,1 @@
-"""`zsim ui`: a local page to turn the settings of one experiment and see what they do."""
+"""`zsim ui`: a local page for varying the settings of one experiment and seeing their effect."""

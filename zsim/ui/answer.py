@@ -1,4 +1,4 @@
-"""What the page says about one experiment."""
+"""The page's answer for one experiment: its simulation in words and figures."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 _MOST_GPUS = 16_384
-_DOUBLINGS = 3  # of the scaling curve, on either side
+_DOUBLINGS = 3  # of the number of GPUs in the scaling curve, up and down
 
 
 @dataclass(frozen=True)
 class Tier:
-    """One kind of memory: its peak, what there is (None: no limit is known) and a sentence."""
+    """One memory tier: its peak, its capacity (None: no known limit) and a sentence."""
 
     name: str
     peak_bytes: int
@@ -53,7 +53,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Answer:
-    """One simulated experiment in words and figures; `figures` are those of the report, by name."""
+    """One simulated experiment in words and figures; `figures` are the report's, by name."""
 
     title: str
     tokens_per_second: float
@@ -72,7 +72,8 @@ class Answer:
 
 
 def answer(experiment: Experiment) -> Answer:
-    """Simulate and explain. Raises InputError and NotSimulatedError as `zsim.simulate` does."""
+    """Simulate and explain the experiment. Raises InputError and NotSimulatedError as `zsim.simulate`
+    does."""
     began = time.perf_counter()
     job = resolve(experiment)
     step = simulate_step(job)
@@ -99,7 +100,7 @@ def answer(experiment: Experiment) -> Answer:
 
 
 def scaling_counts(job: Job) -> list[int]:
-    """The job's GPUs, halved and doubled a few times; whole nodes where they are more than one."""
+    """The job's number of GPUs, halved and doubled a few times; whole nodes above one node."""
     world, per_node = job.world_size, job.cluster.gpus_per_node
     halves = [world >> power for power in range(_DOUBLINGS, 0, -1) if world % (1 << power) == 0]
     doubles = [world << power for power in range(1, _DOUBLINGS + 1) if world << power <= _MOST_GPUS]

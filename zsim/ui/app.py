@@ -1,4 +1,4 @@
-"""The page alive: a setting is turned, the experiment simulated, words and figures follow."""
+"""The page's callbacks: when a setting changes, the experiment is simulated and the page updated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_app(experiment: Experiment, folder: Path) -> Any:
 
 
 def _index_page() -> str:
-    """Dash's index with its places for what Dash brings."""
+    """Dash's index page, with the placeholders that Dash fills in."""
     import jinja2
 
     own = Path(__file__).parent / "templates"
@@ -62,8 +62,8 @@ def _shown(form: Form, values: list[Any]) -> dict[str, Any]:
 
 
 def said(work: Callable[[], Any]) -> tuple[Any, str]:
-    """(what `work` gives, or None; what to tell the user where it gives nothing): never a traceback on the
-    page; one of ours goes to the terminal."""
+    """(the result of `work`, or None; the message for the user if it failed). The page never shows a
+    traceback; that of a bug in zsim goes to the terminal."""
     try:
         return work(), ""
     except ZsimError as error:
@@ -134,7 +134,7 @@ def _answer(app: Any, form: Form) -> None:
 
 
 def _draw(app: Any) -> None:
-    """Figures get the page's colours in the browser."""
+    """Apply the page's colours to figures, in the browser."""
     from dash import ClientsideFunction, Input, Output
 
     for names, store in ((MAIN, "figures"), (CURVE, "curve")):
@@ -194,7 +194,7 @@ def _files(app: Any, form: Form) -> None:
 
 
 def file_text(experiment: Experiment, name: str) -> str:
-    """One of the files that the page offers."""
+    """The text of one of the files that the page offers."""
     if name == REPORT_FILE:
         from zsim.report.views.html.report import html_report
         from zsim.study.advice import simulate

@@ -1,4 +1,5 @@
-"""The scaling curve of the page, a point at a time, so that the page never waits for all of them."""
+"""The scaling curve of the page, computed one point at a time, so that the page never waits for all
+points."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve so far, in the scaling study's own figures and words."""
+    """The curve so far, as the figures and sentences of the scaling study."""
 
     figures: Mapping[str, Figure]
     words: str
@@ -27,14 +28,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves by experiment; points that are known (in `folder`) are not simulated again. One at a time: the
-    settings that people turn come first."""
+    """Curves by experiment; points that exist in `folder` are not simulated again. Curves are computed one at
+    a time, so that they do not delay the settings."""
 
     folder: Path
     lock: Lock = field(default_factory=Lock)
 
     def upto(self, experiment: Experiment, counts: Sequence[int], mode: Mode) -> Curve:
-        """Raises InputError where no count can be simulated."""
+        """The curve over `counts`. Raises InputError where no count can be simulated."""
         with self.lock:
             scaling = run_scaling(experiment, counts, mode, self.folder, is_quiet=True)
         figures = {"efficiency": efficiency(scaling), "throughput": throughput(scaling)}

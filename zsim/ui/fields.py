@@ -1,4 +1,4 @@
-"""What the page lets people set, as data: one `Field` per setting."""
+"""The settings that the page offers, as data: one `Field` per setting."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DEVICES = {"no": None, "host memory": "cpu", "NVMe": "nvme"}
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `key` is the experiment's own, dotted; two of DeepSpeed's offload blocks go by their
-    names. `choices` are values by what the page calls them; without any it is a number, whose empty box
-    leaves the value open. `kinds`: the strategies that know it, `stages`: those of DeepSpeed that do (all
-    when empty). `is_half`: half as wide as the column."""
+    """One setting. `key` is the experiment's dotted key; DeepSpeed's two offload blocks have names instead.
+    `choices` are values by their label on the page; without choices the field is a number, and an empty box
+    leaves the value open. `kinds`: the strategies that have the setting, `stages`: the DeepSpeed stages that
+    do (all when empty). `is_half`: half as wide as the column."""
 
     key: str
     label: str
@@ -33,16 +33,16 @@ class Field:
     is_half: bool = False
 
     def is_known(self, kind: str, stage: int) -> bool:
-        """Whether the strategy has such a setting."""
+        """Whether the strategy has this setting."""
         return (not self.kinds or kind in self.kinds) and (not self.stages or stage in self.stages)
 
     @property
     def empty(self) -> Any:
-        """What the page shows where nothing is said."""
+        """The field's display when its value is left open."""
         return None if self.choices is None else next(iter(self.choices))
 
     def read(self, shown: Any) -> Any:
-        """The value behind what the page shows."""
+        """The value of the field's display."""
         if self.choices is None:
             return None if shown == "" else shown
         if shown not in self.choices:
@@ -50,7 +50,7 @@ class Field:
         return self.choices[shown]
 
     def show(self, value: Any) -> Any:
-        """What the page shows for a value that is among the choices."""
+        """The display of a value that is among the choices."""
         if self.choices is None:
             return value
         return next(
@@ -58,12 +58,12 @@ class Field:
         )
 
     def with_choice(self, value: Any) -> Field:
-        """The field with `value` among its choices."""
+        """The field with `value` added to its choices."""
         if self.choices is None or any(
             known == value and type(known) is type(value) for known in self.choices.values()
         ):
             return self
-        if isinstance(value, Mapping):  # another one than the preset, though it may be called as that
+        if isinstance(value, Mapping):  # not the preset, although it may have the preset's name
             name = f"{value.get('_name_or_path', value.get('name', self.label))} (the experiment's own)"
         else:
             name = str(value)

@@ -1,4 +1,4 @@
-"""The settings of the page and the experiment behind them."""
+"""The settings of the page and the experiment that they describe."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Shown = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """An experiment as a page of settings. `data` is file-shaped; `initial` is what each field shows at
-    first. A field that still shows that changes nothing, so that the page starts with the experiment itself,
-    its files and tables included."""
+    """An experiment as a page of settings. `data` is file-shaped; `initial` is the initial display of each
+    field. A field with its initial display changes nothing, so the page starts with exactly the given
+    experiment, including its files and tables."""
 
     data: Mapping[str, Any]
     fields: Mapping[str, Field]
     initial: Shown
 
     def experiment(self, shown: Shown, more: str = "") -> Experiment:
-        """The experiment behind what the page shows; `more` has other settings, KEY=VALUE, one a line.
+        """The experiment that the page describes; `more` has further settings, one KEY=VALUE per line.
 
         Raises InputError where it contradicts itself.
         """
@@ -57,7 +57,7 @@ class Form:
                 continue
             changes[key] = self._value(key, shown)
             table, _, name = key.partition(".")
-            if changes[key] is None and name and table in data:  # left open, whatever the file said
+            if changes[key] is None and name and table in data:  # left open, whatever the file has
                 changes.pop(key)
                 data[table].pop(name, None)
         if any(key in changes for key in SIZE):
@@ -80,7 +80,7 @@ class Form:
         return found
 
     def _spelt(self, data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-        """`changes` with DeepSpeed's stage and offloading where its JSON has them."""
+        """`changes` under the keys where DeepSpeed's JSON has its stage and offloading."""
         spelt = dict(changes)
         strategy = data.get("strategy")
         if STAGE in spelt and isinstance(strategy, Mapping) and strategy.get("config") is not None:
@@ -105,7 +105,7 @@ def form_of(experiment: Experiment) -> Form:
 
 
 def resolved(job: Job) -> dict[str, str]:
-    """What zsim takes where a field is empty, by key."""
+    """The values that zsim uses for empty fields, by key."""
     training = job.training
     replicate = getattr(job.strategy, "replicate", 1)
     bucket = getattr(job.strategy, "bucket_cap_bytes", 0) / 2**20
@@ -133,7 +133,7 @@ def _where() -> tuple[Field, ...]:
 
 
 def _data(experiment: Experiment) -> dict[str, Any]:
-    """File-shaped; a DeepSpeed JSON is in it, with its batch sizes in [training]."""
+    """The experiment as file-shaped data, including a DeepSpeed JSON, with its batch sizes in [training]."""
     table = experiment.strategy
     if isinstance(table, DeepSpeedTable) and table.config is not None:
         data = dict(base_of(experiment).data)

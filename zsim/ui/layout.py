@@ -1,4 +1,4 @@
-"""The page's skeleton: settings on the left, what they do on the right."""
+"""The layout of the page: settings on the left, results on the right."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ CURVE = ("efficiency", "throughput")
 _MODES = {"weak": "same batch per GPU (weak)", "strong": "same batch in all (strong)"}
 _GROUPS = {"Model and cluster": "", "Training": "training", "Strategy": "strategy"}
 _TICK_MILLISECONDS = 200
-_PAUSE = 0.6  # seconds without a key pressed before a number counts
+_PAUSE = 0.6  # seconds after the last key press until a number counts
 _LIST_PIXELS = 360
-_MANY = 12  # choices that want a search box
+_MANY = 12  # choices from which on a field has a search box
 
 
 def layout(form: Form) -> Any:
-    """Everything on the page, empty still."""
+    """All components of the page, still empty."""
     from dash import dcc, html
 
     return html.Div(
@@ -39,7 +39,7 @@ def layout(form: Form) -> Any:
 
 
 def field_id(key: str) -> str:
-    """Dash wants no dots in an id."""
+    """The field's id; Dash does not allow dots in ids."""
     return "field-" + key.replace(".", "-")
 
 
@@ -139,7 +139,7 @@ def _pair(*figures: Any) -> Any:
 
 
 def _plot(name: str, caption: str) -> Any:
-    """A figure and its caption, hidden until there is one."""
+    """A figure and its caption, hidden until there is a figure."""
     from dash import dcc, html
 
     graph = dcc.Graph(id=f"plot-{name}", responsive=True)

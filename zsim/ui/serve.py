@@ -1,4 +1,4 @@
-"""The page on a port of this machine."""
+"""Serve the page on a port of this machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def require_dash() -> None:
-    """Raises InputError where Dash is not installed."""
+    """Raise InputError where Dash is not installed."""
     if importlib.util.find_spec("dash") is None:
         raise InputError("zsim ui needs Dash, which is not installed; expected: pip install 'zsim[ui]'")
 
 
 def serve(experiment: Experiment, host: str, port: int) -> None:
-    """Serve until Ctrl-C. Raises InputError for a port or an address that cannot be had."""
+    """Serve until Ctrl-C. Raises InputError for a port or an address that is not available."""
     require_dash()
     from zsim.ui.app import make_app
 
@@ -55,7 +55,7 @@ def address(host: str, port: int) -> str:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there, closed by `with`."""
+    """A socket that listens on the address; `with` closes it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     place = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -76,7 +76,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def make_server(app: Any, place: socket.socket, host: str) -> Any:
-    """werkzeug's server for `app` on a socket that listens already."""
+    """werkzeug's server for `app` on a socket that is listening already."""
     from werkzeug.serving import make_server as werkzeug_server
 
     guard(app.server, host)
@@ -86,8 +86,9 @@ def make_server(app: Any, place: socket.socket, host: str) -> Any:
 
 
 def guard(server: Any, host: str) -> None:
-    """Answers only to this machine's own names and to the page itself (one from elsewhere could point its own
-    name at 127.0.0.1, or send a request here), and lets the page fetch nothing from elsewhere."""
+    """Answer only requests to this machine's own names and from the page itself (a page from elsewhere could
+    point its name at 127.0.0.1, or send a request here), and allow the page to load nothing from
+    elsewhere."""
     from flask import Response, request
 
     @server.before_request  # type: ignore[untyped-decorator]
@@ -107,5 +108,5 @@ def guard(server: Any, host: str) -> None:
 
 
 def _name(address: str) -> str:
-    """The host of "host:port", "host" or "[::1]:port"."""
+    """The host in "host:port", "host" or "[::1]:port"."""
     return urlsplit(f"//{address}").hostname or ""

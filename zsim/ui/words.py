@@ -1,4 +1,4 @@
-"""An answer as the page shows it: everything but the figures."""
+"""The text components of an answer on the page; figures are separate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ REPORT_FILE = "report.html"
 
 
 def answer_words(found: Answer, before: float | None = None) -> list[Any]:
-    """Title, verdict, what limits it, the numbers, the tiers; `before`: tokens per second of the answer that
-    stood there before."""
+    """Title, verdict, limits, numbers and memory tiers of an answer; `before`: tokens per second of the
+    previous answer."""
     from dash import html
 
     fit = found.fit
@@ -32,7 +32,7 @@ def answer_words(found: Answer, before: float | None = None) -> list[Any]:
 
 
 def change_words(now: float, before: float | None) -> str:
-    """How much the last setting turned has changed; a thousandth is not worth a sentence."""
+    """How much the last changed setting changed the throughput; "" below a thousandth."""
     if not before or abs(now / before - 1) < 1e-3:
         return ""
     ratio, was = now / before, f"({before:,.0f})"
@@ -61,7 +61,7 @@ def _meter(tier: Tier) -> Any:
 
 
 def view_buttons(views: Sequence[tuple[str, float, float]]) -> list[Any]:
-    """Stretches of the timeline to zoom to."""
+    """Buttons for segments of the timeline to zoom to."""
     from dash import html
 
     buttons = []
@@ -72,7 +72,7 @@ def view_buttons(views: Sequence[tuple[str, float, float]]) -> list[Any]:
 
 
 def files_and_notes(found: Answer) -> Iterator[Any]:
-    """A button for each file, what no file says, and how far to trust the numbers."""
+    """A button for each file, the settings that no file can express, and how far to trust the numbers."""
     from dash import html
 
     names = (*sorted(found.exported.files), REPORT_FILE)
@@ -91,6 +91,6 @@ def files_and_notes(found: Answer) -> Iterator[Any]:
 
 
 def sentence(note: str) -> str:
-    """A note with a capital and a stop; a file's name keeps its own letters."""
+    """A note with a capital letter and a full stop; a note that begins with a file's name keeps its case."""
     is_name = "." in note.partition(" ")[0]
     return (note if is_name else f"{note[:1].upper()}{note[1:]}") + ("" if note.endswith(".") else ".")
