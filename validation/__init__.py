@@ -1,1 +1,2 @@
-"""Real training, to hold the simulator against: a readable ZeRO, other people's, an oracle, a recorder."""
+"""Real training to validate the simulator against: a readable ZeRO, other frameworks, an oracle, a
+recorder."""

@@ -20,7 +20,7 @@ STRATEGIES = {"stage 3 of the engine": Strategy("engine", {"stage": 3}), "FSDP2"
 
 
 def descendants() -> set[int]:
-    """Processes that were started from this one and are not gone."""
+    """Process ids of the descendants of this process that still exist."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

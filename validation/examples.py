@@ -1,8 +1,7 @@
-"""Small things to train: models with every awkward property, and data that can be learned.
+"""Small training examples: models with every awkward property, and learnable data.
 
-Random tokens cannot be learned, their loss does not move, and comparing runs on them proves nothing; so the
-data are arithmetic progressions. Everything follows from a seed, so all world sizes see the same batches.
-"""
+Random tokens cannot be learned: the loss does not move, and comparing runs on them proves nothing. So the
+data are arithmetic progressions. Everything follows from a seed, so all world sizes see the same batches."""
 
 from __future__ import annotations
 
@@ -85,13 +84,13 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_model(name: str, seed: int = 0, checkpointing: bool = False) -> nn.Module:
-    """The same weights for the same seed, in every process."""
+    """The model, with the same weights for the same seed in every process."""
     torch.manual_seed(seed)
     return MODELS[name](checkpointing)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The modules that are sharded as units of their own."""
+    """The modules that are sharded as separate units."""
     layers = model.model.layers if isinstance(model, Llama) else model.blocks
     return list(layers)  # type: ignore[arg-type]
 

@@ -35,7 +35,7 @@ from validation.record import kineto
 from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
 
-PLACES = ("nvme_folder", "kineto", "json")  # of this machine: not written down
+PLACES = ("nvme_folder", "kineto", "json")  # paths on this machine: not recorded
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def case_of(options: argparse.Namespace) -> Case:
-    """The same as a question to the oracle: bf16 on a GPU, fp32 on a CPU."""
+    """The corresponding question to the oracle: bf16 on a GPU, fp32 on a CPU."""
     return Case(
         options.model,
         options.world_size,
@@ -69,7 +69,7 @@ def case_of(options: argparse.Namespace) -> Case:
 
 
 def make_step(options: argparse.Namespace) -> tuple[Callable[[Tensor], None], Callable[[], None]]:
-    """(step, close). The model begins on the meta device: no rank ever holds all of it."""
+    """(step, close). The model is created on the meta device: no rank ever holds all of it."""
     case, device = case_of(options), options.device
     with torch.device("meta"):
         checkpointing = case.activation_checkpointing == "full"
@@ -152,7 +152,7 @@ def trace_step(step: Any, tokens: Tensor, options: argparse.Namespace) -> None:
 
 
 def cuda_memory(device: str) -> dict[str, int]:
-    """The caching allocator's own numbers; empty on a CPU."""
+    """The caching allocator's statistics; empty on a CPU."""
     if device == "cpu":
         return {}
     stats = torch.cuda.memory_stats()
@@ -168,7 +168,7 @@ STATE = "clocks.sm clocks.mem power.draw temperature.gpu clocks_throttle_reasons
 
 
 def gpu_state() -> dict[str, str]:
-    """Clocks, power and why it is throttled, just after the last step; empty without nvidia-smi."""
+    """Clocks, power and throttling reasons, just after the last step; empty without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return {}
     names = STATE.split()

@@ -24,13 +24,13 @@ import torch
 
 from validation.provenance import machine_folder, provenance, write_checksums
 
-# What a step that does not fit ends with: of the GPU's memory, the host's, the disk.
+# Errors of a step that does not fit: out of GPU memory, host memory, disk.
 DOES_NOT_FIT = ("OutOfMemoryError", "can't allocate memory", "No space left on device")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One step to measure, by the words of `validation.fake_rank`."""
+    """One step to measure, as arguments of `validation.fake_rank`."""
 
     model: str
     world_size: int = 1
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """A file name that says what is measured."""
+        """A file name that describes the measurement."""
         parts = [self.model, f"w{self.world_size}", self.trainer, f"t{self.length}", f"b{self.batch}"]
         parts += [f"ac-{self.checkpointing}"] * (self.checkpointing != "none")
         parts += [self.place] * (self.place != "device")
@@ -59,7 +59,7 @@ class Run:
 
 
 def runs() -> Iterator[Run]:
-    """For a GPU of 80 GB or more; a smaller one says what does not fit."""
+    """The runs for a GPU of 80 GB or more; on a smaller one, some report that they do not fit."""
     for model, length, batch, kept in product(
         ("llama-3.2-1b", "llama-3-8b@8"), (2048, 8192), (1, 4), ("none", "full")
     ):
@@ -76,14 +76,14 @@ def runs() -> Iterator[Run]:
 
 
 def few_runs() -> Iterator[Run]:
-    """One of each kind, of the tiny model: for a look, and for machines without a GPU."""
+    """One run of each kind, with the tiny model: for a quick look, and for machines without a GPU."""
     yield Run("llama-tiny", length=64)
     yield Run("llama-tiny", trainer="engine", place="nvme", length=64)
     yield Run("llama-tiny", 256, checkpointing="full", length=64)
 
 
 def measure(run: Run, folder: Path, device: str, nvme: Path, steps: int) -> str:
-    """Run one step in a process of its own; what became of it, in a word or two."""
+    """Run one step in a separate process; returns its outcome in a word or two."""
     target, trace = folder / f"{run.name}.json", folder / f"{run.name}.kineto.json.gz"
     words = [*run.words(device, nvme), f"--steps={steps}"]
     command = [sys.executable, "-m", "validation.fake_rank", *words]

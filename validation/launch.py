@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[1]
-# Without these, glibc gives every large tensor's pages back and faults them in again.
+# Otherwise glibc returns the pages of every large tensor and faults them in again.
 MALLOC = {
     "MALLOC_TRIM_THRESHOLD_": "4000000000",
     "MALLOC_MMAP_THRESHOLD_": "4000000000",
@@ -66,9 +66,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """What the launcher is told. With a `link_rate` ("1gbit") each rank is a node with a link of its own; the
-    launcher must run in a private network then (`prefix=network.PRIVATE`). The ranks are started `rounds`
-    times; the last round's results count, and any round's failure."""
+    """The launcher's job. With a `link_rate` ("1gbit") each rank is a node with its own link, and the
+    launcher must run in a private network (`prefix=network.PRIVATE`). The ranks are started `rounds` times;
+    the results are the last round's, a failure in any round counts."""
 
     function: str
     world_size: int
@@ -90,7 +90,7 @@ def run(
     prefix: Sequence[str] = (),
     **options: Any,
 ) -> list[Any]:
-    """`module:function(rank, world_size, *arguments)` on every rank; their results by rank.
+    """Run `module:function(rank, world_size, *arguments)` on every rank; returns the results by rank.
 
     `prefix` goes before the launcher's command (`("unshare", "-n")`). Raises RankError if any rank fails.
     """
@@ -111,7 +111,7 @@ def run_outcomes(
     prefix: Sequence[str] = (),
     **options: Any,
 ) -> list[Outcome]:
-    """As `run`, with failures as values."""
+    """Like `run`, but failures are returned as outcomes."""
     with tempfile.TemporaryDirectory(prefix="zsim-ranks-") as folder:
         job = Job(function, world_size, tuple(arguments), **options)
         (Path(folder) / "job").write_bytes(pickle.dumps(job))
@@ -178,7 +178,7 @@ def _launch(folder: Path) -> int:
 
 
 def _round(folder: Path, job: Job, number: int, function: Any) -> int:
-    """Start all ranks once and see them end; 1 if one failed."""
+    """Start all ranks once and wait for them to end; returns 1 if one failed."""
     children, failed = {}, 0
     ready, go = os.pipe(), os.pipe()
     for rank in range(job.world_size):
@@ -251,7 +251,7 @@ def _call(rendezvous: str, job: Job, rank: int, function: Any) -> Any:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    bytearray(job.touched_bytes)  # written, with zeros, and given back
+    bytearray(job.touched_bytes)  # written with zeros, and freed
     if job.backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(
@@ -265,14 +265,14 @@ def _call(rendezvous: str, job: Job, rank: int, function: Any) -> Any:
 
 
 def _leave_group() -> None:
-    """All ranks together; a process that ends with its group alive may abort."""
+    """Destroy the process group on all ranks together; a process that ends with its group alive may abort."""
     import torch.distributed as dist
 
     try:
         dist.barrier()
         dist.destroy_process_group()
     except RuntimeError:
-        pass  # another rank failed, and says so itself
+        pass  # another rank failed, and reports it
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 Small enough to read, real enough to shard: grouped-query attention, rotary embedding, RMSNorm, SwiGLU,
 optional tied head, checkpointing per block. `model(tokens, labels)` gives the loss and the logits.
 
-Two people's code for the same numbers, because they keep different tensors for the backward pass:
-`transformers` (5.23) writes RMSNorm out in fp32; `torchtitan` has the one fused kernel that it is on a GPU.
+The same numbers in two implementations, because they save different tensors for backward: `transformers`
+(5.23) spells RMSNorm out in fp32; `torchtitan` uses the fused kernel that it is on a GPU.
 
-# [Note: Hugging Face's modules]
-Every module of `LlamaForCausalLM` is one here, in its order, those without parameters too: DeepSpeed's
-ZeRO-3 hooks them all, and each hook is a chance to fetch ahead. Checkpointing is inside the block's forward,
-so hooks on the block stay outside of it.
-"""
+# [Note: Hugging Face's modules] Every module of `LlamaForCausalLM` exists here, in the same order, including
+those without parameters: DeepSpeed's ZeRO-3 hooks them all, and each hook is a chance to prefetch.
+Checkpointing is inside the block's forward, so hooks on the block stay outside of it."""
 
 from __future__ import annotations
 
@@ -78,7 +76,7 @@ Code = Literal["transformers", "torchtitan"]
 
 
 def find_shape(name: str) -> LlamaShape:
-    """A shape by name, `name@4` for its first four blocks only, or the path of a config.json."""
+    """A shape by name; `name@4` for only its first four blocks; or from the path of a config.json."""
     base, _, layers = name.partition("@")
     if base in SHAPES:
         shape = SHAPES[base]
@@ -90,7 +88,7 @@ def find_shape(name: str) -> LlamaShape:
 
 
 class Output(NamedTuple):
-    """What a language model returns."""
+    """The loss and the logits of a language model."""
 
     loss: Tensor
     logits: Tensor
@@ -161,7 +159,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One block. With `checkpointing` only its input is kept, and backward runs it forward again."""
+    """One block. With `checkpointing` only its input is saved, and backward recomputes its forward."""
 
     def __init__(self, shape: LlamaShape, checkpointing: bool, code: Code) -> None:
         super().__init__()
@@ -183,7 +181,7 @@ class DecoderLayer(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """cos and sin of each position and half-head coordinate, twice side by side."""
+    """cos and sin for each position and half-head coordinate, each repeated for both halves."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()

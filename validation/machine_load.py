@@ -1,8 +1,7 @@
-"""How much of the machine others used while something was measured.
+"""The share of the machine that other processes used during a measurement.
 
-A time that was taken beside other people's work says little, and the number that tells is cheap: the
-machine's busy clock ticks less this process's own, as a share of all ticks there were.
-"""
+A time measured on a machine shared with other work says little. The indicator is cheap: the machine's busy
+clock ticks less this process's, as a share of all clock ticks."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from pathlib import Path
 
 
 class CpuLoad:
-    """Counts from its making on."""
+    """Counts clock ticks from its construction on."""
 
     def __init__(self) -> None:
         self.start = self._read()
 
     def since(self) -> tuple[float, float, float]:
-        """Clock ticks since the beginning: the machine's busy ones, all it had, this process's."""
+        """Clock ticks since construction: (the machine's busy ones, all, this process's)."""
         busy, total, own = (after - before for before, after in zip(self.start, self._read(), strict=True))
         return busy, total, own
 
@@ -30,5 +29,5 @@ class CpuLoad:
 
 
 def foreign_fraction(busy: float, total: float, own: float) -> float:
-    """The share of the machine's time that neither idled nor was `own`; 0 where ticks are too coarse."""
+    """The share of the machine's time that was neither idle nor `own`; 0 where ticks are too coarse."""
     return round(max(0.0, busy - own) / max(1.0, total), 3)

@@ -1,13 +1,13 @@
-"""Networks made of nothing: private ones, and "nodes" joined by links of a chosen speed.
+"""Simulated networks on one machine: private ones, and "nodes" joined by links of a chosen rate.
 
-On one machine ranks talk through the loopback, which is no network but CPU time. A network namespace of its
-own has counters that nobody else writes to. Ranks in one namespace each, joined by a bridge, with `tc tbf`
-holding each to a rate, are nodes on slow links: the only setting on a CPU where communication can hide
-behind computation.
+On one machine ranks communicate through the loopback, which is no network but CPU time. A private network
+namespace has counters that no other process writes to. Ranks in separate namespaces, joined by a bridge, with
+`tc tbf` limiting the rate of each, are nodes on slow links: the only setting on a CPU in which communication
+can hide behind computation.
 
-Nothing has a name and nothing is left behind: the bridge lives in the launcher's private namespace, each
-node's namespace in its rank, and all of it ends with them. It takes root and a kernel with the parts; the
-`why_not` functions say what is missing, and callers skip aloud.
+Namespaces are unnamed and nothing is left behind: the bridge lives in the launcher's private namespace, each
+node's namespace in its rank, and both end with their processes. This needs root and kernel support; the
+`why_not` functions return what is missing, and callers report that they skip.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _must(*words: str) -> None:
 
 @functools.cache
 def why_not_private() -> str | None:
-    """None where a private network namespace can be made; else what stands in the way."""
+    """None where a private network namespace can be made; else the reason why not."""
     missing = [command for command in ("unshare", "ip") if shutil.which(command) is None]
     if missing:
         return f"needs the command {missing[0]}"
@@ -43,7 +43,7 @@ def why_not_private() -> str | None:
 
 @functools.cache
 def why_not_shaped() -> str | None:
-    """None where nodes with shaped links can be made; else what stands in the way."""
+    """None where nodes with shaped links can be made; else the reason why not."""
     if why_not_private():
         return why_not_private()
     missing = [command for command in ("tc", "nsenter") if shutil.which(command) is None]
@@ -61,13 +61,14 @@ def leave_network() -> None:
 
 
 def make_bridge() -> None:
-    """A switch in this process's (private) namespace."""
+    """Make a bridge in this process's (private) namespace."""
     _must("ip", "link", "add", BRIDGE, "type", "bridge")
     _must("ip", "link", "set", BRIDGE, "up")
 
 
 def connect(pid: int, number: int, rate: str) -> None:
-    """Give process `pid`, which has left the network, an `eth0` on the bridge that sends at most at `rate`.
+    """Give process `pid`, which is in its own empty network namespace, an `eth0` on the bridge, limited to
+    `rate`.
 
     The limit of 8 MB matters: with less the shaper drops packets, and TCP stalls for 200 ms and more.
     """
@@ -82,7 +83,7 @@ def connect(pid: int, number: int, rate: str) -> None:
 
 
 def received_bytes(interface: str) -> int:
-    """What an interface of this process's namespace has received, from /proc/net/dev."""
+    """Bytes received by an interface of this process's namespace, from /proc/net/dev."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == interface:
@@ -91,7 +92,7 @@ def received_bytes(interface: str) -> int:
 
 
 def _probe() -> None:
-    """Make one node and its link, here."""
+    """Make one node and its link, to test whether that works here."""
     make_bridge()
     go, done = os.pipe(), os.pipe()
     pid = os.fork()

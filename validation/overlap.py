@@ -29,12 +29,12 @@ from validation.zero.config import ZeroConfig
 from validation.zero.engine import ZeroEngine
 
 LENGTH = 64
-WAYS = {"serial": 0, "ahead": 1}  # by how many units gathered ahead
+WAYS = {"serial": 0, "ahead": 1}  # number of units gathered ahead
 
 
 def measure(rank: int, world_size: int, sequences: int, steps: int) -> dict[str, Any]:
-    """On one node: each way's step seconds, received bytes per step, declared bytes, and last step's
-    spans."""
+    """Measure on one node: step seconds of each way, received bytes per step, declared bytes, and the spans
+    of the last step."""
     engines: dict[str, ZeroEngine] = {}
     for way, prefetch in WAYS.items():
         torch.manual_seed(0)
@@ -72,9 +72,9 @@ def _quiet_counter() -> int:
 
 
 def gathers_and_cover(events: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
-    """(bytes, seconds, of which some unit was computing) of each all-gather.
+    """(bytes, seconds, seconds of them during which a unit computed) of each all-gather.
 
-    The root computes around everything, its own forward included, so only the other units count.
+    The root's computation encloses that of all units, so only the other units count.
     """
     computing = [
         (event["issue_ns"], event["done_ns"])
@@ -91,7 +91,7 @@ def gathers_and_cover(events: list[dict[str, Any]]) -> list[tuple[int, float, fl
 
 
 def study(rate: str, sequences: int, steps: int) -> dict[str, Any]:
-    """One link speed and batch, two nodes."""
+    """Run one link rate and batch on two nodes; returns the recording."""
     ranks = run(
         "validation.overlap:measure",
         2,

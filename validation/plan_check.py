@@ -25,7 +25,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 def first_difference(mine: Sequence[Call], theirs: Sequence[Call]) -> str | None:
-    """None when two lists say the same on the wire; else where they part."""
+    """None if two lists of calls agree on the wire; else the first place where they differ."""
     for index, (one, other) in enumerate(zip(mine, theirs, strict=False)):
         if one.wire != other.wire:
             return f"call {index}: zsim {one.wire} ({one.module}), torch {other.wire} ({other.module})"
@@ -39,7 +39,7 @@ def oracle_answers() -> list[Path]:
 
 
 def recordings() -> list[Path]:
-    """Summaries of the recorded runs that zsim has a plan for."""
+    """Summaries of the recorded runs for which zsim has a plan."""
     paths = sorted((TRACES / "gloo").glob("*/summary.json"))
     return [path for path in paths if json.loads(path.read_text())["experiment"] is not None]
 

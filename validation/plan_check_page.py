@@ -75,7 +75,7 @@ def rows() -> Iterator[str]:
 
 
 def percent(error: float) -> str:
-    """Signed; 0 where the bytes are equal, or as good as."""
+    """A signed percentage; 0 if the bytes are equal, or almost."""
     return "0" if abs(error) < 5e-6 else f"{error:+.2%}"
 
 

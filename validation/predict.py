@@ -33,7 +33,7 @@ SEQUENCES, LENGTH = {"medium": 8, "large": 4}, 128
 
 
 def runs() -> list[tuple[Recording, str]]:
-    """(strategy, model): every strategy with both models."""
+    """(strategy, model) of all runs: every strategy with both models."""
     return [
         (replace(find(f"{name}-even")[0], micro_batch_size=SEQUENCES[model], sequence_length=LENGTH), model)
         for model in LARGER_MODELS
@@ -42,14 +42,14 @@ def runs() -> list[tuple[Recording, str]]:
 
 
 def machine_text(microbench: Path, ranks: int) -> str:
-    """The CPU cluster with this machine's numbers, as a file."""
+    """The CPU cluster file with this machine's numbers."""
     base = load_cluster(CPU_CLUSTER)
     measured = read_measurements(microbench, ranks=ranks, nodes=1)
     return calibrate(base, CPU_CLUSTER, machine_folder(), measured).toml()
 
 
 def run_text(machine: Path, probed: Mapping[str, float]) -> str:
-    """The machine with cores as fast as the probe found them beside a run's steps."""
+    """The machine's cluster with the core speed that the probe measured during a run's steps."""
     gpu = load_cluster(str(machine)).gpu
     product = Kernel("gemm", 2.0 * WIDTH**3, 12.0 * WIDTH**2, "fp32", (WIDTH, WIDTH, WIDTH))
     addition = Kernel("elementwise", 0.0, 12.0 * ELEMENTS, "fp32")
@@ -101,7 +101,7 @@ def main(words: list[str]) -> int:
 
 
 def print_rows(folder: Path) -> None:
-    """The run's times, predicted and measured."""
+    """Print the run's predicted and measured times."""
     path = folder / "summary.json"
     for row in case_rows(folder.name, path, json.loads(path.read_text())):
         if row.predicted is not None and row.name in ("step", "processor time of the main thread"):

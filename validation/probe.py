@@ -1,9 +1,8 @@
-"""How fast this core is just now: products and passes over memory, of known size.
+"""The current speed of this core: products and passes over memory, of known size.
 
-Cores are shared with other machines' work, and two virtual ones may be one: the same product has taken 30
-to 40 ms within hours here, and one step half as long again as the next. Predictions of a run therefore scale
-what microbenchmarks said by these, timed between its steps on all ranks at once.
-"""
+Cores are shared with other machines' work, and two virtual ones may be one: the same product has taken 30 to
+40 ms within hours here, and one step half as long again as the next. So predictions of a run scale the
+microbenchmarks' results by these measurements, made between its steps on all ranks at once."""
 
 from __future__ import annotations
 
@@ -12,11 +11,12 @@ import time
 import torch
 
 WIDTH, NUM_PRODUCTS = 512, 12
-ELEMENTS, NUM_ADDITIONS = 2**24, 4  # no cache holds them
+ELEMENTS, NUM_ADDITIONS = 2**24, 4  # larger than any cache
 
 
 class Probe:
-    """Call it for thread seconds of one product (512 x 512 x 512, fp32) and one addition (64 MiB each)."""
+    """A call measures the thread seconds of (one product of 512 x 512 x 512 in fp32, one addition of 64 MiB
+    tensors)."""
 
     def __init__(self, device: str) -> None:
         self.is_on = device == "cpu"

@@ -1,4 +1,4 @@
-"""Where a recorded file comes from: command, versions, machine class, date."""
+"""Provenance of a recorded file: command, versions, machine class, date."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def provenance(command: str, **more: Any) -> dict[str, Any]:
-    """What a reader needs to make the file again. The machine is described by class, not by name."""
+    """The information needed to reproduce the file. The machine is described by class, not by name."""
     return {
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
@@ -38,7 +38,7 @@ def _kernel() -> str:
 
 
 def _cpu_info(key: str) -> str:
-    """What Linux says of the first core; "" where it does not."""
+    """Linux's value for the first core; "" if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -52,8 +52,8 @@ def _cpu_model() -> str:
 
 
 def machine_folder(gpu: str = "") -> str:
-    """What `traces/` calls a class of machine: "h200", or "cpu-2core-epyc-7763" without a GPU; family and
-    model ("cpu-2core-epyc-25-1") where a virtual machine keeps the number to itself."""
+    """The name of the machine's class in `traces/`: "h200", or "cpu-2core-epyc-7763" without a GPU; with
+    family and model ("cpu-2core-epyc-25-1") if a virtual machine hides the model number."""
     name = _words_of(_cpu_model())
     if name and not any(letter.isdigit() for letter in name):
         name = "-".join([name, *filter(None, (_cpu_info("cpu family"), _cpu_info("model")))])
@@ -62,20 +62,21 @@ def machine_folder(gpu: str = "") -> str:
 
 
 def _words_of(name: str) -> str:
-    """ "NVIDIA H200" -> "h200"; "AMD EPYC 7763 64-Core Processor" -> "epyc-7763"."""
+    """The words of a device's name: "NVIDIA H200" -> "h200"; "AMD EPYC 7763 64-Core Processor" ->
+    "epyc-7763"."""
     plain = re.sub(r"\((r|tm)\)|@.*|\d+-core", " ", name.lower())
     noise = {"nvidia", "amd", "intel", "cpu", "processor"}
     return "-".join(word for word in re.findall(r"[a-z0-9]+", plain) if word not in noise)
 
 
 def write_checksums(folder: Path) -> None:
-    """`SHA256SUMS` of every file below `folder`, as `sha256sum -c` reads it."""
+    """Write `SHA256SUMS` of every file below `folder`, in the format of `sha256sum -c`."""
     rows = [f"{digest}  {name}" for name, digest in checksums(folder).items()]
     (folder / "SHA256SUMS").write_text("\n".join(rows) + "\n")
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """Path below `folder` -> SHA-256, for all recorded files (not the README or the sums themselves)."""
+    """SHA-256 of all recorded files (not the README or the sums themselves), by path below `folder`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".gz"))
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files

@@ -1,18 +1,18 @@
-"""A rank's own log of what it did and when: cheap enough to be always on, about a kilobyte per unit and step.
+"""A rank's log of its operations and their times: cheap enough to be always on, about a kilobyte per unit and
+step.
 
-One JSON object per line. The first line says what ran (`provenance`, model, strategy, clock); then events
-in the order in which the host began them:
+One JSON object per line. The first line is a header (`provenance`, model, strategy, clock); then events in
+the order in which the host began them:
 
     {"kind": "coll", "op": "all_gather", "unit": "layers.0", "phase": "forward", "bytes": 1024,
      "dtype": "bf16", "group": 4, "stride": 1, "seq": 12, "step": 3, "micro": 0,
      "issue_ns": 1, "done_ns": 5, "wait0_ns": 4, "wait1_ns": 5, "post_ns": 6}
 
-`issue_ns` is when the host called, `done_ns` when the backend reported the end (absent where it does not),
-`wait0_ns` to `wait1_ns` the time the host blocked, `post_ns` when local work on the result was done too.
-`comp` events are a unit's forward or backward (`issue_ns`, `done_ns`, `cpu_ns` of the thread), `io` events
-reads and writes of files, `mem` events changes of live bytes by category, `phase` events parts of the step.
-Times are of `time.perf_counter_ns`, shared by all processes of a machine.
-"""
+`issue_ns` is when the host called, `done_ns` when the backend reported the end (absent if it does not),
+`wait0_ns` to `wait1_ns` the time during which the host blocked, `post_ns` the end of local work on the
+result. `comp` events are a unit's forward or backward (`issue_ns`, `done_ns`, `cpu_ns` of the thread), `io`
+events reads and writes of files, `mem` events changes of live bytes by category, `phase` events parts of the
+step. Times are from `time.perf_counter_ns`, shared by all processes of a machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ now = time.perf_counter_ns
 
 
 class Tracer:
-    """Collects events; `Tracer(is_on=False)` collects nothing and costs next to nothing."""
+    """Collects events; `Tracer(is_on=False)` collects nothing at almost no cost."""
 
     def __init__(self, is_on: bool = True) -> None:
         self.is_on = is_on
@@ -39,7 +39,8 @@ class Tracer:
         self._sequence = 0
 
     def collective(self, call: Call, issue_ns: int | None = None) -> CollectiveSpan:
-        """Begin a collective's span, at the moment of the call: now, or when a call that blocked was made."""
+        """Begin a collective's span at `issue_ns`, by default now; for a blocking call, the time of the
+        call."""
         if not self.is_on:
             return _NO_SPAN
         self._sequence += 1
@@ -59,7 +60,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def span(self, kind: str, op: str, **fields: Any) -> Iterator[None]:
-        """Something that the host does from beginning to end."""
+        """Trace a host operation from beginning to end."""
         if not self.is_on:
             yield
             return
@@ -72,16 +73,16 @@ class Tracer:
             event["cpu_ns"] = time.thread_time_ns() - cpu
 
     def begin(self, kind: str, op: str, **fields: Any) -> dict[str, Any]:
-        """Begin a span that somebody else ends with `end`."""
+        """Begin a span that a later call of `end` ends."""
         return self._begin(kind, op=op, phase=self.phase, cpu_ns=-time.thread_time_ns(), **fields)
 
     def end(self, event: dict[str, Any]) -> None:
-        """End a span from `begin`, on the same thread."""
+        """End a span of `begin`, on the same thread."""
         event["done_ns"] = now()
         event["cpu_ns"] += time.thread_time_ns()
 
     def memory(self, category: str, change: int, live: int, unit: str = "") -> None:
-        """The unit's bytes of `category` changed by `change` to `live`."""
+        """Record that the unit's bytes of `category` changed by `change` to `live`."""
         if self.is_on and change:
             self._begin("mem", op=category, unit=unit, phase=self.phase, bytes=change, live=live)
 
@@ -103,7 +104,7 @@ class CollectiveSpan:
         self.event = event
 
     def track(self, work: Any, *, is_blocking: bool = False) -> Any:
-        """Note when the backend reports the end, where it can; of a call that blocks, when it is over."""
+        """Record when the backend reports the end, if it can; for a blocking call, its return."""
         if self.event is None or work is None:
             return work
         event = self.event
@@ -111,7 +112,7 @@ class CollectiveSpan:
             work.get_future().then(lambda _: event.setdefault("done_ns", now()))
         except RuntimeError:  # gloo's native reduce-scatter has no future
             if is_blocking:
-                work.wait()  # again is free
+                work.wait()  # waiting twice costs nothing
                 event["done_ns"] = now()
         return work
 

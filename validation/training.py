@@ -1,4 +1,4 @@
-"""Train an example on this rank and say what happened; what the launcher runs."""
+"""Train an example on this rank and return the result; the launcher calls this."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class TrainCase:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """`losses` are means over all ranks; `parameters` are rank 0's view of the end (empty elsewhere).
+    """`losses` are means over all ranks; `parameters` are rank 0's final ones (empty on other ranks).
 
-    `calls` is each collective of the last step; `held_before_step` the bytes when its backward had ended.
-    """
+    `calls` is each collective of the last step; `held_before_step` the bytes held when its backward had
+    ended."""
 
     losses: list[float]
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -85,5 +85,6 @@ def mean_over_ranks(loss: Tensor) -> float:
 
 
 def train_all(rank: int, world_size: int, cases: Sequence[TrainCase]) -> list[TrainResult]:
-    """Several cases one after the other in the same ranks: starting ranks costs more than training."""
+    """Train several cases one after the other on the same ranks, since starting ranks takes longer than
+    training."""
     return [train(rank, world_size, case) for case in cases]

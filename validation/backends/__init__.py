@@ -1,8 +1,8 @@
-"""The same training by different people's code, behind one small interface.
+"""The same training by several frameworks, behind one small interface.
 
-`make_trainer(case)` gives a `Trainer`: `engine` is this repository's ZeRO, the rest is torch's and
-DeepSpeed's. A backend that is not installed raises `BackendMissing`, which callers report; nothing is left
-out in silence.
+`make_trainer(case)` gives a `Trainer`: `engine` is this repository's ZeRO, the others are torch's and
+DeepSpeed's. A backend that is not installed raises `BackendMissing`, which callers report; nothing is skipped
+silently.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Trainer(Protocol):
     """A model in training on this rank."""
 
     def step(self, micro_batches: Sequence[Batch], before_update: Callable[[], None] = nothing) -> Tensor:
-        """One optimizer step; returns this rank's mean loss. `before_update` is called when the last backward
-        has ended: the moment at which a rank holds all its gradients."""
+        """Run one optimizer step; returns this rank's mean loss. `before_update` is called when the last
+        backward has ended, when the rank holds all its gradients."""
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """Every parameter in fp32, whole; all ranks must ask together."""
+        """Every parameter in fp32, unsharded; a collective call."""
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
         """Live bytes by place (device, host, nvme) and category."""
@@ -45,7 +45,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Strategy:
-    """Who trains, and how: `options` are the backend's own."""
+    """The backend that trains, and its `options`."""
 
     backend: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Optimization:
-    """What all backends must agree on."""
+    """The settings on which all backends must agree."""
 
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
@@ -81,7 +81,7 @@ def make_trainer(
 
 
 def decay_groups(model: nn.Module, optimization: Optimization) -> list[dict[str, Any]]:
-    """torch.optim parameter groups: decayed, and spared by name."""
+    """torch.optim parameter groups: with weight decay, and without (by name)."""
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": optimization.weight_decay},
         {"params": [], "weight_decay": 0.0},

@@ -1,4 +1,4 @@
-"""torch DistributedDataParallel, with AdamW or with its optimizer states shared out (ZeRO stage 1)."""
+"""torch DistributedDataParallel, with AdamW or with sharded optimizer states (ZeRO stage 1)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class DdpTrainer:
 
 
 class ZeroRedundancyTrainer(DdpTrainer):
-    """DDP gradients, torch's ZeroRedundancyOptimizer: whole parameters are dealt out to ranks greedily."""
+    """DDP gradients with torch's ZeroRedundancyOptimizer, which assigns whole parameters to ranks
+    greedily."""
 
     def make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         optimizer = ZeroRedundancyOptimizer(
@@ -72,13 +73,13 @@ def model_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator
         yield "parameters", parameter
         if parameter.grad is not None:
             yield "gradients", parameter.grad
-    inner = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer keeps the rank's own inside
+    inner = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer wraps the rank's optimizer
     for state in inner.state.values():
         yield from (("optimizer_states", value) for value in state.values() if isinstance(value, Tensor))
 
 
 def storage_bytes(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, int]:
-    """Bytes by category; each storage once; AdamW's step counters (one number each) left out."""
+    """Bytes by category; each storage counts once; AdamW's step counters (one number each) are left out."""
     seen: set[int] = set()
     held: dict[str, int] = {}
     for category, tensor in tensors:

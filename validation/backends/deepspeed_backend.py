@@ -18,7 +18,7 @@ from validation.tracing import Tracer
 
 
 class DeepSpeedTrainer:
-    """`stage`, or `config`: what stands in a user's own JSON file."""
+    """DeepSpeed at a `stage`, or with a `config`, the content of a user's JSON file."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class DeepSpeedTrainer:
         import deepspeed
 
         full = {
-            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed wants a number; nothing is scaled by it
+            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires a number; nothing is scaled by it
             "gradient_accumulation_steps": optimization.accumulation_steps,
             "gradient_clipping": optimization.gradient_clipping,
             "zero_optimization": {"stage": stage},
@@ -72,11 +72,12 @@ class DeepSpeedTrainer:
         return full
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Live storages, each once. Of CPU accelerators all is the device's, offloaded or not."""
+        """Bytes of live storages, each counted once. On CPU accelerators everything counts as the device's,
+        offloaded or not."""
         return {"device": storage_bytes(self._states())}
 
     def _states(self) -> Iterator[tuple[str, Tensor]]:
-        """(category, tensor); a master weight that is the parameter itself counts as the parameter."""
+        """(category, tensor); a master weight that shares the parameter's tensor counts as the parameter."""
         optimizer, parameters = self.model.optimizer, list(self.model.module.parameters())
         for parameter in parameters:
             yield "parameters", getattr(parameter, "ds_tensor", parameter)

@@ -29,7 +29,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Fsdp2Trainer:
-    """`reshard_after_forward` is the blocks' (last and root: `reshard_ends`); `replicate` > 1 is HSDP."""
+    """`reshard_after_forward` applies to the blocks, `reshard_ends` to the last block and the root;
+    `replicate` > 1 is HSDP."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Fsdp2Trainer:
         options: dict[str, Any] = {
             "mesh": mesh,
             "mp_policy": MixedPrecisionPolicy(DTYPES[param_dtype], DTYPES[reduce_dtype]),
-            # Without an accelerator there is nothing to pin memory for, and pinning is an error.
+            # Without an accelerator, pinning memory is an error.
             "offload_policy": CPUOffloadPolicy(pin_memory=device != "cpu")
             if cpu_offload
             else OffloadPolicy(),

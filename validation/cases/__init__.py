@@ -1,1 +1,1 @@
-"""What was recorded of PyTorch (`traces/`), and the checks of zsim against it: `zsim check` runs them."""
+"""Recordings of PyTorch (`traces/`), and the checks of zsim against them, which `zsim check` runs."""

@@ -1,4 +1,4 @@
-"""The recorded cases of a source checkout (`traces/`): what PyTorch did, and what zsim plans for the same.
+"""The recorded cases of a source checkout (`traces/`): PyTorch's behaviour, against zsim's plans.
 
 Three shapes of JSON: the oracle's answers (real FSDP2 on a fake process group), recorded runs (a folder with
 `summary.json`), and the shaped link's. They are told apart by their keys; traces/README.md explains them.
@@ -34,18 +34,18 @@ from zsim.trace.readers.span_log import objects
 from zsim.trace.trace import Trace
 from zsim.units import format_bytes, format_seconds
 
-ANY_CLUSTER = "dgx-h100"  # a plan holds no hardware
+ANY_CLUSTER = "dgx-h100"  # a plan does not depend on hardware
 CPU_CLUSTER = "cpu-gloo"
 # AdamW's step counters, 4 bytes per tensor, are not planned; activations follow formulas; the fp32 copy
-# of the logits in the loss, which transformers 5 no longer makes, stands in the sum (validation/README.md).
+# of the logits in the loss, which transformers 5 no longer makes, counts in the sum (validation/README.md).
 STATES, CATEGORY, PEAK = 1e-4, 0.03, 0.06
 WIRE = 0.005  # headers and acknowledgements
 OVERLAP = 0.15
-STEP_WALL, STEP_CPU = 0.20, 0.10  # where the cluster was calibrated in the same job
+STEP_WALL, STEP_CPU = 0.20, 0.10  # for a cluster calibrated in the same job
 
 
 def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRow]:
-    """All checks of one recorded case. Raises InputError for one that contradicts its own shape."""
+    """All checks of one recorded case. Raises InputError for a case that contradicts its own shape."""
     rows = {"oracle": _oracle, "run": _run, "shaped": _shaped}[str(kind_of(content))]
     try:
         return list(rows(name, path, content))
@@ -61,7 +61,7 @@ def case_rows(name: str, path: Path, content: Mapping[str, Any]) -> list[CheckRo
 
 
 def oracle_experiment(case: Mapping[str, Any]) -> Experiment:
-    """The oracle's question as an experiment."""
+    """The experiment that corresponds to the oracle's question."""
     return Experiment(
         model=case["model"],
         cluster=ANY_CLUSTER,
@@ -112,7 +112,7 @@ def _bytes_row(name: str, category: str, mine: int, there: int, tolerance: float
 
 
 def _calls_row(name: str, plan: Plan, content: Mapping[str, Any], path: Path) -> CheckRow:
-    """The plan check: every call, exact."""
+    """The plan check: every call must match exactly."""
     recorded = unfold(content["calls"], f"{path}: calls")
     check = check_plan(calls_of_plan(plan), recorded, ("planned", "recorded"))
     return CheckRow(
@@ -157,8 +157,9 @@ def _run(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow
 
 
 def _states_rows(name: str, plan: Plan, content: Mapping[str, Any]) -> Iterator[CheckRow]:
-    """To the byte, when the last backward has ended, on the rank that holds most. DeepSpeed's stages 1 and 2
-    keep gradients whole that only begin or end in a rank's partition; a plan calls the rest a buffer."""
+    """Bytes of model states at the end of the last backward, on the rank with the maximum; they must match
+    exactly. DeepSpeed's stages 1 and 2 keep whole gradients at both ends of a rank's partition; a plan counts
+    the part outside of the partition as a buffer."""
     planned = held_before_update(plan)
     if content["case"]["name"].startswith(("deepspeed1", "deepspeed2")):
         planned["gradients"] += planned["buffers"]
@@ -169,7 +170,7 @@ def _states_rows(name: str, plan: Plan, content: Mapping[str, Any]) -> Iterator[
 
 
 def _read(folder: Path, pattern: str) -> Trace | InputError | None:
-    """What the ranks themselves wrote down, or what is wrong with it; None without files."""
+    """The ranks' own records, or the error in them; None without files."""
     files = sorted(folder.glob(pattern))
     try:
         return read_trace(files) if files else None
@@ -178,7 +179,7 @@ def _read(folder: Path, pattern: str) -> Trace | InputError | None:
 
 
 def _trace_row(name: str, title: str, simulated: Trace, read: Trace | InputError) -> CheckRow:
-    """The plan check once more, rank by rank; ranks that contradict each other are a miss too."""
+    """The plan check again, rank by rank; ranks that contradict each other are a miss too."""
     if isinstance(read, InputError):
         return CheckRow(name, title, "fail", str(read))
     try:
@@ -194,13 +195,13 @@ def _trace_row(name: str, title: str, simulated: Trace, read: Trace | InputError
 def _run_times(
     name: str, path: Path, content: Mapping[str, Any], report: Report, *, is_own: bool
 ) -> Iterator[CheckRow]:
-    """Wall time of the step and processor time of its thread; judged where `cluster.toml` beside the run was
+    """Wall time of the step and processor time of its thread; judged if `cluster.toml` next to the run was
     calibrated in the same job, else only shown."""
     times = content["step_seconds"]
     foreign = float(times["foreign_cpu_fraction"])
     doubt = "" if is_own else "calibrated in another job: shown, not judged"
     busy = f"others used {foreign:.0%} of the machine" if foreign > MOST_FOREIGN_FRACTION else ""
-    measured = times.get("mean", times["median"])  # sums of medians are short: tails are heavy
+    measured = times.get("mean", times["median"])  # skewed times: medians add up to too little
     yield _time_row(name, "step", report.step_seconds, measured, STEP_WALL, busy or doubt)
     cpu = _cpu_seconds(path.parent, content)
     if cpu is not None:
@@ -216,7 +217,7 @@ def _time_row(name: str, what: str, mine: float, there: float, tolerance: float,
 
 
 def _cpu_seconds(folder: Path, content: Mapping[str, Any]) -> float | None:
-    """Processor seconds of rank 0's thread in a step: the mean of the timed ones, in an older recording the
+    """Processor seconds of rank 0's thread per step: the mean of the timed steps; for an older recording, the
     median of those in its span log; None without either."""
     if "step_cpu_seconds" in content:
         return float(content["step_cpu_seconds"]["mean_by_rank"][0])
@@ -234,7 +235,8 @@ def _cpu_seconds(folder: Path, content: Mapping[str, Any]) -> float | None:
 
 
 def _shaped(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[CheckRow]:
-    """What was declared against what the interfaces counted, with and without gathering ahead."""
+    """Declared bytes against those that the interfaces counted, with and without prefetching gathers; and the
+    overlap."""
     for turn in ("serial", "ahead"):
         declared = content[turn]["declared_wire_bytes"]
         for received in content[turn]["received_bytes"]:
@@ -248,7 +250,8 @@ def _shaped(name: str, path: Path, content: Mapping[str, Any]) -> Iterator[Check
 
 
 def _overlap(name: str, content: Mapping[str, Any]) -> Iterator[CheckRow]:
-    """The step that gathers ahead, predicted from the one that does not; and nearer than without overlap."""
+    """The step with prefetched gathers, predicted from the step without; the prediction must also be closer
+    than one without overlap."""
     predicted, measured = predict_ahead(content), content["ahead"]["step_seconds"]["mean"]
     foreign = float(content["foreign_cpu_fraction"])
     doubt = f"others used {foreign:.0%} of the machine" if foreign > MOST_FOREIGN_FRACTION else ""

@@ -1,4 +1,4 @@
-"""Memory in the span logs of a recorded run: what is allocated and never freed, against the plan."""
+"""Memory in the span logs of a recorded run: bytes that are allocated and never freed, against the plan."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from zsim.study.check.rows import CheckRow
 from zsim.trace.trace import MemoryEvents, Trace
 from zsim.units import format_bytes
 
-_MOST_UNITS = 3  # that are named
-_Held = Counter[str]  # unit -> bytes held more after the recorded steps than before
+_MOST_UNITS = 3  # units named in a sentence, at most
+_Held = Counter[str]  # unit -> increase of its bytes over the recorded steps
 
 
 def memory_rows(name: str, plan: Plan, recorded: Trace) -> Iterator[CheckRow]:
-    """A row for each category that the logs tell of and the plan changes: every unit on every rank, to the
-    byte.
+    """A row for each category that both the logs and the plan contain: every unit on every rank must match
+    exactly.
 
-    Peaks are not judged: the logs' buffers are gathered parameters, those of a plan also gradients under way.
-    """
+    Peaks are not judged: the logs' buffers are gathered parameters, while a plan's also include gradients
+    under reduction."""
     if recorded.memory is None:
         return
     changed = {(change.device, change.category) for change in plan.memory}
@@ -43,7 +43,7 @@ def _planned(plan: Plan, device: str, category: str, steps: int) -> _Held:
 
 
 def _recorded(events: MemoryEvents, device: str, category: str) -> dict[int, _Held]:
-    """Of each rank that tells of any memory."""
+    """The increase of each unit's bytes, by rank; all ranks that log memory."""
     held: dict[int, _Held] = {rank: Counter() for rank in sorted(set(events.ranks.tolist()))}
     rows = zip(events.ranks.tolist(), events.names, events.devices, events.categories, strict=True)
     for (rank, unit, *kind), change in zip(rows, events.deltas.tolist(), strict=True):
@@ -53,7 +53,7 @@ def _recorded(events: MemoryEvents, device: str, category: str) -> dict[int, _He
 
 
 def _row(name: str, title: str, planned: _Held, held: Mapping[int, _Held]) -> CheckRow:
-    on: dict[tuple[str, int], list[int]] = {}  # (unit, bytes too many) -> the ranks that show it
+    on: dict[tuple[str, int], list[int]] = {}  # (unit, excess bytes) -> ranks
     for rank, own in held.items():
         for unit in dict.fromkeys([*planned, *own]):
             if own[unit] != planned[unit]:
@@ -65,7 +65,7 @@ def _row(name: str, title: str, planned: _Held, held: Mapping[int, _Held]) -> Ch
 
 
 def _sentence(on: Mapping[tuple[str, int], list[int]], num_ranks: int) -> str:
-    """`'root' holds back 1.05 MB on rank 1`, the largest first; "" without any."""
+    """Sentences such as `'root' holds back 1.05 MB on rank 1`, the largest first; "" if all match."""
     found = sorted(on.items(), key=lambda row: -abs(row[0][1]))
     texts = []
     for (unit, more), ranks in found[:_MOST_UNITS]:

@@ -1,9 +1,10 @@
-"""Does gathering ahead hide what zsim says it hides? Two CPU nodes on a slow link, where overlap is real.
+"""Does prefetching hide the communication that zsim says it hides? Two CPU nodes on a slow link, with real
+overlap.
 
-The recording (`python -m validation.overlap`) has the same step twice: gathering when a unit is needed, and
-one unit ahead. The first gives the two numbers that zsim does not know, how fast this machine computed just
-then and what share of the link's rate its gathers reached; the second is predicted from them. Without overlap
-the second would take what its parts take, one after the other.
+The recording (`python -m validation.overlap`) has the same step twice: gathering each unit when it is needed,
+and one unit ahead. The first step determines the two numbers that zsim does not know: the machine's speed at
+that time, and the fraction of the link's rate that its gathers reached. The second step is predicted with
+them. Without overlap, the second step would take the sum of its parts.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.trace.trace import Trace
 
-_ROUNDS = 8  # each brings the fit ten times nearer
+_ROUNDS = 8  # each reduces the error of the fit about tenfold
 
 
 @dataclass(frozen=True)
 class AheadPrediction:
-    """Seconds of the step that gathers ahead: with zsim's overlap, and with none."""
+    """Seconds of the step with prefetched gathers: with zsim's overlap, and without overlap."""
 
     seconds: float
     seconds_without_overlap: float
 
 
 def predict_ahead(content: Mapping[str, Any]) -> AheadPrediction:
-    """The second step of a recording from its first. Raises KeyError where the recording lacks a field."""
+    """Predict a recording's second step from its first. Raises KeyError where the recording lacks a field."""
     serial = content["serial"]
     job = _job(content, prefetch=0)
     speed, efficiency = 1.0, 0.8
@@ -48,7 +49,7 @@ def predict_ahead(content: Mapping[str, Any]) -> AheadPrediction:
 
 
 def _hidden_seconds(trace: Trace) -> float:
-    """How much of the spans runs beside others: their sum less the time in which there is any."""
+    """Seconds that overlap hides: the sum of the spans less the time in which any span runs."""
     order = np.argsort(trace.start_seconds, kind="stable")
     starts, ends = trace.start_seconds[order], trace.end_seconds[order]
     reached = np.maximum.accumulate(np.concatenate(([0.0], ends[:-1])))
@@ -82,7 +83,8 @@ def _job(content: Mapping[str, Any], *, prefetch: int) -> Job:
 
 
 def _on(job: Job, speed: float, efficiency: float) -> Job:
-    """The job on cores that are `speed` times as fast and a link that reaches `efficiency` of its rate."""
+    """The job on cores `speed` times as fast and a link that reaches the fraction `efficiency` of its
+    rate."""
     gpu, nic = job.cluster.gpu, job.cluster.nic
     rates = {
         "peak": gpu.peak.model_copy(update={"fp32": (gpu.peak.fp32 or 0.0) * speed}),
@@ -99,12 +101,12 @@ def _on(job: Job, speed: float, efficiency: float) -> Job:
 
 
 def bytes_per_second(rate: str) -> float:
-    """tc's way of writing it: `"400mbit"` -> 5e7."""
+    """The bytes per second of tc's notation: `"400mbit"` -> 5e7."""
     return float(rate[:-4]) * {"mbit": 1e6, "gbit": 1e9}[rate[-4:]] / 8
 
 
 def _seconds(trace: Trace) -> tuple[float, float]:
-    """(of all gathers, of everything that is no collective)."""
+    """(seconds of all gathers, seconds of everything that is not a collective)."""
     spans = trace.end_seconds - trace.start_seconds
     kinds = np.array([info.kind for info in trace.infos])[trace.info_indices]
     sizes = np.array([info.group_size for info in trace.infos])[trace.info_indices]

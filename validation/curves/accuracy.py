@@ -32,12 +32,12 @@ Errors = list[float]
 
 
 def errors_of(curves: Iterable[Curve], constants: Constants) -> Errors:
-    """Signed relative errors of time, scored points."""
+    """Signed relative errors of time, over the scored points."""
     return [expm1(error) for curve in curves for error in curve.errors(constants, scored=True)]
 
 
 def band_errors(curve: Curve, constants: Constants) -> dict[str, Errors]:
-    """Signed relative errors of time by band of sizes, all points."""
+    """Signed relative errors of time by band of sizes, over all points."""
     pairs = list(zip(curve.points, curve.errors(constants), strict=True))
     return {
         band: [expm1(error) for point, error in pairs if low <= point.size_bytes <= high]
@@ -46,7 +46,7 @@ def band_errors(curve: Curve, constants: Constants) -> dict[str, Errors]:
 
 
 def with_sizes(curves: Sequence[Curve], parity: int) -> list[Curve]:
-    """Only every other point of each curve."""
+    """The curves with every other point only, of this parity."""
     return [
         replace(curve, points=tuple(p for i, p in enumerate(curve.points) if i % 2 == parity))
         for curve in curves
@@ -54,7 +54,7 @@ def with_sizes(curves: Sequence[Curve], parity: int) -> list[Curve]:
 
 
 def without_sizes(name: str, own: Sequence[Curve]) -> Errors:
-    """Every other size predicted from the rest, then the other way round."""
+    """Errors when every other size is predicted from the rest, in both directions."""
     return [
         error
         for parity in (0, 1)
@@ -65,7 +65,7 @@ def without_sizes(name: str, own: Sequence[Curve]) -> Errors:
 
 
 def without_curves(name: str, own: Sequence[Curve], is_out: Callable[[Curve], bool]) -> Errors:
-    """Some curves predicted from the others."""
+    """Errors of the curves for which `is_out` holds, predicted from the others."""
     fitted = fit(name, [curve for curve in own if not is_out(curve)])
     return errors_of([curve for curve in own if is_out(curve)], constants_at(name, fitted))
 
@@ -110,7 +110,7 @@ def band_lines(curves: Sequence[Curve]) -> list[str]:
 
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
-    """All-reduces as fitted, and as predicted where the fit did not see them."""
+    """Lines of all-reduce errors: fitted, and predicted by fits that leave the curve or its source out."""
     head = "points | median | mean | worst | bias |\n" + "|---|---:|---:|---:|---:|---:|"
     found = [f"| machine, and what the fit did not see | {head}"]
     alone: dict[str, Errors] = {}
@@ -137,7 +137,7 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
 
 
 def write(name: str, lines: Sequence[str]) -> None:
-    """One block of the page."""
+    """Replace one block of the page."""
     text = TARGET.read_text(encoding="utf-8")
     start = f"<!-- {name}: python validation/curves/accuracy.py rewrites them -->\n"
     end = f"<!-- end of {name} -->"

@@ -3,10 +3,9 @@
     python validation/curves/fit.py [NAME ...]
 
 Robust least squares (soft L1) on the logarithm of simulated over measured seconds, up to 16 GiB, of the
-fastest algorithm and protocol, over curves of role `fit` alone; errors are of 64 KiB to 4 GiB. A weak pull
-keeps what the points cannot tell where NCCL's tables have it. Prints the constants to write into the preset's
-[collectives], and the errors left.
-"""
+fastest algorithm and protocol, over curves of role `fit` only; errors are reported for 64 KiB to 4 GiB. A
+weak pull keeps constants that the points do not determine at the values of NCCL's tables. Prints the
+constants to write into the preset's [collectives], and the remaining errors."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ from scipy.optimize import least_squares
 from validation.curves.measured import GATHER, Constants, Curve, preset_constants, read_curves
 from zsim.specs.cluster.collectives import ProtocolCosts
 
-SCALE = 0.05  # beyond such an error a point pulls with its distance, no longer with its square
-PULL = 0.02  # what a factor of e away from where a number starts costs, as the error of one point
+SCALE = 0.05  # larger errors count linearly instead of quadratically
+PULL = 0.02  # cost of a factor of e from a number's start, as the error of one point
 SEED = 20010
 
 Key = tuple[str, str, str]  # algorithm, protocol, field; "fraction": of all links
 Theta = Sequence[float]
 _REDUCES, _GATHERS = ("all_reduce",), ("all_gather", "reduce_scatter")
-# Where each number starts: NCCL's tables (zsim.cost.collectives.nccl_tuning), and for what they have not,
-# ramps, a guess.
+# Start values: NCCL's tables (zsim.cost.collectives.nccl_tuning), and guesses for ramps, which those tables
+# lack.
 _RING: Mapping[Key, float] = {
     ("ring", "ll", "base"): 6.6e-6,
     ("ring", "ll", "ramp"): 1e-6,
@@ -62,7 +61,7 @@ _GATHER_ACROSS: Mapping[Key, float] = {
     (GATHER, "simple", "network_ramp"): 5e-6,
     (GATHER, "simple", "inter_fraction"): 1.0,
 }
-# Over EFA the plugin, not the protocol, makes the round: one set for all rings.
+# Over EFA the plugin determines the round, not the protocol: one set for all rings.
 _EFA_RING: Mapping[Key, float] = {
     ("ring", "ll", "inter_round"): 2.7e-6,
     ("ring", "ll128", "inter_round"): 4e-6,
@@ -75,10 +74,9 @@ _RINGS_ALIKE = {("ring", protocol): (GATHER, protocol) for protocol in ("ll", "l
 
 @dataclass(frozen=True)
 class Fit:
-    """What is fitted together: the curves of `clusters` and `kinds`, by the numbers of `starts`. `also` takes
-    over what another place gets. Which algorithm is fastest changes with the constants, so there are several
-    dips: the deepest of `num_starts`.
-    """
+    """One joint fit: the curves of `clusters` and `kinds`, with the numbers of `starts` as parameters. `also`
+    copies fitted values to further places. The fastest algorithm changes with the constants, so there are
+    several local minima: the best of `num_starts` starts is taken."""
 
     preset: str
     clusters: tuple[str, ...]
@@ -115,14 +113,14 @@ FITS: Mapping[str, Fit] = {
 
 
 def fitted_curves(name: str, curves: Iterable[Curve]) -> list[Curve]:
-    """The curves that may choose the fit's numbers."""
+    """The curves to which the numbers may be fitted."""
     return [curve for curve in curves if FITS[name].has(curve) and curve.role == "fit"]
 
 
 def constants_at(
     name: str, theta: Theta, base: Constants | None = None
 ) -> dict[tuple[str, str], ProtocolCosts]:
-    """The preset's constants (`base`, where they are at hand) with the fitted ones (`theta`: logarithms) in
+    """The preset's constants (`base`, to avoid loading them) with the fitted ones (`theta`: logarithms) in
     their places."""
     own = FITS[name]
     constants = dict(base or preset_constants(own.preset))

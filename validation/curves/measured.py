@@ -1,4 +1,4 @@
-"""Measured curves of collectives by message size, and the time that given constants say."""
+"""Measured curves of collectives by message size, and their times under given constants."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Constants = Mapping[tuple[str, str], ProtocolCosts]
 
 @dataclass(frozen=True)
 class Option:
-    """One algorithm and protocol on one curve: bus bytes per second that links inside domains and links
-    between them allow."""
+    """One algorithm and protocol on one curve: the bus bytes per second that links inside NVLink domains and
+    links between them allow."""
 
     method: Method
     protocol: str
@@ -41,9 +41,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Curve:
-    """A measured curve, and what of its topology the time depends on; the constants come from outside.
+    """A measured curve, with the parts of its topology that determine the time; the constants are arguments.
 
-    `role`: "fit", or "held" where no constant may be chosen by it.
+    `role`: "fit", or "held" if no constant may be fitted to it.
     """
 
     name: str
@@ -59,13 +59,14 @@ class Curve:
     harness_seconds: float
 
     def seconds(self, size: int, constants: Constants) -> float:
-        """Of the fastest, as `zsim.fabric.fabric.Fabric.options` has it."""
+        """Seconds of the fastest option, as `zsim.fabric.fabric.Fabric.options` chooses it, plus the
+        harness's."""
         return min(self._seconds(option, size, constants) for option in self.options) + self.harness_seconds
 
     def _seconds(self, option: Option, size: int, constants: Constants) -> float:
         method, rounds = option.method, option.method.rounds
         algorithm = method.algorithm if self.kind == "all_reduce" else GATHER
-        # An algorithm without numbers of its own has those of `protocols`.
+        # An algorithm without constants uses those of `protocols`.
         costs = constants.get((algorithm, option.protocol)) or constants[GATHER, option.protocol]
         size_bytes = edge_bytes(self.kind, size, self.gpus)
         inside = size_bytes / (option.intra * costs.intra_fraction)
@@ -78,7 +79,7 @@ class Curve:
         return latency + max(inside, across)
 
     def errors(self, constants: Constants, *, scored: bool = False) -> list[float]:
-        """Logarithm of simulated over measured seconds, point by point, or only of the scored points."""
+        """Logarithm of simulated over measured seconds of every point, or of the scored points only."""
         return [
             log(self.seconds(point.size_bytes, constants) / self.measured_seconds(point))
             for point in self.points
@@ -90,7 +91,7 @@ class Curve:
 
 
 def read_curves(*tables: Path) -> list[Curve]:
-    """All curves of the tables (both by default) with their points up to 16 GiB; those from 64 KiB to 4 GiB
+    """All curves of the tables (default: both) with their points up to 16 GiB; points from 64 KiB to 4 GiB
     are scored."""
     return [curve for table in tables or (ALL_REDUCE, NETWORKS) for curve in _curves_of(table)]
 
@@ -138,7 +139,7 @@ def _curve(row: Mapping[str, str], points: Sequence[CurvePoint]) -> Curve:
 
 
 def preset_constants(name: str) -> dict[tuple[str, str], ProtocolCosts]:
-    """What the preset has today; an all-gather's ring under `GATHER`."""
+    """The preset's current constants; the ring of all-gathers and reduce-scatters is under `GATHER`."""
     own = load_cluster(name).collectives
     constants = {("ring", protocol): costs for protocol, costs in own.protocols.items()}
     constants |= {(GATHER, protocol): costs for protocol, costs in own.protocols.items()}

@@ -33,7 +33,8 @@ def record(cases: list[tuple[Recording, str]], ranks: int, found: Found) -> None
 
 
 def batches(cases: list[tuple[Recording, str]]) -> list[list[tuple[Recording, str]]]:
-    """Groups of hpZ are made once per process, so its configurations have ranks of their own."""
+    """The configurations in batches; those with hpZ run alone, because DeepSpeed makes hpZ's groups once per
+    process."""
     alone = [[case] for case in cases if "hpz" in case[0].name]
     rest = [case for case in cases if "hpz" not in case[0].name]
     return [rest[start : start + BATCH] for start in range(0, len(rest), BATCH)] + alone

@@ -1,4 +1,5 @@
-"""Which configurations: every setting that changes what DeepSpeed sends, alone and with what it meets."""
+"""The recorded configurations: every setting that changes DeepSpeed's communication, alone and combined with
+the settings it interacts with."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def configuration(
     min_ranks: int = 2,
     **top: Any,
 ) -> Recording:
-    """A user's DeepSpeed JSON with `zero` and `top` in it, and the experiment that says the same."""
+    """A user's DeepSpeed JSON with the keys `zero` and `top`, and the equivalent experiment."""
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": accumulation_steps,
@@ -86,7 +87,7 @@ def stages() -> Iterator[Recording]:
 
 
 def stage_3() -> Iterator[Recording]:
-    """Fetching, keeping, reducing."""
+    """Stage 3: prefetching, keeping parameters, reducing."""
     yield configuration("stage3", STAGE_3)
     yield configuration("stage3-default", {"stage": 3})
     yield configuration("stage3-accumulate", STAGE_3, accumulation_steps=2)
@@ -127,7 +128,8 @@ def stage_3() -> Iterator[Recording]:
 
 
 def low_precision() -> Iterator[Recording]:
-    """bf16 (fp16 does not run on this accelerator), and the types that gradients are summed and sent in."""
+    """bf16 (fp16 does not run on this accelerator), and the dtypes in which gradients are accumulated and
+    communicated."""
     for stage in (0, 1, 2, 3):
         zero = STAGE_3 if stage == 3 else {"stage": stage, **(SMALL_BUCKETS if stage else {})}
         yield configuration(f"stage{stage}-bf16", zero, **BF16)

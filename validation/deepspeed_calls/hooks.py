@@ -65,12 +65,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def family(name: str) -> str:
-    """`llama-tied` -> `llama`."""
+    """The model family of a case: `llama-tied` -> `llama`."""
     return name.partition("-")[0]
 
 
 def entered(rank: int, world_size: int, config: dict[str, Any], model_type: str, checkpointing: bool) -> Any:
-    """Module names in the order in which they are entered, in the fourth step; the model itself is ""."""
+    """Names of the modules in the order in which the fourth step enters them; the model itself is ""."""
     import torch
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
     from transformers import AutoConfig, AutoModelForCausalLM

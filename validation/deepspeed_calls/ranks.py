@@ -14,7 +14,7 @@ from validation.record.cases import Recording
 from validation.record.run import shape_of
 from zsim.comparison.call_lists import fold
 
-WARM_UP_STEPS = 3  # ZeRO-3 looks at the first, records the second, and fetches ahead from the third on
+WARM_UP_STEPS = 3  # ZeRO-3 observes the first, records the second, and prefetches from the third on
 
 
 def calls_of(rank: int, world_size: int, cases: list[tuple[Recording, str]]) -> list[list[Any]]:

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def local_benchmarks(families: list[str], device: str, quick: bool, folder: Path) -> Iterator[Benchmark]:
-    """What one process measures, family by family."""
+    """The benchmarks of a single process, family by family."""
     for name in families:
         if name == "files":
             yield from movement.files(folder, quick)
@@ -54,7 +54,7 @@ def local_benchmarks(families: list[str], device: str, quick: bool, folder: Path
 
 
 class Progress:
-    """Writes each result to the file, and a line about it."""
+    """Writes each result to the file, and prints a line about it."""
 
     def __init__(self, results: ResultFile, missing: int) -> None:
         self.results, self.missing, self.done, self.begun = results, missing, 0, time.monotonic()
@@ -73,7 +73,7 @@ class Progress:
 
 
 def measure_collectives(progress: Progress, missing: list[Benchmark]) -> None:
-    """All of one group size and backend in one start of its ranks."""
+    """Measure the missing collectives, starting the ranks once per group size and backend."""
     starts = dict.fromkeys((b.parameters["ranks"], b.parameters["backend"]) for b in missing)
     for size, backend in starts:
         part = [b for b in missing if (b.parameters["ranks"], b.parameters["backend"]) == (size, backend)]
@@ -85,7 +85,7 @@ def measure_collectives(progress: Progress, missing: list[Benchmark]) -> None:
 
 
 def backends(group_size: int) -> list[str]:
-    """gloo, and NCCL where each rank can have a GPU of its own."""
+    """gloo, and NCCL if each rank can have a separate GPU."""
     has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= group_size
     return ["gloo", "nccl"] if has_gpus else ["gloo"]
 
@@ -119,7 +119,7 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    if not MALLOC.keys() <= os.environ.keys():  # as ranks have it; glibc reads it when a process starts
+    if not MALLOC.keys() <= os.environ.keys():  # the ranks' settings; glibc reads them when a process starts
         again = [sys.executable, "-m", "validation.microbench", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, **MALLOC})
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""How something is timed, and the file that results go to."""
+"""Time benchmarks, and store the results in a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ BUDGET_SECONDS = 0.5  # per measurement, after warming up
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One measurement to make: `prepare` builds the tensors and gives the thing to time.
+    """One measurement to make: `prepare` builds the tensors and returns the function to time.
 
     `work` holds FLOPs, bytes, elements or calls as zsim counts them: full tensors of collectives, reads plus
-    writes of kernels. `timed_on` is the host's clock or the device's; `threads` torch's in this process.
-    """
+    writes of kernels. `timed_on` is the clock to use, the host's or the device's; `threads` is torch's number
+    of threads in this process."""
 
     family: str
     parameters: dict[str, Any]
@@ -38,7 +38,7 @@ class Benchmark:
 
     @property
     def key(self) -> str:
-        """Family and parameters in one line."""
+        """Family and parameters on one line."""
         return key_of(self.family, self.parameters)
 
 
@@ -48,7 +48,7 @@ def key_of(family: str, parameters: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each repeat on the clock, and of this thread's processor (none where a GPU is timed)."""
+    """Wall seconds and thread CPU seconds of each repeat (no CPU seconds where a GPU is timed)."""
 
     wall: Sequence[float]
     cpu: Sequence[float] = ()
@@ -65,7 +65,7 @@ def measure(benchmark: Benchmark) -> Times:
 
 
 def time_on_host(run: Callable[[], Any]) -> tuple[list[float], list[float]]:
-    """(wall, thread CPU) of each repeat, as many as the budget allows."""
+    """(wall, thread CPU) seconds of each repeat, as many repeats as the budget allows."""
     for _ in range(3):
         run()
     wall: list[float] = []
@@ -82,7 +82,8 @@ def time_on_host(run: Callable[[], Any]) -> tuple[list[float], list[float]]:
 
 
 def time_on_gpu(run: Callable[[], Any]) -> list[float]:
-    """By CUDA events. Repeats are issued without waiting, so the device is timed and not the launch."""
+    """Seconds of each repeat by CUDA events. Repeats are issued without waiting, so the device is timed and
+    not the launch."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()
@@ -101,10 +102,10 @@ def time_on_gpu(run: Callable[[], Any]) -> list[float]:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Median, mean, 10th and 90th percentile, minimum, count; None of nothing.
+    """Median, mean, 10th and 90th percentile, minimum, count; None for an empty list.
 
-    A step is a sum of parts, and so is its mean the sum of means: medians of skewed times add up to too
-    little."""
+    The mean is needed because a step is a sum of parts: its mean is the sum of means, while medians of skewed
+    times add up to too little."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -120,7 +121,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 class ResultFile:
-    """Results so far, one row each, written after each measurement."""
+    """The results so far, one row each, written after each measurement."""
 
     def __init__(self, path: Path, command: str, device: str) -> None:
         self.path = path
@@ -132,12 +133,12 @@ class ResultFile:
         self.provenance = provenance(command, device=device_name(device))
 
     def has(self, benchmark: Benchmark, quieter_than: float = 1.0) -> bool:
-        """Whether it was measured already, and others used no more than so much of the machine meanwhile."""
+        """Whether it was measured already, while others used no more than `quieter_than` of the machine."""
         row = self.rows.get(benchmark.key)
         return row is not None and row["foreign_cpu_fraction"] <= quieter_than
 
     def add(self, benchmark: Benchmark, times: Times) -> None:
-        """Keep the measurement, unless the file has one that was disturbed less."""
+        """Store the measurement, unless the file has one that was disturbed less."""
         if self.has(benchmark, quieter_than=times.foreign_cpu_fraction):
             return
         self.rows[benchmark.key] = {
@@ -164,7 +165,7 @@ def device_name(device: str) -> str:
 
 
 def rates(work: dict[str, float], seconds: float) -> str:
-    """For the progress line."""
+    """The rates, for the progress line."""
     parts = []
     if "flops" in work:
         parts.append(f"{work['flops'] / seconds / 1e12:8.3f} TFLOP/s")
@@ -176,7 +177,7 @@ def rates(work: dict[str, float], seconds: float) -> str:
 
 
 def sizes(smallest: int, largest: int, factor: int = 4) -> Iterator[int]:
-    """smallest, smallest x factor, ... up to largest."""
+    """The sizes smallest, smallest x factor, ... up to largest."""
     while smallest <= largest:
         yield smallest
         smallest *= factor

@@ -1,4 +1,4 @@
-"""What the host spends on issuing work, and what an update costs it or the GPU."""
+"""Host time for issuing work, and the time of an optimizer update on the host or the GPU."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CALLS = 1000
 
 
 def optimizers(device: str, quick: bool) -> Iterator[Benchmark]:
-    """AdamW, 28 bytes per parameter (reads p, g, m, v; writes p, m, v); on a GPU also the CPU's.
+    """AdamW, 28 bytes per parameter (reads p, g, m, v; writes p, m, v); on a GPU also the CPU's AdamW.
 
-    On the CPU with one thread, as a rank of the recorded runs has, and with all.
+    On the CPU with one thread, like a rank of the recorded runs, and with all threads.
     """
     for place in dict.fromkeys((device, "cpu")):
         for threads in sorted({1, torch.get_num_threads()}) if place == "cpu" else (1,):
@@ -39,7 +39,7 @@ def optimizers(device: str, quick: bool) -> Iterator[Benchmark]:
 
 
 def host(device: str, quick: bool) -> Iterator[Benchmark]:
-    """A thousand of each: kernel launches, their backward, modules, hooks, trace events."""
+    """A thousand repetitions each of: kernel launches, their backward, modules, hooks, trace events."""
     prepared: dict[str, Callable[[], Prepared]] = {
         "launch": lambda: launch(device),
         "autograd": lambda: autograd(device),
@@ -64,7 +64,7 @@ def times(work: Callable[[], Any]) -> Prepared:
 
 
 def launch(device: str, synchronize: bool = False) -> Prepared:
-    """A kernel on one element: the host's time, and with `synchronize` the way there and back."""
+    """A kernel on one element: the host's time to launch, and with `synchronize` the round trip."""
     x = torch.zeros(1, device=device)
 
     def once() -> None:
@@ -75,7 +75,7 @@ def launch(device: str, synchronize: bool = False) -> Prepared:
 
 
 def autograd(device: str) -> Prepared:
-    """A chain of a thousand operators recorded, and gone through backwards."""
+    """Record a chain of a thousand operators, and run it backward."""
     x = torch.zeros(1, device=device, requires_grad=True)
 
     def run() -> None:
@@ -96,7 +96,7 @@ def module_call(hooks: int) -> Prepared:
 
 
 def linear(device: str, backward: bool) -> Prepared:
-    """A linear layer too small to take time: module, dispatch, autograd."""
+    """A linear layer too small for its kernel to take time: module, dispatch, autograd."""
     layer, x = nn.Linear(1, 1, bias=False, device=device), torch.zeros(1, 1, device=device)
     upstream = torch.ones(1, 1, device=device)
     return times((lambda: layer(x).backward(upstream)) if backward else (lambda: layer(x)))

@@ -1,4 +1,4 @@
-"""Kernels of a transformer's step: products, attention, and what is bound by memory."""
+"""Kernels of a transformer's step: matrix products, attention, and memory-bound kernels."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def clock(device: str) -> str:
 
 
 def gemm(device: str, quick: bool) -> Iterator[Benchmark]:
-    """tokens x k times k x n: a linear layer forward (nt), and its two products in backward (nn, tn).
+    """tokens x k times k x n: a linear layer's forward (nt), and the two products of its backward (nn, tn).
 
-    Widths are of the recorded small models on a CPU, of Llama-3's on a GPU.
+    Widths are those of the recorded small models on a CPU, of Llama-3 on a GPU.
     """
     if device == "cpu":
         widths = [(128, 128), (128, 352), (128, 512), (512, 512), (512, 1408), (1024, 4096)]
@@ -76,7 +76,7 @@ def product(device: str, dtype: str, m: int, n: int, k: int, layout: str) -> Ben
 
 
 def attention(device: str, quick: bool) -> Iterator[Benchmark]:
-    """Causal attention, forward, and forward with backward; FLOPs are of the causal half."""
+    """Causal attention: forward, and forward with backward; FLOPs count the causal half only."""
     if device == "cpu":
         dtype, shapes = "fp32", [(2, 4, 64, 32), (1, 4, 128, 64), (1, 4, 512, 64), (1, 8, 1024, 64)]
     else:
@@ -114,9 +114,8 @@ def attention(device: str, quick: bool) -> Iterator[Benchmark]:
 def memory_bound(device: str, quick: bool) -> Iterator[Benchmark]:
     """Norms, activation, residual, rotary embedding, embedding, cross-entropy; copies and fills by size.
 
-    `bytes` is read and written once by each kernel; pieces that run as many small kernels have `elements`
-    only.
-    """
+    `bytes` assumes that each kernel reads and writes its tensors once; pieces that run as many small kernels
+    have `elements` only."""
     if device == "cpu":
         dtype, shapes = "fp32", [(128, 128, 512), (512, 512, 2048), (2048, 512, 8192)]
     else:
@@ -143,7 +142,7 @@ def pieces(device: str, dtype: str, tokens: int, width: int, vocab: int) -> Iter
     item = DTYPES[dtype].itemsize
     full, logits = float(tokens * width * item), float(tokens * vocab)
     # Cross-entropy in fp32: log-softmax reads and writes, its backward reads two and writes one, the loss's
-    # writes one; logits of another type are cast before and after.
+    # writes one; logits of another dtype are cast before and after.
     loss_bytes = logits * (24 + (0 if item == 4 else 8 + 2 * item))
     table = float(vocab * width * item)
     work: dict[str, tuple[dict[str, float], dict[str, float]]] = {
@@ -158,7 +157,7 @@ def pieces(device: str, dtype: str, tokens: int, width: int, vocab: int) -> Iter
     for name, amounts in work.items():
         for direction, amount in zip(("forward", "both"), amounts, strict=True):
             if (name, direction) == ("residual", "both"):
-                continue  # its backward passes the gradient on
+                continue  # its backward only passes the gradient on
 
             def prepare(name: str = name, direction: str = direction) -> Prepared:
                 both = direction == "both"
@@ -185,15 +184,15 @@ def pieces(device: str, dtype: str, tokens: int, width: int, vocab: int) -> Iter
 
 
 def most_copies(num_bytes: float) -> int:
-    """How many times a piece of so many bytes is made, one after another used: a step comes back to a tensor
-    when caches have seen much else."""
+    """How many copies of a piece of `num_bytes` are used in turn, so that it is not in caches when its turn
+    comes again, as in a step."""
     return max(1, min(_MOST_COPIES, round(_BEYOND_CACHES / num_bytes)))
 
 
 def make_piece(
     name: str, device: str, dtype: torch.dtype, tokens: int, width: int, vocab: int, grad: bool
 ) -> Prepared:
-    """A forward function on random data."""
+    """A forward function of the named piece on random data."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, dtype=dtype, requires_grad=grad)

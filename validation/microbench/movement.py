@@ -1,4 +1,4 @@
-"""Bytes between host and GPU, and to and from files."""
+"""Transfers between host and GPU, and to and from files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ GEMM_WIDTH = 4096
 
 
 def host_copies(device: str, quick: bool) -> Iterator[Benchmark]:
-    """To the GPU and back, pinned and pageable, one way and both ways at once; a product beside them."""
+    """Copies to and from the GPU, pinned and pageable, one way and both ways at once; and a product
+    concurrent with a copy."""
     if device == "cpu":
-        return  # there is nothing to copy to; the command says so
+        return  # no device to copy to; the command reports it
     for size in list(sizes(2**14, 2**30))[: 3 if quick else None]:
         for pinned in (True, False):
             for way in ("h2d", "d2h", "both"):
@@ -39,7 +40,7 @@ def host_copies(device: str, quick: bool) -> Iterator[Benchmark]:
 
 
 def copies(device: str, size: int, pinned: bool) -> dict[str, Callable[[], Any]]:
-    """The three ways, on the current stream and a second one."""
+    """The copies in each direction and in both, on the current stream and a second one."""
     down = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
     up = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
     second = torch.cuda.Stream()
@@ -59,7 +60,7 @@ def copies(device: str, size: int, pinned: bool) -> dict[str, Callable[[], Any]]
 
 
 def beside(device: str, way: str) -> Prepared:
-    """A product on this stream, and meanwhile a pinned copy of 256 MiB on another, begun before it."""
+    """A product on this stream, concurrent with a pinned copy of 256 MiB on another that began before it."""
     left, right = (torch.randn(GEMM_WIDTH, GEMM_WIDTH, device=device, dtype=torch.bfloat16) for _ in range(2))
     if way == "none":
         return lambda: left @ right
@@ -74,7 +75,7 @@ def beside(device: str, way: str) -> Prepared:
 
 
 def files(folder: Path, quick: bool) -> Iterator[Benchmark]:
-    """Reads and writes of 64 MiB past the page cache, by block size and number of requests at once."""
+    """Reads and writes of 64 MiB past the page cache, by block size and number of concurrent requests."""
     total = 2**26
     probe = DirectFile(folder / "probe", 4096)
     is_direct = probe.is_direct
@@ -100,5 +101,5 @@ def files(folder: Path, quick: bool) -> Iterator[Benchmark]:
 
 
 def file_folder() -> tempfile.TemporaryDirectory[str]:
-    """Where files are measured: `ZSIM_NVME_FOLDER`, or the temporary folder's drive."""
+    """The folder where files are measured: in `ZSIM_NVME_FOLDER`, else in the temporary folder."""
     return tempfile.TemporaryDirectory(dir=os.environ.get("ZSIM_NVME_FOLDER"))

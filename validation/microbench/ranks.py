@@ -1,4 +1,4 @@
-"""What ranks measure together: collectives, and what a collective and a product do to each other."""
+"""Measurements that need several ranks: collectives, and the interference of a collective and a product."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Pair = tuple[float, float]  # wall and thread CPU seconds
 
 
 def collective_benchmarks(ranks: int, backend: str, quick: bool) -> Iterator[Benchmark]:
-    """`bytes` is the full tensor. `reduce_scatter` is the engine's: on gloo an all-to-all and a sum."""
+    """Benchmarks of collectives; `bytes` is the full tensor. `reduce_scatter` is the engine's: on gloo an
+    all-to-all and a local sum."""
     for kind in KINDS:
         if (kind, backend) == ("reduce_scatter_native", "nccl"):
-            continue  # the engine's is the native one there
+            continue  # the engine uses the native one there
         for size in sizes(2**12, 2**18 if quick else 2**26):
             parameters = {"kind": kind, "bytes": size, "ranks": ranks, "backend": backend}
             yield Benchmark("collective", parameters, _on_ranks, {"bytes": float(size)})
@@ -39,7 +40,7 @@ def _on_ranks() -> Callable[[], Any]:
 
 
 def measure_all(rank: int, world_size: int, wanted: list[dict[str, Any]], backend: str) -> list[Times]:
-    """Times of each; a repeat counts as long as its slowest rank's, on the clock and on the processor."""
+    """Times of each benchmark; a repeat takes as long as on its slowest rank, in wall and in CPU time."""
     world = dist.group.WORLD
     assert world is not None
     device = "cpu"
@@ -79,7 +80,7 @@ def settle(device: str) -> None:
 
 
 def timed(run: Callable[[], Any], device: str) -> Pair:
-    """Wall and thread CPU seconds of `run` and of all it left under way."""
+    """Wall and thread CPU seconds of `run`, including the work that it leaves under way."""
     settle(device)
     start, cpu = time.perf_counter(), time.thread_time()
     run()
@@ -105,7 +106,7 @@ def collective(own: Collectives, kind: str, size: int, device: str) -> Callable[
 
 
 def interference(own: Collectives, measured: str, beside: bool, device: str) -> Callable[[], Pair]:
-    """Ten products, or an all-reduce of 32 MiB, alone or with the other under way the whole time."""
+    """Ten products, or an all-reduce of 32 MiB, alone or with the other one running the whole time."""
     left, right = (torch.randn(WIDTH, WIDTH, device=device) for _ in range(2))
     full = torch.ones(BESIDE_BYTES // 4, device=device)
 

@@ -18,14 +18,14 @@ from zsim.comparison.call_lists import fold
 
 
 def parse_reshard(text: str) -> bool | int:
-    """`true`, `false` or a group size."""
+    """The value of `true`, `false` or a group size."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options are `Case`'s fields."""
+    """A parser whose options are `Case`'s fields."""
     arguments = argparse.ArgumentParser(prog="python -m validation.oracle", description=__doc__)
     add = arguments.add_argument
     add("--model", help="llama-3-8b, ..., `llama-3-8b@4` for its first 4 blocks, or a config.json")
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def show(answer: Answer, seconds: float) -> str:
-    """The answer for people: the schedule with repeats folded, and memory."""
+    """The answer as text: the schedule with repetitions folded, and memory."""
     lines = [f"{answer.case.name}: {answer.parameters:,} parameters, {len(answer.calls)} collectives"]
     for entry in fold(answer.calls):
         times, rows = (entry["times"], entry["calls"]) if isinstance(entry, dict) else (1, [entry])
@@ -64,7 +64,7 @@ def show(answer: Answer, seconds: float) -> str:
 
 
 def command_of(case: cases.Case) -> str:
-    """The command that asks this question."""
+    """The command line that asks this question."""
     words = []
     for item in fields(case):
         value = getattr(case, item.name)

@@ -1,4 +1,5 @@
-"""The oracle's answer as a value and as a JSON file. No torch needed, so plan tests read it anywhere."""
+"""The oracle's answer as a value and as a JSON file. It needs no torch, so plan tests can read it
+anywhere."""
 
 from __future__ import annotations
 
@@ -16,10 +17,9 @@ from zsim.comparison.calls import Call
 class Answer:
     """What one rank issues and holds in one steady step.
 
-    `peak_bytes`: zsim's categories, each at its own maximum, and the maximum of the sum. `at_peak`: the
-    tracker's categories at the moment of that maximum. `tracker_peaks`: each of those at its own maximum.
-    `between_steps`: what stays.
-    """
+    `peak_bytes`: zsim's categories, each at its separate maximum, and the maximum of the sum. `at_peak`: the
+    tracker's categories at the moment of that maximum. `tracker_peaks`: the tracker's categories, each at its
+    separate maximum. `between_steps`: the bytes held between steps."""
 
     case: Case
     parameters: int
@@ -30,7 +30,7 @@ class Answer:
     between_steps: dict[str, int]
 
     def to_json(self, provenance: dict[str, Any]) -> str:
-        """One row per line, repeats folded; see traces/README.md."""
+        """The answer as JSON with one row per line, repetitions folded; see traces/README.md."""
         head = {
             "provenance": provenance,
             "case": asdict(self.case),
@@ -47,7 +47,7 @@ class Answer:
 
     @classmethod
     def read(cls, path: Path) -> Answer:
-        """A recorded answer."""
+        """Read a recorded answer."""
         data = json.loads(path.read_text())
         return cls(
             case=Case(**data["case"]),

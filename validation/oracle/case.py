@@ -15,12 +15,11 @@ OptimizerKind = Literal["fused", "foreach"]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is sharded, and the batch of one rank.
+    """A model, its sharding, and the batch of one rank.
 
-    `replicate` > 1 is HSDP: groups of `world_size / replicate` ranks shard, and the same shards of all groups
-    are kept equal. Parameters are stored in fp32, gathered in `param_dtype`, reduced in `reduce_dtype`.
-    `code` says whose Llama runs (see validation.llama).
-    """
+    `replicate` > 1 is HSDP: groups of `world_size / replicate` ranks shard, and corresponding shards of all
+    groups are kept equal. Parameters are stored in fp32, gathered in `param_dtype`, reduced in
+    `reduce_dtype`. `code` is the implementation of Llama that runs (see validation.llama)."""
 
     model: str
     world_size: int
@@ -50,7 +49,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A file name that says what is asked."""
+        """A file name that describes the question."""
         parts = [self.model, f"w{self.world_size}", f"reshard-{str(self.reshard_after_forward).lower()}"]
         if self.replicate > 1:
             parts.append(f"hsdp{self.replicate}")

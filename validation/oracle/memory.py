@@ -1,14 +1,12 @@
-"""Memory of one rank by category: torch's FSDPMemTracker, with better labels.
+"""Memory of one rank by category: torch's FSDPMemTracker, with corrected labels.
 
-# [Note: what FSDPMemTracker gets wrong]
-FSDPMemTracker (torch 2.13) knows every storage, and its sums are right. But it replaces FSDP2's forward
-hooks by its own, one per module, and so breaks `fully_shard([norm, head])`, whose hooks belong to the
-group: the run it watches then reduces the head's gradient early and gathers the group once more than a real
-run. And some of its labels come late or never: a gradient is "Temp" until it is reduced, what resharding to
-a smaller group keeps is an "Activation". `CategoryTracker` replaces no hook. It looks on from inside
-FSDP2's own methods, and labels there. Where the original works the sums are equal to the byte (a test says
-so).
-"""
+# [Note: what FSDPMemTracker gets wrong] FSDPMemTracker (torch 2.13) sees every storage, and its sums are
+right. But it replaces FSDP2's forward hooks with its own, one per module, and so breaks `fully_shard([norm,
+head])`, whose hooks belong to the group: the observed run then reduces the head's gradient early and gathers
+the group once more than a real run. And some of its labels come late or never: a gradient is "Temp" until it
+is reduced, and the parameters that resharding to a smaller group keeps are an "Activation". `CategoryTracker`
+replaces no hook. It observes from inside FSDP2's own methods, and labels there. Where the original works, the
+sums are equal to the byte (a test checks this)."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-# zsim's categories (DeepSpeed's and FSDP's words for model states) from the tracker's.
+# zsim's categories (the terms of DeepSpeed and FSDP for model states) by the tracker's.
 ZSIM_CATEGORY = {
     "Sharded Param": "parameters",
     "Sharded Grad": "gradients",
@@ -42,18 +40,19 @@ CATEGORIES = ("parameters", "gradients", "optimizer_states", "activations", "buf
 
 
 class CategoryTracker(FSDPMemTracker):
-    """[Note: what FSDPMemTracker gets wrong]; also keeps each category's own maximum."""
+    """FSDPMemTracker with the corrections of [Note: what FSDPMemTracker gets wrong]; also keeps each
+    category's separate maximum."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
-        self._fsdp_state = _FSDPState.FW  # the original's own labelling of buffers stays off
+        self._fsdp_state = _FSDPState.FW  # keeps the original's labelling of buffers off
         self.own_peaks = dict.fromkeys((*CATEGORIES, "total"), 0)
         self.tracker_peaks = {ref.value: 0 for ref in _FSDPRefType}
         self._label: _FSDPRefType | None = None
         self._hooked: set[int] = set()
         self._patches = contextlib.ExitStack()
 
-    # What replaces the original's hooks.
+    # Replacements of the original's hooks.
 
     def _instrument_fsdp_module(self) -> None:
         for module in self._root_mod.modules():
@@ -72,7 +71,8 @@ class CategoryTracker(FSDPMemTracker):
         super()._deregister_module_and_optimizer_hooks()
 
     def _watch(self, owner: type, name: str, label: _FSDPRefType | None, after: Any = None) -> None:
-        """While `owner.name` runs, new storages get `label`; `after` is called with its `self`."""
+        """While `owner.name` runs, label new storages with `label`; afterwards call `after` with its
+        `self`."""
         original = getattr(owner, name)
 
         def watched(target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ class CategoryTracker(FSDPMemTracker):
     def _after_post_backward(self, group: FSDPParamGroup) -> None:
         self._instrument_fsdp_sharded_params_grads(group)
 
-    # What is counted.
+    # Accounting.
 
     def _track(self, reftype: Any, t: Tensor) -> None:
         if self._label is not None:
@@ -134,12 +134,12 @@ class CategoryTracker(FSDPMemTracker):
 
 
 def name_of(ref: Any) -> str:
-    """The tracker's category, or its key "Total"."""
+    """The name of the tracker's category, or its key "Total"."""
     return ref.value if isinstance(ref, _FSDPRefType) else str(ref)
 
 
 def by_name(snapshot: dict[torch.device, dict[Any, int]]) -> dict[str, int]:
-    """A tracker's snapshot as {category: bytes}, all devices together, zeros left out."""
+    """A tracker's snapshot as {category: bytes}, summed over devices, without zeros."""
     sums: dict[str, int] = {}
     for device in snapshot.values():
         for ref, count in device.items():

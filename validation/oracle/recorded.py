@@ -1,4 +1,4 @@
-"""The questions whose answers are kept in `traces/oracle`."""
+"""The questions whose answers are recorded in `traces/oracle`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "full")
 
 
 def recorded_cases() -> Iterator[Case]:
-    """Both models at 8, 64 and 1,024 ranks, with and without checkpointing; then other code, other wrappings.
+    """Both models at 8, 64 and 1,024 ranks, with and without checkpointing; then other implementations and
+    other wrappings.
 
     On 8 ranks, resharding to 8 is resharding to all, so 8 ranks reshard to 4, and HSDP has 2 groups of 4;
     elsewhere HSDP shards over the 8 GPUs of a node.

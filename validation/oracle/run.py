@@ -1,4 +1,4 @@
-"""Run one step of the real FSDP2 on fake tensors and write down what it did."""
+"""Run one step of the real FSDP2 on fake tensors and record what it does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from validation.oracle.shortcuts import fsdp_shortcuts
 
 @contextmanager
 def fake_world(world_size: int) -> Iterator[None]:
-    """This process as rank 0 of a group whose collectives do nothing."""
+    """Make this process rank 0 of a process group whose collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield
@@ -31,7 +31,7 @@ def fake_world(world_size: int) -> Iterator[None]:
 
 
 def ask(case: Case) -> Answer:
-    """Run the case. One process can ask any number of questions, one after the other."""
+    """The oracle's answer to a case. One process can ask any number of questions, one after the other."""
     with fake_world(case.world_size):
         mesh = make_mesh(case.world_size, case.replicate)
         with FakeTensorMode():
@@ -64,7 +64,7 @@ def run_step(case: Case, model: Llama, optimizer: ShardOptimizer, tracker: Categ
         tokens = torch.zeros(case.micro_batch_size, case.sequence_length, dtype=torch.int64)
         labels = torch.zeros_like(tokens)
         tracker.track_inputs((tokens, labels))
-        model(tokens, labels).loss.backward()  # nobody holds the logits, as in transformers' Trainer
+        model(tokens, labels).loss.backward()  # the logits are dropped, as in transformers' Trainer
     if case.gradient_clipping:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), case.gradient_clipping)
         if isinstance(norm, DTensor):
@@ -74,7 +74,7 @@ def run_step(case: Case, model: Llama, optimizer: ShardOptimizer, tracker: Categ
 
 
 class ShardOptimizer:
-    """AdamW on this rank's shards, its states made in advance, as in any step but the first.
+    """AdamW on this rank's shards, with states allocated in advance, as in any step but the first.
 
     # [Note: AdamW without DTensor]
     Given FSDP2's DTensors, AdamW under FakeTensorMode makes fake *full* tensors to work out layouts, and the
@@ -103,5 +103,5 @@ class ShardOptimizer:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The shard behind a DTensor."""
+    """The local shard of a DTensor."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -1,11 +1,10 @@
-"""How three code bases call `fully_shard` on a Llama.
+"""The calls of `fully_shard` on a Llama in three code bases.
 
 - `torchtitan-0.1`: each block, then the root with everything else (embedding, norm, head). Neither the last
-  block nor the root is resharded after forward, since backward begins with them.
-- `torchtitan` (0.2 and later; also Accelerate 1.15): the embedding, each block, and norm + head together,
-  which are not resharded. Tied weights put embedding, norm and head in one group.
-- `huggingface` (Accelerate before it had units for embedding and head): each block is resharded, the last
-  one too; the root with everything else is not.
+block nor the root is resharded after forward, since backward begins with them. - `torchtitan` (0.2 and later;
+also Accelerate 1.15): the embedding, each block, and norm + head together, which are not resharded. Tied
+weights put embedding, norm and head in one group. - `huggingface` (Accelerate before it had units for
+embedding and head): each block is resharded, including the last one; the root with everything else is not.
 
 Sources: torchtitan v0.1 `parallelize_llama.py`, torchtitan 0.3.0 `distributed/fsdp.py`, accelerate 1.15.0
 `utils/fsdp_utils.py`.
@@ -26,7 +25,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def make_mesh(world_size: int, replicate: int, device: str = "cpu") -> DeviceMesh:
-    """One dimension, or (replicate, shard) for HSDP. Not inside a FakeTensorMode: ranks must be real."""
+    """A mesh of one dimension, or (replicate, shard) for HSDP. Not inside a FakeTensorMode: ranks must be
+    real numbers."""
     if replicate > 1:
         return init_device_mesh(
             device, (replicate, world_size // replicate), mesh_dim_names=("replicate", "shard")
@@ -45,7 +45,8 @@ def shard_case(model: Llama, mesh: DeviceMesh, case: Case) -> None:
 
 
 def shard_model(model: Llama, wrapping: Wrapping, reshard: Reshard, **options: Any) -> None:
-    """`reshard` is the blocks' `reshard_after_forward`; `options` go to every `fully_shard`."""
+    """Apply `fully_shard` with the wrapping; `reshard` is the blocks' `reshard_after_forward`, `options` go
+    to every call."""
     decoder, blocks = model.model, list(model.model.layers)
     keeps_last = wrapping == "torchtitan-0.1"
     if wrapping == "none":

@@ -1,10 +1,9 @@
-"""Two places where FSDP2 and fake tensors need help; neither changes what FSDP2 does.
+"""Two shortcuts for FSDP2 on fake tensors; neither changes what FSDP2 does.
 
-- Each `fully_shard` cuts each parameter into one chunk per rank and takes its own: on 1,024 ranks a million
-  fake tensors, minutes. `FirstChunks` cuts a chunk when somebody asks for it.
-- `reshard_after_forward=<int>` makes a device mesh, which needs real numbers; it is made outside the
-  FakeTensorMode, and once per size instead of once per block.
-"""
+- Each `fully_shard` cuts each parameter into one chunk per rank and takes one of them: on 1,024 ranks a
+million fake tensors, minutes. `FirstChunks` cuts a chunk only when it is requested. -
+`reshard_after_forward=<int>` makes a device mesh, which needs real numbers; it is made outside the
+FakeTensorMode, and once per size instead of once per block."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fully_
 
 
 class FirstChunks:
-    """What `_chunk_with_empty` returns, chunk by chunk."""
+    """A lazy version of the list that `_chunk_with_empty` returns: chunks are cut on access."""
 
     def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
         self.tensor = tensor
@@ -37,7 +36,7 @@ class FirstChunks:
 
 @contextmanager
 def fsdp_shortcuts() -> Iterator[None]:
-    """FSDP2 with both shortcuts, while the context lasts."""
+    """Apply both shortcuts to FSDP2 inside the context."""
     original = _fsdp_init._get_post_forward_mesh_info
     made: dict[tuple[int, Any], Any] = {}
 

@@ -34,7 +34,7 @@ BASELINE = ROOT / "validation" / "baseline.json"
 BLOCK = re.compile(r"(<!-- published runs.*?-->\n).*?(<!-- end of published runs -->)", re.DOTALL)
 NUM_WORST = 12
 MANY = 256  # GPUs, in one line of the table
-LARGE = 0.10  # an error that asks for a cause
+LARGE = 0.10  # errors above this need a cause
 ROLES = {
     "calibrate": (
         "Rows of role calibrate (fitted: mosaic-2024-01, torchtitan-pr135, fms-acceleration, litgpt-thunder; "
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def write_validated(result: CheckResult) -> tuple[ValidatedRun, ...]:
-    """The table of validated runs and what is estimated from it; the runs as they are read back."""
+    """Write the table of validated runs and the estimates derived from it; returns the runs, read back."""
     found = validated_runs_of(read_runs(shipped_tables()).runs, result.rows)
     runs = read_validated(validated_text(found))
     texts = shipped_texts(runs)
@@ -150,7 +150,7 @@ def page(result: CheckResult, by_gpus: Mapping[int, Sequence[float]], judged: Se
 
 
 def cause_of(row: RowResult) -> str:
-    """What is known about a large error of this row."""
+    """The known cause of a large error of this row."""
     if row.predicted_retries:
         kind = ".0f" if row.predicted_retries >= 10 else ".2g"
         return RUNS_SHORT.format(times=f"{row.predicted_retries:{kind}} times")
@@ -158,13 +158,13 @@ def cause_of(row: RowResult) -> str:
 
 
 def kinds_of_large_errors(result: CheckResult) -> Counter[str]:
-    """How many rows off by more than `LARGE` have a cause of each kind."""
+    """The number of rows off by more than `LARGE`, by kind of cause."""
     large = [row for row in result.rows if abs(row.relative_error or 0.0) > LARGE]
     return Counter(next(kind for kind in KINDS if cause_of(row).startswith(kind)) for row in large)
 
 
 def causes_sentence(result: CheckResult) -> str:
-    """Which of the large errors are schedule, which cost, which unknown configuration."""
+    """How many of the large errors are due to the schedule, to a cost, or to an unknown configuration."""
     kinds = kinds_of_large_errors(result)
     words = [f"{kinds[kind]} {kind}" for kind in KINDS if kinds[kind]]
     return (
@@ -180,7 +180,8 @@ def _by_cause(result: CheckResult) -> list[str]:
 
 
 def _by_memory_figure(result: CheckResult) -> list[str]:
-    """Every figure of memory that the rows publish; the tables above have one per row, the first of these."""
+    """A table of every memory figure that the rows publish; other tables have one per row, the first of
+    these."""
     lines = [
         "## Memory, by which figure was published",
         "",
@@ -207,7 +208,7 @@ def _by_memory_figure(result: CheckResult) -> list[str]:
 
 
 def _by_tier(result: CheckResult) -> list[str]:
-    """Report rows by how complete their configuration is."""
+    """Errors of report rows by the completeness of their configuration."""
     lines = ["## Unfitted rows by how much of the configuration is known", ""]
     for tier, meaning in (("A", "complete"), ("B", "with assumptions"), ("C", "incomplete")):
         rows = [row for row in result.rows if row.role == "report" and row.tier == tier]
@@ -218,7 +219,7 @@ def _by_tier(result: CheckResult) -> list[str]:
 
 
 def _without_full(result: CheckResult) -> list[str]:
-    """How the rows do whose memory is predicted to suffice, and those where it is not."""
+    """Errors of the rows whose memory is predicted to run short, and of the others."""
     rows = [row for row in result.rows if row.role == "report" and row.relative_error is not None]
     short = [row.relative_error or 0.0 for row in rows if row.predicted_retries]
     others = [row.relative_error or 0.0 for row in rows if not row.predicted_retries]
@@ -231,8 +232,7 @@ def _without_full(result: CheckResult) -> list[str]:
 
 
 def errors_by_gpus(result: CheckResult) -> dict[int, list[float]]:
-    """Of FSDP's report rows whose memory suffices, by how many GPUs they ran on: what a large job's is
-    worth."""
+    """Errors of FSDP's report rows whose memory suffices, by number of GPUs: an indication for large jobs."""
     runs = {run.row_id: run for run in read_runs(shipped_tables()).runs}
     by_gpus: dict[int, list[float]] = {}
     for row in result.rows:
@@ -244,7 +244,7 @@ def errors_by_gpus(result: CheckResult) -> dict[int, list[float]]:
 
 
 def nodes_sentence(by_gpus: Mapping[int, Sequence[float]]) -> str:
-    """How far off steps on several nodes are."""
+    """A sentence on the bias of steps on one node and on several."""
     one = [error for gpus, errors in by_gpus.items() if gpus <= 8 for error in errors]
     several = [error for gpus, errors in by_gpus.items() if gpus > 8 for error in errors]
     return (

@@ -3,8 +3,8 @@
     python validation/published/calibrate.py TABLE.csv
 
 Gauss-Newton on the logarithm of predicted over measured, with Huber's weights, so that runs which were slow
-for a reason that no table states do not pull the fit. Prints the fitted numbers, the residual, and the error
-on groups that were left out of the fit in turn (each model size; each table), by the linearised model.
+for a reason that no table states do not distort the fit. Prints the fitted numbers, the residual, and the
+error on groups that are left out of the fit in turn (each model size; each table), by the linearised model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP = 0.05
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number: how to scale it in a GPU, in which GPUs, and how far it may go from where it is."""
+    """One number: how to scale it in a GPU, in which GPUs, and its bounds relative to its current value."""
 
     name: str
     gpus: tuple[str, ...]
@@ -35,7 +35,7 @@ class Parameter:
     high: float
 
 
-# All rows of role calibrate on A100 and H100, but for the one step of 2020 that fills a V100.
+# All rows of role calibrate on A100 and H100, except the single step of 2020 that determines a V100.
 SOURCES = ("mosaic-2024-01", "torchtitan-pr135", "fms-acceleration", "litgpt-thunder")
 A100 = ("a100-sxm-80gb", "a100-sxm-40gb")
 H100 = ("h100-sxm-80gb", "h100-sxm-96gb-500w")
@@ -95,7 +95,8 @@ def _attention(*names: str) -> Callable[[Gpu, float], Gpu]:
 
 
 def _runs_triton(gpu: Gpu) -> bool:
-    """The job's attention is Triton's of the first generation: less than 0.6 of the second's rate."""
+    """Whether the job's attention is the first generation of FlashAttention in Triton: less than 0.6 of the
+    second's rate."""
     return gpu.attention.forward_fraction < (0.6 if "a100" in gpu.name else 0.36)
 
 
@@ -109,20 +110,20 @@ SCALERS: dict[str, Callable[[Gpu, float], Gpu]] = {
 
 
 def log_errors(runs: Sequence[PublishedRun], theta: np.ndarray) -> np.ndarray:
-    """Logarithm of predicted over measured, one per run."""
+    """Logarithm of predicted over measured seconds, one per run."""
     rows = predict_rows(runs, tweak=Scale(tuple(np.exp(theta))))
     return np.array([np.log1p(row.relative_error) for row in rows if row.relative_error is not None])
 
 
 def solve(jacobian: np.ndarray, errors: np.ndarray, theta: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """The parameters that make the linearised errors smallest, by Huber's weights, within bounds."""
+    """The parameters that minimise the linearised errors with Huber's weights, within their bounds."""
     low = np.log([parameter.low for parameter in PARAMETERS])
     high = np.log([parameter.high for parameter in PARAMETERS])
     new, prior = theta.copy(), 0.02
     for _ in range(200):
         linear = errors + jacobian @ (new - theta)
         weights = np.where(np.abs(linear) < HUBER, 1.0, HUBER / np.maximum(np.abs(linear), 1e-9)) * keep
-        # A weak pull to where the number was keeps what the rows cannot tell where its source put it.
+        # A weak pull keeps numbers that the rows do not determine at their sourced values.
         matrix = jacobian.T @ (weights[:, None] * jacobian) + prior * np.eye(len(theta))
         right = -jacobian.T @ (weights * (errors - jacobian @ theta))
         step = bounded(matrix, right, low, high)
@@ -133,8 +134,8 @@ def solve(jacobian: np.ndarray, errors: np.ndarray, theta: np.ndarray, keep: np.
 
 
 def bounded(matrix: np.ndarray, right: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The solution where numbers that leave their bounds are held there and the others solved for again:
-    clipped after the fact, a number that may not move would still have bent the rest."""
+    """The solution with out-of-bounds numbers fixed at their bounds and the others solved for again: clipping
+    afterwards would leave the others bent by a number that may not move."""
     solution, free = np.clip(np.zeros(len(right)), low, high), high > low
     while free.any():
         known = right[free] - matrix[np.ix_(free, ~free)] @ solution[~free]
@@ -184,7 +185,7 @@ def main(paths: Sequence[str]) -> None:
 def leave_out(
     runs: Sequence[PublishedRun], jacobian: np.ndarray, errors: np.ndarray, theta: np.ndarray
 ) -> None:
-    """Errors of groups that the fit did not see."""
+    """Print the errors of groups that the fit did not see."""
     keys: dict[str, Callable[[PublishedRun], str]] = {
         "model size": lambda run: run.text("model"),
         "machine and model": lambda run: run.text("gpu") + run.text("model"),

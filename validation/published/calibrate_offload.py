@@ -1,13 +1,12 @@
-"""Fits what the CPU and long attention give to Llama-3.1-8B on 8 H200 and B200 (role "calibrate" only).
+"""Fits the CPU and long attention to Llama-3.1-8B on 8 H200 and B200 (role "calibrate" only).
 
     python validation/published/calibrate_offload.py [TABLE.csv]
 
 Rows of stas00-h200-b200 (ZeRO-3 with CPU-Adam, 8k to 256k tokens; ZeRO-2 without offload at 8k) and
 stas00-b200-1gpu. Per machine, two or three numbers by least squares on the logarithm of predicted over
 measured: the CPU's fraction of its memory bandwidth; on H200 the backward of FlashAttention-3 (its forward is
-measured); on B200 the scale of FlashAttention-4 and that of the products, which nobody measured. Prints the
-factors, and the error of every row as the files are, fitted, and left out of the fit.
-"""
+measured); on B200 the scales of FlashAttention-4 and of the products, for which there is no measurement.
+Prints the factors, and the error of every row with the current files, fitted, and left out of the fit."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def log_errors(runs: Sequence[PublishedRun], names: Sequence[str], theta: Floats
 
 
 def fit(runs: Sequence[PublishedRun], names: Sequence[str]) -> Floats:
-    """Gauss-Newton from where the files are."""
+    """Gauss-Newton, starting from the current files."""
     theta = np.zeros(len(names))
     for _ in range(5):
         errors = log_errors(runs, names, theta)

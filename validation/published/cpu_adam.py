@@ -27,7 +27,8 @@ CLUSTERS = {"DGX-2 host (Xeon 8168 x2)": "dgx-2"}
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row; `basis` says what it is predicted from, and seconds are None where nothing is."""
+    """The prediction of one row; `basis` says which rows it is based on, and seconds are None where there are
+    none."""
 
     row_id: str
     hardware: str
@@ -45,12 +46,12 @@ class Prediction:
 
 
 def moved_bytes(implementation: str, parameters: int) -> int:
-    """What one update reads and writes."""
+    """Bytes that one update reads and writes."""
     return update_bytes(parameters, "adamw", "foreach" if implementation == "torch" else "fused")
 
 
 def predictions(path: Path = TABLE) -> list[Prediction]:
-    """All rows of the table, in its order."""
+    """The predictions of all rows of the table, in its order."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return [Prediction(**_common(row), **_predicted(row, rows)) for row in rows]  # type: ignore[arg-type]
@@ -81,7 +82,7 @@ def _predicted(row: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> dic
 
 
 def lines(rows: Sequence[Prediction]) -> Iterator[str]:
-    """A Markdown table."""
+    """The rows as a Markdown table."""
     yield "| row | machine | Adam | parameters | measured | predicted | error | from |"
     yield "|---|---|---|---:|---:|---:|---:|---|"
     for row in rows:

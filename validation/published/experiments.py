@@ -25,7 +25,7 @@ from zsim.study.published.write import write_experiments
 
 
 def difference(run: PublishedRun, folder: Path) -> str | None:
-    """How the row's file is predicted otherwise than the row; None where both are the same."""
+    """How the prediction from the row's file differs from the row's own; None if they are equal."""
     row, path = predict_row(run), write_experiments([run], folder).files.get(run.row_id)
     if path is None:
         return None if row.status == "skipped" else f"{run.row_id}: predicted, but not written"
@@ -51,7 +51,7 @@ def difference(run: PublishedRun, folder: Path) -> str | None:
 
 
 def differences(runs: Iterable[PublishedRun], processes: int) -> Iterable[str]:
-    """Of all rows, in order."""
+    """The differences of all rows, in order."""
     with tempfile.TemporaryDirectory(prefix="zsim-rows-") as folder:
         rows = list(runs)
         folders = [Path(folder)] * len(rows)

@@ -1,9 +1,8 @@
-"""What `zsim tune` finds for published runs: `python -m validation.published.tune` searches the whole spaces
-(a few minutes) and writes tuned.json beside it and the table of docs/recipes/tune.md anew.
+"""Run `zsim tune` on published runs: `python -m validation.published.tune` searches the whole spaces (a few
+minutes), and rewrites tuned.json in this folder and the table of docs/recipes/tune.md.
 
-Each setting is the published configuration as an experiment; batch sizes that were not published are said.
-Times on both sides are zsim's own.
-"""
+Each setting is the published configuration as an experiment; assumed batch sizes are marked as such. Times on
+both sides are zsim's."""
 
 from __future__ import annotations
 
@@ -94,7 +93,8 @@ SETTINGS = (
 
 
 def result_of(tuned: Tuned) -> dict[str, Any]:
-    """What is kept of a search: the best as overrides of the experiment, both sides' time and memory."""
+    """The stored result of a search: the best as overrides of the experiment, time and memory of both
+    sides."""
     assert tuned.given is not None
     best = tuned.best[0]
     return {
@@ -108,7 +108,7 @@ def result_of(tuned: Tuned) -> dict[str, Any]:
 
 
 def table_lines(results: dict[str, dict[str, Any]]) -> list[str]:
-    """One row per setting: published, found, and what is changed."""
+    """One row per setting: published, found, and the changes."""
     lines = [
         "| published | as published | found | less | what changes | simulated |",
         "|---|---:|---:|---:|---|---:|",
@@ -128,7 +128,7 @@ def _cell(side: dict[str, Any]) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Settings whose names contain one of `names`, all without any."""
+    """Run the settings whose names contain one of `names`; all settings if there are no names."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for setting in SETTINGS:
         if not names or any(name in setting.name for name in names):

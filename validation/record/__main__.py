@@ -32,7 +32,7 @@ from validation.record.cases import (
 )
 
 FORMAT = 1
-QUIET = 0.1  # of the machine, used by others
+QUIET = 0.1  # fraction of the machine used by others
 TOUCHED_BYTES = 2**31  # per rank of the larger models: more than any of their steps holds
 WITH_KINETO = {"ddp", "fsdp2-reshard", "zero3"}
 
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def record_case(strategy: Recording, model: str, ranks: int, options: argparse.Namespace) -> Path:
-    """Start the ranks here, collect what they found out, write the folder."""
+    """Start the ranks here, collect their results, write the folder."""
     from validation.record.run import Order
 
     header = make_header(strategy, model, ranks, options.kineto, "gloo")
@@ -79,7 +79,7 @@ def record_case(strategy: Recording, model: str, ranks: int, options: argparse.N
 
 
 def record_under_torchrun(strategy: Recording, model: str, options: argparse.Namespace) -> None:
-    """This process is one of torchrun's ranks; rank 0 writes the folder. All ranks share a file system."""
+    """Record as one of torchrun's ranks; rank 0 writes the folder. All ranks share a file system."""
     import torch
     import torch.distributed as dist
 
@@ -106,7 +106,7 @@ def record_under_torchrun(strategy: Recording, model: str, options: argparse.Nam
 def make_header(
     strategy: Recording, model: str, ranks: int, with_kineto: bool, backend: str
 ) -> dict[str, Any]:
-    """What every file of a recording begins with."""
+    """The header of every file of a recording."""
     words = ["python", "-m", "validation.record", f"{strategy.name}-{model}", "--ranks", str(ranks)]
     if model in LARGER_MODELS:
         words = ["python", "-m", "validation.predict", "--only", strategy.name]
@@ -118,7 +118,8 @@ def make_header(
 def write_folder(
     source: Path, out: Path, header: dict[str, Any], results: list[Any], strategy: Recording, model: str
 ) -> Path:
-    """The logs that ranks left in `source`, and the summary."""
+    """Write the ranks' logs from `source`, and the summary, into the recording's folder; returns the
+    folder."""
     target = out / folder_name(strategy, model, len(results))
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -129,7 +130,7 @@ def write_folder(
 
 
 def summarize(results: list[Any], strategy: Recording, model: str) -> dict[str, Any]:
-    """What all ranks together say."""
+    """The summary of all ranks' results."""
     same = all(result.calls == results[0].calls for result in results)
     return {
         "world_size": len(results),
@@ -161,14 +162,14 @@ def summarize(results: list[Any], strategy: Recording, model: str) -> dict[str, 
 
 
 def probe_means(results: list[Any]) -> tuple[float, float]:
-    """Of all ranks, between all steps; see `validation.probe`."""
+    """(product, addition) mean seconds over all ranks and steps; see `validation.probe`."""
     rows = [row for result in results for row in result.probe_seconds]
     product, addition = (statistics.fmean(column) for column in zip(*rows, strict=True))
     return round(product, 9), round(addition, 9)
 
 
 def spread_of_slowest(by_rank: list[list[float]]) -> dict[str, Any]:
-    """Of each step the slowest rank's time."""
+    """Statistics of the slowest rank's time in each step."""
     slowest = [max(times) for times in zip(*by_rank, strict=True)]
     return {
         "mean": round(statistics.fmean(slowest), 6),
@@ -180,13 +181,13 @@ def spread_of_slowest(by_rank: list[list[float]]) -> dict[str, Any]:
 
 
 def foreign_cpu(results: list[Any]) -> float:
-    """How much of the machine others used while steps were timed."""
+    """The fraction of the machine that others used while steps were timed."""
     busy, total, _ = results[0].cpu_ticks
     return foreign_fraction(busy, total, sum(result.cpu_ticks[2] for result in results))
 
 
 def to_text(summary: dict[str, Any]) -> str:
-    """JSON with one line per field, and one per call."""
+    """The summary as JSON with one line per field, and one per call."""
     parts = []
     for key, value in summary.items():
         if key in ("calls", "flight_recorder") and value:
@@ -198,7 +199,7 @@ def to_text(summary: dict[str, Any]) -> str:
 
 
 def record_everything(traces: Path) -> int:
-    """All of `traces/`, by the command of each part; 3 from one of them says that it was skipped."""
+    """Record all of `traces/` with the command of each part; a part that returns 3 was skipped."""
     costs = traces / machine_folder() / "microbench.json"
     costs.parent.mkdir(parents=True, exist_ok=True)
     commands = (

@@ -1,4 +1,4 @@
-"""What is recorded: strategies by models by ranks. No torch needed."""
+"""The recorded cases: strategies by models by ranks. No torch needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Larger ones for `validation.predict`: there operators take the time, not Python.
+# Larger models for `validation.predict`, in which operators take the time, not Python.
 LARGER_MODELS: dict[str, dict[str, Any]] = {
     name: {
         **MODELS["even"],
@@ -53,7 +53,7 @@ SHAPES = {**MODELS, **LARGER_MODELS}
 
 
 def deepspeed_config(stage: int, **zero: Any) -> dict[str, Any]:
-    """A user's DeepSpeed JSON: fp32, no clipping, and small enough buckets and fetches to see some."""
+    """A user's DeepSpeed JSON: fp32, no clipping, and buckets and prefetches small enough to occur."""
     return {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
@@ -64,7 +64,7 @@ def deepspeed_config(stage: int, **zero: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Recording:
-    """A case: who trains (`backend` and its `options`), and what zsim calls the same (`strategy`).
+    """A case: the backend that trains, its `options`, and zsim's equivalent (`strategy`).
 
     `strategy` is the experiment's table, or None where zsim has no plan of that kind.
     """
@@ -133,7 +133,7 @@ STRATEGIES = (
 
 
 def find(name: str) -> tuple[Recording, str]:
-    """`zero3-even` -> (the recording, "even")."""
+    """The recording and the model of a name: `zero3-even` -> (the recording, "even")."""
     known = [f"{strategy.name}-{model}" for strategy in STRATEGIES for model in MODELS]
     strategy_name, _, model = name.rpartition("-")
     for strategy in STRATEGIES:
@@ -156,7 +156,8 @@ def folder_name(strategy: Recording, model: str, ranks: int) -> str:
 
 
 def experiment(strategy: Recording, model: str, ranks: int) -> dict[str, Any] | None:
-    """The same run as a zsim experiment, without a cluster: a plan does not depend on one."""
+    """The run as a zsim experiment, without a cluster, on which a plan does not depend; None without a
+    `strategy`."""
     if strategy.strategy is None:
         return None
     return {

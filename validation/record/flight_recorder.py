@@ -1,8 +1,8 @@
-"""What the backend itself says it ran: PyTorch's Flight Recorder, which is on by default in torch 2.13.
+"""The backend's own record of what ran: PyTorch's Flight Recorder, which is on by default in torch 2.13.
 
-It is a second witness: `CollectiveLog` sees what code asks for, this sees what gloo or NCCL is given. gloo's
-reduce-scatter, for one, is an all-reduce here. The interface is private, so a torch without it gives None.
-"""
+It is a second witness: `CollectiveLog` records what the code requests, the Flight Recorder what gloo or NCCL
+is given. gloo's reduce-scatter, for example, is an all-reduce here. The interface is private, so a torch
+without it gives None."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def entries() -> list[dict[str, Any]] | None:
-    """Every collective of this process so far, oldest first; None where torch has no Flight Recorder."""
+    """Every collective of this process so far, oldest first; None if torch has no Flight Recorder."""
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
         return None

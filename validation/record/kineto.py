@@ -1,4 +1,4 @@
-"""PyTorch's own trace of one step, trimmed to what says something about communication."""
+"""PyTorch's own trace of one step, trimmed to the events about communication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ KEPT_CATEGORIES = {"user_annotation", "gpu_user_annotation", "kernel", "gpu_memc
 
 
 def trim(trace: dict[str, Any]) -> dict[str, Any]:
-    """Collectives, annotations, kernels and copies stay; operators, Python and the host's name go."""
+    """The trace with collectives, annotations, kernels and copies; without operators, Python and the host's
+    name."""
     trace["traceEvents"] = [event for event in trace["traceEvents"] if _is_kept(event)]
     for key in ("trace_id", "traceName", "hostName", "host_name"):
         trace.pop(key, None)

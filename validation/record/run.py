@@ -31,7 +31,7 @@ TRACED_STEPS = 2
 
 @dataclass(frozen=True)
 class Order:
-    """How to record: how many timed steps, whether with Kineto, where to write."""
+    """How to record: the number of timed steps, whether with Kineto, the folder to write to."""
 
     folder: str
     timed_steps: int = 12
@@ -42,7 +42,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank found out."""
+    """The results of one rank."""
 
     calls: list[Any]
     flight_recorder: list[Any] | None
@@ -73,7 +73,8 @@ def shape_of(model: str) -> LlamaShape:
 
 
 def options_of(strategy: Recording, order: Order) -> dict[str, Any]:
-    """The backend's options here: where files go, and the device, for those that do not ask the model."""
+    """The backend's options on this rank: its folder for files, and the device for backends that do not take
+    the model's."""
     options = dict(strategy.options)
     if "nvme" in options.values():
         options["nvme_folder"] = Path(os.environ.get("ZSIM_NVME_FOLDER", Path(order.folder) / "nvme"))
@@ -155,7 +156,7 @@ class Steps:
         self.held_before_update: dict[str, dict[str, int]] = {}
 
     def run(self) -> tuple[float, float]:
-        """One step; its seconds on the clock and on this thread's processor, all ranks beginning together."""
+        """Run one step; returns (wall seconds, this thread's CPU seconds). All ranks begin together."""
         each = self.strategy.micro_batch_size
         batch = make_batch(self.number, each * self.world_size, self.strategy.sequence_length, self.vocab)
         mine = slice(self.rank * each, (self.rank + 1) * each)
@@ -175,11 +176,11 @@ class Steps:
         self.held_before_update = self.trainer.held_bytes()
 
     def run_under_kineto(self, path: Path, header: dict[str, Any]) -> None:
-        """One step under PyTorch's profiler, with the sizes of operators' inputs."""
+        """Run one step under PyTorch's profiler, with the shapes of operators' inputs."""
         from torch.profiler import ProfilerActivity, profile, record_function
 
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device != "cpu" else [])
-        step = record_function(f"ProfilerStep#{self.number}")  # what torch's own profiler.step() calls it
+        step = record_function(f"ProfilerStep#{self.number}")  # torch's own profiler.step() names it so
         with profile(activities=activities, record_shapes=True) as profiler, step:
             self.run()
         raw = path.with_suffix(".raw")
@@ -188,7 +189,7 @@ class Steps:
 
 
 def minor_faults() -> int:
-    """Pages that this process has touched for the first time so far. [Note: first touch]"""
+    """The number of pages that this process has touched for the first time so far. [Note: first touch]"""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -204,9 +205,9 @@ def cuda_bytes(device: str) -> dict[str, int]:
 
 
 def trace_steps(steps: Steps, tracer: Tracer, *, is_engine: bool) -> tuple[list[Call], list[Any] | None]:
-    """Traced steps; the collectives of the last one, as asked for and as given to the backend.
+    """Run traced steps; returns the collectives of the last one, as requested and as given to the backend.
 
-    The engine writes its own collectives into the trace; for other people's code the log does.
+    The engine writes its collectives into the trace itself; for other backends the log does.
     """
     calls: list[Call] = []
     rows: list[Any] | None = None

@@ -31,9 +31,9 @@ NOTHING_AHEAD = {
 
 
 def early_plan(plan: Plan) -> Plan:
-    """The plan with every gather synchronous, and copied out rank by rank and then as a whole."""
+    """The plan with every gather synchronous, and its result copied out rank by rank and then as a whole."""
     ops: list[Op] = []
-    number_of: list[int] = []  # of an op's last part, by its old number
+    number_of: list[int] = []  # of an op's last part, by the op's old number
     last_on: dict[str, int] = {}
     for op in plan.ops:
         moved = op._replace(
@@ -59,7 +59,8 @@ def early_plan(plan: Plan) -> Plan:
 
 
 def _copies(op: Op, ranks: int) -> Iterator[Op]:
-    """What follows a gather on its stream: `ranks` copies out of torch's flat buffer, then DeepSpeed's."""
+    """The copies after a gather, on its stream: `ranks` copies out of torch's flat buffer, then
+    DeepSpeed's."""
     if isinstance(op.work, Collective) and op.work.kind == "all_gather":
         size = op.work.bytes
         for name, launches in (("copies of", ranks), ("copy of", 1)):
@@ -70,7 +71,7 @@ def _copies(op: Op, ranks: int) -> Iterator[Op]:
 
 
 def seconds_of(gpus: int, micro_batch: int) -> dict[str, float]:
-    """Seconds of a step: as 0.19.8 runs it, with nothing ahead, and as the first releases ran it."""
+    """Seconds of a step: as 0.19.8 runs it, without prefetching, and as the first releases ran it."""
     base = {"gpus": gpus, "training.micro_batch_size": micro_batch}
     alone = base | {f"strategy.config.zero_optimization.{key}": value for key, value in NOTHING_AHEAD.items()}
     job = resolve(load_experiment(CURVE, alone))

@@ -3,9 +3,9 @@
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
     p <- p - lr wd p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-Everything is elementwise, so it does not matter how parameters were cut into shards: that is why optimizer
-states can be partitioned at all. The order of operations is torch.optim.AdamW's, and so are the bits.
-"""
+Everything is elementwise, so the result does not depend on how parameters are cut into shards: this is why
+optimizer states can be partitioned at all. The order of operations is that of torch.optim.AdamW, and the
+results are equal bit by bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def adamw(
     config: ZeroConfig,
     decay: float,
 ) -> None:
-    """One step, in place; all tensors fp32 and of one shape. `step` counts from 1."""
+    """One step, in place; all tensors are fp32 and of the same shape. `step` counts from 1."""
     beta1, beta2 = config.betas
     parameter.mul_(1 - config.learning_rate * decay)
     mean.lerp_(gradient, 1 - beta1)
@@ -39,7 +39,8 @@ def adamw(
 
 
 def runs_of_equal_decay(layout: Layout, owned: slice, config: ZeroConfig) -> Iterable[tuple[slice, float]]:
-    """(elements of the shard, weight decay): neighbours with the same decay together, padding left out.
+    """(elements of the shard, weight decay): consecutive elements with the same decay are joined, padding is
+    left out.
 
     A parameter whose name contains one of `config.no_decay` is not decayed.
     """
@@ -62,7 +63,7 @@ def step_shard(
     states: tuple[Tensor, Tensor, Tensor],
     gradient: Tensor,
 ) -> None:
-    """AdamW on the shard `owned`: `states` are master weights, mean, square."""
+    """Apply AdamW to the shard `owned`; `states` are master weights, mean, square."""
     wide = gradient if gradient.dtype is torch.float32 else gradient.float()
     for run, decay in runs_of_equal_decay(layout, owned, config):
         master, mean, square = (state[run] for state in states)

@@ -5,14 +5,13 @@
         buffers.pt  rank0.pt   the model's buffers; each rank's random state
         UNIT/...               torch.distributed.checkpoint of one flat tensor: master weights, moments
 
-A flat tensor is saved without its padding as one long tensor that ranks hold chunks of, so another number
-of ranks simply cuts it elsewhere, and another stage too.
+A flat tensor is saved without its padding, as one long tensor of which ranks hold chunks, so another number
+of ranks, or another stage, just cuts it differently.
 
-# [Note: a checkpoint is whole or absent]
-Everything is written into a folder with another name and renamed when the manifest is on disk. A crash
-leaves the folder unnamed; a file damaged later does not fit the manifest, and loading refuses it by name.
-Older checkpoints are deleted only after the new one has its name.
-"""
+# [Note: a checkpoint is whole or absent] Everything is written into a folder with a temporary name, which is
+renamed when the manifest is on disk. A crash leaves the temporary name; a file damaged later does not match
+the manifest, and loading refuses it by name. Older checkpoints are deleted only after the new one has its
+final name."""
 
 from __future__ import annotations
 
@@ -41,14 +40,14 @@ MANIFEST = "manifest.json"
 
 
 class CheckpointError(Exception):
-    """A checkpoint that is damaged, incomplete, or of another model."""
+    """A checkpoint is damaged, incomplete, or of another model."""
 
 
 # -- saving ------------------------------------------------------------------------------------------
 
 
 def save(engine: ZeroEngine, root: Path, keep: int = 2) -> Path:
-    """Write a checkpoint of the engine's step; all ranks together. The newest `keep` are kept."""
+    """Write a checkpoint of the engine's step and keep the newest `keep`; a collective call."""
     final = root / f"step-{engine.step_count:08d}"
     partial = root / f".partial-{engine.step_count:08d}"
     engine.settle()
@@ -76,7 +75,7 @@ def save(engine: ZeroEngine, root: Path, keep: int = 2) -> Path:
 
 
 def _parts(engine: ZeroEngine, flat: Flat) -> dict[str, Tensor]:
-    """What this rank holds of a flat tensor: all of it in stage 0, else its shard."""
+    """This rank's part of a flat tensor, by name: states, or frozen parameters; whole in stage 0, else the shard."""
     if flat.is_trainable:
         return engine.states.read(flat.name)._asdict()
     held = flat.full[flat.owned] if flat.keeper is None else flat.keeper.take(flat.name)
@@ -86,7 +85,7 @@ def _parts(engine: ZeroEngine, flat: Flat) -> dict[str, Tensor]:
 def _as_chunk(flat: Flat, part: Tensor, mesh: DeviceMesh) -> DTensor:
     """This rank's chunk of the flat tensor without padding."""
     rank = flat.comm.rank
-    if part.numel() != flat.layout.shard_numel:  # stage 0 holds everything
+    if part.numel() != flat.layout.shard_numel:  # stage 0 holds the whole tensor
         part = part[flat.shard]
     local = part[: flat.layout.filled(rank)]
     shape = torch.Size([flat.layout.numel])
@@ -155,7 +154,7 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def newest_intact(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that can be loaded, and why each newer one cannot."""
+    """The newest checkpoint that can be loaded, and the reasons why newer ones cannot."""
     refused = []
     for folder in sorted(root.glob("step-*"), reverse=True):
         try:
@@ -168,7 +167,7 @@ def newest_intact(root: Path) -> tuple[Path | None, list[str]]:
 
 
 def load(engine: ZeroEngine, folder: Path) -> None:
-    """Resume from a checkpoint, on any number of ranks and with any stage; all ranks together.
+    """Resume from a checkpoint, on any number of ranks and with any stage; a collective call.
 
     Raises CheckpointError on every rank, before anything is changed, if it is damaged or of another model.
     """
@@ -199,13 +198,13 @@ def load(engine: ZeroEngine, folder: Path) -> None:
 
 
 def _random_states(engine: ZeroEngine) -> list[Tensor]:
-    """The host's generator, and the device's own if it has one."""
+    """The states of the host's random generator, and of the device's if it has one."""
     has_own = engine.device.type == "cuda"
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(engine.device)] if has_own else [])]
 
 
 def _verify_together(engine: ZeroEngine, folder: Path) -> dict[str, Any]:
-    """Rank 0 reads and checks; everybody learns the outcome."""
+    """Rank 0 reads and verifies the checkpoint; all ranks get the outcome."""
     outcome: list[Any] = [None, None]
     if engine.comm.rank == 0:
         try:
@@ -240,7 +239,7 @@ def _load_flat(engine: ZeroEngine, flat: Flat, folder: Path, mesh: DeviceMesh) -
 
 
 def _whole(flat: Flat, shard: Tensor) -> Tensor:
-    """The part of the states that this rank updates: in stage 0 everybody's."""
+    """The part of the states that this rank updates; in stage 0 that of all ranks."""
     if flat.config.stage:
         return shard
     full = shard.new_empty(flat.layout.padded_numel)

@@ -1,4 +1,4 @@
-"""What a rank holds and sends, by arithmetic: the numbers that the engine must come to.
+"""The bytes that a rank holds and sends, by arithmetic: the numbers that the engine must reproduce.
 
 Letters: P elements of a flat tensor, padded to the number of ranks W; c bytes of the compute dtype, r of
 the reduce dtype; 4-byte master weights and moments. From Rajbhandari et al. 2020, sections 5 (memory) and 7
@@ -33,8 +33,8 @@ def held_bytes(
     """Model states of one rank by place and category, outside of forward and backward.
 
     Stage 3's parameters are the shards (gathered ones are buffers). In fp32, weights and states on the device
-    share one copy, so there is no master of its own. Reduced gradients live where the optimizer does; stage 1
-    also holds all of its own gradients on the device, and what it reduces lies among them.
+    share one copy, so there is no separate master. Reduced gradients live in the optimizer's place. Stage 1
+    also holds all of the rank's unreduced gradients on the device; there, the reduced shard lies among them.
     """
     compute, reduce = config.compute_dtype.itemsize, config.reduce_dtype.itemsize
     stage, states_place = config.stage, config.optimizer_place
@@ -67,7 +67,7 @@ def held_bytes(
 
 
 def volume_bytes(flats: Iterable[FlatSize], config: ZeroConfig) -> dict[str, int]:
-    """Full tensors of one step's collectives by kind, gradient norm and buffers left out."""
+    """Full tensor bytes of one step's collectives by kind, without the gradient norm and buffers."""
     compute, reduce = config.compute_dtype.itemsize, config.reduce_dtype.itemsize
     steps, stage = config.accumulation_steps, config.stage
     volume: dict[str, int] = {}
@@ -85,11 +85,10 @@ def volume_bytes(flats: Iterable[FlatSize], config: ZeroConfig) -> dict[str, int
 
 
 def wire_bytes(volume: dict[str, int], world_size: int, reduce_scatter: str = "all_to_all") -> int:
-    """Bytes that one rank sends (and receives) for such a volume.
+    """Bytes that one rank sends (and receives) for this volume.
 
-    An all-gather or a true reduce-scatter moves (W - 1) / W of the full tensor, an all-reduce twice that, and
-    so does gloo's native reduce-scatter.
-    """
+    An all-gather or a true reduce-scatter moves (W - 1) / W of the full tensor. An all-reduce moves twice as
+    much, and so does gloo's native reduce-scatter."""
     twice = {"all_reduce"} | ({"reduce_scatter"} if reduce_scatter == "native" else set())
     total = sum((2 if kind in twice else 1) * count for kind, count in volume.items())
     return total * (world_size - 1) // world_size

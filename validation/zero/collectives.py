@@ -1,11 +1,9 @@
 """The few collectives that ZeRO needs, each counted and each timed.
 
-# [Note: a true reduce-scatter]
-gloo's reduce_scatter is an all-reduce of everything that then throws most of it away: it sends 2 (N-1)/N of
-the tensor where (N-1)/N would do. An all-to-all sends each rank the N-1 foreign copies of *its* piece, and
-adding those up locally is a reduce-scatter with exactly the bytes that the paper counts. NCCL has a real
-one.
-"""
+# [Note: a true reduce-scatter] gloo's reduce_scatter is an all-reduce of everything that then discards most
+of it: it sends 2 (N-1)/N of the tensor where (N-1)/N would do. An all-to-all sends each rank the N-1 other
+ranks' copies of its piece, and their local sum is a reduce-scatter with exactly the bytes that the paper
+counts. NCCL has a real one."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _reduce_scatter: Callable[..., Any] = (
 
 @dataclass
 class Pending:
-    """A collective under way. It holds on to its tensors: they must live until `wait` returns."""
+    """A collective under way. It keeps its tensors alive until `wait` returns."""
 
     work: Any
     span: CollectiveSpan
@@ -39,7 +37,7 @@ class Pending:
     is_done: bool = False
 
     def wait(self) -> None:
-        """Block until the result is there; again is free."""
+        """Block until the result is there; idempotent."""
         if self.is_done:
             return
         self.is_done = True
@@ -55,7 +53,7 @@ class Pending:
 
 @dataclass
 class Collectives:
-    """Collectives of one process group, with a list of what was called."""
+    """Collectives of one process group, with a log of the calls."""
 
     group: dist.ProcessGroup
     reduce_scatter_by: str | None = None
@@ -105,7 +103,7 @@ class Collectives:
         return Pending(span.track(work), span, (tensor,))
 
     def broadcast(self, tensor: Tensor, unit: str) -> None:
-        """`tensor` becomes the first rank's."""
+        """`tensor` becomes the first rank's tensor."""
         span = self._log("broadcast", tensor, unit)
         if self.world_size > 1:
             dist.broadcast(tensor, group_src=0, group=self.group)

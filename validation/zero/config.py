@@ -1,4 +1,4 @@
-"""What the engine can be asked for."""
+"""The engine's configuration."""
 
 from __future__ import annotations
 

@@ -46,9 +46,10 @@ from validation.zero.scaler import LossScaler
 
 
 class ZeroEngine:
-    """A model on one rank of `group`. The model's own parameters are replaced by views; train it only here.
+    """A model on one rank of `group`. The model's own parameters are replaced by views; train it only through
+    the engine.
 
-    `blocks`: the modules that become units of their own; None takes all members of the outermost ModuleLists.
+    `blocks`: the modules that become separate units; None takes all members of the outermost ModuleLists.
     `initialize(name, tensor)` fills parameters that are on the meta device, one unit at a time.
     """
 
@@ -116,8 +117,8 @@ class ZeroEngine:
         return Unit(part.name, part.module, flats, is_kept=is_kept)
 
     def _keep(self, flat: Flat, wide: Tensor) -> None:
-        """Put this rank's part of the states where they belong. fp32 weights on the device are their own
-        master: there is one copy."""
+        """Create this rank's part of the states in their places. fp32 weights on the device are also the
+        master weights: there is one copy."""
         config = self.config
         is_own_master = (
             config.compute_dtype is torch.float32
@@ -154,7 +155,8 @@ class ZeroEngine:
         return leaf.to(self.config.compute_dtype) if is_float else leaf
 
     def backward(self, loss: Tensor) -> None:
-        """Backward of one micro-batch; `loss` is its mean, the step takes the mean over micro-batches."""
+        """Run backward of one micro-batch; `loss` is the micro-batch's mean, and the step uses the mean over
+        micro-batches."""
         factor = self.scaler.scale / self.config.accumulation_steps
         (loss if factor == 1.0 else loss * factor).backward()
         self.schedule.end_backward()
@@ -168,7 +170,7 @@ class ZeroEngine:
                 self.reducer.add(flat, is_first=self._micro == 0, is_last=is_last)
 
     def step(self) -> bool:
-        """Clip, update, publish; False if the gradients overflowed and the step was skipped."""
+        """Clip, update, publish; returns False if the gradients overflowed and the step was skipped."""
         if self._micro != self.config.accumulation_steps:
             raise RuntimeError(f"step after {self._micro} of {self.config.accumulation_steps} micro-batches")
         self.tracer.phase = "optimizer"
@@ -182,13 +184,13 @@ class ZeroEngine:
         return factor is not None
 
     def _gradient_factor(self) -> float | None:
-        """What gradients are multiplied with: unscaling and clipping in one. None: they overflowed."""
+        """The factor for gradients, which combines unscaling and clipping; None if they overflowed."""
         scale, limit = self.scaler.scale, self.config.gradient_clipping
         if scale == 1.0 and not limit:
             return 1.0
         norms = [torch.linalg.vector_norm(self.states.gradient(name).float()) for name in self.trained]
         square = torch.stack([norm.to(self.device) for norm in norms]).square().sum()
-        if self.config.stage:  # the shards of all ranks together are the gradient, each element once
+        if self.config.stage:  # the shards of all ranks together form the gradient, each element once
             self.comm.all_reduce(square, "gradient norm").wait()
         self.gradient_norm = float(square.sqrt()) / scale
         if not torch.isfinite(square):
@@ -197,7 +199,7 @@ class ZeroEngine:
         return clip / scale
 
     def _update(self, factor: float) -> None:
-        """AdamW on every shard; stages 1 and 2 gather new parameters while others are stepped."""
+        """AdamW on every shard; stages 1 and 2 gather updated parameters while other shards are updated."""
         order = [flat.name for unit in units_in_forward_order(self.schedule) for flat in unit.flats]
         names = [name for name in order if name in self.trained]
         with torch.no_grad(), self.tracer.span("phase", "optimizer"):
@@ -209,7 +211,7 @@ class ZeroEngine:
                     step_shard(flat.layout, flat.owned, self.config, self.step_count, states, gradient)
                 flat.pending = flat.publish(states.master)
 
-    # -- looking in -----------------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Wait for gathers that the last step left under way."""
@@ -241,7 +243,7 @@ class ZeroEngine:
         yield from ((place, category, tensor) for category, tensor in self.states.tensors())
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Live bytes by place and category, each storage once, under the first name it has in `tensors`."""
+        """Live bytes by place and category; each storage counts once, in its first category in `tensors`."""
         seen: set[int] = set()
         held: dict[str, dict[str, int]] = {"device": {}, "host": {}, "nvme": {}}
         for place, category, tensor in self.tensors():

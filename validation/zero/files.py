@@ -1,7 +1,7 @@
 """Files that are read and written past the page cache, in the background.
 
-O_DIRECT wants sizes, offsets and addresses in multiples of 4096, so every section of a file is padded and
-every buffer is an anonymous memory map. Where a file system has no O_DIRECT, the files work all the same
+O_DIRECT requires sizes, offsets and addresses in multiples of 4096, so every section of a file is padded and
+every buffer is an anonymous memory map. On a file system without O_DIRECT the files work all the same
 (`Drive.is_direct` tells)."""
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ BLOCK = 4096
 
 
 def padded(num_bytes: int) -> int:
-    """Up to the next multiple of a block."""
+    """The size rounded up to a multiple of a block."""
     return -(-num_bytes // BLOCK) * BLOCK
 
 
 class Buffer:
-    """Page-aligned memory that can be seen as tensors, and the last file operation that used it."""
+    """Page-aligned memory with tensor views, and the last file operation that used it."""
 
     def __init__(self, num_bytes: int) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # the process's own: counted by its limits
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # private to the process: counted by its limits
         self.memory = mmap.mmap(-1, max(BLOCK, padded(num_bytes)), flags=flags)
         self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.pending: Future[None] | None = None
 
     def view(self, start: int, dtype: torch.dtype, numel: int) -> Tensor:
-        """`numel` elements from byte `start` on."""
+        """A view of `numel` elements from byte `start` on."""
         return self.bytes[start : start + numel * dtype.itemsize].view(dtype)
 
     def settle(self) -> None:
-        """Wait for what is under way here; an I/O error is raised now."""
+        """Wait for the operation under way on this buffer; raises its I/O error."""
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending.result()
 
 
 class DirectFile:
-    """A file that is read and written whole blocks at a time."""
+    """A file that is read and written in whole blocks."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class DirectFile:
         os.posix_fallocate(self.descriptor, 0, max(self.bytes, BLOCK))
 
     def read(self, buffer: Buffer, start: int, stop: int) -> None:
-        """Bytes `start` to `stop` of the file to the same place in the buffer."""
+        """Read bytes `start` to `stop` of the file to the same position in the buffer."""
         view = memoryview(buffer.memory)
         while start < stop:
             count = os.preadv(self.descriptor, [view[start:stop]], start)
@@ -79,7 +79,7 @@ class DirectFile:
 
 
 class Drive:
-    """One rank's files, and a thread each for reading and writing."""
+    """One rank's files, with one thread for reading and one for writing."""
 
     def __init__(self, folder: Path, rank: int, tracer: Tracer) -> None:
         folder.mkdir(parents=True, exist_ok=True)

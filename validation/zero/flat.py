@@ -1,17 +1,15 @@
-"""A flat tensor that parameters are views of: whole when a unit computes, a shard when it does not.
+"""A flat tensor with the parameters as views: gathered when its unit computes, a shard when it does not.
 
 # [Note: freeing storage, not tensors]
 Autograd saves the weights that backward needs, so dropping our own reference to a gathered weight frees
 nothing. The *storage* is emptied instead (`resize_(0)`), and filled again by the gather in backward: what
 autograd saved then sees the gathered data, because it is the same storage. Reading emptied storage would
-crash, so a parameter that is not gathered shows one NaN in its own shape; and storage that is allocated but
-not gathered yet would be silently wrong, which is what `ZeroConfig.poison` is for.
+crash, so a parameter that is not gathered shows one NaN in its own shape. Storage that is allocated but
+not gathered yet would be silently wrong; `ZeroConfig.poison` detects this.
 
-# [Note: writing behind autograd's back]
-Autograd refuses to run backward through a weight that was written to since forward, and notices by a version
-counter. Parameters are attached by `parameter.data = view`, which keeps the counter they have, so gathering
-into the flat tensor is not a write to the parameter.
-"""
+# [Note: writing behind autograd's back] Autograd refuses to run backward through a weight that was written to
+since forward, and detects this by a version counter. Parameters are attached by `parameter.data = view`,
+which keeps their version counter, so gathering into the flat tensor is not a write to the parameter."""
 
 from __future__ import annotations
 
@@ -31,11 +29,10 @@ Initialize = Callable[[str, Tensor], None]
 
 
 class Flat:
-    """Parameters of one unit that are all trained, or all frozen; one of each at most per unit.
+    """Parameters of one unit that are all trained, or all frozen; a unit has at most one Flat of each kind.
 
-    `full`: the flat tensor in the compute dtype; stage 3 empties its storage. `absent`: what parameters show
-    then. `owned`: the elements this rank updates: everything in stage 0, else its shard.
-    """
+    `full`: the flat tensor in the compute dtype; stage 3 empties its storage. `absent`: the value that
+    parameters show then. `owned`: the elements this rank updates: everything in stage 0, else its shard."""
 
     def __init__(
         self,
@@ -64,7 +61,7 @@ class Flat:
     def build(self, members: Sequence[Member], initialize: Initialize | None) -> Tensor:
         """Make `full` from the parameters, equal on all ranks, and attach them to it.
 
-        Returns all of it in fp32.
+        Returns the whole flat tensor in fp32.
         """
         wide = torch.zeros(self.layout.padded_numel, dtype=torch.float32, device=self.device)
         for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
@@ -79,7 +76,7 @@ class Flat:
         self.full = wide.to(self.config.compute_dtype)
         self.absent = self.full.new_full((), float("nan"))
         for index, member in enumerate(members):
-            if member.parameter.is_meta:  # cannot change its device: a new one takes its places
+            if member.parameter.is_meta:  # its device cannot change: a new parameter replaces it
                 self.parameters[index] = nn.Parameter(self.full.new_empty(0), requires_grad=self.is_trainable)
                 for module, attribute in member.places:
                     module._parameters[attribute] = self.parameters[index]
@@ -87,7 +84,8 @@ class Flat:
         return wide
 
     def _attach(self, source: Tensor) -> None:
-        """Let parameters be views of the flat tensor, or (`source` a number) show that number everywhere."""
+        """Make parameters views of the flat tensor, or, if `source` is a scalar, expand the scalar to their
+        shapes."""
         for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
             if source.dim():
                 parameter.data = source[slot.start : slot.stop].view(slot.shape)
@@ -101,7 +99,7 @@ class Flat:
         return self.layout.padded_numel * self.config.compute_dtype.itemsize
 
     def start_gather(self) -> None:
-        """Allocate the full tensor and begin to gather it; nothing happens when that was done already."""
+        """Allocate the full tensor and begin to gather it; does nothing if that has happened already."""
         if self.is_gathered or self.pending is not None:
             return
         assert self.keeper is not None
@@ -113,7 +111,7 @@ class Flat:
         self.pending = self.comm.all_gather(self.full, shard, self.name)
 
     def finish_gather(self) -> None:
-        """Wait until the parameters are there."""
+        """Wait until the parameters are gathered."""
         if self.pending is not None:
             self.pending.wait()
             self.pending = None
@@ -122,7 +120,7 @@ class Flat:
                 self.is_gathered = True
 
     def free(self) -> None:
-        """Give the full tensor's memory back. [Note: freeing storage, not tensors]"""
+        """Free the full tensor's memory. [Note: freeing storage, not tensors]"""
         self.finish_gather()
         if self.is_gathered:
             self._attach(self.absent)
@@ -133,7 +131,8 @@ class Flat:
     # -- after a step ---------------------------------------------------------------------------------
 
     def publish(self, master: Tensor) -> Pending | None:
-        """The updated fp32 part becomes the parameters: of this rank, and with stage 1 or 2 of all."""
+        """Write the updated fp32 part to the parameters: to this rank's, and with stages 1 and 2 to all
+        ranks'."""
         if self.config.stage == 3:
             assert self.keeper is not None
             self.keeper.put(self.name, master)
@@ -146,7 +145,7 @@ class Flat:
     # -- gradients ------------------------------------------------------------------------------------
 
     def take_gradients(self, into: Tensor, *, accumulate: bool) -> None:
-        """Move gradients to their parameters' places in `into`; a parameter without one counts as zero."""
+        """Move gradients to the places of their parameters in `into`; a missing gradient counts as zero."""
         for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
             place = into[slot.start : slot.stop]
             if parameter.grad is None:

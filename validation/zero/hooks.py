@@ -59,7 +59,7 @@ class Unit:
 
 
 class BackwardEnd(torch.autograd.Function):
-    """Nothing at all, except that its backward tells that everything behind it is done."""
+    """An identity op whose backward signals that the backward of everything after it is done."""
 
     @staticmethod
     def forward(ctx: Any, callback: Callable[[], None], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -73,7 +73,7 @@ class BackwardEnd(torch.autograd.Function):
 
 
 class Schedule:
-    """Gathers and frees units as the model runs, and remembers the order to gather ahead."""
+    """Gathers and frees units as the model runs, and records their order to gather ahead."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Schedule:
             self.order.append(unit)
             return
         if self._position >= len(self.order) or self.order[self._position] is not unit:
-            self.order, self.is_recorded = [unit], False  # another way through the model: begin again
+            self.order, self.is_recorded = [unit], False  # another path through the model: record anew
             self._position = 0
         self._position += 1
         ahead = self.order[self._position : self._position + self.prefetch]
@@ -161,7 +161,7 @@ class Schedule:
     # -- backward -------------------------------------------------------------------------------------
 
     def _mark_backward_end(self, unit: Unit, args: Any, kwargs: Any) -> Any:
-        """Put a `BackwardEnd` behind every input that needs a gradient."""
+        """Insert a `BackwardEnd` at every input that needs a gradient."""
         marked = [
             leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.requires_grad
         ]
@@ -210,7 +210,7 @@ class Schedule:
         self.on_finish(unit)
 
     def end_backward(self) -> None:
-        """Finish the units whose end nothing told, in the order of backward: the root last."""
+        """Finish the units whose end nothing signalled, in the order of backward: the root last."""
         for unit in (*reversed(self.units[1:]), self.units[0]):
             if not unit.is_finished:
                 self._finish(unit)
@@ -229,5 +229,5 @@ class Schedule:
 
 
 def units_in_forward_order(schedule: Schedule) -> Iterator[Unit]:
-    """Every unit once, as first used; all of them even before the first forward."""
+    """Every unit once, in the order of first use; includes all units even before the first forward."""
     yield from dict.fromkeys([*schedule.order, *schedule.units])

@@ -36,7 +36,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Piece:
-    """What of `slot` lies in a rank's shard: elements `start` to `stop` of the *shard*."""
+    """The part of `slot` in a rank's shard: elements `start` to `stop` of the *shard*."""
 
     slot: Slot
     start: int
@@ -76,7 +76,7 @@ class Layout:
         return slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
 
     def filled(self, rank: int) -> int:
-        """How many elements of the rank's shard are parameters; the rest is padding."""
+        """The number of elements of the rank's shard that are parameters; the rest is padding."""
         return max(0, min(self.shard_numel, self.numel - rank * self.shard_numel))
 
     def pieces(self, owned: slice) -> Iterator[Piece]:

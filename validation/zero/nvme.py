@@ -1,13 +1,12 @@
-"""ZeRO-Infinity's third tier: states in files, read, stepped and written in a pipeline.
+"""ZeRO-Infinity's third tier: states in files, read, updated and written in a pipeline.
 
-Per rank and flat tensor one file of equal sections: master weights, mean, square, reduced gradient. Parameter
-shards have a file of their own. The files are `files.DirectFile`s, so the numbers are the drive's and not the
-page cache's.
+Each rank has one file per flat tensor, of equal sections: master weights, mean, square, reduced gradient.
+Parameter shards have separate files. The files are `files.DirectFile`s, so the times are the drive's and not
+the page cache's.
 
-# [Note: the pipeline] While tensor i is stepped, i + 1 is read and i - 1 is written, each on an I/O thread
-of its own (Rajbhandari et al. 2021, section 6.3: "overlap-centric design"). Three buffers go round; a read
-into one waits for the write out of it. So the memory is that of three shards, however large the model is.
-"""
+# [Note: the pipeline] While tensor i is updated, i + 1 is read and i - 1 is written, each on a separate I/O
+thread (Rajbhandari et al. 2021, section 6.3: "overlap-centric design"). Three buffers rotate; a read into a
+buffer waits for the write out of it. So the memory is that of three shards, however large the model is."""
 
 from __future__ import annotations
 
@@ -58,14 +57,14 @@ class NvmeStates:
         return states, buffer.view(3 * section, self.gradient_dtype, numel)
 
     def add_gradient(self, name: str, piece: Tensor, *, is_first: bool) -> None:
-        """Write the gradient's section; first read and add, when there is a sum already."""
+        """Write the gradient's section; if it has a sum already, read and add first."""
         buffer, section = self._ring[0], self._section(name)
         buffer.settle()
         gradient = self._views(name, buffer)[1]
         if is_first:
             gradient.copy_(piece)
         else:
-            self._settle_all()  # the sum's own write may be under way
+            self._settle_all()  # the write of the sum may be under way
             self.drive.read(name, buffer, 3 * section, 4 * section)
             buffer.settle()
             gradient += piece.to("cpu")
@@ -73,7 +72,7 @@ class NvmeStates:
         self._ring.append(self._ring.pop(0))
 
     def gradient(self, name: str) -> Tensor:
-        """Read the gradient; valid until the next call of anything here."""
+        """Read the gradient; valid until the next call of any method."""
         buffer, section = self._ring[0], self._section(name)
         self._settle_all()
         self.drive.read(name, buffer, 3 * section, 4 * section)
@@ -81,7 +80,7 @@ class NvmeStates:
         return self._views(name, buffer)[1]
 
     def drop_gradients(self) -> None:
-        """Their sections will be written before they are read again."""
+        """Do nothing: the gradients' sections will be written before they are read again."""
 
     def walk(self, names: Sequence[str]) -> Iterator[tuple[str, States, Tensor]]:
         self._settle_all()
@@ -104,7 +103,7 @@ class NvmeStates:
             buffer.settle()
 
     def read(self, name: str) -> States:
-        """States in a buffer; valid until the next call of anything here."""
+        """The states in a buffer; valid until the next call of any method."""
         self._settle_all()
         self.drive.read(name, self._ring[0], 0, 3 * self._section(name))
         self._ring[0].settle()
@@ -131,7 +130,7 @@ class NvmeStates:
 
 
 class NvmeParameters:
-    """A `ParameterKeeper` in files: a shard is read into its own staging buffer, ahead of its gather."""
+    """A `ParameterKeeper` in files: a shard is read into a staging buffer, ahead of its gather."""
 
     def __init__(self, folder: Path, rank: int, tracer: Tracer, device: torch.device) -> None:
         self.drive = Drive(folder / "parameters", rank, tracer)
@@ -154,7 +153,7 @@ class NvmeParameters:
         self._spare.append(buffer)
 
     def _buffer(self, num_bytes: int) -> Buffer:
-        """A spare buffer that is large enough, the longest unused first; at most four are kept."""
+        """A spare buffer that is large enough, the least recently used first; at most four are kept."""
         for index, buffer in enumerate(self._spare):
             if len(buffer.bytes) >= padded(num_bytes):
                 self._spare.pop(index).settle()

@@ -1,4 +1,5 @@
-"""Which parameters are gathered and reduced together: one unit per block, and the root for the rest."""
+"""The units of parameters that are gathered and reduced together: one per block, and the root for the
+rest."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch.nn as nn
 
 @dataclass
 class Member:
-    """A parameter and every place in the model that holds it (more than one: tied weights)."""
+    """A parameter and all its places in the model (more than one: tied weights)."""
 
     name: str
     parameter: nn.Parameter
@@ -28,7 +29,7 @@ class Part:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Every member of the outermost ModuleLists: the blocks of a transformer as it is usually written."""
+    """Every member of the outermost ModuleLists, where transformers usually have their blocks."""
     blocks: list[nn.Module] = []
     for child in model.children():
         blocks.extend(child if isinstance(child, nn.ModuleList) else find_blocks(child))
@@ -38,7 +39,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 def partition(model: nn.Module, blocks: Sequence[nn.Module]) -> list[Part]:
     """The root first, then one part per block.
 
-    A parameter that two blocks share belongs to the root, which is there whenever a block computes.
+    A parameter that two blocks share belongs to the root, which is gathered whenever a block computes.
     """
     names = {module: name for name, module in model.named_modules()}
     parts = [Part("root", model), *(Part(names[block], block) for block in blocks)]

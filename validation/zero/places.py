@@ -1,9 +1,8 @@
-"""Where optimizer states, reduced gradients and parameter shards live: on the device or in host memory.
+"""Places of optimizer states, reduced gradients and parameter shards: the device or host memory.
 
-Two small interfaces, so that the engine reads the same for all places; `nvme.py` implements them for files.
-ZeRO-Offload (Ren et al. 2021) puts states and the update in host memory: a gradient shard goes down as soon
-as it is reduced, AdamW runs on the CPU, and the new parameters come back up.
-"""
+Two small interfaces, so that the engine is the same for all places; `nvme.py` implements them for files.
+ZeRO-Offload (Ren et al. 2021) puts states and the update in host memory: a gradient shard is copied down as
+soon as it is reduced, AdamW runs on the CPU, and the new parameters are copied back up."""
 
 from __future__ import annotations
 
@@ -25,9 +24,8 @@ class States(NamedTuple):
 class StateKeeper(Protocol):
     """Keeps each flat tensor's shard of the optimizer states, and of the reduced gradient.
 
-    `walk` gives (name, states, gradient) one after another; changes made to the states before the next one is
-    asked for are kept. `gradient` may be slow (a read), `walk` is the way to see all of them.
-    """
+    `walk` yields (name, states, gradient) one after another; changes to the states are kept if made before
+    the next one is requested. `gradient` may be slow (a read); use `walk` to go over all of them."""
 
     def create(self, name: str, master: Tensor) -> States | None: ...
     def add_gradient(self, name: str, piece: Tensor, *, is_first: bool) -> None: ...
@@ -42,8 +40,8 @@ class StateKeeper(Protocol):
 
 
 class ParameterKeeper(Protocol):
-    """Keeps stage 3's parameter shards, in the compute dtype. `put` takes new fp32 values; `fetch` begins to
-    bring a shard to the device, `take` has it there."""
+    """Keeps stage 3's parameter shards, in the compute dtype. `put` stores new fp32 values; `fetch` begins to
+    bring a shard to the device, `take` returns it there."""
 
     def create(self, name: str, shard: Tensor) -> None: ...
     def put(self, name: str, master: Tensor) -> None: ...
@@ -55,7 +53,7 @@ class ParameterKeeper(Protocol):
 
 
 def in_host_memory(tensor: Tensor) -> Tensor:
-    """A copy in host memory of its own: pinned where there is a GPU to copy to."""
+    """A copy in newly allocated host memory: pinned where there is a GPU to copy to."""
     copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor)
 
@@ -111,7 +109,7 @@ class MemoryStates:
 
 
 class DeviceParameters:
-    """Shards stay on the device: nothing to fetch."""
+    """Shards on the device: there is nothing to fetch."""
 
     def __init__(self) -> None:
         self.shards: dict[str, Tensor] = {}
@@ -120,7 +118,7 @@ class DeviceParameters:
         self.shards[name] = shard
 
     def put(self, name: str, master: Tensor) -> None:
-        if self.shards[name].data_ptr() != master.data_ptr():  # fp32 weights are their own master
+        if self.shards[name].data_ptr() != master.data_ptr():  # fp32 weights are also the master
             self.shards[name].copy_(master)
 
     def fetch(self, name: str) -> None:
@@ -140,7 +138,7 @@ class DeviceParameters:
 
 
 class HostParameters(DeviceParameters):
-    """Shards in host memory; each use copies the shard up, on CUDA without blocking the host."""
+    """Shards in host memory; each use copies the shard to the device, on CUDA without blocking the host."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

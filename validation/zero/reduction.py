@@ -1,13 +1,12 @@
-"""From gradients of one rank's batch to the shard of their mean over all ranks.
+"""Reduce one rank's gradients to its shard of their mean over all ranks.
 
-# [Note: what each stage reduces, and what it keeps]
-A unit's backward has ended: its gradients lie in `parameter.grad`. They move to a flat tensor in the reduce
-dtype, and then
+# [Note: what each stage reduces, and what it keeps] When a unit's backward has ended, its gradients are in
+`parameter.grad`. They move to a flat tensor in the reduce dtype, and then
 
 - stage 0: at the last micro-batch all-reduce it; every rank keeps all of the sum;
 - stage 1: at the last micro-batch reduce-scatter it; every rank keeps all of its *own* gradients (the sum
   over its micro-batches) until the step, and the reduced shard in its place among them;
-- stages 2 and 3: reduce-scatter it in every micro-batch, keep the running sum of shards only. The flat
+- stages 2 and 3: reduce-scatter it in every micro-batch, keep only the running sum of shards. The flat
   tensor lives from the unit's backward to the end of its reduction.
 
 # [Note: buckets]
@@ -31,7 +30,7 @@ from validation.zero.places import StateKeeper
 
 @dataclass
 class Bucket:
-    """Units that are being reduced together."""
+    """Units that are reduced together."""
 
     flats: list[Flat]
     pending: Pending
@@ -50,7 +49,7 @@ class Reducer:
         self._in_flight: deque[Bucket] = deque()
 
     def add(self, flat: Flat, *, is_first: bool, is_last: bool) -> None:
-        """The unit's backward has ended, in the first or last micro-batch or between."""
+        """Take a unit whose backward has ended; `is_first` and `is_last` say which micro-batch it is."""
         if self.config.stage <= 1:
             if is_first:
                 self.local[flat.name] = self._empty(flat)
@@ -67,7 +66,7 @@ class Reducer:
             self._reduce_bucket(is_first)
 
     def finish(self, *, is_first: bool) -> None:
-        """Reduce what is left and wait for all of it."""
+        """Reduce what is left and wait for all reductions."""
         if self._waiting:
             self._reduce_bucket(is_first)
         while self._in_flight:
@@ -108,7 +107,7 @@ class Reducer:
             stop = start + (flat.owned.stop - flat.owned.start)
             piece = bucket.output[start:stop]
             start = stop
-            if self.config.stage <= 1:  # in place among this rank's own gradients
+            if self.config.stage <= 1:  # in place among this rank's unreduced gradients
                 target = self.local[flat.name][flat.owned]
                 if target.data_ptr() != piece.data_ptr():
                     target.copy_(piece)

@@ -1,8 +1,8 @@
-"""Loss scaling: fp16 gradients are lifted above its smallest number, 6e-8, and brought back before the step.
+"""Loss scaling: fp16 gradients are scaled up above fp16's smallest number, 6e-8, and back down before the
+step.
 
-Micikevicius et al. 2018, section 3.2. Dynamic: too large a scale overflows to inf, which is harmless when
-the step is skipped; so halve on overflow, and double after a number of steps without.
-"""
+Micikevicius et al. 2018, section 3.2. Dynamic: too large a scale overflows to inf, which is harmless if the
+step is skipped; so halve on overflow, and double after a number of steps without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass
 class LossScaler:
-    """`scale` multiplies the loss; `window` good steps double it (0: it never changes)."""
+    """`scale` multiplies the loss; it doubles after `window` good steps (0: it never changes)."""
 
     scale: float
     window: int
@@ -19,7 +19,7 @@ class LossScaler:
     skipped_steps: int = 0
 
     def update(self, overflowed: bool) -> None:
-        """After each step; all ranks must agree on `overflowed`."""
+        """Update the scale after each step; all ranks must agree on `overflowed`."""
         if overflowed:
             self.skipped_steps += 1
             self.good_steps = 0
