@@ -15,11 +15,12 @@ from zsim.comparison.calls import Call
 
 @dataclass(frozen=True)
 class Answer:
-    """What one rank issues and holds in one steady step.
+    """The collectives that one rank issues and the bytes that it holds in one steady step.
 
     `peak_bytes`: zsim's categories, each at its separate maximum, and the maximum of the sum. `at_peak`: the
     tracker's categories at the moment of that maximum. `tracker_peaks`: the tracker's categories, each at its
-    separate maximum. `between_steps`: the bytes held between steps."""
+    separate maximum. `between_steps`: the bytes held between steps.
+    """
 
     case: Case
     parameters: int

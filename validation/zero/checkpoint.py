@@ -75,7 +75,8 @@ def save(engine: ZeroEngine, root: Path, keep: int = 2) -> Path:
 
 
 def _parts(engine: ZeroEngine, flat: Flat) -> dict[str, Tensor]:
-    """This rank's part of a flat tensor, by name: states, or frozen parameters; whole in stage 0, else the shard."""
+    """This rank's part of a flat tensor by name: its states, or frozen parameters; in stage 0 the whole
+    tensor's, else the shard's."""
     if flat.is_trainable:
         return engine.states.read(flat.name)._asdict()
     held = flat.full[flat.owned] if flat.keeper is None else flat.keeper.take(flat.name)

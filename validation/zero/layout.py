@@ -1,4 +1,4 @@
-"""Where each parameter lies in its unit's flat tensor, and which piece of that a rank owns.
+"""The position of each parameter in its unit's flat tensor, and the piece of that tensor that a rank owns.
 
 # [Note: flat partitions]
 ZeRO shards bytes, not tensors (Rajbhandari et al. 2020, section 5). A unit's parameters are laid end to end
