@@ -1,10 +1,9 @@
-"""One real rank of a world that is not there: `python -m validation.fake_rank --world-size 256 --device
-cuda`.
+"""One real rank of a fake world: `python -m validation.fake_rank --world-size 256 --device cuda`.
 
 The real FSDP2, or this repository's engine, trains as rank 0 of a fake process group: real tensors of the
 sharded sizes, real kernels, real allocator and host, but collectives that return at once and leave garbage.
-So it measures, on one GPU, what a step of 64 or 1,024 costs without its communication: kernel times, launch
-gaps, peaks of allocated and reserved memory. (The oracle next door needs no GPU and has no times.)"""
+So one GPU measures the cost of a step on 64 or 1,024 GPUs without its communication: kernel times, launch
+gaps, peaks of allocated and reserved memory. (`validation.oracle` needs no GPU and has no times.)"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Everything that one GPU can say: `python -m validation.gpu --out traces`, into `traces/h200` on an H200.
+"""All measurements on one GPU: `python -m validation.gpu --out traces`, into `traces/h200` on an H200.
 
-First steps: a rank that is alone,
-over model sizes, sequence lengths, batches, checkpointing and offload; and rank 0 of worlds of 64 to 1,024
-that are not there (`validation.fake_rank`), whose kernels, launches and memory are those of the sharded
-sizes. Each step has a file of numbers and a trimmed profiler trace. A step that does not fit is a result too.
+Steps of a single rank, over model sizes, sequence lengths, batches, checkpointing and offload; and of rank 0
+in fake worlds of 64 to 1,024 ranks (`validation.fake_rank`), with the kernels, launches and memory of the
+sharded sizes. Each step has a file of numbers and a trimmed profiler trace. A step that does not fit is a
+result too.
 
-What the folder has already is not done again, so an interrupted run goes on where it stopped."""
+Results that are in the folder already are not measured again, so an interrupted run continues where it
+stopped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What recordings say of kernels and collectives that run beside each other.
+"""The mutual slowdown of concurrent kernels and collectives, from recordings.
 
     python -m validation.interference TRACE.json[.gz] ... [--rows 10]
 
-The files are one run's, a rank each, or a folder of them. See zsim.calibrate.interference for what counts.
+The files are the ranks of one run, or a folder of them. zsim.calibrate.interference defines what counts.
 """
 
 from __future__ import annotations

@@ -45,12 +45,12 @@ ROLES = {
 }
 KINDS = ("schedule", "cost", "unknown configuration", "memory nearly full", "not yet explained")
 
-# Where torch's allocator is predicted to run short, the step depends on how often it does, which hangs on a
-# hundredth of the memory, and on what each time costs, which grows with the ranks and is fitted to few rows.
+# Where torch's allocator is predicted to run short, the step depends on how often it does, for which 1 % of
+# the memory can decide, and on the cost of each time, which grows with the ranks and is fitted to few rows.
 RUNS_SHORT = "memory nearly full: torch's allocator is predicted to run short {times} a micro-batch"
 
-# What is known about the large errors, by the beginning of the row's name; the first that fits is printed. A
-# cause begins with its kind: is the schedule wrong, is a cost, or is the row's configuration not known?
+# Known causes of large errors, by prefix of the row's name; the first match is printed. A cause begins with
+# its kind: an error of the schedule, an error of a cost, or an unknown configuration of the row.
 CAUSES = (
     (
         "mosaic-2022-12-04",
