@@ -62,7 +62,7 @@ _UNIT = re.compile(r"^FSDP::\w+ \((.*?)\)")
 
 
 class CollectiveLog(TorchDispatchMode):
-    """`with CollectiveLog() as log: step()`; then `log.calls`. A tracer is told each call and its end."""
+    """`with CollectiveLog() as log: step()`; then `log.calls`. Each call and its end also go to `tracer`."""
 
     def __init__(self, tracer: Tracer = SILENT) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
-"""zsim's plans against what PyTorch really did: `python -m validation.plan_check`.
+"""zsim's plans against the calls that PyTorch made: `python -m validation.plan_check`.
 
-The plan check has no clock and no tolerance: the same collectives, of the same kinds, sizes, types and
-groups, in the same order, as the oracle's answers and the recorded runs have them. Memory is compared by
-category, as a relative error: activations follow formulas there and the allocator's order here."""
+The plan check has no clock and no tolerance: a plan must have the same collectives, of the same kinds,
+sizes, types and groups, in the same order, as the oracle's answers and the recorded runs. Memory is compared
+by category, as a relative error: zsim computes activations by formulas, PyTorch's follow the allocator's
+order."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ class DeepSpeedTrainer:
         return full
 
     def held_bytes(self) -> dict[str, dict[str, int]]:
-        """Bytes of live storages, each counted once. On CPU accelerators everything counts as the device's,
-        offloaded or not."""
+        """Bytes of live storages, each counted once. All count as the device's, offloaded or not, since a CPU
+        accelerator's memory is the host's."""
         return {"device": storage_bytes(self._states())}
 
     def _states(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,6 +1,6 @@
-"""Writes zsim's errors on published runs down: the table of validated runs that ships with zsim and what is
-estimated from it, docs/accuracy.md with the worst rows and their causes, the table in README.md, and the bars
-in validation/baseline.json that `zsim check` holds from then on.
+"""Writes zsim's errors on published runs: the table of validated runs that ships with zsim and the estimates
+from it, docs/accuracy.md with the worst rows and their causes, the table in README.md, and the limits in
+validation/baseline.json that `zsim check` enforces from then on.
 
 python validation/published/accuracy.py
 """

@@ -95,8 +95,8 @@ def _attention(*names: str) -> Callable[[Gpu, float], Gpu]:
 
 
 def _runs_triton(gpu: Gpu) -> bool:
-    """Whether the job's attention is the first generation of FlashAttention in Triton: less than 0.6 of the
-    second's rate."""
+    """Whether the job's attention is FlashAttention-1 in Triton: its forward reaches less than 0.6 of the
+    peak on an A100, 0.36 on other GPUs."""
     return gpu.attention.forward_fraction < (0.6 if "a100" in gpu.name else 0.36)
 
 

@@ -1,4 +1,4 @@
-"""ZeRO: train any model on many ranks, each holding a part of what there is.
+"""ZeRO: train any model on many ranks, each of which holds a part of the model states.
 
     engine = ZeroEngine(model, ZeroConfig(stage=3))
     for tokens, labels in batches:
