@@ -1,10 +1,10 @@
-"""What torch's allocator makes of a step: the reserved bytes, and whether it ran short.
+"""torch's caching allocator over a step: the reserved bytes, and whether it ran short.
 
-The step's tensors are put through the allocator at the times at which the host allocated and the GPU was done
-with them, again and again until it reserves no more. What the first update makes (torch.optim's states) takes
-the room that the first step has left, and breaks up blocks which later steps want back whole. An allocator
-that has room costs no time, so this comes after the clock. One that runs short holds the host up: then the
-step is run again with the allocator in it.
+The step's tensors are allocated at the host's times and freed when the GPU has used them, step after step
+until the allocator reserves no more. The first update allocates torch.optim's states out of blocks that the
+first step has freed, and splits blocks that later steps need whole. An allocator that has room costs no time,
+so it is simulated after the run. An allocator that runs short delays the host: then the step is run again
+with the allocator in it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _MOST_PASSES = 5
 
 @dataclass(frozen=True)
 class Allocation:
-    """Of one GPU in a steady step: the bytes that torch has active at most (its tensors, and what
-    `record_stream` still protects) and reserved, without the CUDA context and NCCL's, of how many, what
-    happened when it ran short, and by how much the step is longer for it."""
+    """The allocator of one GPU in a steady step. Maximum bytes without the CUDA context and NCCL:
+    `active_bytes` (tensors, and blocks that `record_stream` still protects), `reserved_bytes`, `limit_bytes`
+    (capacity); `counts`: retries and the like; `extra_seconds`: delay of the step when it runs short;
+    `pools`: reserved bytes by pool, if they have settled."""
 
     active_bytes: int
     reserved_bytes: int
@@ -47,7 +48,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Settled:
-    """An allocator before the first step, and what `settle` made of a copy of it."""
+    """An allocator before the first step, and the result of `settle` on a copy of it."""
 
     empty: Allocator
     allocation: Allocation
@@ -82,7 +83,7 @@ def make_allocator(job: Job, plan: Plan, repeated: Plan, number: int = 0) -> All
 
 
 def _make(memory: CachingAllocator, resident: Memory) -> None:
-    """The resident tensor, and the segments of its leftovers where there was room for both."""
+    """Allocate a resident tensor, and the segments of its leftovers if there is room for both."""
     has_room = memory.active_bytes + sum(resident.leftovers) + resident.bytes <= memory.capacity_bytes
     passing = [_malloc(memory, size) for size in resident.leftovers] if has_room else []
     if resident.bytes:
@@ -92,7 +93,7 @@ def _make(memory: CachingAllocator, resident: Memory) -> None:
 
 
 def _malloc(memory: CachingAllocator, count: int) -> MemoryBlock:
-    """As torch does, but never in vain."""
+    """Allocate as torch does, but never fail."""
     block = memory.malloc(count, COMPUTE)
     if block is None:
         memory.release_cached()
@@ -105,7 +106,7 @@ def _changes(program: Program) -> Changes:
 
 
 def _first_changes(program: Program) -> Changes:
-    """Also what the first update makes (`Memory.lazy_tensors`), in what is free when the host comes to it."""
+    """The changes of the first step, with the tensors that the first update makes (`Memory.lazy_tensors`)."""
     update = next((number for number, op in enumerate(program.ops) if op.name == UPDATE), len(program.ops))
     changes = program.once(tensor_changes)
     sizes = [
@@ -120,7 +121,7 @@ def _first_changes(program: Program) -> Changes:
 
 
 class _Outstanding:
-    """The last op issued to each of the GPU's streams before one."""
+    """Callable: for an op, the last op issued before it to each of the GPU's streams."""
 
     def __init__(self, program: Program) -> None:
         self._of_stream: dict[str, list[int]] = {}
@@ -136,9 +137,8 @@ class _Outstanding:
 def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> Allocation:
     """Run the program through the allocator until it reserves no more, at the times of a run without it.
 
-    A request that finds it short waits for what the run has done last, and holds nothing else up; failures
-    are counted from the first time on. Leaves the allocator ready for a run of the program with the segments
-    it has by then.
+    A request that finds it short waits for the end of the run and delays nothing else; `failures` is the
+    maximum over the passes. Leaves the allocator ready for a run of the program, with its segments.
     """
     memory, before, failures, is_settled = allocator.memory, -1, 0, False
     for _ in range(_MOST_PASSES):
@@ -161,7 +161,7 @@ def settle_once(
     """As `settle`; what other runs of the program have in common with this one is taken from there, see
     [Note: pools apart] in zsim.engine.pools_apart. The allocator is left as it is where it never ran short.
 
-    An allocator asks of the clock only whether the last use of a block has ended when something is allocated.
+    The clock matters to an allocator only in whether the last use of a block has ended at a request.
     """
     memory = allocator.memory
     known = program.once(_known_runs, memory.capacity_bytes, memory.is_expandable, allocator.counts_from)
@@ -233,7 +233,7 @@ def _settle_apart(
 
 
 def _pass_through(allocator: Allocator, issue: Sequence[float], ended: Sequence[float]) -> None:
-    """The program once through the allocator."""
+    """Run the program once through the allocator."""
     end = max(ended)
     for op in sorted(allocator.current.by_op):
         now = issue[op] if op < len(issue) else end

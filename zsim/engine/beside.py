@@ -1,4 +1,4 @@
-"""Collectives under way beside kernels: which of a rank's are told when its GPU turns busy or idle."""
+"""Collectives that overlap with kernels: those of a rank are told when its GPU becomes busy or idle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zsim.fabric.flight import Flight
 
 
 class Flights:
-    """The collectives that a rank takes part in now."""
+    """The collectives in flight of one rank."""
 
     __slots__ = ("under_way",)
 
@@ -17,23 +17,23 @@ class Flights:
         self.under_way: list[Flight] = []
 
     def turn(self, is_busy: bool) -> None:
-        """The rank's GPU has turned busy, or idle."""
+        """Tell all collectives in flight that the rank's GPU has become busy, or idle."""
         for flight in self.under_way:
             flight.turn(is_busy)
 
 
 def num_busy(gpus: Iterable[GpuKernels | None]) -> int:
-    """On how many GPUs kernels run."""
+    """The number of GPUs on which kernels run."""
     return sum(gpu is not None and gpu.is_busy for gpu in gpus)
 
 
 def took_off(flight: Flight, members: Iterable[Flights]) -> None:
-    """A collective begins on its members."""
+    """Add a starting collective to those of its members."""
     for member in members:
         member.under_way.append(flight)
 
 
 def landed(flight: Flight, members: Iterable[Flights]) -> None:
-    """It is over."""
+    """Remove an ended collective from those of its members."""
     for member in members:
         member.under_way.remove(flight)

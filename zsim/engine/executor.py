@@ -1,8 +1,8 @@
-"""Running programs on simulated ranks.
+"""The executor: runs programs on simulated ranks.
 
-A lane is one simulated rank (or the representative of a class of equal ranks). Its host walks the ops in
-order, ahead of the GPU, until it must block; an op starts when it is issued and everything it waits for
-has ended. Nothing here decides policy: the plan did.
+A lane is one simulated rank (or the representative of a class of equal ranks). Its host issues the ops in
+order, ahead of the GPU, until it must block; an op starts when it is issued and all that it waits for has
+ended. The executor decides no policy: the plan has.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _HOST = -1  # on the agenda, in place of an op: the host goes on
 class Executor:
     """Runs one step: on each of `ranks` (all of them, or one per class) its program.
 
-    `kernel_seconds` are the programs' on these ranks. `allocators` are the ranks' before the step, where
-    memory is short, so that they hold the host up. Recorded programs need no `offload`, and no `fabric`
-    where they meet nobody. `on_finish` is called once, when the last op of all lanes has ended.
+    `kernel_seconds`: of the programs on these ranks. `allocators`: the ranks' before the step, if memory is
+    short, so that they delay the host. Recorded programs need no `offload`, and no `fabric` if they do not
+    communicate. `on_finish` is called once, when the last op of all lanes has ended.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Executor:
         return self.end()
 
     def begin(self) -> None:
-        """Let every host issue what it can; the rest happens on the clock."""
+        """Let every host issue ops until it blocks; the rest happens on the clock."""
         for lane in self.lanes:
             self._advance_host(lane)
 
     def end(self) -> float:
-        """When the last op of the lanes ended, once the clock has stopped; see `run`."""
+        """The time at which the last op of the lanes ended, after the clock has stopped; see `run`."""
         last = 0.0
         for lane in self.lanes:
             if lane.next_op < lane.program.num_ops or any(map(math.isnan, lane.ended)):
@@ -172,7 +172,7 @@ class Executor:
             self._finish()
 
     def _advance_recorded_host(self, lane: Lane, recorded: RecordedTimes) -> None:
-        """Make the calls that the host was recorded to make, and issue ops, until it must block on one."""
+        """Make the recorded host's calls and issue ops, until the host must block on an op."""
         while lane.next_op < lane.program.num_ops:
             op = lane.next_op
             work = recorded.works[op]
@@ -248,7 +248,7 @@ class Executor:
             self._end(lane, op, now)
 
     def _start_recorded(self, lane: Lane, op: int) -> None:
-        """Start an op that is issued, and all that it waits for is over, its lag later."""
+        """Start an issued op, whose waits are over, after its lag."""
         self._call_at(max(lane.start_recorded(op) - self.env.now, 0.0), lane, op)
 
     def _run_recorded(self, lane: Lane, op: int, now: float) -> None:
@@ -273,7 +273,7 @@ class Executor:
                 self._call_at(max(lane.issue[held] - now, 0.0), lane, held)
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
-        """A collective starts when every simulated member of its communicator has come to the same call."""
+        """Start a collective once every simulated member of its communicator has arrived at the same call."""
         instance = lane.instances[work.group]
         call = lane.program.meetings[op], instance
         arrived = self._arrived.get(call)
@@ -290,7 +290,7 @@ class Executor:
         self._fly(transfer, arrived, lambda: self._end_collective(arrived))
 
     def _fly(self, transfer: Transfer, members: list[tuple[Lane, int]], on_end: Callable[[], None]) -> None:
-        """Run a transfer between `members`, whose kernels slow it where kernels do."""
+        """Run a transfer between `members`; their kernels slow it, if kernels slow collectives."""
         if not self._slows_collectives:
             self.fabric.run(transfer, on_end)
             return
@@ -315,7 +315,7 @@ class Executor:
             self._end(lane, op, now)
 
     def _exchange(self, lane: Lane, op: int, now: float) -> None:
-        """Each message of a call moves once the other side has come to it too; see
+        """Start each message of a call once the other side has arrived too; see
         `zsim.plan.ops` [Note: who a message meets]."""
         sides = lane.program.sides[op]
         lane.messages_left[op] = len(sides)
@@ -371,7 +371,7 @@ class Executor:
             self._finish()
 
     def _let_recorded_go(self, lane: Lane, op: int, now: float, ready: list[float]) -> None:
-        """Start what waited for a recorded rank's op alone, and let its host go on."""
+        """Start the ops that waited for a recorded rank's op alone, and resume its host."""
         for successor in lane.successors[op]:
             lane.pending[successor] -= 1
             ready[successor] = max(ready[successor], now)
@@ -384,7 +384,7 @@ class Executor:
             self._finish()
 
     def _finish(self) -> None:
-        """The last op has ended; hosts may still be busy with what comes after it."""
+        """Call `on_finish` after the last op has ended and hosts have finished their work after it."""
         if self.on_finish is not None:
             call, self.on_finish = self.on_finish, None
             delay = max(lane.host_time for lane in self.lanes) - self.env.now

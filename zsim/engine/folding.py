@@ -1,4 +1,4 @@
-"""Which ranks of a job are simulated: one of every class of ranks that do the same."""
+"""The simulated ranks of a job: one representative of every class of equal ranks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def find_classes(
     unfold: bool,
     by_links: bool = True,
 ) -> tuple[Classes, tuple[str, ...]]:
-    """The classes of a job's ranks and groups, and notes on what they leave out.
+    """The classes of a job's ranks and groups, and notes on their approximations.
 
-    `slowdowns`: how many times as long kernels take on every rank; `is_plain`: the job fills its fabric.
-    `by_links` false takes groups whose members do the same for as slow as the slowest of them, however many
-    classes their links would make.
+    `slowdowns`: per rank, the factor on kernels' seconds; `is_plain`: the job fills its fabric. `by_links`
+    False: groups whose members do the same count as one class, as slow as the slowest of them, even if their
+    links differ; the same approximation is made if links make more than `_MOST_CLASSES` classes.
     """
     if unfold:
         return each_by_itself(topology, communicators_of(plan)), ()
@@ -58,8 +58,8 @@ def find_classes(
 
 
 def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes: Classes) -> Classes:
-    """The classes with the first rank of each by itself, and, where messages tie ranks to each other, those
-    that it sends to and takes from too."""
+    """The classes with the first rank of each in a separate class, and with messages also the ranks that it
+    sends to and receives from."""
     apart = first_apart(classes)
     if not plan.has_messages:
         return apart
@@ -68,15 +68,16 @@ def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes
 
 
 def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
-    """Whether all ranks do the same at equal places of an even fabric; messages between them ask for more."""
+    """Whether all ranks do the same at equal places of an even fabric; False with messages or several
+    programs."""
     if len(plan.programs) > 1 or plan.has_messages:
         return False
     return are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan)
 
 
 def _sockets_are_alike(topology: Topology, plan: Plan) -> bool:
-    """Whether it makes no difference on which socket a rank is: nothing is offloaded, or as many ranks are on
-    each socket in use and no memory is far from some of them only."""
+    """Whether a rank's socket makes no difference: nothing is offloaded, or every socket in use has as many
+    ranks and all ranks' memory is on their socket, or on another one."""
     if not any(isinstance(work, OffloadWork) for work in plan.works()):
         return True
     beside, distance = _socket_traits(topology)
@@ -84,7 +85,8 @@ def _sockets_are_alike(topology: Topology, plan: Plan) -> bool:
 
 
 def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
-    """How many ranks share each rank's socket, and whether its memory is on another one."""
+    """Per rank, the number of ranks on its socket, and whether its host memory is on another socket (0 or
+    1)."""
     sockets = topology.socket_of(topology.slots)
     cluster = topology.cluster
     is_far = (sockets % cluster.host.sockets > 0) & (cluster.offload.placement == "first")
@@ -94,7 +96,8 @@ def _socket_traits(topology: Topology) -> tuple[Ints, Ints]:
 def find_classes_together(
     everyone: Sequence[tuple[Topology, Plan, Floats]], *, unfold: bool
 ) -> tuple[list[Classes], tuple[str, ...]]:
-    """The classes of several jobs on one fabric, each given by its place, plan and slowdowns."""
+    """The classes of co-located jobs, each given by its topology, plan and slowdowns, and notes on their
+    approximations."""
     if unfold:
         return [each_by_itself(topology, communicators_of(plan)) for topology, plan, _ in everyone], ()
     parties = [make_party(*one) for one in everyone]
@@ -105,7 +108,7 @@ def find_classes_together(
 
 
 def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
-    """A job as the search for classes sees it."""
+    """A job as the input of `stable_classes`."""
     works = [work for program in plan.programs for work in fabric_works(program, plan.groups)]
     shares_nodes = any(isinstance(work, OffloadWork) for work in plan.works())
     traits: list[Floats | Ints] = [slowdowns, plan.program_of]
@@ -116,8 +119,8 @@ def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacemen
 
 
 def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
-    """What tells ranks apart that use host memory: how many share their node and socket, where their memory
-    is, how good their links are."""
+    """Traits that distinguish ranks which use host memory: the numbers of ranks on their node and socket,
+    where their memory is, the capacities of their PCIe links and uplinks."""
     nodes = topology.node_of(topology.slots)
     capacities = topology.capacities()
     beside = np.bincount(nodes)[nodes]
@@ -128,7 +131,7 @@ def _node_traits(topology: Topology) -> Sequence[Floats | Ints]:
 
 
 def node_ranks(topology: Topology, classes: Classes) -> dict[int, dict[int, int]]:
-    """Per simulated rank, which simulated ranks stand for how many ranks of its node."""
+    """Per simulated rank, {representative: number of ranks of the node that it represents}."""
     nodes = topology.node_of(topology.slots)
     first = np.array(classes.representatives)
     stands_for = first[classes.of_rank]

@@ -16,7 +16,8 @@ from zsim.trace.trace import SpanInfo
 
 
 class Lane:
-    """One simulated rank: where its host is, and when each op was issued, started and ended."""
+    """One simulated rank: the state of its host, and the times at which each op was issued, started and
+    ended."""
 
     __slots__ = (
         "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
@@ -64,7 +65,7 @@ class Lane:
         self.gpu: GpuKernels
 
     def go_on(self, op: int, now: float) -> None:
-        """The op that the host was blocked on has ended."""
+        """Resume the host: the op that it was blocked on has ended."""
         blocked = self.host_time
         self.host_time = max(now, blocked)
         self.host_blocks.append((blocked, self.host_time, op))
@@ -74,8 +75,8 @@ class Lane:
         self.blocked_on = -1
 
     def make_calls(self, work: Recorded) -> int:
-        """Make what is left of the calls before the next op; the op that one of them must wait for first, or
-        -1 when all are made."""
+        """Make the remaining calls before the next op; returns the op that a call must wait for first, or -1
+        when all are made."""
         waits = iter(self.program.program.ops[self.next_op].host_waits)
         for place, call in enumerate(work.calls):
             wait = next(waits) if call.waits else -1
@@ -93,7 +94,7 @@ class Lane:
         return -1
 
     def start_recorded(self, op: int) -> float:
-        """When a recorded op starts that is issued, and all that it waits for is over: its lag later."""
+        """The start of a recorded op: its lag after it is issued and its waits are over."""
         assert self.ready is not None
         assert self.program.recorded is not None
         lag = self.program.recorded.works[op].lag_seconds
@@ -101,12 +102,12 @@ class Lane:
         return time
 
     def recorded_end(self, op: int) -> float:
-        """When a recorded op of fixed length is over."""
+        """The end of a recorded op of fixed length."""
         assert self.program.recorded is not None
         return self.start[op] + self.program.recorded.works[op].seconds
 
     def who_waits(self) -> str:
-        """What the rank never gets past, for an error."""
+        """A description of the op at which the rank is stuck, for an error."""
         ops = self.program.program.ops
         if self.blocked_on >= 0:
             return (

@@ -1,10 +1,10 @@
-"""A step whose micro-batches are not all simulated.
+"""Steps of which only some micro-batches are simulated.
 
 # [Note: middle micro-batches are alike]
-The first micro-batch of a step finds an idle machine, and the last reduces gradients; what lies between
-repeats. So a step of many takes what one of three does, and for each one more what the third added to a step
-of two; a smaller last one adds what one of its size does. The peak of memory is that of three. Where torch's
-allocator runs short no two are alike.
+The first micro-batch of a step starts on an idle machine, and the last reduces gradients; those between
+repeat. So a step of n micro-batches takes the time of a step of three, plus n - 3 times the difference
+between steps of three and of two; a smaller last micro-batch adds the difference for its size. The memory
+peak is the peak of three. If torch's allocator runs short, micro-batches differ from each other.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from zsim.plan.memory.capacity import peak_bytes
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
 
-FEW = 3  # beyond so many the rest are taken to be like the last two of these
-_FEW_SHORT = 8  # where the allocator runs short no two are alike: their mean
-_SAME = 1e-6  # of a micro-batch
+FEW = 3  # micro-batches; each further one adds the difference of the last two
+_FEW_SHORT = 8  # micro-batches to average if the allocator runs short
+_SAME = 1e-6  # fraction of a micro-batch
 
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """The step of `job`, of `seconds`. `outcome` simulated its micro-batches, or some of them; whatever
-    adds up over a step (seconds, joules) is the sum of that of `terms`, so many times each. `peak_plan` is
-    the plan of as many micro-batches as reach the step's peak."""
+    """The step of `job`, which takes `seconds`. `outcome`: the simulation of all its micro-batches, or of
+    some; `terms`: (factor, outcome) whose weighted sum gives any additive quantity of the step (seconds,
+    joules); `peak_plan`: the plan of enough micro-batches to reach the step's memory peak."""
 
     job: Job
     outcome: Outcome
@@ -40,32 +40,32 @@ class SimulatedStep:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `outcome` is all of the step."""
+        """Whether `outcome` is the whole step."""
         return self.job.sequences is None and self.micro_batches == self.outcome_micro_batches
 
     @property
     def micro_batches(self) -> int:
-        """Of the step, a smaller last one included."""
+        """Number of micro-batches of the step, with a smaller last one."""
         return self.job.training.gradient_accumulation_steps
 
     @property
     def outcome_micro_batches(self) -> int:
-        """Of `outcome`."""
+        """Number of micro-batches of `outcome`."""
         return self.outcome.job.training.gradient_accumulation_steps
 
     @property
     def times_longer(self) -> float:
-        """The step over `outcome`."""
+        """Seconds of the step over seconds of `outcome`."""
         return self.seconds / self.outcome.trace.step_seconds
 
     @property
     def peak_bytes(self) -> int:
-        """Highest GPU memory of rank 0."""
+        """Maximum GPU bytes of the fullest rank over the step, or before it."""
         return peak_bytes(self.job, self.peak_plan)
 
     @property
     def retries_per_micro_batch(self) -> float:
-        """How often torch's allocator runs short."""
+        """How often torch's allocator runs short per micro-batch."""
         found = self.outcome.allocation
         return 0.0 if found is None else found.counts.retries / self.outcome_micro_batches
 
@@ -74,11 +74,10 @@ Simulate = Callable[[Job], Outcome]
 
 
 def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None = None) -> SimulatedStep:
-    """One steady step, as `simulate_job`, of as many micro-batches as `[simulation]` asks for; `simulate` is
-    what the study simulates its jobs by.
+    """One steady step, of which as many micro-batches are simulated as `[simulation]` asks for; `simulate`:
+    the study's function that simulates a job (default: `simulate_job`).
 
-    Raises NotSimulatedError where steps are drawn or other jobs run beside, unless every micro-batch is
-    simulated and whole.
+    Raises NotSimulatedError with jitter or co-located jobs, unless every micro-batch is simulated and whole.
     """
     run = simulate or partial(simulate_job, unfold=unfold)
     size, steps = job.training.micro_batch_size, job.training.gradient_accumulation_steps
@@ -108,19 +107,19 @@ def simulate_step(job: Job, *, unfold: bool = False, simulate: Simulate | None =
         part = rest / smaller
         terms = (*step.terms, (part, three.outcome), (-part, two.outcome))
         step = replace(step, seconds=step.seconds + more * rest / smaller, terms=terms)
-    if whole < FEW:  # beyond, one more leaves the peak as it is
+    if whole < FEW:  # from there on one more does not change the peak
         step = replace(step, peak_plan=make_plan(_with_steps(job, whole + 1)))
     return replace(step, job=job)
 
 
 def longer(few: float, less: float, more: int) -> float:
-    """What a step of FEW + `more` micro-batches takes, where FEW take `few` and FEW - 1 take `less`."""
+    """Seconds of a step of FEW + `more` micro-batches, if FEW take `few` and FEW - 1 take `less` seconds."""
     return few + more * (few - less)
 
 
 def _of(job: Job, steps: int, run: Simulate) -> SimulatedStep:
-    """A step of so many whole micro-batches. Where the allocator runs short no two of them are alike, and
-    many are as many times the mean of some."""
+    """A step of `steps` whole micro-batches. If the allocator runs short micro-batches differ, and the step
+    is `steps` times the mean of the first `_FEW_SHORT`."""
     if job.simulation.every_micro_batch:
         return _simulated(job, steps, run)
     few = _simulated(job, min(steps, FEW), run)

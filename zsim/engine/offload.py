@@ -1,4 +1,4 @@
-"""Offloaded work of a plan as activities: which resources each piece uses, how long it takes to start."""
+"""Offloaded work of a plan as activities: the resources that each piece uses, and its latency."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from zsim.specs.topology.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraffic:
-    """One class of resources over a step: bytes (or seconds, where `is_time`) that one rank puts on its
-    own, and the part of the step during which the resource is fully used."""
+    """Traffic of one class of resources over a step. `per_rank`: mean bytes (or seconds, if `is_time`) per
+    rank; `utilisation_fraction`: utilisation of the most utilised resource of the class over the step."""
 
     name: str
     per_rank: float
@@ -30,7 +30,7 @@ class DeviceTraffic:
 
 
 class Offload:
-    """The resources that offloaded work needs besides links, and the profile of every kind of work."""
+    """The resources that offloaded work needs in addition to links, and the profile of every kind of work."""
 
     def __init__(self, topology: Topology, plan: Plan, classes: Classes) -> None:
         self._by_program = [
@@ -63,7 +63,7 @@ class Offload:
             self._samples.setdefault(_kind(work), work)
 
     def extra(self) -> Extra:
-        """Resources and usages to register with the links'; keys are (kind of work, first rank of a
+        """Resources and usages to register along with the links; keys are (kind of work, representative of a
         class)."""
         usages = [
             ((kind, rank), usage.indices, usage.weights)
@@ -82,7 +82,7 @@ class Offload:
         return drive_usage(self.pool, self._nvme, work, rank)
 
     def transfer(self, work: OffloadWork, rank: int, fabric: Fabric) -> Transfer:
-        """The work of a class, by its first rank, as a transfer on the fabric's pool."""
+        """The work of a class, given by its representative `rank`, as a transfer on the fabric's pool."""
         known = self._transfers.get((work, rank))
         if known is None:
             profile = fabric.extra_profiles[_kind(work), rank]
@@ -101,7 +101,7 @@ class Offload:
         return 0.0
 
     def limits(self) -> dict[str, str]:
-        """Per kind of span, the class of resources that bounds it when nothing else runs."""
+        """Per kind of span, the class of resources that limits it when nothing else runs."""
         found: dict[str, str] = {}
         for work in self._samples.values():
             usage = self._usage(work, 0)
@@ -114,7 +114,8 @@ class Offload:
         return found
 
     def traffic(self, step_seconds: float) -> tuple[DeviceTraffic, ...]:
-        """What each class of resources carried, in the order of the classes."""
+        """The traffic of each class of resources over a step of `step_seconds`, in the order of the
+        classes."""
         carried = [0.0] * (self.pool.topology.num_links + len(self.pool.capacities))
         per_kind: dict[tuple[int, Hashable], float] = {}
         for program, works in enumerate(self._by_program):
@@ -144,7 +145,7 @@ class Offload:
 
 
 def _kind(work: OffloadWork) -> Hashable:
-    """What a work's profile depends on: everything but how much it is."""
+    """The key of a work's profile: all of its attributes except its size."""
     if isinstance(work, Copy):
         return work.direction, work.is_pinned
     if isinstance(work, HostWork):

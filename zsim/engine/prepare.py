@@ -1,4 +1,4 @@
-"""Everything that a job's step needs on the clock: its programs priced, its classes, its links."""
+"""Preparation of a job's step for the executor: priced programs, classes, fabric, offloaded work."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Seconds = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job ready to run: `plan` is one step, `programs` that step as often as it runs in a row, priced;
-    `works`: what each program puts on links in a step; `allocators`: a GPU's of each program before the step,
-    where one runs short."""
+    """A job ready to run. `plan`: one step; `programs`: the priced programs of the steps that run in a row;
+    `works`: each program's collectives and messages on links in one step; `allocators`: per program the
+    allocator of a GPU before the step, if one runs short."""
 
     job: Job
     plan: Plan
@@ -45,13 +45,13 @@ class Prepared:
 
     @property
     def program_of(self) -> list[int]:
-        """Per class, the number of its program."""
+        """Per class, the index of its program."""
         found: list[int] = self.plan.program_of[self.classes.representatives].tolist()
         return found
 
     @property
     def kernel_seconds(self) -> list[Seconds]:
-        """Per class, its program's kernels on its GPUs."""
+        """Per class, the seconds of its program's kernels on its GPUs."""
         slowdowns = [float(self.slowdowns[rank]) for rank in self.classes.representatives]
         keys = list(zip(self.program_of, slowdowns, strict=True))
         kernels = {key: slowed(self.programs[key[0]].kernel_seconds, key[1]) for key in set(keys)}
@@ -59,13 +59,13 @@ class Prepared:
 
     @property
     def link_bytes(self) -> Floats:
-        """What all ranks put on every link in a step."""
+        """Bytes of all ranks on every link in one step."""
         usages = [self.fabric.usage(works, program) for program, works in enumerate(self.works)]
         total: Floats = sum(usages[1:], usages[0])
         return total
 
     def call_limits(self) -> dict[Collective | PointToPoint, CallLimit]:
-        """What bounds each collective, and of a call with messages the slowest of them."""
+        """The limit of each collective, and of a call with messages the limit of its slowest message."""
         limit = self.fabric.limit
         found: dict[Collective | PointToPoint, CallLimit] = {
             work: limit(work) for work in dict.fromkeys(chain.from_iterable(self.works))
@@ -78,8 +78,8 @@ class Prepared:
         return found
 
     def executor(self, kernel_seconds: Sequence[Seconds] | None = None) -> Executor:
-        """One run of the programs from now on, with each class's kernels as long as it usually has them or
-        as given."""
+        """An executor of one run of the programs from now on; `kernel_seconds`: per class (default: as
+        `self.kernel_seconds`)."""
         return Executor(
             self.fabric.env,
             [self.programs[program] for program in self.program_of],
@@ -104,10 +104,11 @@ def prepare(
     is_connected: bool = True,
     is_serial: bool = False,
 ) -> Prepared:
-    """Price `repeated` (the plan, once or several times) and put its collectives on the links.
+    """Price `repeated` (the plan, once or several times in a row) and register its collectives with the
+    links.
 
-    `is_connected` false leaves the links to `zsim.fabric.fabric.connect`; `is_serial` runs kernels and
-    collectives one after the other.
+    `is_connected` False: `zsim.fabric.fabric.connect` connects the links later; `is_serial`: kernels and
+    collectives run one after the other.
     """
     offload = Offload(topology, plan, classes)
     works = tuple(fabric_works(program, plan.groups) for program in plan.programs)

@@ -1,4 +1,4 @@
-"""A program priced for a cluster: what the executor needs, as flat lists indexed by op."""
+"""A program priced for a cluster: the executor's input, as flat lists indexed by op."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TIMED_ELSEWHERE = (PointToPoint, *get_args(OffloadWork))  # by the fabric and t
 
 @dataclass(frozen=True, slots=True)
 class RecordedTimes:
-    """What a recorded program has besides: `works` by op; `ready`: when the op could start, were there
-    nothing to wait for (-inf: at any time); `calls`: the collective that it is where it meets others on a
-    fabric; `host_begin`: when its host begins; `shares_gpu`: kernels have their time alone on the GPU, and
-    share it."""
+    """The additional lists of a recorded program, by op: `works`; `ready`: time at which the op could start
+    without waits (-inf: at any time); `calls`: the collective that it runs on a fabric with other ranks, if
+    any. `host_begin`: start of the host; `shares_gpu`: kernels have their time alone on the GPU as seconds,
+    and share the GPU."""
 
     works: list[Recorded]
     ready: list[float]
@@ -34,20 +34,23 @@ class RecordedTimes:
 
     @property
     def groups(self) -> set[str]:
-        """Those in which it meets others."""
+        """The names of the groups over which the program runs collectives on the fabric."""
         return {call.group for call in self.calls if call is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class PricedProgram:
-    """`pending[i]`: how many ops must end before op i may start (the one before it on its stream, and those
-    in `after`); `successors[i]`: who waits for op i so; `host_seconds[i]`: what issuing it costs the host;
-    `concentration[i]`: the sum of the squares of its launches' seconds over the square of their sum (1 for
-    one launch, 1/n for n equal ones); `host_waits[i]`: ops the host waits for before that; `behind[i]`: the
-    op that may start once op i has started, because it stands behind it in a hardware queue (-1: none),
-    which counts in `pending` too; None where no streams share a queue. `meetings[i]`: of a collective, which
-    group's and the how many-th call on it, as one number (-1: not a collective): members of a communicator
-    meet at its n-th call, whatever else each of them does (NCCL's rule). `sides[i]`: of messages."""
+    """A priced program, as lists by op.
+
+    `pending[i]`: number of ops that must end before op i may start (the previous op on its stream, and the
+    ops in `after`); `successors[i]`: the ops that wait for op i; `host_seconds[i]`: host time to issue op i;
+    `host_waits[i]`: ops that the host waits for before it issues op i; `concentration[i]`: the sum of the
+    squares of its launches' seconds over the square of their sum (1 for one launch, 1/n for n equal ones);
+    `behind[i]`: the op that may start once op i has started, because it is next in a hardware queue (-1:
+    none), which counts in `pending` too; None if no streams share a queue. `meetings[i]`: group and index of
+    the call on the group of a collective, as one number (-1: not a collective): members of a communicator
+    meet at its n-th call, whatever their other ops (NCCL's rule). `sides[i]`: the messages of op i.
+    """
 
     program: Program
     pending: list[int]
@@ -75,17 +78,17 @@ def price_program(
     connections: int = DEFAULT_CONNECTIONS,
     is_serial: bool = False,
 ) -> PricedProgram:
-    """Price every op. Prices are looked up once per distinct work.
+    """The program with every op priced, once per distinct work.
 
-    A stream takes `launch_queue` launches that have not run yet; then the host waits. Streams share
-    `connections` hardware queues. `is_serial`: as if kernels and collectives were all on one stream.
+    The compute stream's queue holds `launch_queue` launches that have not run yet; then the host waits.
+    Streams share `connections` hardware queues. `is_serial`: all kernels and collectives are on one stream.
     """
     order = program.once(program_order, connections, is_serial)
     alike = program.once(alike_ops, tuple(groups), launch_queue)
     prices = [_together([(kernel_seconds(k), k.launches) for k in work.kernels]) for work in alike.works]
     seconds: list[float | None] = [price for price, _ in prices]
     concentrations = [concentration for _, concentration in prices]
-    seconds.append(None)  # of what has no kernels, at place -1
+    seconds.append(None)  # for ops without kernels, at place -1
     concentrations.append(0.0)
     issued = [host_seconds(op) for op in alike.issues]
     return PricedProgram(
@@ -103,7 +106,7 @@ def price_program(
 
 
 class ProgramOrder(NamedTuple):
-    """Which op waits for which: see `PricedProgram`."""
+    """The waits between ops: see `PricedProgram`."""
 
     pending: list[int]
     successors: list[tuple[int, ...]]
@@ -111,8 +114,8 @@ class ProgramOrder(NamedTuple):
 
 
 def program_order(program: Program, connections: int, is_serial: bool) -> ProgramOrder:
-    """An op waits for the one before it on its stream, for those it comes after, and for its turn in a
-    hardware queue; see `price_program`."""
+    """The waits between ops: an op waits for the previous op on its stream, for its `after`, and for its turn
+    in a hardware queue; see `price_program`."""
     pending: list[int] = []
     successors: list[list[int]] = [[] for _ in program.ops]
     last_on_stream: dict[str, int] = {}
@@ -139,9 +142,9 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
 
 @dataclass(frozen=True, slots=True)
 class AlikeOps:
-    """What of a program neither prices nor queues change: see `PricedProgram`. `works` are its distinct
-    kernels, `work_of[i]` the place of op i's among them (-1: it has none); `issues` are the distinct ways to
-    issue an op, each by the first op that is issued so, and `issue_of[i]` is that of op i."""
+    """The part of a priced program that depends on neither prices nor queues: see `PricedProgram`. `works`:
+    the distinct kernels; `work_of[i]`: the index of op i's kernels in `works` (-1: none); `issues`: one op
+    for each distinct cost of issuing; `issue_of[i]`: the index of op i's in `issues`."""
 
     host_waits: list[tuple[int, ...]]
     meetings: list[int]
@@ -152,8 +155,8 @@ class AlikeOps:
 
 
 def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> AlikeOps:
-    """Which ops meet and which cost the same; see `price_program`. Members of a communicator meet at its n-th
-    call, whatever else each of them does (NCCL's own rule)."""
+    """The ops that meet other ranks, and the ops of equal cost; see `price_program`. Members of a
+    communicator meet at its n-th call, whatever their other ops (NCCL's rule)."""
     place_of_group = {name: place for place, name in enumerate(groups)}
     calls, meetings = [0] * len(groups), [-1] * len(program.ops)
     place_of_work: dict[int, int] = {}
@@ -186,23 +189,24 @@ def alike_ops(program: Program, groups: tuple[str, ...], launch_queue: int) -> A
 
 
 def _together(kernels: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Seconds of all kernels, each given with its launches, and their concentration."""
+    """Total seconds and concentration of `kernels`, given as (seconds, launches)."""
     total = sum(seconds for seconds, _ in kernels)
     squares = sum(seconds * seconds / max(launches, 1) for seconds, launches in kernels)
     return total, squares / (total * total) if total > 0 else 0.0
 
 
 def slowed(kernel_seconds: Sequence[float | None], factor: float) -> Sequence[float | None]:
-    """The kernels' seconds on a GPU that takes `factor` times as long."""
+    """The kernels' seconds on a GPU that is `factor` times slower."""
     if factor == 1.0:
         return kernel_seconds
     return [None if seconds is None else seconds * factor for seconds in kernel_seconds]
 
 
 def _with_launch_queue(program: Program, limit: int) -> list[tuple[int, ...]]:
-    """The program's host waits, and those for room in the compute stream's launch queue.
+    """The program's host waits, and the waits for room in the compute stream's launch queue of `limit`
+    launches.
 
-    Room is looked for once per eighth of the queue, not at every launch: the same run-ahead to an eighth.
+    The host waits once per eighth of the queue, not at every launch: its run-ahead is exact to an eighth.
     """
     waits = [op.host_waits for op in program.ops]
     quantum = max(limit // 8, 1)

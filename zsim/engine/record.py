@@ -1,4 +1,4 @@
-"""What the executor saw, as a Trace."""
+"""The trace of an executor's run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from zsim.trace.trace import MemoryEvents, SpanInfo, Trace, joined
 
 
 def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> Trace:
-    """Spans of every simulated rank; memory of the first of each program, which holds the largest shards.
+    """The trace: spans of every simulated rank; memory of each program's first, which has the largest shards.
 
     Where the executor ran the plan twice, the second run is the trace, and its clock starts when the first
-    rank had ended the first run (see zsim.plan.passes.twice). Ranks that are not held up by a slower one
-    begin earlier than that one: `Trace.begins` says when. A step lasts from the last rank's end to its next.
+    rank had ended the first run (see zsim.plan.passes.twice). `Trace.begins`: starts of the other ranks,
+    which differ with skew. The step lasts from the last rank's start to the end of the run.
     """
     infos, shown = plan.once(_shown)
     lanes = [_Times(lane, plan, shown) for lane in executor.lanes]
@@ -79,13 +79,13 @@ def make_trace(job: Job, plan: Plan, executor: Executor, end_seconds: float) -> 
 
 
 def step_seconds(plan: Plan, executor: Executor, end_seconds: float) -> float:
-    """From the last rank's begin of the step to the end of it, without a trace of what is between."""
+    """Seconds from the last rank's start of the step to its end, without making a trace."""
     lengths = [len(program.ops) for program in plan.programs]
     return end_seconds - max(_begin(lane, lengths[plan.program_of[lane.rank]]) for lane in executor.lanes)
 
 
 def _begin(lane: Lane, num_ops: int) -> float:
-    """When the plan's last run, of so many ops, begins on a lane: with the end of the run before."""
+    """The start of the plan's last run, of `num_ops` ops, on a lane: the end of the previous run."""
     return max(lane.ended[: len(lane.ended) - num_ops], default=lane.began)
 
 
@@ -99,7 +99,7 @@ class _Shown:
 
     @staticmethod
     def of(program: Program, plan: Plan, infos: list[SpanInfo]) -> _Shown:
-        """Appends the program's infos."""
+        """The shown ops of `program`, whose infos are appended to `infos`."""
         numbers = [number for number, op in enumerate(program.ops) if op.work is not None]
         first, tracks = len(infos), _copy_tracks(program)
         infos += [_info(program.ops[number], plan, tracks) for number in numbers]
@@ -113,8 +113,8 @@ def _shown(plan: Plan) -> tuple[tuple[SpanInfo, ...], list[_Shown]]:
 
 
 def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
-    """Where copies are shown: "h2d" and "d2h", with the stream's name when several streams copy that way,
-    because their copies may overlap."""
+    """The track of copies by (direction, stream): "h2d" or "d2h", and with the stream's name for all but the
+    first stream of a direction, because their copies may overlap."""
     seen: dict[str, list[str]] = {}
     for op in program.ops:
         if isinstance(op.work, Copy) and op.stream not in seen.setdefault(op.work.direction, []):
@@ -173,7 +173,7 @@ class _Times:
         self.allocator_blocks = lane.allocator_blocks
 
     def start_at(self, begin: float) -> None:
-        """Shift the clock to `begin`; what the host did before the rank's own begin is at that."""
+        """Shift the clock to `begin`; times before the rank's start of the step are set to its start."""
         if begin > 0:
             first = self.begin - begin
             self.issue = np.maximum(self.issue - begin, first)
@@ -235,7 +235,7 @@ def _memory_of(job: Job, plan: Plan, lane: _Times, step_seconds: float) -> Memor
 
 
 class _Changes(NamedTuple):
-    """A program's changes of memory, column by column; `names` of the ops that they come before."""
+    """A program's memory changes, column by column; `names`: of the ops that they precede."""
 
     ops: Ints
     devices: tuple[Device, ...]
@@ -260,7 +260,7 @@ def _are_compute(program: Program) -> npt.NDArray[np.bool_]:
 
 
 def _reached(program: Program, start: Floats, step_seconds: float) -> Floats:
-    """Per op, when the compute stream begins the next kernel that the host issues from there on."""
+    """Per op, the start of the next kernel on the compute stream that the host issues from this op on."""
     is_compute = program.once(_are_compute)
     times = np.where(is_compute, start, np.inf)
     reached = np.minimum.accumulate(times[::-1])[::-1]

@@ -1,4 +1,5 @@
-"""Recorded ranks on a clock: collectives take what each rank recorded, or what a topology's links need."""
+"""Replay of recorded ranks: collectives take their recorded time, or the time that a topology's links
+need."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ _KINDS: Mapping[str, CollectiveKind] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a step is replayed. `is_folded`: the replayed rank stands for all; `slowdown`: how much slower
-    kernels run there while a collective is under way."""
+    """The hardware that a step is replayed on. `is_folded`: the replayed rank is the representative of all
+    ranks; `slowdown`: factor by which kernels are slower while a collective runs."""
 
     topology: Topology
     groups: Mapping[str, Group]
@@ -37,27 +38,28 @@ class Place:
     slowdown: float
 
     def is_uneven(self) -> bool:
-        """Whether one rank stands for others at unequal places of the network."""
+        """Whether one rank represents ranks at unequal places of the network."""
         return self.is_folded and not are_alike(self.topology, self.groups)
 
 
 def run_replay(
     step: Trace, ranks: Mapping[int, RecordedRank], place: Place | None, num_steps: int = 1
 ) -> tuple[dict[int, float], Trace]:
-    """Seconds of each rank's step, and the step as a trace; the last of `num_steps` that the programs hold.
+    """Seconds of each rank's step, and the step as a trace; of `num_steps` steps in the programs the last
+    counts.
 
-    Without a `place` nothing is another than it was, and every span has its recorded time.
+    Without a `place` nothing changes, and every span has its recorded time.
     """
     if place is None:
         ranks = {number: as_recorded(rank) for number, rank in ranks.items()}
     begins = [time for rank in ranks.values() for time in (rank.host_begin, *rank.stream_begins.values())]
-    zero = -min([0.0, *begins])  # the clock starts so long before the first rank's step
+    zero = -min([0.0, *begins])  # seconds from the clock's start to the first rank's step
     programs = [_priced(rank, zero, place) for rank in ranks.values()]
     env, fabric = simpy.Environment(), None
     if place is not None:
         works = [call for one in programs if one.recorded for call in one.recorded.calls if call is not None]
         fabric = Fabric(env, place.topology, place.groups, is_folded=place.is_folded, works=works)
-    # A rank that stands for all is at the place of the first, for its own may be one that the fabric lacks.
+    # The representative of all ranks is put at rank 0's place: the fabric may have no place of its number.
     places = [0] if place is not None and place.is_folded else list(ranks)
     seconds = [program.kernel_seconds for program in programs]
     executor = Executor(
@@ -72,7 +74,7 @@ def run_replay(
 
 
 def _priced(rank: RecordedRank, zero: float, place: Place | None) -> PricedProgram:
-    """The rank's program, on a clock that begins `zero` seconds before the step."""
+    """The rank's program, on a clock that starts `zero` seconds before the step."""
     ops, works = rank.program.ops, rank.works
     pending, successors = [0] * len(ops), [list[int]() for _ in ops]
     ready = [-math.inf] * len(ops)
@@ -119,7 +121,7 @@ def _collective(work: Recorded) -> Collective:
 
 
 class _Replayed:
-    """A rank that was replayed: its lane, from the beginning of the step that counts, the last of several."""
+    """A replayed rank: its lane from the start of the step that counts, the last of `num_steps`."""
 
     def __init__(self, rank: RecordedRank, lane: Lane, zero: float, num_steps: int) -> None:
         self.rank, self.lane, self.works = rank.rank, lane, rank.works
@@ -131,12 +133,13 @@ class _Replayed:
 
     @property
     def step_seconds(self) -> float:
-        """Of the step that counts; of two the second, which shows what the host did after the first."""
+        """Seconds of the step that counts; a step after another one ends with its last op, without the host's
+        time after it."""
         last = max(self._shown_ends(self.first, len(self.works)), default=0.0)
         return (last if self.first else max(last, self.lane.host_time)) - self.begin
 
     def rows(self) -> Iterator[tuple[SpanInfo, float, float, float]]:
-        """(info, issue, start, end) of what a trace shows."""
+        """(info, issue, start, end) of each span that a trace shows."""
         lane = self.lane
         for op in range(self.first, len(self.works)):
             info = self.works[op].info
@@ -145,7 +148,8 @@ class _Replayed:
                 yield info, issue, lane.start[op], lane.ended[op]
 
     def in_allocator(self) -> Iterator[tuple[float, float]]:
-        """When the host was in torch's allocator; what it waits for there may take another time now."""
+        """The host's spans (start, end) in torch's allocator; waits in them may take longer or shorter than
+        recorded."""
         before = self.begin
         for op in range(self.first, len(self.works)):
             issue = self.lane.issue[op]
@@ -156,7 +160,7 @@ class _Replayed:
 
 
 def _trace(like: Trace, lanes: Sequence[_Replayed]) -> Trace:
-    """The replayed step as a trace, with the metadata of the recorded one."""
+    """The replayed step as a trace, with the metadata of the recorded trace."""
     index_of: dict[SpanInfo, int] = {}
     rows: list[tuple[int, int, float, float, float]] = []
     blocks: list[tuple[int, float, float, SpanInfo]] = []

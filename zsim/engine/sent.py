@@ -1,4 +1,4 @@
-"""What GPUs send, by what it is for."""
+"""Bytes that GPUs send, by phase, kind of collective and group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from zsim.plan.ops import Collective, Plan, PointToPoint
 
 
 def sent_by_phase(plan: Plan, fabric: Fabric) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """Bytes per GPU and step inside its node and between nodes, by phase, kind of collective and group."""
+    """(bytes inside the node, bytes between nodes) per GPU and step, by phase, kind of collective and
+    group."""
     calls: Counter[tuple[int, str, str, Collective]] = Counter()
     for number, program in enumerate(plan.programs):
         for op in program.ops:

@@ -1,4 +1,4 @@
-"""A job in, a trace and a report out."""
+"""Simulate one job: plan, classes, executor and allocator; the result is an `Outcome`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ OWN_NAME = "this job"
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """One of the jobs on a fabric: how long its step takes alone there and beside the others, of which so
-    many steps were counted."""
+    """One of the co-located jobs on a fabric: seconds of its step alone and together with the other jobs;
+    `steps`: number of counted steps."""
 
     name: str
     job: Job
@@ -54,12 +54,12 @@ class JobTimes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. `allocation`: what torch's allocator of the fullest rank made of it, if it has one;
-    `settled`: each program's; `calls`: what bounds each collective;
-    `meetings`: by (group, simulated rank) where ranks wait for each other; `peers`: by (simulated rank, op)
-    of a call with messages, which calls it met; `jittered`: the steps that were drawn; `sent`: bytes per GPU
-    inside its node and between nodes, by phase, kind of collective and group; `together`: all jobs on the
-    fabric, this one first."""
+    """One simulated step. `allocation`: of torch's allocator of the fullest rank, if there is one; `settled`:
+    of each program; `calls`: the limit of each collective; `meetings`: by (group, simulated rank), the index
+    of the communicator in which the rank waits for others; `peers`: by (simulated rank, op) of a call with
+    messages, the calls that it exchanged messages with; `jittered`: the drawn steps; `sent`: bytes per GPU
+    inside its node and between nodes, by phase, kind of collective and group; `together`: all co-located
+    jobs, this job first."""
 
     job: Job
     plan: Plan
@@ -91,15 +91,15 @@ def simulate_job(
     is_serial: bool = False,
     plans: Plans | None = None,
 ) -> Outcome:
-    """Run one steady step; as many as `[jitter]` draws; or a few beside those of `[jobs]`.
+    """Simulate one steady step, or as many as `[jitter]` draws, or a few together with the jobs of `[jobs]`.
 
-    One lane stands for all ranks of a class, which run the same program on equal hardware at symmetric
-    places; `unfold` simulates every rank instead. A `plan` that is given is run once, from an idle machine,
-    and without other jobs. `is_for_network`: for comparing fabrics, without what torch's allocator costs one
-    that runs short, and with groups that do the same as slow as the slowest of them. A job that does not fit
-    runs as if torch's allocator had room for it; one that is `known_to_fit` only where its tensors are more
-    than the GPU has. `is_serial` runs kernels and collectives one after the
-    other. `plans`: those that other simulations have made, and make, too.
+    One lane represents all ranks of a class, which run the same program on equal hardware at symmetric
+    places; `unfold` simulates every rank instead. A given `plan` is run once, from an idle machine, and
+    without co-located jobs. `is_for_network`: for comparing fabrics, without the time that torch's allocator
+    costs when it runs short, and with groups that do the same as slow as the slowest of them. A job that does
+    not fit runs as if torch's allocator had room for it; a job that is `known_to_fit` only if its tensors
+    exceed the GPU's memory. `is_serial`: kernels and collectives run one after the other. `plans`: the cache
+    of plans that simulations share.
     """
     plans = plans or Plans()
     began = time.perf_counter()
@@ -139,8 +139,9 @@ def _by_itself(
     by_links: bool = True,
     is_serial: bool = False,
 ) -> Outcome:
-    """`allocator_bytes`: up to how many bytes of tensors torch's allocator holds a step up where it runs
-    short; None leaves the allocator out. `by_links`: as of `find_classes`; `is_steady`: after other steps."""
+    """Simulate a job without co-located jobs. `allocator_bytes`: maximum bytes of tensors up to which an
+    allocator that runs short delays the step; None leaves the allocator out. `by_links` as in `find_classes`;
+    `is_steady`: the step follows other steps."""
     jitter = job.jitter
     unfold = unfold or (jitter is not None and job.world_size <= _MOST_DRAWN)
     is_plain = job.placement.is_plain
@@ -174,8 +175,8 @@ def _by_itself(
 
 def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections: int | None = None) -> float:
     """Seconds of the step of an `outcome` of `simulate_job` without jitter and other jobs, under another
-    assumption: kernels and collectives one after the other (`is_serial`), or so many hardware queues. Plan,
-    classes and the allocators before the first step are those of the outcome."""
+    assumption: kernels and collectives one after the other (`is_serial`), or `connections` hardware queues.
+    Plan, classes and the allocators before the first step are taken from the outcome."""
     job, plan, classes = outcome.job, outcome.plan, outcome.classes
     if connections is not None:
         job = replace(job, training=replace(job.training, device_max_connections=connections))
@@ -200,7 +201,7 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
 
 
 def _most_bytes(job: Job) -> int:
-    """Of tensors in a job that is simulated with its allocator's waits."""
+    """Maximum bytes of tensors of a job that is simulated with its allocator's waits."""
     return job.cluster.gpu.memory.capacity if job.simulation.known_to_fit else usable_bytes(job.cluster)
 
 
@@ -209,7 +210,7 @@ def _has_allocator(job: Job, plan: Plan) -> bool:
 
 
 def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
-    """Of each program, the first simulated rank."""
+    """The lane of each program's first simulated rank."""
     program_of = prepared.program_of
     return [run.executor.lanes[program_of.index(n)] for n in range(len(prepared.plan.programs))]
 
@@ -217,9 +218,9 @@ def _first_lanes(prepared: Prepared, run: ProgramRun) -> list[Lane]:
 def _with_allocators(
     prepared: Prepared, run: ProgramRun, empty: Sequence[Allocator], most: int
 ) -> tuple[Prepared, ProgramRun, Allocation, tuple[Settled, ...]]:
-    """The run, what the allocator of the fullest rank made of it, and what each program's did; where one ran
-    short, a run that they held up, and what that takes. A job whose tensors are more than `most` bytes is run
-    as if it did fit. `empty`: each program's before the first step."""
+    """The run, the allocation of the fullest rank, and the allocations of all programs; if the fullest rank's
+    allocator runs short, a run with the allocators' delays. A job whose tensors exceed `most` bytes is run as
+    if it did fit. `empty`: each program's allocator before the first step."""
     job, plan = prepared.job, prepared.plan
     lanes = _first_lanes(prepared, run)
     allocators = tuple(one.copy() for one in empty)
@@ -253,8 +254,8 @@ def _with_allocators(
 
 
 def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool, plans: Plans) -> Outcome:
-    """The job's step while the others run theirs, and how long each takes alone and together; both without
-    what an allocator that runs short would cost."""
+    """The job's step while its co-located jobs run theirs, and the times of each job alone and together,
+    without the cost of allocators that run short."""
     if job.jitter is not None:
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
@@ -289,7 +290,7 @@ def _fits(party: ConcurrentJob) -> bool:
 
 
 def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:
-    """What `executor` ran, as `trace` shows it."""
+    """The outcome of a run of `executor`, with `trace` as its step."""
     fabric, offload, ranks = prepared.fabric, prepared.offload, prepared.classes.representatives
     return Outcome(
         job=prepared.job,
@@ -318,7 +319,7 @@ def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[
 
 
 def _peers(prepared: Prepared, executor: Executor) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """By (rank, op) of a step, the (rank, op) whose messages met its own in the last run."""
+    """By (rank, op) of a step, the (rank, op) that it exchanged messages with in the last run."""
     programs = prepared.plan.programs
     first = {
         lane.rank: lane.program.num_ops - len(programs[program].ops)

@@ -1,4 +1,4 @@
-"""The simulations of one study: what its jobs have in common is read, planned and run once."""
+"""The simulations of one study: files, plans and outcomes that its jobs have in common are made once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Simulator:
         return simulate_step(job, simulate=self.outcome)
 
     def outcome(self, job: Job) -> Outcome:
-        """One steady step: that of another job where nothing but settings without effect tells them apart.
+        """The outcome of one steady step, shared with jobs that differ only in settings without effect.
         Raises what `simulate_job` raises."""
         plan = self.plan(job)
         for place, known in enumerate(self._outcomes):

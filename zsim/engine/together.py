@@ -1,8 +1,8 @@
-"""Several jobs on one fabric and one clock.
+"""Co-located jobs on one fabric and one clock.
 
-Every job repeats its step, all from the same instant, until each has done a few; links that several use are
-shared like any others, and the rest is each job's own. The first round of each job is not counted, because
-the others are not under way as they will be.
+All jobs start at the same instant, and every job repeats its step until each has run `_ROUNDS` rounds. They
+share links as the flows of one job do; all other resources are per job. The first round of each job is not
+counted, because the other jobs are not in their steady state.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from zsim.specs.experiment.job import Job
 from zsim.specs.topology.topology import Topology
 from zsim.trace.trace import Trace
 
-_ROUNDS = 4  # of every job, the first of which is not counted
+_ROUNDS = 4  # per job; the first is not counted
 
 
 @dataclass(frozen=True)
 class ConcurrentJob:
-    """A job ready to be put on the clock with others: its ranks' places, how slow they are, its plan."""
+    """A co-located job: its ranks' places (`topology`), their kernel slowdowns, and its plan."""
 
     job: Job
     topology: Topology
@@ -39,7 +39,7 @@ class ConcurrentJob:
 
 @dataclass
 class Loop:
-    """One job that repeats its step until everyone has done enough; `traces` are its counted steps."""
+    """A job that repeats its step until all jobs have run enough rounds; `traces`: its counted steps."""
 
     prepared: Prepared
     done: simpy.Event
@@ -74,9 +74,9 @@ class Loop:
 
 
 def run_together(parties: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[list[Loop], tuple[str, ...]]:
-    """The jobs' loops after they have run, and notes on what their classes leave out.
+    """The jobs' loops after they have run, and notes on the approximations of their classes.
 
-    Raises StuckError when the clock stops with work left.
+    Raises StuckError if the clock stops with work left.
     """
     env = simpy.Environment()
     everyone = [(party.topology, party.plan, party.slowdowns) for party in parties]
@@ -102,7 +102,7 @@ def run_together(parties: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[lis
         loop.begin()
     try:
         env.run(until=done)
-    except RuntimeError:  # simpy: nothing is left that could happen
+    except RuntimeError:  # simpy: no events are left
         for loop in loops:
             loop.executor.end()
         raise

@@ -1,1 +1,1 @@
-"""Steps of varying length, by a seed."""
+"""Jitter: steps of random length, drawn from a seed."""

@@ -1,18 +1,18 @@
-"""The slowest of many: what jitter makes of a class of ranks that one lane stands for.
+"""Expected maximum over a class of ranks under jitter, where one lane represents the class.
 
 # [Note: the slowest of many]
-A lane that draws jitter for itself is a typical rank. What a step waits for is the slowest of thousands, and
-that is another one at every meeting. Taking the largest factor for every kernel would be far too slow (no
-rank is the slowest at everything), taking one rank's sum over the step too fast (they meet on the way). So
-all ranks of the class are drawn and sent through the program at once, without a clock: kernels take their
-own time, a collective begins when the last of its group arrives and lasts as long as it did without jitter,
-and a message begins when both sides are there.
-Between meetings that gives E = max of the ends - max of the starts over the class, the work of an envelope
-that the slowest always touch; and one lane with that work does on the clock what the whole class would.
+A lane that draws jitter for itself is a typical rank. But a step waits for the slowest of thousands of ranks,
+which is another rank at every collective. Taking the largest factor for every kernel would be far too slow
+(no rank is the slowest everywhere), taking one rank's sum over the step too fast (ranks wait for each other
+in between). So jitter is drawn for all ranks of the class, and all run through the program at once, without a
+clock: each rank's kernels take their drawn time, a collective starts when the last member of its group
+arrives and takes as long as without jitter, and a message starts when both sides have arrived. For the
+kernels between collectives the envelope's work is E = max of the ends - max of the starts over the class; a
+lane with that work arrives at every collective when the slowest rank of the class does.
 
-The stretches between meetings are sums of kernels, so the normal law is near; ranks that are more than five
-of its standard deviations faster than the slowest all through the run are never the slowest anywhere and
-are left out.
+The segments between collectives are sums of kernels, so they are nearly normal; ranks whose factor over the
+whole run is more than five standard deviations faster than the slowest are never the slowest and are left
+out.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ Times = Floats | float
 
 @dataclass(slots=True)
 class _Groups:
-    """The groups of one kind, among the ranks of a program that are drawn: `order` sorts them by group,
-    `starts` is where each begins in it, `of_rank` is which every rank is in, `rows` which of the kind."""
+    """The communicators of one group over the drawn ranks of a program. `order`: sorts the ranks by
+    communicator; `starts`: first place of each communicator in `order`; `of_rank`: per rank the index of its
+    communicator among these; `rows`: per rank the number of its communicator in the group."""
 
     order: Ints
     starts: Ints
@@ -54,7 +55,7 @@ class _Groups:
         return _Groups(order, starts, of_rank, rows)
 
     def last(self, times: Times) -> Times:
-        """Per rank, when the last of its group arrives."""
+        """Per rank, the arrival time of the last rank of its communicator."""
         if isinstance(times, float):
             return times
         if len(self.starts) == 1:
@@ -65,8 +66,8 @@ class _Groups:
 
 @dataclass
 class _Drawn:
-    """The ranks of a program that are drawn, in order: `of_rank` is which of the program's classes each is
-    in, `members` are the places of each class's; `classes` are their numbers among all."""
+    """The drawn ranks of a program, in order. `of_rank`: per rank the index of its class among the program's;
+    `members`: per class the places of its ranks; `classes`: the classes' numbers among all classes."""
 
     ranks: Ints
     of_rank: Ints
@@ -82,9 +83,9 @@ class _Drawn:
 
 @dataclass
 class Crowd:
-    """All ranks of a job on their way through its programs.
+    """All ranks of a job, run through its programs without a clock.
 
-    `base` is a run of them without jitter; `rank_factors` are the ranks' own.
+    `base`: a run without jitter; `rank_factors`: per rank, the factor on its kernels over the whole run.
     """
 
     prepared: Prepared
@@ -100,7 +101,7 @@ class Crowd:
         self._drawn = [self._draw(number) for number in range(len(self.prepared.programs))]
 
     def _draw(self, program: int) -> _Drawn:
-        """The ranks of a program that may be the slowest somewhere."""
+        """The ranks of a program that may be the slowest at some collective."""
         classes, plan = self.prepared.classes, self.prepared.plan
         typical = typical_sigma(self._stretches, program)
         numbers = [number for number, own in enumerate(self.prepared.program_of) if own == program]
@@ -124,20 +125,20 @@ class Crowd:
         )
 
     def step(self, generator: np.random.Generator) -> list[Seconds]:
-        """One step: per class, the kernels of its envelope; see [Note: the slowest of many]."""
+        """Draw one step: per class, the kernels' seconds of its envelope; see [Note: the slowest of many]."""
         return _Step(self, generator).found
 
 
 class _Step:
-    """The crowd on its way through one step. Of the stretches that can begin the first is taken, so that
-    those of one program pass in order."""
+    """One drawn step of all ranks. Of the segments that can start the first is run, so that those of one
+    program run in order."""
 
     def __init__(self, crowd: Crowd, generator: np.random.Generator) -> None:
         self.crowd, self.generator = crowd, generator
         self.stretches = crowd._stretches
         self.found: list[Seconds] = [list(own) for own in crowd.prepared.kernel_seconds]
         self.ends: dict[int, Times] = {}
-        self.begins: dict[int, Times] = {}  # of those that begin with others
+        self.begins: dict[int, Times] = {}  # of segments that wait for partners
         self.missing = [len(one.before) for one in self.stretches]
         self.absent = [len(one.partners) for one in self.stretches]
         self.after: list[list[int]] = [[] for _ in self.stretches]
@@ -190,7 +191,8 @@ class _Step:
                 heappush(self.ready, after)
 
     def _with_partners(self, number: int) -> Times:
-        """When each rank's collective or messages can begin, all partners being there."""
+        """Per rank, the time at which its collective or messages can start, when all partners have
+        arrived."""
         one = self.stretches[number]
         return self._last_of_groups(number) if one.group is not None else self._last_of_sides(number)
 
@@ -217,7 +219,8 @@ class _Step:
         return begin
 
     def _peer_places(self, number: int, partner: int, pair: str, is_sent: bool) -> Ints:
-        """Per rank, the place of its peer among those of its program; -1 where that is not drawn."""
+        """Per rank, the place of its peer among the drawn ranks of the peer's program; -1 if it is not
+        drawn."""
         program, theirs = self.stretches[number].program, self.stretches[partner].program
         key = program, pair, is_sent
         if key not in self.crowd._peers:

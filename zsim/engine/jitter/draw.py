@@ -1,8 +1,9 @@
-"""What jitter multiplies kernels by: drawn from the seed, whatever else is simulated.
+"""The factors of jitter on kernels, which depend on the seed and on nothing else that is simulated.
 
-A factor is lognormal with mean 1. An op of several launches has their sum's spread: with c the op's
-concentration (`zsim.engine.priced_program`) and s a launch's sigma, log(1 + c (exp(s^2) - 1)) is the variance
-of its logarithm (L. Fenton, 1960: a sum of lognormals is nearly one, with the sum's mean and variance).
+A factor is lognormal with mean 1. For an op of several launches it has the spread of their sum: with c the
+op's concentration (`zsim.engine.priced_program`) and s a launch's sigma, log(1 + c (exp(s^2) - 1)) is the
+variance of its logarithm (L. Fenton, 1960: a sum of lognormals is nearly lognormal, with the sum's mean and
+variance).
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ _RANKS, _OPS, _CROWD = 0, 1, 2  # streams of random numbers that share a seed
 
 
 def rank_factors(jitter: Jitter, world_size: int) -> Floats:
-    """Per rank, how many times as long its kernels take all through the run."""
+    """Per rank, the factor on its kernels' seconds over the whole run."""
     normal = np.random.default_rng([jitter.seed, _RANKS]).standard_normal(world_size)
     return lognormal(normal, jitter.rank_sigma)
 
 
 def op_seconds(jitter: Jitter, step: int, rank: int, seconds: Seconds, concentration: Floats) -> Seconds:
-    """One rank's kernels in one step; `seconds` without what varies from step to step."""
+    """Seconds of one rank's kernels in one drawn step; `seconds`: without jitter from step to step."""
     normal = np.random.default_rng([jitter.seed, _OPS, step, rank]).standard_normal(len(seconds))
     factors = lognormal(normal, spread(jitter.kernel_sigma, concentration)).tolist()
     return [None if own is None else own * factor for own, factor in zip(seconds, factors, strict=True)]
 
 
 def crowd_generator(jitter: Jitter, step: int) -> np.random.Generator:
-    """Numbers for the many ranks that a class stands for."""
+    """The random numbers of a step for all ranks of the classes."""
     return np.random.default_rng([jitter.seed, _CROWD, step])
 
 
 def spread(sigma: float, concentration: Floats) -> Floats:
-    """Standard deviation of the logarithm of sums whose parts have `sigma`."""
+    """Standard deviation of the logarithm of sums of lognormals that have `sigma` each."""
     found: Floats = np.sqrt(np.log1p(concentration * np.expm1(sigma * sigma)))
     return found
 
 
 def lognormal(normal: Floats, sigma: Floats | float) -> Floats:
-    """Standard normal numbers as lognormal ones of mean 1."""
+    """Lognormal numbers of mean 1, from standard normal numbers."""
     factors: Floats = np.exp(sigma * normal - np.square(sigma) / 2)
     return factors

@@ -1,4 +1,4 @@
-"""A step once, or drawn many times with jitter."""
+"""Run a step once, or many times with jitter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zsim.trace.trace import Trace
 
 @dataclass(frozen=True)
 class ProgramRun:
-    """One run of a job's programs: who ran them, and when the last one had ended."""
+    """One run of a job's programs: the executor, and the time at which the last op ended."""
 
     prepared: Prepared
     executor: Executor
@@ -32,14 +32,14 @@ class ProgramRun:
 
     @cached_property
     def trace(self) -> Trace:
-        """What happened."""
+        """The run as a trace."""
         return make_trace(self.prepared.job, self.prepared.plan, self.executor, self.end_seconds)
 
 
 @dataclass(frozen=True)
 class Jittered:
-    """Steps drawn with jitter: all as the first rank saw them, the one of median length as all did, and how
-    long the step takes without."""
+    """Steps drawn with jitter. `steps`: traces of the first simulated rank; `median`: trace of all simulated
+    ranks of the step of median length; `plain_seconds`: of the step without jitter."""
 
     jitter: Jitter
     steps: tuple[Trace, ...]
@@ -49,15 +49,15 @@ class Jittered:
 
 
 def run_once(prepared: Prepared, kernel_seconds: Sequence[Seconds] | None = None) -> ProgramRun:
-    """One run from now on."""
+    """Run the prepared programs once, from now on."""
     executor = prepared.executor(kernel_seconds)
     return ProgramRun(prepared, executor, executor.run())
 
 
 def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jittered:
-    """As many steps as `jitter` says; `plain` is the run without.
+    """Draw `jitter.steps` steps; `plain`: the run without jitter.
 
-    A class of one rank draws for itself, a larger one for the slowest of its members.
+    A class of one rank draws its factors, a larger class the envelope of its slowest members.
     """
     own = rank_factors(jitter, prepared.job.world_size)
     ranks, sizes = prepared.classes.representatives, prepared.classes.sizes.tolist()

@@ -1,6 +1,6 @@
-"""A job's programs as stretches: what passes at once when ranks are sent through them without a clock.
+"""A job's programs as segments: the units of work when ranks are run through them without a clock.
 
-A run without jitter says how long everything takes once it can begin; programs say what waits for what.
+A run without jitter gives the seconds of each segment once it can start; the programs give the waits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from zsim.plan.ops import Collective
 
 
 class Partner(NamedTuple):
-    """A stretch of another program, or of neighbours in the same one, that one begins with: a collective's,
-    or the other side of a message of `pair`, which this side has sent or is to receive."""
+    """A segment of another program, or of other ranks of the same program, with which a segment starts: the
+    same collective, or the other side of a message of `pair`. `is_sent`: this side is the sender."""
 
     stretch: int
     pair: str = ""
@@ -31,11 +31,11 @@ class Partner(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """Ops of a program that pass at once: kernels in a row, or a collective, or a call with messages, or
-    something else of fixed length.
+    """Ops of a program that run as one segment: consecutive kernels, a collective, a call with messages, or
+    other work of fixed length.
 
-    `before`: stretches that it waits for; `seconds`: per class of the program's ranks; `sigma`: of the
-    kernels' sum; `group`: of a collective; `partner_of`: the stretches that begin with this one.
+    `before`: segments that it waits for; `seconds`: per class of the program's ranks; `sigma`: of the
+    kernels' sum; `group`: of a collective; `partner_of`: the segments that have it as a partner.
     """
 
     program: int
@@ -50,13 +50,13 @@ class Stretch:
 
 
 def stretches_of(prepared: Prepared, base: Executor, sigma: float) -> list[Stretch]:
-    """The programs as stretches, those of one after those of the other, each after what it waits for in its
-    program."""
+    """The segments of all programs, program by program, each after the segments of its program that it waits
+    for."""
     return _Reader(prepared, base, sigma).found
 
 
 def typical_sigma(stretches: Sequence[Stretch], program: int) -> float:
-    """The spread of a program's stretch of kernels, by their time."""
+    """The root mean square of a program's kernel segments' `sigma`, weighted by their seconds."""
     kernels = [one for one in stretches if one.is_kernels and one.program == program]
     weights = np.array([float(one.seconds.mean()) for one in kernels])
     squares = np.array([one.sigma**2 for one in kernels])
@@ -89,12 +89,12 @@ class _Reader:
             self._join(number, program)
 
     def _read(self, number: int, program: PricedProgram) -> None:
-        """The stretches of one program."""
+        """Read the segments of one program."""
         before = _predecessors(program.successors)
         waited = {op for waits in program.host_waits for op in waits}
         nodes, first, lanes = self.found, len(self.found), self.lanes[number]
         of_op: list[int] = []
-        host = -1  # the stretch after which the host is free
+        host = -1  # the segment after which the host is free
         for op, waits in enumerate(program.host_waits):
             if waits:
                 of_host = {of_op[other] for other in waits} | ({host} if host >= 0 else set())
@@ -157,7 +157,7 @@ class _Reader:
         return [latest[lane.instances[work.group]] for lane in self.lanes[number]]
 
     def _join(self, number: int, program: PricedProgram) -> None:
-        """Tell stretches which others they begin with."""
+        """Add the partners of a program's segments."""
         plan = self.prepared.plan
         if len(plan.programs) > 1:
             for call, op in self.calls[number].items():
@@ -180,7 +180,7 @@ class _Reader:
         self.found[partner].partner_of.append(own)
 
     def _programs_with(self, group: str, number: int) -> list[int]:
-        """The other programs whose ranks are in communicators of a kind with ranks of this one."""
+        """The other programs whose ranks share a communicator of `group` with ranks of this program."""
         plan = self.prepared.plan
         programs = plan.program_of[plan.groups[group].members]
         together = programs[(programs == number).any(axis=1)]

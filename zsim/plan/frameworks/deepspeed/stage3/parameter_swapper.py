@@ -39,8 +39,8 @@ class ParameterSwapper:
         return self.homes.of[number] == "nvme" and number not in self._held
 
     def ensure(self, numbers: Sequence[int]) -> None:
-        """Before a gather: read missing shards and wait; or wait for all reads in flight that include a
-        shard."""
+        """Before a gather: read missing shards and wait; if none is missing but one is being read, wait for
+        all reads."""
         missing = [number for number in numbers if self.is_far(number)]
         if missing:
             if len(missing) > self._free:
