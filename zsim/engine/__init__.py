@@ -1,1 +1,1 @@
-"""Where the plan meets the hardware."""
+"""The simulation of a plan on hardware: pricing, classes of ranks, executor, allocator, jitter."""

@@ -158,8 +158,8 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
 def settle_once(
     program: Program, allocator: Allocator, issue: Sequence[float], ended: Sequence[float]
 ) -> Allocation:
-    """As `settle`; what other runs of the program have in common with this one is taken from there, see
-    [Note: pools apart] in zsim.engine.pools_apart. The allocator is left as it is where it never ran short.
+    """As `settle`, with a cache of the parts that runs of the program have in common, see [Note: pools apart]
+    in zsim.engine.pools_apart. The allocator is left unchanged if it never ran short.
 
     The clock matters to an allocator only in whether the last use of a block has ended at a request.
     """
@@ -187,8 +187,8 @@ def settle_once(
 
 @dataclass
 class _KnownRuns:
-    """Of one program and capacity: filled by `settle_once`. `settled`: by the order in which blocks come
-    back, what `settle` makes of it, and the allocator that it leaves where that ran short."""
+    """Cache of `settle_once`, of one program and capacity. `settled`: by the order in which blocks can be
+    reused, the result of `settle`, and the allocator that it leaves if it ran short."""
 
     settled: dict[bytes, tuple[Allocation, Allocator | None]] = field(default_factory=dict)
     apart: ProgramApart | None = None
@@ -198,14 +198,15 @@ class _KnownRuns:
 def _known_runs(
     _program: Program, _capacity_bytes: int, _is_expandable: bool, _counts_from: int
 ) -> _KnownRuns:
-    """None so far."""
+    """An empty cache, which `Program.once` keeps per program and arguments."""
     return _KnownRuns()
 
 
 def _settle_apart(
     empty: Allocator, others: PoolPasses, timed: PoolPasses, apart: ProgramApart
 ) -> Allocation | None:
-    """What `settle` makes of the pools together; None where the driver has no room for all of them."""
+    """The allocation of all pools together, as of `settle`; None if the driver has no room for all of
+    them."""
     memory, before = empty.memory, -1
     limit = memory.capacity_bytes
     if memory.num_released:
@@ -227,7 +228,7 @@ def _settle_apart(
         own = {name: count for name, count in late.pools.items() if name in apart.later.timed_pools}
         pools = {**quiet.pools, **own}
     active = peak_active_bytes(late, quiet, memory.active_bytes)
-    if not number:  # what the resident tensors were made with counts
+    if not number:  # the peak while resident tensors were allocated counts
         active, peak = max(active, memory.peak_active_bytes), max(peak, memory.peak_reserved_bytes)
     return Allocation(active, peak, limit, AllocatorCounts(segments=segments), pools=pools)
 
@@ -244,9 +245,9 @@ def _pass_through(allocator: Allocator, issue: Sequence[float], ended: Sequence[
 def has_room_at(
     empty: Allocator, allocation: Allocation, issue: Sequence[float], ended: Sequence[float]
 ) -> bool:
-    """Whether an allocator that is `empty` before the first step, and has the `allocation` at the times of
-    one run of the program, has room at those of another; False also where only `settle` can tell. Only pools
-    with protected blocks are looked at again, see [Note: pools apart] in zsim.engine.pools_apart."""
+    """Whether an allocator that is `empty` before the first step, and has `allocation` at the times of one
+    run of the program, has room at the times of another run; False also if only `settle` can tell. Only pools
+    with protected blocks are simulated again, see [Note: pools apart] in zsim.engine.pools_apart."""
     if not allocation.pools:
         return False
     apart = ProgramApart(empty)

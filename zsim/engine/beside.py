@@ -1,4 +1,4 @@
-"""Collectives that overlap with kernels: those of a rank are told when its GPU becomes busy or idle."""
+"""Collectives that overlap with kernels, which learn when the GPU of a member becomes busy or idle."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def num_busy(gpus: Iterable[GpuKernels | None]) -> int:
 
 
 def took_off(flight: Flight, members: Iterable[Flights]) -> None:
-    """Add a starting collective to those of its members."""
+    """Add a starting collective to the collectives in flight of its members."""
     for member in members:
         member.under_way.append(flight)
 
 
 def landed(flight: Flight, members: Iterable[Flights]) -> None:
-    """Remove an ended collective from those of its members."""
+    """Remove an ended collective from the collectives in flight of its members."""
     for member in members:
         member.under_way.remove(flight)

@@ -1,10 +1,10 @@
-"""An allocator's pools, each group of them settled by itself while the driver has room for all.
+"""An allocator's pools in two groups, each settled by itself while the driver has room for both.
 
 # [Note: pools apart]
-As long as the driver has room, an allocator's pools have nothing to do with each other, and one whose blocks
-come back at once does the same at all times. So the pools without blocks that `record_stream` protects are
-settled once for all runs of a program; those with such blocks again for every run, with the blocks back
-before the first request of any pool at which their last use has ended (`process_events`).
+As long as the driver has room, an allocator's pools are independent of each other, and a pool whose blocks
+can be reused at once does the same whatever the times of a run. So pools without blocks that `record_stream`
+protects are settled once for all runs of a program; pools with protected blocks are settled for every run,
+with each block free before the first request of any pool at which its last use has ended (`process_events`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from zsim.plan.memory.tensors import TensorChange
 
 @dataclass(frozen=True)
 class Part:
-    """The changes of some pools in one run of a program, `places[i]`: twice the i-th one's place among the
-    changes of all pools."""
+    """The changes of some pools in one run of a program; `places[i]`: twice the place of the i-th change
+    among the changes of all pools."""
 
     changes: list[TensorChange]
     places: Ints
@@ -31,10 +31,10 @@ class Part:
 
 @dataclass(frozen=True)
 class ChangesApart:
-    """The changes of one run of a program: `timed` are those in pools with blocks that are protected when
-    they are given back (`timed_pools`), `others` the rest. `requests` and `request_ops`: the places of all
-    requests and the ops before which they are made; `given_back`: which of `timed` give back a protected
-    block, `uses` the ops that use it last."""
+    """The changes of one run of a program. `timed`: in pools with blocks that are protected when freed
+    (`timed_pools`); `others`: in the other pools. `requests` and `request_ops`: the places of all requests
+    and the ops before which they are made; `given_back`: the indices in `timed` of frees of protected blocks;
+    `uses`: the ops that use these blocks last."""
 
     timed: Part
     others: Part
@@ -46,8 +46,8 @@ class ChangesApart:
     uses: Ints
 
     def timed_places(self, issue: Sequence[float], ended: Sequence[float]) -> Ints:
-        """The places of the timed changes, each block that is given back in use just before the first request
-        that finds it free (behind all changes where none does)."""
+        """The places of the timed changes; the free of a block in use is just before the first request at
+        which its last use has ended (after all changes if there is none)."""
         places = self.timed.places.copy()
         if len(self.given_back):
             times = np.append(np.asarray(issue), max(ended))[np.minimum(self.request_ops, len(issue))]
@@ -57,13 +57,13 @@ class ChangesApart:
         return places
 
     def place_of_op(self, op: int) -> int:
-        """Twice the place of the first change from `op` on; 0 where there is none."""
+        """Twice the place of the first change from `op` on; 0 if there is none."""
         number = int(np.searchsorted(self.ops, op))
         return 2 * number if number < len(self.ops) else 0
 
 
 def changes_apart(changes: Changes) -> ChangesApart:
-    """The changes of one run, pools with protected blocks apart from the others."""
+    """The changes of one run, split into pools with protected blocks and other pools."""
     ordered = [change for op in sorted(changes.by_op) for change in changes.by_op[op]]
     requests = {(change.bytes, change.stream) for change in ordered if change.bytes}
     pool_of = {request: CachingAllocator.pool_of(*request) for request in requests}
@@ -95,10 +95,10 @@ def _is_protected(change: TensorChange) -> bool:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one run makes of some pools: the bytes `reserved` by its end since before the first run, the
-    `segments` asked for in its last step, whether it `has_grown`, and of each change the place and by how
-    much it changes the active bytes, which begin with `active_before`; `pools`: all bytes that pools reserve
-    (of the memory it ran in), where it has not grown."""
+    """The result of one run of some pools. `reserved`: bytes reserved at its end, more than before the first
+    run; `segments`: segments requested in its last step; `has_grown`: whether the whole run requested any;
+    `places` and `active`: per change its place and its difference of active bytes, which start at
+    `active_before`; `pools`: reserved bytes by pool of the memory it ran in, if it has not grown."""
 
     reserved: int
     segments: int
@@ -111,9 +111,9 @@ class Pass:
 
 @dataclass
 class PoolPasses:
-    """Runs of some pools through a program, one after the other: `first`, then `later` again and again (each
-    with the places of its changes and that from which on segments are counted). `memory`: before the next
-    one; `is_short`: the driver had no room for one of them."""
+    """Runs of some pools through a program, one after the other: `first`, then `later` repeatedly (each: its
+    changes, their places, and the place from which on segments are counted). `memory`: before the next run;
+    `is_short`: the driver had no room in one of the runs."""
 
     memory: CachingAllocator
     first: tuple[list[TensorChange], Ints, int]
@@ -125,8 +125,8 @@ class PoolPasses:
         self._reserved = self.memory.reserved_bytes
 
     def number(self, number: int) -> Pass | None:
-        """That run, counted from 0; None where the driver had no room. One that does not grow is like all
-        that follow with the same changes."""
+        """Run `number`, counted from 0; None if the driver had no room. A run that does not grow equals all
+        later runs with the same changes."""
         while len(self.done) <= number and not self.is_short:
             last = self.done[-1] if self.done else None
             is_known = last is not None and not last.has_grown
@@ -175,7 +175,7 @@ class PoolPasses:
 
 
 def peak_active_bytes(timed: Pass, others: Pass, resident: int) -> int:
-    """The most bytes that are active in one run of all pools; `resident` of them are so in both."""
+    """Maximum active bytes in one run of all pools; `resident` bytes are active in both parts."""
     order = np.argsort(np.concatenate([timed.places, others.places]), kind="stable")
     change = np.concatenate([timed.active, others.active])[order]
     before = timed.active_before + others.active_before - resident
@@ -183,7 +183,8 @@ def peak_active_bytes(timed: Pass, others: Pass, resident: int) -> int:
 
 
 class ProgramApart:
-    """What all runs of a program with one allocator (`empty` before the first step) have in common."""
+    """The parts that all runs of a program with one allocator (`empty` before the first step) have in
+    common."""
 
     def __init__(self, empty: Allocator) -> None:
         self.later = changes_apart(empty.changes)
@@ -191,7 +192,7 @@ class ProgramApart:
         self.counts_from = empty.counts_from
 
     def others(self, empty: Allocator) -> PoolPasses:
-        """The pools whose blocks come back at once."""
+        """The runs of the pools whose blocks can be reused at once."""
         later = self._part(self.later, self.later.others, self.later.others.places)
         first = later
         if self.first is not self.later:
@@ -199,12 +200,12 @@ class ProgramApart:
         return PoolPasses(empty.memory.copy(), first, later)
 
     def places(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
-        """Those of the timed changes in the first run and in later ones, at the times of one run."""
+        """The places of the timed changes in the first run and in later runs, at the times of one run."""
         later = self.later.timed_places(issue, ended)
         return later if self.first is self.later else self.first.timed_places(issue, ended), later
 
     def timed(self, empty: Allocator, places: tuple[Ints, Ints]) -> PoolPasses:
-        """The pools with protected blocks."""
+        """The runs of the pools with protected blocks, at `places`."""
         later = self._part(self.later, self.later.timed, places[1])
         first = later
         if self.first is not self.later:

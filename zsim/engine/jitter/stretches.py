@@ -140,8 +140,8 @@ class _Reader:
         node.sigma = float(spread(self.sigma, np.array([concentration]))[0])
 
     def _begins(self, number: int, op: int, program: PricedProgram) -> list[float]:
-        """Per lane, when an op that was reached could begin: a collective with the last of its communicator,
-        messages with the other sides."""
+        """Per lane, the time at which an op could start in the run: a collective when the last member of its
+        communicator started, messages when the other sides did."""
         work = program.program.ops[op].work
         if not isinstance(work, Collective):
             return [

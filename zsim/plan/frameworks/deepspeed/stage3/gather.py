@@ -86,8 +86,7 @@ class Gatherer:
     def _collective(
         self, part: Fetch, size: int, kind: CollectiveKind, dtype: str, group: str | None = None, of: str = ""
     ) -> int:
-        """Issue one call for a part; `of`: what is sent instead of the parameters ("scales of "), if not
-        they."""
+        """Issue one call for a part and return its event; `of`: prefix of the name ("scales of ")."""
         name = self.trace.parameters[part.parameters[0]].name
         more = f" and {len(part.parameters) - 1} more" if len(part.parameters) > 1 else ""
         event = self.builder.collective(
