@@ -73,7 +73,7 @@ def report_of(
         energy=energy,
         cost=_cost(job, energy, step.seconds),
         critical_path_seconds=_critical_seconds(outcome),
-        validation=step_validation(job, step, allocator),
+        validation=step_validation(job, plan, step, allocator),
         ranks=_ranks(outcome),
         jitter=spread,
         jobs=_jobs(outcome),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from zsim.plan.make import is_offloaded
+from zsim.plan.ops import Plan
 from zsim.report.report import TracedStep
 from zsim.report.views.text.allocator import AllocatorRow
 from zsim.specs.cluster.cluster import Cluster
@@ -48,10 +49,16 @@ def job_features(
     )
 
 
-def step_validation(job: Job, step: TracedStep, allocator: AllocatorRow | None) -> Validation:
+def step_validation(job: Job, plan: Plan, step: TracedStep, allocator: AllocatorRow | None) -> Validation:
     """The validation of a step's time by all validated runs."""
     retries = 0 if allocator is None else allocator.retries
-    return validation_of(job_features(job, step.breakdown.seconds, step.seconds, retries))
+    features = job_features(job, step.breakdown.seconds, step.seconds, retries)
+    return plan.once(_validation_of_plan, features)
+
+
+def _validation_of_plan(_plan: Plan, features: Features) -> Validation:
+    """Runs of one plan on other hardware that have the same features have one validation."""
+    return validation_of(features)
 
 
 def _framework(job: Job) -> str:

@@ -7,6 +7,7 @@ import time
 import traceback
 from typing import Any
 
+from zsim import garbage_collection
 from zsim.engine.simulator import Simulator
 from zsim.errors import ZsimError
 from zsim.explain.report_of import report_of_step
@@ -23,10 +24,11 @@ def point_record(identity: str, experiment: Experiment, simulator: Simulator | N
     point never ends a study."""
     simulator = simulator or Simulator()
     try:
-        began = time.perf_counter()
-        job = simulator.job(experiment)
-        step = simulator.step(job)
-        report = report_of_step(step, time.perf_counter() - began)
+        with garbage_collection.paused():
+            began = time.perf_counter()
+            job = simulator.job(experiment)
+            step = simulator.step(job)
+            report = report_of_step(step, time.perf_counter() - began)
     except (ZsimError, MemoryError, RecursionError, OverflowError) as error:
         return failed_record(identity, type(error).__name__, str(error) or type(error).__name__)
     except Exception as error:  # a bug in zsim must cost one row, not the whole study
