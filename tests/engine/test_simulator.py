@@ -23,6 +23,8 @@ GPU = {"memory": {"capacity": "40 GB", "bandwidth": "1 TB/s"}}
 CHANGES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "slow cards": {"cluster": {"extends": "dgx-h100", "nic": NIC}},
+    "slower cards": {"cluster": {"extends": "dgx-h100", "nic": {"bandwidth": "3 GB/s"}}},
+    "fewer cards": {"cluster": {"extends": "dgx-h100", "nic": {"per_node": 4}}},
     "another GPU": {"cluster": "dgx-a100-80gb"},
     "a small GPU": {"cluster": {"extends": "dgx-h100", "gpu": GPU}},
     "twice the nodes": {"nodes": 4, "gpus": 32},
@@ -81,6 +83,7 @@ def test_what_is_shared_changes_no_bit_of_a_result(asked: list[tuple[str, str]])
         assert shared.trace.step_seconds == alone.trace.step_seconds
         assert shared.trace.infos == alone.trace.infos
         assert shared.allocation == alone.allocation
+        assert (shared.traffic, shared.sent, shared.calls) == (alone.traffic, alone.sent, alone.calls)
         row, other = (point_record("", experiment(strategy, change), each) for each in (simulator, None))
         assert row == other
 

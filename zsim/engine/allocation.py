@@ -212,10 +212,9 @@ def _settle_apart(
     if memory.num_released:
         return None
     for number in range(_MOST_PASSES):
-        parts = others.number(number), timed.number(number)
-        if parts[0] is None or parts[1] is None:
+        quiet, late = others.number(number), timed.number(number)
+        if quiet is None or late is None:
             return None
-        quiet, late = parts
         peak = memory.reserved_bytes + quiet.reserved + late.reserved
         if peak > limit:
             return None
@@ -224,6 +223,8 @@ def _settle_apart(
             break
         before = peak
     pools: Mapping[PoolName, int] = {}
+    assert quiet is not None
+    assert late is not None
     if not quiet.has_grown and not late.has_grown:
         own = {name: count for name, count in late.pools.items() if name in apart.later.timed_pools}
         pools = {**quiet.pools, **own}

@@ -18,7 +18,7 @@ from zsim.fabric.folding.classes import (
     stable_classes,
 )
 from zsim.fabric.messages import communicators_of, fabric_works
-from zsim.plan.ops import OffloadWork, Plan
+from zsim.plan.ops import Plan
 from zsim.specs.topology.topology import Topology
 
 _MOST_CLASSES = 512
@@ -78,7 +78,7 @@ def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
 def _sockets_are_alike(topology: Topology, plan: Plan) -> bool:
     """Whether a rank's socket makes no difference: nothing is offloaded, or every socket in use has as many
     ranks and all ranks' memory is on their socket, or on another one."""
-    if not any(isinstance(work, OffloadWork) for work in plan.works()):
+    if not plan.has_offload:
         return True
     beside, distance = _socket_traits(topology)
     return bool((beside == beside[0]).all() and (distance == distance[0]).all())
@@ -110,7 +110,7 @@ def find_classes_together(
 def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
     """A job as the input of `stable_classes`."""
     works = [work for program in plan.programs for work in fabric_works(program, plan.groups)]
-    shares_nodes = any(isinstance(work, OffloadWork) for work in plan.works())
+    shares_nodes = plan.has_offload
     traits: list[Floats | Ints] = [slowdowns, plan.program_of]
     if shares_nodes:
         traits += _node_traits(topology)

@@ -33,9 +33,7 @@ class Offload:
     """The resources that offloaded work needs in addition to links, and the profile of every kind of work."""
 
     def __init__(self, topology: Topology, plan: Plan, classes: Classes) -> None:
-        self._by_program = [
-            [op.work for op in program.ops if isinstance(op.work, OffloadWork)] for program in plan.programs
-        ]
+        self._by_program = [program.offload_works for program in plan.programs]
         self._program_of = plan.program_of
         self.works = list(chain.from_iterable(self._by_program))
         self.pool = NodePool(topology, classes.of_rank)

@@ -161,13 +161,14 @@ class PoolPasses:
             if tensor >= 0:
                 memory.free(block)
         has_grown = memory.num_segments > segments
+        levels: Ints = np.array([before, *active], dtype=np.int64)
         self.done.append(
             Pass(
                 memory.reserved_bytes - self._reserved,
                 memory.num_segments - counted,
                 has_grown,
                 places[order],
-                np.diff(np.array([before, *active], dtype=np.int64)),
+                levels[1:] - levels[:-1],
                 before,
                 {} if has_grown else memory.reserved_by_pool(),
             )

@@ -111,7 +111,7 @@ def prepare(
     collectives run one after the other.
     """
     offload = Offload(topology, plan, classes)
-    works = tuple(fabric_works(program, plan.groups) for program in plan.programs)
+    works = plan.once(_works_of_programs)
     fabric = Fabric(
         env,
         topology,
@@ -137,6 +137,10 @@ def prepare(
         for program in repeated.programs
     )
     return Prepared(job, plan, topology, classes, slowdowns, programs, fabric, offload, works)
+
+
+def _works_of_programs(plan: Plan) -> tuple[list[Collective], ...]:
+    return tuple(fabric_works(program, plan.groups) for program in plan.programs)
 
 
 def _known_usages(_plan: Plan, _form: Hashable) -> Usages:

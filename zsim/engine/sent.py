@@ -12,6 +12,19 @@ from zsim.plan.ops import Collective, Plan, PointToPoint
 def sent_by_phase(plan: Plan, fabric: Fabric) -> dict[tuple[str, str, str], tuple[float, float]]:
     """(bytes inside the node, bytes between nodes) per GPU and step, by phase, kind of collective and
     group."""
+    totals: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for (number, phase, group, work), count in plan.once(_calls_by_phase).items():
+        if fabric.groups[work.group].size > 1:
+            inside, between = fabric.sent(work, number)
+            key = phase, work.kind, group
+            before = totals.get(key, (0.0, 0.0))
+            totals[key] = before[0] + count * inside, before[1] + count * between
+    return totals
+
+
+def _calls_by_phase(plan: Plan) -> Counter[tuple[int, str, str, Collective]]:
+    """How often a rank makes a call in a step, by program, phase and the call's group (of messages, the one
+    of their ranks)."""
     calls: Counter[tuple[int, str, str, Collective]] = Counter()
     for number, program in enumerate(plan.programs):
         for op in program.ops:
@@ -20,11 +33,4 @@ def sent_by_phase(plan: Plan, fabric: Fabric) -> dict[tuple[str, str, str], tupl
             elif isinstance(op.work, PointToPoint):
                 for work in sends(op.work, plan.groups):
                     calls[number, op.phase, op.work.group, work] += 1
-    totals: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for (number, phase, group, work), count in calls.items():
-        if fabric.groups[work.group].size > 1:
-            inside, between = fabric.sent(work, number)
-            key = phase, work.kind, group
-            before = totals.get(key, (0.0, 0.0))
-            totals[key] = before[0] + count * inside, before[1] + count * between
-    return totals
+    return calls

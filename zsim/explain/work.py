@@ -7,7 +7,7 @@ import numpy as np
 from zsim.cost.flops import hardware_flops_per_token, model_flops_per_token
 from zsim.cost.rates.power import GpuActivity, kernel_activity
 from zsim.plan.builder import COMPUTE
-from zsim.plan.ops import Kernels, Plan
+from zsim.plan.ops import Kernels, Plan, Program
 from zsim.report.report import StepWork
 from zsim.specs.experiment.job import Job
 
@@ -33,15 +33,26 @@ def step_work(job: Job) -> StepWork:
 def kernel_activity_of(job: Job, plan: Plan) -> GpuActivity:
     """Seconds of a step's compute-stream kernels by limiting resource, as mean over all GPUs; every distinct
     work is evaluated once."""
-    known: dict[int, GpuActivity] = {}
-    totals = [0.0] * len(GpuActivity._fields)
+    parts = [np.zeros((1, len(GpuActivity._fields)))]
     ranks = np.bincount(plan.program_of, minlength=len(plan.programs)) / plan.world_size
     for program, fraction in zip(plan.programs, ranks.tolist(), strict=True):
-        for op in program.ops:
-            if op.stream == COMPUTE and isinstance(op.work, Kernels):
-                activity = known.get(id(op.work))
-                if activity is None:
-                    activity = known[id(op.work)] = kernel_activity(op.work.kernels, job.cluster.gpu)
-                for index, part in enumerate(activity):
-                    totals[index] += part * fraction
-    return GpuActivity(*totals)
+        works, places = program.once(_compute_works)
+        if works:
+            each = np.array([kernel_activity(work.kernels, job.cluster.gpu) for work in works])
+            parts.append(each[places] * fraction)
+    totals = np.cumsum(np.concatenate(parts), axis=0)[-1]  # one after the other, in order
+    return GpuActivity(*totals.tolist())
+
+
+def _compute_works(program: Program) -> tuple[list[Kernels], list[int]]:
+    """The distinct kernels of the compute stream, and the place among them of each op's."""
+    place_of: dict[int, int] = {}
+    works: list[Kernels] = []
+    places: list[int] = []
+    for op in program.ops:
+        if op.stream == COMPUTE and isinstance(op.work, Kernels):
+            place = place_of.setdefault(id(op.work), len(works))
+            if place == len(works):
+                works.append(op.work)
+            places.append(place)
+    return works, places

@@ -302,6 +302,11 @@ class Program(Unchanging):
         return bool(self.ops) and isinstance(self.ops[-1].work, Recorded)
 
     @cached_property
+    def offload_works(self) -> tuple[OffloadWork, ...]:
+        """The offloaded work of its ops, in order."""
+        return tuple(op.work for op in self.ops if isinstance(op.work, OffloadWork))
+
+    @cached_property
     def calls_with_messages(self) -> tuple[int, ...]:
         """The numbers of the ops that send or receive."""
         return tuple(number for number, op in enumerate(self.ops) if type(op.work) is PointToPoint)
@@ -369,6 +374,11 @@ class Plan(Unchanging):
     @property
     def has_messages(self) -> bool:
         return any(program.calls_with_messages for program in self.programs)
+
+    @property
+    def has_offload(self) -> bool:
+        """Whether any rank does offloaded work."""
+        return any(program.offload_works for program in self.programs)
 
     @property
     def changes_memory(self) -> bool:

@@ -122,20 +122,26 @@ def critical_seconds(links: Iterable[Link], causes: OpCauses) -> dict[str, float
     extra time counts for the resource that bounds it, which others share.
     """
     totals: dict[str, float] = {}
+    sums: dict[int, tuple[float, bool]] = {}  # by the id of what `causes` keeps: of its seconds, is computing
     for rank, op, start, end in links:
         known = _NO_OP.get(op) or causes.of(op, rank)
-        took, alone = end - start, sum(known.values())
+        of_known = sums.get(id(known))
+        if of_known is None:
+            of_known = sums[id(known)] = sum(known.values()), known.keys() <= _COMPUTING
+        took, (alone, is_computing) = end - start, of_known
         if alone > took:
-            parts = {cause: seconds * took / alone for cause, seconds in known.items()}
-        elif known.keys() <= _COMPUTING:
-            parts = {**known, "interference": took - alone}
+            for cause, seconds in known.items():
+                totals[cause] = totals.get(cause, 0.0) + seconds * took / alone
+            continue
+        if is_computing:
+            parts, slowed = known, took - alone
         else:
             shared = next((cause for cause in known if cause != "latency"), "latency")
             slowed = min(took - alone, causes.slowed(op, rank))
-            parts = {**known, "interference": slowed}
-            parts[shared] += took - alone - slowed
+            parts = {**known, shared: known[shared] + (took - alone - slowed)}
         for cause, seconds in parts.items():
             totals[cause] = totals.get(cause, 0.0) + seconds
+        totals["interference"] = totals.get("interference", 0.0) + slowed
     return {cause: totals[cause] for cause in _in_order(totals) if totals[cause] > 0}
 
 

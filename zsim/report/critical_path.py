@@ -146,9 +146,7 @@ class _Walk:
         self.parts = [program.once(_predecessors, connections) for program in plan.programs]
         first_info = list(accumulate((len(part.numbers) for part in self.parts), initial=0))
         self.times = _Times(trace, plan, first_info)
-        self.calls = [
-            _places_of_calls(program, part) for program, part in zip(plan.programs, self.parts, strict=True)
-        ]
+        self.calls = [program.once(_places_of_calls, connections) for program in plan.programs]
         self.rows: dict[str, dict[int, list[int]]] = {}
         self.communicators: dict[str, Ints] = {}
         self.found: list[Link] = []
@@ -282,10 +280,10 @@ class _Walk:
             self.found.append(Link(rank, op, start, end))
 
 
-def _places_of_calls(program: Program, part: Predecessors) -> dict[str, list[int]]:
+def _places_of_calls(program: Program, connections: int) -> dict[str, list[int]]:
     """Places of the calls of each group, by group."""
     found: dict[str, list[int]] = {}
-    for place, number in enumerate(part.numbers):
+    for place, number in enumerate(program.once(_predecessors, connections).numbers):
         work = program.ops[number].work
         if isinstance(work, Collective):
             found.setdefault(work.group, []).append(place)

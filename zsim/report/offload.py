@@ -56,6 +56,8 @@ def offload_section(
 ) -> OffloadSection | None:
     """The section on offloading; None without offloaded work. `limits`: the resource that bounds each kind of
     span; see [Note: the cause of a stall]. The causes add up to the breakdown's offload stall."""
+    if not any(info.kind in _BY_KIND for info in trace.infos):
+        return None
     own = trace.of_rank(rank)
     moved: dict[str, int] = {}
     for _, info, _, _ in own.rows():
