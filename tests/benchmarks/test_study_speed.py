@@ -94,25 +94,39 @@ def test_a_sweep_costs_little_more_than_its_simulations(tmp_path: Path) -> None:
     assert again < 0.1
 
 
-def hardware_point(strategy: dict[str, Any], bandwidth: int) -> Experiment:
-    """Llama-3-8B on 16 GPUs with other network cards."""
+def hardware_point(strategy: dict[str, Any], bandwidth: int, *, is_large: bool = False) -> Experiment:
+    """Llama-3-8B on 16 GPUs, or GPT-3 175B on 1,024, with other network cards."""
     cluster = {"extends": "dgx-h100", "nic": {"bandwidth": f"{bandwidth} GB/s"}}
+    if is_large:
+        training = {"activation_checkpointing": "full"}
+        return Experiment(
+            model="gpt-3-175b", cluster=cluster, nodes=128, strategy=strategy, training=training
+        )
     return Experiment(model="llama-3-8b", cluster=cluster, nodes=2, strategy=strategy)
 
 
 @pytest.mark.speed
-@pytest.mark.parametrize(("strategy", "least"), [({"kind": "fsdp2"}, 3.0), ({"stage": 3}, 1.6)], ids=str)
+@pytest.mark.parametrize(
+    ("strategy", "is_large", "least"),
+    [
+        ({"kind": "fsdp2"}, False, 4.0),
+        ({"kind": "ddp"}, False, 3.5),
+        ({"stage": 3}, False, 2.6),
+        ({"stage": 3}, True, 2.5),
+    ],
+    ids=str,
+)
 def test_a_point_that_changes_only_the_hardware_costs_a_part_of_the_first(
-    strategy: dict[str, Any], least: float
+    strategy: dict[str, Any], is_large: bool, least: float
 ) -> None:
-    """Medians of processor time. What is left is the run itself and its report; under ZeRO-3 also what
-    torch's allocator makes of blocks that other streams still use, which depends on the order of the run."""
+    """Medians of processor time. What is left is the run itself and its report; under ZeRO-3 also the pools
+    of torch's allocator with blocks that other streams still use, which depend on the order of the run."""
     firsts: list[float] = []
     laters: list[float] = []
     for turn in range(7):
         simulator = Simulator()
         for number in range(4):
-            experiment = hardware_point(strategy, 20 + 7 * number + turn)
+            experiment = hardware_point(strategy, 20 + 7 * number + turn, is_large=is_large)
             began = time.process_time()
             assert point_record("", experiment, simulator)["status"] == "ok"
             (laters if number else firsts).append(time.process_time() - began)
