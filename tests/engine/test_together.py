@@ -161,6 +161,7 @@ def test_jobs_without_nodes_take_the_free_ones_in_order() -> None:
         ({"b": {"trainig": {}}}, {}, "jobs.b: unknown key 'trainig'; did you mean 'training'"),
         ({"b": {"strategy": {"stage": 9}}}, {}, "jobs.b: strategy.stage: found 9"),
         ({"b": {"training": 3}}, {}, "jobs.b.training: found 3, expected a table"),
+        ({"b": 3}, {}, "jobs.b: found 3, expected a table"),
         ({"b": {"placement": {"fabric_nodes": 9}}}, {}, "fabric_nodes: is the fabric's"),
         ({"b": {}}, {"faults": {"slow_gpus": {"node9": 2}}}, "the fabric has node0 to node3"),
     ],

@@ -174,7 +174,9 @@ def test_before_there_was_a_ratio_the_states_left_the_gpu() -> None:
 
 def test_states_on_nvme_that_the_gpu_updates_are_not_simulated() -> None:
     nvme = {"device": "nvme", "nvme_path": "/nvme"}
-    with pytest.raises(NotSimulatedError, match="a ratio below 1 with states on NVMe"):
+    with pytest.raises(
+        NotSimulatedError, match="MiCS, whose optimizer takes the ratio to be 0, with states on"
+    ):
         plan_with(16, offload_optimizer=nvme)
 
 

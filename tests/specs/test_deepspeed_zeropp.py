@@ -64,7 +64,7 @@ def test_mics_takes_the_prefetch_bucket_as_it_is() -> None:
 
 
 def test_secondary_shards_on_nvme_are_refused() -> None:
-    with pytest.raises(InputError, match="secondary shards cannot be on NVMe"):
+    with pytest.raises(InputError, match=r"cannot be on NVMe; .*'none' or 'cpu', found 'nvme'"):
         load(zero_hpz_partition_size=8, offload_param={"device": "nvme", "nvme_path": "/nvme"})
 
 

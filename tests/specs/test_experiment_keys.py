@@ -88,7 +88,9 @@ def test_megatrons_own_kernels_are_not_another_engines() -> None:
         ({"strategy": {"kind": "megatron", "engine": "nanotron", "cuda_graph": True}}, "engine 'megatron'"),
         ({"training": {"global_batch_size": 12, "micro_batch_size": 1, "gradient_accumulation_steps": 3}},
          "expected 24, or more than 16"),
+        ({"training": {"global_batch_size": 7}}, "found 7 sequences for 8 GPUs; expected at least 8"),
         ({"trainer": {"metrics": 2}}, "unknown key 'metrics'"),
+        ({"trainer": {"metrics_per_micro_batch": 2}}, "found 2, but the logits .* expected holds_logits"),
         ({"trainer": {"holds_logits": "yes"}}, "trainer.holds_logits"),
         ({"simulation": {"every_microbatch": False}}, "did you mean 'every_micro_batch'"),
     ],
@@ -163,13 +165,13 @@ def test_the_resolved_experiment_says_all_that_the_simulation_used() -> None:
 
 def test_exported_files_say_what_the_script_must_do_of_it() -> None:
     asked = job(
-        trainer={"metrics_per_micro_batch": 2},
+        trainer={"metrics_per_micro_batch": 2, "holds_logits": "as they are"},
         training={"micro_batch_size": 2, "global_batch_size": 12, "autocast": True},
         strategy={"kind": "fsdp1", "param_dtype": "fp32", "reduce_dtype": "bf16", "before_torch_2": True},
     )
     notes = export_files(asked).notes
     for said in (
-        "[trainer] is the script's: metrics_per_micro_batch 2",
+        "[trainer] is the script's: metrics_per_micro_batch 2, holds_logits as they are",
         "a last micro-batch that is smaller (1.5 sequences a step) is the script's",
         "it is simulated as in torch 1.12 and 1.13",
     ):

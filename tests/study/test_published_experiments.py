@@ -88,6 +88,12 @@ def test_a_row_whose_name_no_file_can_have_is_refused(tmp_path: Path, row_id: st
         write_experiments([bad], tmp_path)
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot be made: .*file is a file, expected a folder"):
+        write_experiments([runs()[0]], tmp_path / "file" / "folder")
+
+
 def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="stands there twice"):
         write_experiments([runs()[0], runs()[0]], tmp_path)

@@ -84,7 +84,7 @@ def _sentence(detail: ErrorDetails, model_type: type[BaseModel]) -> str:
     message = detail["msg"]
     if kind == "value_error":
         return where + message.removeprefix("Value error, ")
-    if kind == "model_type":
+    if kind in ("model_type", "dict_type"):
         message = "expected a table"
     expected = message.replace("Input should be", "expected", 1)
     expected = expected[0].lower() + expected[1:]

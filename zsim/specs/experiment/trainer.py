@@ -10,9 +10,9 @@ reads_sequence_lengths = true      # the host asks the GPU before every attentio
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from zsim.specs.model.spec import Attention, Loss, ModelSpec, Module
 
@@ -32,6 +32,15 @@ class TrainerTable(BaseModel):
     holds_logits: Literal["no", "as they are", "in fp32"] = "no"
     unpads_attention: bool = False
     reads_sequence_lengths: bool = False
+
+    @model_validator(mode="after")
+    def _metrics_have_logits(self) -> Self:
+        if self.metrics_per_micro_batch and self.holds_logits == "no":
+            raise ValueError(
+                f"metrics_per_micro_batch: found {self.metrics_per_micro_batch}, but the logits that they "
+                "need are released before backward; expected holds_logits = 'as they are' or 'in fp32'"
+            )
+        return self
 
 
 def with_trainer(model: ModelSpec, table: TrainerTable) -> ModelSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError
-from zsim.files import write_whole
+from zsim.files import make_folder, write_whole
 from zsim.specs.formats.toml import experiment_toml
 from zsim.study.published.job import RowExperiment, row_experiment, row_job
 from zsim.study.published.predict import measured_seconds
@@ -62,7 +61,7 @@ def write_experiments(runs: Sequence[PublishedRun], folder: Path) -> Written:
             raise InputError(
                 f"{run.where}: row_id '{run.row_id}' stands there twice; expected one file a row"
             )
-        os.makedirs(folder, exist_ok=True)
+        make_folder(folder)
         write_whole(path, experiment_toml(row.experiment, row_comment(run, row)))
         written.files[run.row_id] = path
     return written

@@ -61,9 +61,10 @@ def _find_in_zero(reading: Reading, zero: ZeroConfig) -> list[Unsimulated]:
         found.append(("offload_optimizer", what))
     is_partial = optimizer is not None and (optimizer.ratio < 1 or zero.is_mics)
     if optimizer is not None and optimizer.device == "nvme" and is_partial:
+        ratio = "MiCS, whose optimizer takes the ratio to be 0," if zero.is_mics else "a ratio below 1"
         what = (
-            "a ratio below 1 with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with "
-            "torch's AdamW and moments of its own)"
+            f"{ratio} with states on NVMe (DeepSpeed 0.19.8 then updates what it swapped in with torch's "
+            "AdamW and moments of its own)"
         )
         found.append(("offload_optimizer", what))
     if zero.zenflow is not None and zero.stage > 0:

@@ -31,7 +31,7 @@ def check_zero_plus_plus(reading: Reading, zero: ZeroConfig, world_size: int, gp
     if zero.zero_hpz_partition_size > 1 and offload is not None and offload.device == "nvme":
         raise InputError(
             f"{where}.zero_hpz_partition_size: secondary shards cannot be on NVMe; expected "
-            "offload_param.device 'none', found 'nvme'"
+            "offload_param.device 'none' or 'cpu', found 'nvme'"
         )
     if zero.is_mics:
         _check_mics(where, zero, world_size, gpus_per_node)
