@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from zsim import garbage_collection
 from zsim.errors import ZsimError
 from zsim.version import __version__
 
@@ -80,6 +81,10 @@ app = typer.Typer(
 # Errors of standard output; files that zsim writes go through zsim.files.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
+# Read by packages when they are imported: zsim multiplies no matrices with numpy, so its BLAS needs no thread
+# per core, and no plugin of pydantic concerns zsim's tables.
+_LEAN_IMPORTS = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+
 _LONGEST_REASON = 3_000  # characters; zsim's longest messages have a thousand
 
 
@@ -94,6 +99,9 @@ def _root(
 
 def main() -> None:
     """Run the command line; the user's mistakes are one paragraph on stderr and exit code 2."""
+    garbage_collection.skip_at_exit()
+    for name, value in _LEAN_IMPORTS.items():
+        os.environ.setdefault(name, value)
     try:
         code = _run_app()
         if sys.stdout is not None:

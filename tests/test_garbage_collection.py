@@ -1,0 +1,58 @@
+"""Garbage collection while zsim simulates, and when its process ends."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+from zsim import garbage_collection
+
+
+def test_what_a_pause_made_is_not_scanned_right_after_it() -> None:
+    """20,000 new lists are 28 times the 700 that let Python scan the young generation."""
+    gc.collect()
+    with garbage_collection.paused():
+        made: list[list[int]] = [[] for _ in range(20_000)]
+        assert gc.get_count()[0] >= len(made)
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_count()[0] < 1_000
+    assert any(one is made for one in gc.get_objects(generation=2))
+
+
+def test_cycles_of_a_pause_are_found_by_a_full_collection() -> None:
+    gc.collect()
+    with garbage_collection.paused():
+        for _ in range(100):
+            ring: list[object] = []
+            ring.append(ring)
+    del ring
+    assert gc.collect() >= 100
+
+
+def test_objects_that_the_caller_froze_stay_frozen() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with garbage_collection.paused():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_a_process_ends_without_a_last_search_for_cycles() -> None:
+    """The object in a cycle would print when it is collected."""
+    code = """
+from zsim import garbage_collection
+class Loud:
+    def __del__(self):
+        print("collected")
+one = Loud()
+one.cycle = one
+del one
+"""
+    for end, printed in (("", "collected\n"), ("garbage_collection.skip_at_exit()", "")):
+        run = subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True, check=True)
+        assert run.stdout == printed
