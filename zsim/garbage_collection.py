@@ -11,8 +11,8 @@ from contextlib import contextmanager
 @contextmanager
 def paused() -> Iterator[None]:
     """A context without garbage collection: a simulation makes millions of small tuples, and scanning them
-    again and again took a fifth of its time. At the end they count as old, so that Python does not scan
-    all of them at once right after; a simulation leaves a few hundred objects in cycles, whatever its size."""
+    again and again took a fifth of its time. At the end they count as old, so that Python does not scan them
+    all at once right after; a simulation leaves a few hundred objects in cycles, whatever its size."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
