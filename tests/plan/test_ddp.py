@@ -179,6 +179,17 @@ def test_bucket_views_spare_the_copy_of_the_gradients(plan_for: PlanFor, toys: A
     assert not names(plan, "copy from bucket")
 
 
+def test_a_rank_alone_has_no_buckets_to_view(plan_for: PlanFor, toys: Any) -> None:
+    """On 1 rank nothing is reduced: gradients are autograd's own, view or not."""
+    viewed, plain = (
+        plan_for(nodes=None, gpus=1, strategy={"kind": "ddp", "gradient_as_bucket_view": is_view})
+        for is_view in (True, False)
+    )
+    assert toys.host_peaks(viewed) == toys.host_peaks(plain)
+    assert toys.host_peaks(viewed)["gradients"] == 4 * 6_738_415_616
+    assert viewed.ops == plain.ops
+
+
 def test_autocast_casts_each_linear_weight_once_per_forward(toys: Any) -> None:
     """4 linears in each of 4 blocks and the head; norm and embedding stay fp32."""
     assert len(names(toy_plan(toys), "cast ")) == 2 * 17  # weights in forward, gradients in backward

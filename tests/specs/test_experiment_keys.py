@@ -22,6 +22,8 @@ from zsim.specs.strategy.megatron import Megatron
 
 GPT = {"model_type": "gpt2", "n_embd": 256, "n_head": 4, "n_layer": 2, "vocab_size": 512, "n_positions": 128}
 
+INTERNEVO = {"kind": "megatron", "engine": "internevo", "distributed_optimizer": True}
+
 
 def experiment(**changes: Any) -> Experiment:
     return Experiment(**{"model": GPT, "cluster": "dgx-a100-80gb", "gpus": 8, **changes})
@@ -65,7 +67,7 @@ def test_strategies_say_what_their_software_was() -> None:
     graph = job(strategy={"kind": "megatron", "cuda_graph": True, "skips_update": True}).strategy
     assert isinstance(graph, Megatron)
     assert (graph.block_overhead, graph.skips_update, graph.checks_nan) == (None, True, True)
-    owners = job(strategy={"kind": "megatron", "engine": "internevo", "distributed_optimizer": True}).strategy
+    owners = job(strategy={**INTERNEVO, "grad_reduce_dtype": "bf16"}).strategy
     assert isinstance(owners, Megatron)
     assert (owners.has_owners, owners.is_contiguous, owners.fuses_accumulation) == (True, False, False)
 
@@ -86,6 +88,8 @@ def test_megatrons_own_kernels_are_not_another_engines() -> None:
             "expected 'fp32' or 'fp16'",
         ),
         ({"strategy": {"kind": "megatron", "engine": "nanotron", "cuda_graph": True}}, "engine 'megatron'"),
+        ({"strategy": INTERNEVO}, "in the parameters' type; expected 'bf16'"),
+        ({"strategy": {"kind": "megatron", "engine": "internevo"}}, "has no other optimizer; expected true"),
         ({"training": {"global_batch_size": 12, "micro_batch_size": 1, "gradient_accumulation_steps": 3}},
          "expected 24, or more than 16"),
         ({"training": {"global_batch_size": 7}}, "found 7 sequences for 8 GPUs; expected at least 8"),

@@ -77,6 +77,7 @@ class DdpSchedule(Hooks):
         self.is_alone = self.group.size == 1
         self.workload = workload = stage.workload
         self.strategy = strategy
+        self.has_views = strategy.gradient_as_bucket_view and not self.is_alone  # 1 rank has no buckets
         self.training = training = stage.training
         self.low_dtype = {"fp8": "bf16"}.get(training.precision, training.precision)
         self.low_bytes = DTYPE_BYTES[self.low_dtype]
@@ -106,7 +107,7 @@ class DdpSchedule(Hooks):
             Memory("parameters", self.stored_bytes * numel),
             lazy_states(self.training, self._numels),
             # With `gradient_as_bucket_view` the gradients are views of the buckets.
-            Memory("gradients" if self.strategy.gradient_as_bucket_view else "buffers", buckets),
+            Memory("gradients" if self.has_views else "buffers", buckets),
         ]
 
     # -- autocast: see [Note: autocast's casts] ---------------------------------------------------------
@@ -181,7 +182,7 @@ class DdpSchedule(Hooks):
     def _gradient_from_autograd(self, call: ModuleCall) -> None:
         """The gradient in the stored type; added to the gradient of earlier micro-batches if there is one."""
         builder, size = self.builder, call.numel * self.stored_bytes
-        is_kept = not self._has_gradients and not self.strategy.gradient_as_bucket_view
+        is_kept = not self._has_gradients and not self.has_views
         builder.allocate("gradients" if is_kept else "buffers", size)
         if isinstance(call.module.work, Linear):
             self._cast_gradient(call, call.numel)
@@ -217,7 +218,7 @@ class DdpSchedule(Hooks):
             f"copy to bucket {call.name}", moves(size, size, launches=len(parameters)), module=call.name
         )
         owns_memory = not self._has_gradients or self.strategy.no_sync
-        if self.strategy.gradient_as_bucket_view and owns_memory:
+        if self.has_views and owns_memory:
             self.builder.free("buffers", size)  # the gradient is a view of the bucket from now on
 
     def _all_reduce(self, bucket: _Bucket) -> None:
@@ -235,7 +236,7 @@ class DdpSchedule(Hooks):
             return
         for bucket in self._buckets:
             self.builder.stream_wait(COMPUTE, bucket.reduced)
-            if not self.strategy.gradient_as_bucket_view:
+            if not self.has_views:
                 size = bucket.numel * self.stored_bytes
                 self.builder.kernels(
                     f"copy from bucket {bucket.number}", moves(size, size, launches=bucket.num_parameters)
@@ -246,7 +247,7 @@ class DdpSchedule(Hooks):
     def optimizer_step(self) -> None:
         clip_gradients(self.builder, self.training, self._numels, "")
         update(self.builder, self.training, self._numels)
-        if not self.strategy.gradient_as_bucket_view:
+        if not self.has_views:
             self.builder.free("gradients", self.stored_bytes * self.workload.numel)
 
 

@@ -105,6 +105,11 @@ def megatron_strategy(table: MegatronTable, training: Training, world_size: int)
             f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' with parameters in {low}; "
             f"expected 'fp32' or '{low}'"
         )
+    if table.engine == "internevo" and table.grad_reduce_dtype != low:
+        raise InputError(
+            f"strategy.grad_reduce_dtype: found '{table.grad_reduce_dtype}' (the default is 'fp32'), but "
+            f"engine 'internevo' reduces gradients in the parameters' type; expected '{low}'"
+        )
     ranks = world_size // table.optimizer_instances
     bucket = table.bucket_size or max(40_000_000, 1_000_000 * ranks)
     is_megatron, sums_all = table.engine == "megatron", table.engine == "internevo"
@@ -167,6 +172,10 @@ def _check_combination(table: MegatronTable, world_size: int) -> None:
         for key, is_given in (("cuda_graph", table.cuda_graph), ("version", table.version != NEWEST_CORE)):
             if is_given:
                 raise InputError(f"strategy.{key}: belongs to engine 'megatron', found '{table.engine}'")
+    if table.engine == "internevo" and not table.distributed_optimizer:
+        raise InputError(
+            "strategy.distributed_optimizer: engine 'internevo' has no other optimizer; expected true"
+        )
     if table.bucket_size is not None and not table.overlap_grad_reduce:
         raise InputError(
             "strategy.bucket_size: without overlap_grad_reduce all gradients are one bucket; expected "
