@@ -29,6 +29,7 @@ from zsim.fabric.algorithms.others import tree_parents
 from zsim.fabric.algorithms.rings import add_crossings, local_ranks, longer_rounds
 from zsim.fabric.communicators import round_seconds
 from zsim.fluid.pool import FluidPool, Profile
+from zsim.plan.ops import Parts
 from zsim.specs.cluster.collectives import ProtocolCosts
 from zsim.specs.topology.topology import Topology
 
@@ -123,6 +124,46 @@ class Rounds:
 
         return self._run(start)
 
+    def unequal_all_to_all(self, parts: Parts, in_flight: int = ROUNDS_SIDE_BY_SIDE) -> float:
+        """Seconds of a direct all-to-all of `parts[i][j]` bytes from member i to member j. Every rank goes
+        through its rounds by itself: node after node, `in_flight` at a time, the next once the bytes of one
+        are all sent; its own node's GPUs meanwhile."""
+        domains = self.size // self.local
+
+        def begin(rank: int) -> None:
+            first = rank // self.local * self.local
+            inside = [[first + (rank + o) % self.local] for o in range(1, self.local)]
+            across = [
+                [(first + o * self.local + place) % self.size for place in range(self.local)]
+                for o in range(1, domains)
+            ]
+            left = deque(across or inside)
+
+            def play() -> None:
+                if left:
+                    targets, missing = left.popleft(), [self.local if across else 1]
+
+                    def delivered() -> None:
+                        missing[0] -= 1
+                        if not missing[0]:
+                            play()
+
+                    for target in targets:
+                        self._send(self._pair(rank, target), parts[rank][target], delivered)
+
+            for target in (target for targets in inside for target in targets) if across else ():
+                edge = self._pair(rank, target)
+                edge.latency = 0.0
+                self._send(edge, parts[rank][target], lambda: None)
+            for _ in range(in_flight):
+                play()
+
+        def start() -> None:
+            for rank in range(self.size):
+                begin(rank)
+
+        return self._run(start)
+
     # -- schedules ----------------------------------------------------------------------------------
 
     def _tree(self, parents: Ints, tree_bytes: float, pieces: int) -> tuple[Callable[[], None], list[_Edge]]:
@@ -196,6 +237,13 @@ class Rounds:
         for offset in offsets:
             self.topology.add_routes(usage, rows.ravel(), np.roll(rows, -offset, axis=1).ravel(), 1.0)
         return self._edge(usage, crosses=False)
+
+    def _pair(self, source: int, target: int) -> _Edge:
+        """From one rank to another."""
+        usage = np.zeros(self.topology.num_links)
+        slots = self.members[0]
+        self.topology.add_routes(usage, slots[[source]], slots[[target]], 1.0)
+        return self._edge(usage, crosses=source // self.local != target // self.local)
 
     def _domain_offset(self, offset: int) -> _Edge:
         """Every rank to all ranks of the domain so many domains on, at once."""

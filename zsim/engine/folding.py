@@ -18,7 +18,7 @@ from zsim.fabric.folding.classes import (
     stable_classes,
 )
 from zsim.fabric.messages import communicators_of, fabric_works
-from zsim.plan.ops import Plan
+from zsim.plan.ops import Collective, Plan
 from zsim.specs.topology.topology import Topology
 
 _MOST_CLASSES = 512
@@ -68,9 +68,11 @@ def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes
 
 
 def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
-    """Whether all ranks do the same at equal places of an even fabric; False with messages or several
-    programs."""
+    """Whether all ranks do the same at equal places of an even fabric; False with messages, all-to-alls of
+    unequal parts or several programs."""
     if len(plan.programs) > 1 or plan.has_messages:
+        return False
+    if any(isinstance(work, Collective) and work.parts is not None for work in plan.works()):
         return False
     return are_alike(topology, plan.groups) and _sockets_are_alike(topology, plan)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from zsim.arrays import Floats, Ints
 from zsim.cost.collectives.rounds import Rounds
-from zsim.fabric.algorithms.methods import Method
+from zsim.fabric.algorithms.methods import CallKind, Method, Shape
 from zsim.fabric.algorithms.rings import Longer
 from zsim.fluid.pool import Profile
 from zsim.specs.cluster.collectives import ProtocolCosts
@@ -75,19 +75,18 @@ class Instance:
     across); `used`: by shape, the links with non-zero `usage`, and the usage.
     """
 
-    methods: dict[str, list[Method]]
-    usage: dict[str, Floats]
-    own_usage: dict[str, Floats]
+    methods: dict[CallKind, list[Method]]
+    usage: dict[Shape, Floats]
+    own_usage: dict[Shape, Floats]
     num_domains: int
     longer: Longer
     delays: list[tuple[Floats, Floats]]
-    choices: dict[str, list[AlgorithmChoice]] = field(default_factory=dict)
-    used: dict[str, tuple[Ints, Floats]] = field(default_factory=dict)
+    choices: dict[CallKind, list[AlgorithmChoice]] = field(default_factory=dict)
+    used: dict[Shape, tuple[Ints, Floats]] = field(default_factory=dict)
 
-    @property
-    def shapes(self) -> dict[str, str]:
-        """Shape by algorithm."""
-        return {method.algorithm: method.shape for found in self.methods.values() for method in found}
+    def shape_of(self, kind: CallKind, algorithm: str) -> Shape:
+        """The shape of one of the algorithms of a kind of collective."""
+        return next(method.shape for method in self.methods[kind] if method.algorithm == algorithm)
 
     def keep_used_links(self) -> None:
         """Keep only the non-zero entries of `usage`, in `used`, and drop the dense arrays."""

@@ -15,10 +15,10 @@ import simpy
 
 from zsim.arrays import Bools, Floats, Ints
 from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
-from zsim.cost.collectives.rounds import CallLimit, edge_bytes
-from zsim.fabric.algorithms.methods import Method, methods
+from zsim.cost.collectives.rounds import CallLimit, edge_bytes, unequal_bus_bytes
+from zsim.fabric.algorithms.methods import CallKind, Method, Shape, methods
 from zsim.fabric.algorithms.nccl_choice import planned_seconds
-from zsim.fabric.algorithms.others import SHAPES, sent_by_gpu
+from zsim.fabric.algorithms.others import link_usage, sent_by_gpu
 from zsim.fabric.algorithms.rings import domains_of, fault_delays, longer_rounds
 from zsim.fabric.communicators import AlgorithmChoice, Instance, Limits, Transfer, ramp_seconds, ring_latency
 from zsim.fabric.flight import Flight
@@ -91,7 +91,7 @@ class Fabric:
         }
         self._instances: dict[tuple[str, int], Instance] = {}
         self._row_of = {name: group.row_of(topology.world_size) for name, group in groups.items()}
-        self._sent: dict[tuple[str, int, str], tuple[float, float]] = {}
+        self._sent: dict[tuple[str, int, Shape], tuple[float, float]] = {}
         self._receives = {
             name: group.receiving_row_of(topology.world_size)
             for name, group in groups.items()
@@ -127,7 +127,7 @@ class Fabric:
         longer = max(longer_rounds(topology, alike[0]) for alike in patterns)
         return Instance(kinds, usage, own, count, longer, fault_delays(topology, members))
 
-    def _usage_of(self, shape: str, patterns: Sequence[Ints]) -> Floats:
+    def _usage_of(self, shape: Shape, patterns: Sequence[Ints]) -> Floats:
         """Bytes on every link per bus byte of groups of one shape, by the rows of their slots."""
         key = shape, *((len(rows), rows.tobytes()) for rows in patterns)
         usage = np.zeros(self.topology.num_links)
@@ -136,7 +136,7 @@ class Fabric:
             usage[links] = weights
             return usage
         for rows in patterns:
-            usage += SHAPES[shape](self.topology, rows)
+            usage += link_usage(shape, self.topology, rows)
         links = np.flatnonzero(usage)
         self._usages[key] = links, usage[links]
         return usage
@@ -147,7 +147,7 @@ class Fabric:
         self.pool, self._links = pool, links
         leaves_node = self.topology.leaves_node()[links]
         for instance in self._instances.values():
-            profiles: dict[tuple[str, float, float], Profile] = {}
+            profiles: dict[tuple[Shape, float, float], Profile] = {}
             for kind, found in instance.methods.items():
                 instance.choices[kind] = [
                     self._choice(instance, method, protocol, costs, profiles, links, leaves_node)
@@ -162,7 +162,7 @@ class Fabric:
         method: Method,
         protocol: str,
         costs: ProtocolCosts,
-        profiles: dict[tuple[str, float, float], Profile],
+        profiles: dict[tuple[Shape, float, float], Profile],
         links: Ints,
         leaves_node: Bools,
     ) -> AlgorithmChoice:
@@ -239,10 +239,10 @@ class Fabric:
         """The collective with every algorithm and protocol that the communicator may run."""
         kind = self._kind(work)
         group = self.groups[work.group]
-        size = edge_bytes(kind, work.bytes, group.size)
+        size = self._bus_bytes(work)
         own = self._instances[work.group, instance]
         found = []
-        for choice in own.choices[kind]:
+        for choice in own.choices[work.parts or kind]:
             latency = 0.0
             if group.size > 1:
                 rounds = choice.method.rounds
@@ -261,7 +261,7 @@ class Fabric:
         if choice.method.shape != "tree" or not work.bytes:
             return 0.0
         num_ranks = self.groups[work.group].size
-        size = edge_bytes(self._kind(work), work.bytes, num_ranks)
+        size = self._bus_bytes(work)
         pieces = tree_pieces(choice.protocol, work.bytes, self.costs.channels, num_ranks, num_domains)
         return fill_seconds(choice.method.rounds, size / limits.inside, size / limits.across, pieces)
 
@@ -288,6 +288,16 @@ class Fabric:
     def _kind(self, work: Collective) -> str:
         is_whole = work.kind == "reduce_scatter" and self.costs.reduce_scatter == "all_reduce"
         return "all_reduce" if is_whole else work.kind
+
+    def _bus_bytes(self, work: Collective) -> float:
+        if work.parts is not None:
+            return float(unequal_bus_bytes(work.parts))
+        return edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
+
+    def _shape(self, work: Collective, instance: int) -> Shape:
+        """Of the algorithm that the backend chooses on a communicator."""
+        algorithm = self.transfer(work, instance).algorithm
+        return self._instances[work.group, instance].shape_of(work.parts or self._kind(work), algorithm)
 
     def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
         """Start a transfer now; `on_end` is called when it is done. `busy`: number of its GPUs on which
@@ -330,12 +340,11 @@ class Fabric:
         for (name, number), instance in self._instances.items():
             if self._programs[name, number] != program:
                 continue
-            carried: dict[str, float] = {}
+            carried: dict[Shape, float] = {}
             for work, count in counts.items():
                 if work.group == name and self.groups[name].size > 1:
-                    size = count * edge_bytes(self._kind(work), work.bytes, self.groups[name].size)
-                    shape = instance.shapes[self.transfer(work, number).algorithm]
-                    carried[shape] = carried.get(shape, 0.0) + size
+                    shape = self._shape(work, number)
+                    carried[shape] = carried.get(shape, 0.0) + count * self._bus_bytes(work)
             for shape, size in carried.items():
                 links, weights = instance.used[shape]
                 total[links] += weights * size
@@ -344,12 +353,12 @@ class Fabric:
     def sent(self, work: Collective, program: int = 0) -> tuple[float, float]:
         """Bytes that one GPU sends for a call by the ranks of a program, as mean over all GPUs: inside its
         NVLink domain (over PCIe where there is no NVLink), and through the network cards."""
-        size = edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
+        size = self._bus_bytes(work)
         inside = between = 0.0
         for (name, number), instance in self._instances.items():
             if name != work.group or self._programs[name, number] != program:
                 continue
-            shape = instance.shapes[self.transfer(work, number).algorithm]
+            shape = self._shape(work, number)
             key = name, number, shape
             if key not in self._sent:
                 self._sent[key] = sent_by_gpu(self.topology, *instance.used[shape])
@@ -372,14 +381,14 @@ def connect(fabrics: Sequence[Fabric]) -> None:
 
 def _kinds_by_group(
     groups: Mapping[str, Group], works: Iterable[Collective] | None
-) -> dict[str, tuple[str, ...]]:
-    """The kinds of collectives of every group; where it runs reduce-scatters also all-reduce, which gloo runs
-    in their place."""
+) -> dict[str, tuple[CallKind, ...]]:
+    """The kinds of collectives of every group, and its tables of unequal parts; where it runs reduce-scatters
+    also all-reduce, which gloo runs in their place."""
     if works is None:
         return {name: ("send",) if isinstance(group, Pairs) else _KINDS for name, group in groups.items()}
-    found: dict[str, dict[str, None]] = {name: {} for name in groups}
+    found: dict[str, dict[CallKind, None]] = {name: {} for name in groups}
     for work in works:
-        found[work.group][work.kind] = None
+        found[work.group][work.parts or work.kind] = None
         if work.kind == "reduce_scatter":
             found[work.group]["all_reduce"] = None
     return {name: tuple(kinds) for name, kinds in found.items()}

@@ -17,6 +17,7 @@ from zsim.plan.ops import (
     MemoryChange,
     Message,
     Op,
+    Parts,
     Phase,
     Plan,
     PointToPoint,
@@ -149,6 +150,13 @@ class PlanBuilder:
             work = Collective(kind, full_bytes, dtype, group)
             self._collectives[kind, full_bytes, dtype, group] = work
         return self._on_communicator(name or kind, stream, work, module)
+
+    def all_to_all(
+        self, parts: Parts, dtype: str, group: str, *, stream: str, name: str = "", module: str = ""
+    ) -> int:
+        """An all-to-all of any parts; see `Collective.all_to_all`."""
+        work = Collective.all_to_all(parts, dtype, group)
+        return self._on_communicator(name or work.kind, stream, work, module)
 
     def _on_communicator(self, name: str, stream: str, work: Collective | PointToPoint, module: str) -> int:
         previous = self._last_of_group.get(work.group)

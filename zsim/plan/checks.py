@@ -26,6 +26,7 @@ def check_plan(plan: Plan) -> None:
     """Raise PlanError for inconsistent calls, messages or memory, StuckError for a circle of waits."""
     for program in plan.programs:
         _check_order(program)
+        _check_parts(program, plan)
         _check_memory(program)
     if len(plan.programs) == 1 and not plan.has_messages:
         return  # all members make the same calls in the same order
@@ -43,6 +44,27 @@ def _check_order(program: Program) -> None:
         for other in op.host_waits:
             if other >= number:
                 raise PlanError(f"{_of(program)}the host waits for op {other} before it issues op {number}")
+
+
+def _check_parts(program: Program, plan: Plan) -> None:
+    """An all-to-all of unequal parts has one for each pair of members, and the bytes of its largest input."""
+    for op in program.ops:
+        work = op.work
+        if not isinstance(work, Collective) or work.parts is None:
+            continue
+        size, where = plan.groups[work.group].size, f"{_of(program)}'{op.name}' on '{work.group}'"
+        if work.kind != "all_to_all":
+            raise PlanError(f"{where}: {work.kind} has unequal parts; only all_to_all may have them")
+        if {len(work.parts), *map(len, work.parts)} != {size}:
+            rows = (
+                f"{len(work.parts)} rows of {' or '.join(str(n) for n in sorted(set(map(len, work.parts))))}"
+            )
+            raise PlanError(f"{where}: its parts are {rows}; expected {size} rows of {size}")
+        if min(map(min, work.parts)) < 0:
+            raise PlanError(f"{where}: a part has {min(map(min, work.parts)):,} bytes")
+        largest = max(map(sum, work.parts))
+        if work.bytes != largest:
+            raise PlanError(f"{where} is of {work.bytes:,} bytes, and its largest input has {largest:,}")
 
 
 def _check_memory(program: Program) -> None:
@@ -104,9 +126,11 @@ def _check_pair(plan: Plan, name: str, first: int, other: int, calls: Sequence[_
     for place, (own, theirs) in enumerate(zip(one, two, strict=False)):
         mine, yours = a.ops[own].work, b.ops[theirs].work
         if mine != yours:
+            assert isinstance(mine, Collective)
+            assert isinstance(yours, Collective)
             raise PlanError(
-                f"call {place + 1} on '{name}': {_of(a)}'{a.ops[own].name}' is {_told(mine)}, and "
-                f"{_of(b)}'{b.ops[theirs].name}' is {_told(yours)}"
+                f"call {place + 1} on '{name}': {_of(a)}'{a.ops[own].name}' is {_told(mine, yours)}, and "
+                f"{_of(b)}'{b.ops[theirs].name}' is {_told(yours, mine)}"
             )
     if len(one) != len(two):
         raise PlanError(f"'{name}': {_of(a)}{len(one)} calls, and {_of(b)}{len(two)}")
@@ -287,6 +311,17 @@ def _of(program: Program) -> str:
     return f"{program.name}: " if program.name else ""
 
 
-def _told(work: object) -> str:
-    assert isinstance(work, Collective)
-    return f"{work.kind} of {work.bytes:,} bytes of {work.dtype}"
+def _told(work: Collective, other: Collective) -> str:
+    """A call by what it may have in common with another; of two tables the first part that differs."""
+    told = f"{work.kind} of {work.bytes:,} bytes of {work.dtype}"
+    if work.parts == other.parts:
+        return told
+    if work.parts is None:
+        return f"{told} in equal parts"
+    if other.parts is None:
+        return f"{told} in unequal parts"
+    size = len(work.parts)
+    for i, j in ((i, j) for i in range(size) for j in range(size)):
+        if work.parts[i][j] != other.parts[i][j]:
+            return f"{told} with {work.parts[i][j]:,} from member {i} to member {j}"
+    return told

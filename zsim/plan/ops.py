@@ -41,6 +41,7 @@ CollectiveKind = Literal[
 MessageKind = Literal["send", "recv", "send_recv"]
 Arguments = TypeVarTuple("Arguments")
 Derived = TypeVar("Derived")
+Parts = tuple[tuple[int, ...], ...]
 Phase = Literal["forward", "recompute", "backward", "optimizer", "accumulate"]
 
 
@@ -54,12 +55,31 @@ class Kernels:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One collective call. `bytes` is the full tensor: output of an all-gather, input of a
-    reduce-scatter, buffer of an all-reduce. `group` names an entry of `Plan.groups`."""
+    reduce-scatter, buffer of an all-reduce, largest member's input of an all-to-all. `group` names an entry
+    of `Plan.groups`.
+
+    `parts`: of an all-to-all of unequal parts, the bytes that member i of the communicator sends to member j
+    (`parts[i][j]`, what stays at i included); None where all are equal. torch's `all_to_all_single` has row i
+    as i's `input_split_sizes` and column i as its `output_split_sizes`.
+
+    # [Note: the whole table]
+    Every member's call has the table of the whole communicator, not a row and a column. So ranks of one
+    program may be at different places of a communicator, and what i sends to j is what j takes from i where
+    their tables are the same. Communicators of one kind of group that have different tables are of different
+    programs.
+    """
 
     kind: CollectiveKind
     bytes: int
     dtype: str
     group: str
+    parts: Parts | None = None
+
+    @classmethod
+    def all_to_all(cls, parts: Parts, dtype: str, group: str) -> Collective:
+        """An all-to-all in which member i sends `parts[i][j]` bytes to member j."""
+        is_equal = len({part for row in parts for part in row}) == 1
+        return cls("all_to_all", max(map(sum, parts)), dtype, group, None if is_equal else parts)
 
 
 class Message(NamedTuple):

@@ -5,7 +5,7 @@ one rank's buffer of an all-to-all), n the number of ranks, k the number of NVLi
 on, g = n/k. *Bus bytes* are the bytes that every rank must at least send (nccl-tests, doc/PERFORMANCE.md, the
 bus-bandwidth factors), so that bus bytes over seconds is nccl-tests' busbw whatever the algorithm:
 
-    all_gather, reduce_scatter, all_to_all    S (n-1)/n
+    all_gather, reduce_scatter, all_to_all    S (n-1)/n (unequal parts: the most that a member sends)
     all_reduce                                2 S (n-1)/n
     broadcast, reduce, send, recv             S
 
@@ -27,6 +27,7 @@ times when the piece starts inside one, as a simulation message by message confi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
@@ -68,6 +69,12 @@ def edge_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
     if kind in _CHAIN or kind in _PAIR:
         return float(full_bytes)
     raise NotSimulatedError(f"{kind} is not simulated yet")
+
+
+def unequal_bus_bytes(parts: Sequence[Sequence[int]]) -> int:
+    """Bus bytes of an all-to-all of unequal parts (`parts[i][j]`: from member i to j): the maximum of what a
+    member sends to others."""
+    return max(sum(row) - row[place] for place, row in enumerate(parts))
 
 
 def ring_rounds(kind: str, num_ranks: int, num_nodes: int) -> Rounds:

@@ -7,7 +7,8 @@ all-reduces halve their traffic in the switch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from zsim.cost.collectives.rounds import (
     Rounds,
@@ -19,25 +20,40 @@ from zsim.cost.collectives.rounds import (
     ring_rounds,
     tree_rounds,
 )
+from zsim.plan.ops import Parts
 from zsim.specs.cluster.collectives import CollectiveCosts, ProtocolCosts
 
 _TREE_FRACTION = 0.92  # NCCL src/graph/tuning.cc: busBw * .92; for cluster files without numbers of trees
 
 
+# A kind of collective, or the table of an all-to-all of unequal parts: each has link usages of its own.
+CallKind = str | Parts
+
+
+class UnequalShape(NamedTuple):
+    """The link usage of an all-to-all of unequal parts; `name`: that of the all-to-all of equal parts."""
+
+    name: str
+    parts: Parts
+
+
+Shape = str | UnequalShape
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One algorithm: `shape` names its link usage in `zsim.fabric.algorithms.others.SHAPES`, `fraction` is
-    the part of the links' bandwidth that it reaches."""
+    """One algorithm: `shape` is its link usage (`zsim.fabric.algorithms.others.link_usage`), `fraction` the
+    part of the links' bandwidth that it reaches."""
 
     algorithm: str
-    shape: str
+    shape: Shape
     rounds: Rounds
     protocols: Mapping[str, ProtocolCosts]
     fraction: float = 1.0
 
 
 def methods(
-    kind: str,
+    kind: CallKind,
     num_ranks: int,
     num_domains: int,
     costs: CollectiveCosts,
@@ -65,10 +81,18 @@ def methods(
 
 
 def _available(
-    kind: str, num_ranks: int, num_domains: int, costs: CollectiveCosts, has_switch: bool, most_local: int
+    kind: CallKind,
+    num_ranks: int,
+    num_domains: int,
+    costs: CollectiveCosts,
+    has_switch: bool,
+    most_local: int,
 ) -> list[Method]:
     own = costs.algorithms
     basic = costs.protocols
+    if not isinstance(kind, str):
+        equal = _available("all_to_all", num_ranks, num_domains, costs, has_switch, most_local)
+        return [replace(method, shape=UnequalShape(str(method.shape), kind)) for method in equal]
     if kind in ("send", "recv"):
         return [Method("direct", "pair", Rounds(int(num_domains == 1), int(num_domains > 1)), basic)]
     if kind == "all_to_all":

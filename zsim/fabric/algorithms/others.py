@@ -18,7 +18,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from zsim.arrays import Floats, Ints
+from zsim.cost.collectives.rounds import unequal_bus_bytes
 from zsim.errors import NotSimulatedError
+from zsim.fabric.algorithms.methods import Shape, UnequalShape
 from zsim.fabric.algorithms.rings import (
     add_crossings,
     by_dead_cards,
@@ -28,6 +30,7 @@ from zsim.fabric.algorithms.rings import (
     ring_usage,
     segments,
 )
+from zsim.plan.ops import Parts
 from zsim.specs.topology.topology import Topology
 
 _MOST_PAIRS = 4096  # maximum of ranks in an all-to-all group: n^2 pairs are counted one offset at a time
@@ -109,9 +112,13 @@ def pat_usage(topology: Topology, members: Ints) -> Floats:
     return usage
 
 
-def all_to_all_usage(topology: Topology, members: Ints, *, by_rail: bool = False) -> Floats:
+def all_to_all_usage(
+    topology: Topology, members: Ints, *, by_rail: bool = False, parts: Parts | None = None
+) -> Floats:
     """S/n from every rank to every other: 1/(n-1) of a bus byte per pair. `by_rail`: bytes that leave a node
-    first go over NVLink to the GPU on the target's rail (PXN)."""
+    first go over NVLink to the GPU on the target's rail (PXN). `parts`: the table of one of unequal parts, of
+    which the member that sends most sends one bus byte. NCCL has all-to-alls as grouped sends and receives
+    (ncclSend, ncclRecv), so that every pair's bytes are on the pair's route."""
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
     if size > _MOST_PAIRS:
@@ -121,19 +128,24 @@ def all_to_all_usage(topology: Topology, members: Ints, *, by_rail: bool = False
         )
     local = local_ranks(topology, members)
     sources = members.ravel()
+    table = None if parts is None else np.array(parts) / max(unequal_bus_bytes(parts), 1)
     for offset in range(1, size):
         targets = np.roll(members, -offset, axis=1)
         place = (np.arange(size) + offset) % size
         proxies = members[:, np.arange(size) // local * local + place % local].ravel()
         targets = targets.ravel()
         is_local = topology.domain_of(sources) == topology.domain_of(targets)
-        topology.add_routes(usage, sources[is_local], targets[is_local], 1 / (size - 1))
-        proxies = proxies if by_rail else sources
         far = ~is_local
+        near_share: float | Floats = 1 / (size - 1)
+        far_share = near_share
+        if table is not None:
+            shares = np.tile(table[np.arange(size), place], len(members))
+            near_share, far_share = shares[is_local], shares[far]
+        topology.add_routes(usage, sources[is_local], targets[is_local], near_share)
         if by_rail:
-            add_crossings(topology, usage, sources[far], proxies[far], targets[far], 1 / (size - 1))
+            add_crossings(topology, usage, sources[far], proxies[far], targets[far], far_share)
         else:
-            topology.add_routes(usage, sources[far], targets[far], 1 / (size - 1))
+            topology.add_routes(usage, sources[far], targets[far], far_share)
     return usage
 
 
@@ -185,3 +197,11 @@ SHAPES: Mapping[str, Callable[[Topology, Ints], Floats]] = {
     "binomial": binomial_usage,
     "pair": pair_usage,
 }
+
+
+def link_usage(shape: Shape, topology: Topology, members: Ints) -> Floats:
+    """Bytes per link while every rank of every group (a row of slots) sends one bus byte."""
+    if isinstance(shape, UnequalShape):
+        by_rail = shape.name == "all_to_all_by_rail"
+        return all_to_all_usage(topology, members, by_rail=by_rail, parts=shape.parts)
+    return SHAPES[shape](topology, members)

@@ -147,12 +147,13 @@ def add_crossings(
     sources: Ints,
     proxies: Ints,
     targets: Ints,
-    amount: float,
+    amount: float | Floats,
     *,
     is_fixed: bool = False,
 ) -> None:
-    """Add bytes from domain to domain. Where source and target are on different rails (`is_fixed`: in any
-    case), they go by way of `proxies`, whose cards are on the targets' rails."""
+    """Add bytes from domain to domain, one `amount` for all pairs or one each. Where source and target are on
+    different rails (`is_fixed`: in any case), they go by way of `proxies`, whose cards are on the targets'
+    rails."""
     if not len(sources):
         return
     rails = topology.cluster.nic.per_node * topology.cluster.node_link.nodes_per_domain
@@ -160,7 +161,8 @@ def add_crossings(
         changes = topology.nic_of(sources) % rails != topology.nic_of(targets) % rails
         changes |= is_fixed
         changes &= (proxies != sources) & (topology.domain_of(sources) != topology.domain_of(targets))
-        topology.add_routes(usage, sources[changes], proxies[changes], amount)
+        handed = amount[changes] if isinstance(amount, np.ndarray) else amount
+        topology.add_routes(usage, sources[changes], proxies[changes], handed)
         sources = np.where(changes, proxies, sources)
     topology.add_routes(usage, sources, targets, amount)
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from zsim.arrays import Floats, Ints
-from zsim.fabric.algorithms.methods import methods
-from zsim.fabric.algorithms.others import SHAPES
+from zsim.fabric.algorithms.methods import CallKind, Shape, methods
+from zsim.fabric.algorithms.others import link_usage
 from zsim.fabric.algorithms.rings import domains_of
 from zsim.fabric.folding.alike import by_pattern
 from zsim.fabric.messages import Pairs
@@ -115,7 +115,7 @@ def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
                 weights = generator.uniform(1.0, 2.0, int(kind.colours.max()) + 1)[kind.colours]
                 view = _Weighted(colouring.party.topology, kind.of_slot, weights)
                 for alike in kind.patterns:
-                    signature += SHAPES[shape](view, alike)
+                    signature += link_usage(shape, view, alike)
     return _values(signature)
 
 
@@ -168,7 +168,7 @@ class _Colouring:
                 for shape in kind.shapes:
                     gathered = _Gathered(self.party.topology, kind.of_slot, values, len(kind.members))
                     for alike in kind.patterns:
-                        SHAPES[shape](gathered, alike)
+                        link_usage(shape, gathered, alike)
                     colours = _both(colours, _values(gathered.found))
             kind.colours = colours
 
@@ -231,14 +231,16 @@ class _Gathered(Topology):
 
 def _shapes(
     topology: Topology, patterns: Sequence[Ints], group: Group, works: Iterable[Collective]
-) -> list[str]:
+) -> list[Shape]:
     """The shapes of all algorithms that the groups of a kind may run."""
     costs = topology.cluster.collectives
     has_switch = topology.cluster.node_link.kind == "switch"
-    kinds = dict.fromkeys(work.kind for work in works if work.group == group.name)
+    kinds: dict[CallKind, None] = dict.fromkeys(
+        work.parts or work.kind for work in works if work.group == group.name
+    )
     if "reduce_scatter" in kinds and costs.reduce_scatter == "all_reduce":
         kinds["all_reduce"] = None
-    found: dict[str, None] = {}
+    found: dict[Shape, None] = {}
     for alike in patterns:
         count, most = domains_of(topology, alike[0])
         for kind in kinds:

@@ -55,6 +55,7 @@ def _program(program: Program) -> dict[str, Any]:
         ],
         "collectives": [
             {"kind": work.kind, "group": work.group, "dtype": work.dtype, "bytes": work.bytes, "count": count}
+            | _parts(work)
             for work, count in collective_counts(program).items()
         ],
         "ops": [_op(number, op) for number, op in enumerate(program.ops)],
@@ -69,6 +70,12 @@ def _program(program: Program) -> dict[str, Any]:
             for change in program.memory
         ],
     }
+
+
+def _parts(work: Collective | PointToPoint) -> dict[str, Any]:
+    """The table of an all-to-all of unequal parts; nothing for other calls."""
+    is_unequal = isinstance(work, Collective) and work.parts is not None
+    return {"parts": work.parts} if is_unequal else {}
 
 
 def collective_counts(program: Program) -> Counter[Collective | PointToPoint]:
