@@ -13,7 +13,7 @@ from zsim.engine.simulate import simulate_job
 from zsim.errors import StuckError
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.checks import PlanError, check_plan
-from zsim.plan.ops import CollectiveKind, Group, MemoryChange, Message, Op, Plan, Program
+from zsim.plan.ops import Collective, CollectiveKind, Group, MemoryChange, Message, Op, Parts, Plan, Program
 from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 
@@ -61,6 +61,53 @@ def test_the_n_th_call_is_the_same_on_all_members(
 ) -> None:
     with pytest.raises(PlanError, match=message):
         check_plan(plan_of(calling("one", GATHER, GATHER), calling("two", GATHER, other)))
+
+
+def exchanging(name: str, *works: Collective) -> Program:
+    builder = PlanBuilder([PAIR])
+    for work in works:
+        builder.add("exchange", COMPUTE, work)
+    return builder.program((), name)
+
+
+PARTS: Parts = ((1, 2), (3, 4))
+
+
+def test_what_a_member_sends_is_what_the_other_takes() -> None:
+    same = Collective.all_to_all(PARTS, "bf16", "pair")
+    check_plan(plan_of(exchanging("one", same), exchanging("two", same)))
+    other = Collective.all_to_all(((1, 2), (5, 2)), "bf16", "pair")
+    message = (
+        "call 2 on 'pair': one: 'exchange' is all_to_all of 7 bytes of bf16 with 3 from member 1 to member 0"
+        ", and two: 'exchange' is all_to_all of 7 bytes of bf16 with 5 from member 1 to member 0"
+    )
+    with pytest.raises(PlanError, match=message):
+        check_plan(plan_of(exchanging("one", same, same), exchanging("two", same, other)))
+    equal = Collective("all_to_all", 7, "bf16", "pair")
+    with pytest.raises(PlanError, match=r"of bf16 in unequal parts, and two: .* of bf16 in equal parts"):
+        check_plan(plan_of(exchanging("one", same), exchanging("two", equal)))
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (Collective.all_to_all(((1, 2, 3),) * 3, "bf16", "pair"), "'exchange' on 'pair': its parts are 3 rows "
+         "of 3; expected 2 rows of 2"),
+        (Collective.all_to_all(((1, 2), (3,)), "bf16", "pair"), "2 rows of 1 or 2; expected 2 rows of 2"),
+        (Collective.all_to_all(((1, 2), (-3, 9)), "bf16", "pair"), "a part has -3 bytes"),
+        (Collective("all_to_all", 8, "bf16", "pair", PARTS), "is of 8 bytes, and its largest input has 7"),
+        (Collective("all_reduce", 7, "bf16", "pair", PARTS), "all_reduce has unequal parts; only all_to_all"),
+    ],
+)  # fmt: skip
+def test_a_table_has_a_part_for_each_pair_of_members(work: Collective, message: str) -> None:
+    """Of plans with one program too."""
+    with pytest.raises(PlanError, match=message):
+        check_plan(Plan.uniform("test", 2, exchanging("", work), {"pair": PAIR}))
+
+
+def test_equal_parts_need_no_table() -> None:
+    equal = Collective.all_to_all(((5, 5), (5, 5)), "bf16", "pair")
+    assert equal == Collective("all_to_all", 10, "bf16", "pair")
 
 
 def test_members_make_as_many_calls() -> None:
