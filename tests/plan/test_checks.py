@@ -91,9 +91,9 @@ def test_what_a_member_sends_is_what_the_other_takes() -> None:
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (Collective.all_to_all(((1, 2, 3),) * 3, "bf16", "pair"), "'exchange' on 'pair': its parts are 3 rows "
-         "of 3; expected 2 rows of 2"),
-        (Collective.all_to_all(((1, 2), (3,)), "bf16", "pair"), "2 rows of 1 or 2; expected 2 rows of 2"),
+        (Collective.all_to_all(((1, 2, 3),) * 3, "bf16", "pair"), "'exchange' on 'pair': its parts are 3 "
+         "rows of 3; expected 2 rows of 2"),
+        (Collective.all_to_all(((1, 2), (3,)), "bf16", "pair"), "2 rows of 1 or 2; expected 2"),
         (Collective.all_to_all(((1, 2), (-3, 9)), "bf16", "pair"), "a part has -3 bytes"),
         (Collective("all_to_all", 8, "bf16", "pair", PARTS), "is of 8 bytes, and its largest input has 7"),
         (Collective("all_reduce", 7, "bf16", "pair", PARTS), "all_reduce has unequal parts; only all_to_all"),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self, TypeVar, TypeVarTuple
+from typing import Any, Literal, NamedTuple, Self, TypeVar, TypeVarTuple, get_args
 
 import numpy as np
 
@@ -26,14 +26,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.recorded.work import Recorded
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
-CATEGORIES: tuple[Category, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer_states",
-    "activations",
-    "buffers",
-    "framework",
-)
+CATEGORIES: tuple[Category, ...] = get_args(Category)
 Device = Literal["gpu", "host", "nvme"]
 CollectiveKind = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send", "recv"
@@ -58,15 +51,9 @@ class Collective:
     reduce-scatter, buffer of an all-reduce, largest member's input of an all-to-all. `group` names an entry
     of `Plan.groups`.
 
-    `parts`: of an all-to-all of unequal parts, the bytes that member i of the communicator sends to member j
-    (`parts[i][j]`, what stays at i included); None where all are equal. torch's `all_to_all_single` has row i
-    as i's `input_split_sizes` and column i as its `output_split_sizes`.
-
-    # [Note: the whole table]
-    Every member's call has the table of the whole communicator, not a row and a column. So ranks of one
-    program may be at different places of a communicator, and what i sends to j is what j takes from i where
-    their tables are the same. Communicators of one kind of group that have different tables are of different
-    programs.
+    `parts[i][j]`: of an all-to-all of unequal parts, the bytes that member i of the communicator sends to j;
+    None where all are equal. In torch's `all_to_all_single` row i is i's `input_split_sizes`, column i its
+    `output_split_sizes`. All have the whole table: a program's ranks may be at any place of a communicator.
     """
 
     kind: CollectiveKind

@@ -74,8 +74,7 @@ def _program(program: Program) -> dict[str, Any]:
 
 def _parts(work: Collective | PointToPoint) -> dict[str, Any]:
     """The table of an all-to-all of unequal parts; nothing for other calls."""
-    is_unequal = isinstance(work, Collective) and work.parts is not None
-    return {"parts": work.parts} if is_unequal else {}
+    return {"parts": work.parts} if isinstance(work, Collective) and work.parts is not None else {}
 
 
 def collective_counts(program: Program) -> Counter[Collective | PointToPoint]:
