@@ -30,7 +30,7 @@ class HostCost(Table):
 class _FrameworkFile(BaseModel):
     """One `[event]` table per key of `Op.overhead`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     events: dict[str, HostCost]

@@ -123,7 +123,7 @@ class FrameworkMemory(Table):
 class Cluster(BaseModel):
     """A cluster of identical nodes (a file in `topologies/`); `gpu` is resolved by the loader."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema")
     name: str

@@ -23,7 +23,7 @@ class ProtocolCosts(BaseModel):
     2009). `network_ramp`: the same, only once a group spans nodes: pieces that wait for a network card.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     base: Seconds
     intra_round: Seconds
@@ -38,7 +38,7 @@ class ProtocolCosts(BaseModel):
 class LinkLatencies(BaseModel):
     """Latencies of the links that rounds were measured on: NVLink, and card and network between nodes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     node_link: Seconds = 0.0
     nic: Seconds = 0.0

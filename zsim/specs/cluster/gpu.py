@@ -57,7 +57,7 @@ class GemmEfficiency(Table):
 class NarrowKernel(BaseModel):
     """Rate of a kernel built for narrower heads, as a ratio to the rate of the kernel for wide heads."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     forward_ratio: float = Field(gt=0)
     backward_ratio: float = Field(gt=0)
@@ -70,7 +70,7 @@ class AttentionCurve(BaseModel):
     `by_head_dim`: kernels built for narrower heads, by the maximum head width that each takes.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     forward_fraction: Fraction
     backward_fraction: Fraction
@@ -142,7 +142,7 @@ class Power(Table):
 class Gpu(BaseModel):
     """One GPU type (a file in `topologies/gpus/`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     schema_version: Literal[1] = Field(alias="schema")
     name: str

@@ -37,7 +37,9 @@ class Cable(BaseModel):
     is a switch.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, populate_by_name=True, allow_inf_nan=False
+    )
 
     source_end: str = Field(alias="from", min_length=1)
     target_end: str = Field(alias="to", min_length=1)

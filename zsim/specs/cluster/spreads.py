@@ -18,7 +18,7 @@ End = Literal["slow", "fast"]
 class Spread(BaseModel):
     """Factors on a rate at the `slow` and at the `fast` end of its spread."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     slow: float = Field(gt=0, le=1)
     fast: float = Field(ge=1)
@@ -28,7 +28,7 @@ class Spread(BaseModel):
 class Spreads(BaseModel):
     """One spread per grade of evidence."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     schema_version: Literal[1] = Field(alias="schema")
     measured: Spread

@@ -40,7 +40,7 @@ class LinkFault(BaseModel):
     """A degraded link: the fraction of its bandwidth that is left, and the latency added to every message
     over it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 
     bandwidth_fraction: Fraction = 1.0
     added_latency: Seconds = 0.0
@@ -57,7 +57,7 @@ class FaultsTable(BaseModel):
     do not work. `slow_gpus`: factor on the duration of kernels, by rank, "node4" or "node4.gpu2"; the factors
     of all entries that name a GPU multiply."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     links: dict[str, LinkFault] = Field(default_factory=dict)
     dead_nics: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ class JitterTable(BaseModel):
     standard deviation `kernel_sigma`, drawn anew for every rank and step; and by a factor with `rank_sigma`,
     drawn once per rank. Keys that are left out have published values (`zsim/presets/jitter.toml`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     seed: Annotated[int, Field(ge=0, strict=True)] | None = None
     steps: Annotated[int, Field(gt=0, le=_MOST_STEPS, strict=True)] = 20
@@ -52,7 +52,7 @@ class _Sigma(Table):
 
 
 class _Spreads(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kernel: _Sigma
     rank: _Sigma

@@ -35,7 +35,7 @@ class PlacementTable(BaseModel):
     draws them with `seed`; all three number ranks by node. `gpus_per_node`: how many GPUs the job uses on
     each of its nodes, if they differ."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     fabric_nodes: Count | None = None
     nodes: tuple[Number, ...] | None = None

@@ -16,7 +16,7 @@ class CostTable(BaseModel):
     `pue`: the data centre's power usage effectiveness, energy at its meter over energy at the servers (1: the
     servers alone). `node_power`: what a node draws besides its GPUs (0: the GPUs alone)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     currency: str = "USD"

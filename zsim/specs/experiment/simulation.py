@@ -16,7 +16,7 @@ class SimulationTable(BaseModel):
     `known_to_fit`: torch's allocator is simulated whenever the tensors alone fit the GPU, as for a job that
     is known to have run; otherwise only if `framework_memory.allocator_margin` is free as well."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     every_micro_batch: bool = True
     known_to_fit: bool = False

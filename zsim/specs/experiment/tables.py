@@ -37,7 +37,7 @@ AttentionChoice = Literal["flash", "flash1", "flash1-triton", "flash2", "flash3"
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class TrainingTable(_Table):

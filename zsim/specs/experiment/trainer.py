@@ -26,7 +26,7 @@ class TrainerTable(BaseModel):
     gathered by a padding mask, even without padding. `reads_sequence_lengths`: the host reads them from the
     GPU before it launches each attention, and so cannot run ahead of the layer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     metrics_per_micro_batch: _Metrics = 0
     holds_logits: Literal["no", "as they are", "in fp32"] = "no"

@@ -38,7 +38,7 @@ class MegatronTable(BaseModel):
     `cuda_graph`: one graph of the whole step, which spares the host the layers' Python. `skips_update`: the
     loss scale is still falling, and gradients that overflow are thrown away."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: Literal["megatron"]
     distributed_optimizer: StrictBool = False

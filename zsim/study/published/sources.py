@@ -25,7 +25,7 @@ class ByNodes(BaseModel):
     """A number as a function of the row's number of nodes, divided by `of`: linear in the logarithm of the
     nodes between the given points."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     by_nodes: dict[int, float]
     of: float = 1.0
@@ -40,7 +40,7 @@ class ByNodes(BaseModel):
 class Rule(BaseModel):
     """One rule of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     why: str
     when: dict[str, str]
@@ -57,7 +57,7 @@ class Rule(BaseModel):
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     rule: tuple[Rule, ...]
 
