@@ -93,12 +93,14 @@ class _Times:
         self._lanes: dict[int, _Lane] = {}
 
     def of(self, rank: int) -> _Lane:
-        if rank not in self._lanes:
+        lane = self._lanes.get(rank)
+        if lane is None:
             row = self.row_of[rank]
             count = self._counts[row]
             times = self._issue[row, :count], self.start[row, :count], self._end[row, :count]
-            self._lanes[rank] = _Lane(*times, self._blocks.get(rank, []), self._allocator.get(rank, []))
-        return self._lanes[rank]
+            blocks, allocator = self._blocks.get(rank, []), self._allocator.get(rank, [])
+            lane = self._lanes[rank] = _Lane(*times, blocks, allocator)
+        return lane
 
     def last(self) -> tuple[int, int]:
         """The rank that ends last, and the place of its last op; of equal ones the first rank and the last
@@ -144,9 +146,11 @@ class _Walk:
         self.tolerance = _SAME_INSTANT * trace.step_seconds
         self.begin = max(0.0, *trace.begins.values()) if trace.begins else 0.0  # of the last rank to begin
         self.parts = [program.once(_predecessors, connections) for program in plan.programs]
+        self.part_of: dict[int, Predecessors] = {}
         first_info = list(accumulate((len(part.numbers) for part in self.parts), initial=0))
         self.times = _Times(trace, plan, first_info)
         self.calls = [program.once(_places_of_calls, connections) for program in plan.programs]
+        self.is_alone = len(self.times.ranks) == 1 and not self.peers  # waits for no other traced rank
         self.rows: dict[str, dict[int, list[int]]] = {}
         self.communicators: dict[str, Ints] = {}
         self.found: list[Link] = []
@@ -166,9 +170,12 @@ class _Walk:
     def _op(self, rank: int, place: int) -> tuple[int, int] | None:
         """Add the op at `place`, and return (rank, place) of the op that it waited for; None at the step's
         beginning."""
-        end = self.times.of(rank).end[place]
-        rank, place = self._last_to_come(rank, place)
-        lane, part = self.times.of(rank), self._part(rank)
+        lane = self.times.of(rank)
+        end = lane.end[place]
+        if not self.is_alone:
+            rank, place = self._last_to_come(rank, place)
+            lane = self.times.of(rank)
+        part = self._part(rank)
         start = lane.start[place]
         self._add(rank, part.numbers[place], start, end)
         if start <= self.begin + self.tolerance:
@@ -187,10 +194,14 @@ class _Walk:
     def _behind_which(self, lane: _Lane, part: Predecessors, place: int) -> tuple[int, int]:
         """Place of the launch that held up the one at `place` in their hardware queue (`place` itself where
         none did), and of that launch's last predecessor (-1 without any)."""
-        start = lane.start[place]
+        start, ends = lane.start[place], lane.end
         while True:
-            previous = max(part.of(place), key=lambda p: (lane.end[p], p), default=-1)
-            ready = max(lane.issue[place], lane.end[previous] if previous >= 0 else 0.0)
+            previous, ready = -1, 0.0
+            for before in part.of(place):
+                end = ends[before]
+                if previous < 0 or end > ready or (end == ready and before > previous):
+                    previous, ready = before, end
+            ready = max(lane.issue[place], ready)
             ahead = part.ahead.get(place, -1)
             if start - ready <= self.tolerance or ahead < 0 or start - lane.start[ahead] > self.tolerance:
                 return place, previous
@@ -224,7 +235,10 @@ class _Walk:
         self._add(rank, HOST, start, end)
 
     def _part(self, rank: int) -> Predecessors:
-        return self.parts[int(self.plan.program_of[rank])]
+        part = self.part_of.get(rank)
+        if part is None:
+            part = self.part_of[rank] = self.parts[int(self.plan.program_of[rank])]
+        return part
 
     def _last_to_come(self, rank: int, place: int) -> tuple[int, int]:
         """The simulated rank that was the last to arrive at the same collective or message, and the place of
