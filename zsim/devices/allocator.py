@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 
 from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock
 from zsim.plan.memory.tensors import TensorChange
@@ -28,8 +30,8 @@ class Changes:
 
     def __init__(self, ordered: Sequence[TensorChange]) -> None:
         self.by_op: dict[int, list[TensorChange]] = {}
-        for change in ordered:
-            self.by_op.setdefault(change.op, []).append(change)
+        for op, changes in groupby(ordered, key=itemgetter(0)):
+            self.by_op.setdefault(op, []).extend(changes)
         self.asking = frozenset(change.op for change in ordered if change.bytes)
 
 

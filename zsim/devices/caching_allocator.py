@@ -120,18 +120,20 @@ class CachingAllocator:
 
     def free(self, block: MemoryBlock) -> None:
         """Free a block, merged with adjacent free blocks."""
-        self.active_bytes -= block.bytes
+        size = block.bytes
+        self.active_bytes -= size
         block.is_free = True
         after, before = block.next, block.previous
         free = block.pool.free
         if after is not None and after.is_free:
             del free[bisect_left(free, (after.bytes, after.address))]
             _absorb(block, after)
+            size = block.bytes
         if before is not None and before.is_free:
             del free[bisect_left(free, (before.bytes, before.address))]
             _absorb(before, block)
-            block = before
-        insort(free, (block.bytes, block.address, block))  # no two have one address
+            block, size = before, before.bytes
+        insort(free, (size, block.address, block))  # no two have one address
 
     def release_cached(self) -> int:
         """Give segments that are free from end to end (or free pages) back to the driver; returns how many
@@ -277,8 +279,17 @@ class CachingAllocator:
 
     def _use(self, block: MemoryBlock, request: _Request) -> MemoryBlock:
         """Mark the block as used, with the bytes beyond the request split off."""
-        if block.bytes - request.size >= request.least_rest:
-            _split(block, request.size)
+        pool, size, least_rest = request
+        rest_bytes = block.bytes - size
+        if rest_bytes >= least_rest:
+            address, after = block.address + size, block.next
+            rest = MemoryBlock(pool, address, rest_bytes, block, after, True, block.unmapped_bytes)
+            if after is not None:
+                after.previous = rest
+            elif pool.last is block:
+                pool.last = rest
+            block.next, block.bytes, block.unmapped_bytes = rest, size, 0
+            insort(pool.free, (rest_bytes, address, rest))  # no two have one address
         block.is_free = False
         active = self.active_bytes = self.active_bytes + block.bytes
         if active > self.peak_active_bytes:
@@ -294,18 +305,6 @@ class CachingAllocator:
 
 def _insert(block: MemoryBlock) -> None:
     insort(block.pool.free, (block.bytes, block.address, block))  # no two have one address
-
-
-def _split(block: MemoryBlock, size: int) -> None:
-    """Cut the block to `size`; the rest becomes a free block after it."""
-    rest = MemoryBlock(block.pool, block.address + size, block.bytes - size, block, block.next, True)
-    rest.unmapped_bytes, block.unmapped_bytes = block.unmapped_bytes, 0
-    if block.next is not None:
-        block.next.previous = rest
-    elif block.pool.last is block:
-        block.pool.last = rest
-    block.next, block.bytes = rest, size
-    _insert(rest)
 
 
 def _absorb(block: MemoryBlock, after: MemoryBlock) -> None:

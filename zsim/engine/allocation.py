@@ -163,15 +163,14 @@ def settle_once(
 
     The clock matters to an allocator only in whether the last use of a block has ended at a request.
     """
-    memory = allocator.memory
-    known = program.once(_known_runs, memory.capacity_bytes, memory.is_expandable, allocator.counts_from)
+    known = _known_of(program, allocator)
     if known.apart is None:
         known.apart = ProgramApart(allocator)
+    if known.others is None:
         known.others = known.apart.others(allocator)
     places = known.apart.places(issue, ended)
     key = b"".join(each.tobytes() for each in places)
     if key not in known.settled:
-        assert known.others is not None
         allocation = _settle_apart(allocator, known.others, known.apart.timed(allocator, places), known.apart)
         if allocation is not None:
             known.settled[key] = allocation, None
@@ -200,6 +199,11 @@ def _known_runs(
 ) -> _KnownRuns:
     """An empty cache, which `Program.once` keeps per program and arguments."""
     return _KnownRuns()
+
+
+def _known_of(program: Program, allocator: Allocator) -> _KnownRuns:
+    memory = allocator.memory
+    return program.once(_known_runs, memory.capacity_bytes, memory.is_expandable, allocator.counts_from)
 
 
 def _settle_apart(
@@ -244,14 +248,19 @@ def _pass_through(allocator: Allocator, issue: Sequence[float], ended: Sequence[
 
 
 def has_room_at(
-    empty: Allocator, allocation: Allocation, issue: Sequence[float], ended: Sequence[float]
+    program: Program,
+    empty: Allocator,
+    allocation: Allocation,
+    issue: Sequence[float],
+    ended: Sequence[float],
 ) -> bool:
     """Whether an allocator that is `empty` before the first step, and has `allocation` at the times of one
     run of the program, has room at the times of another run; False also if only `settle` can tell. Only pools
     with protected blocks are simulated again, see [Note: pools apart] in zsim.engine.pools_apart."""
     if not allocation.pools:
         return False
-    apart = ProgramApart(empty)
+    known = _known_of(program, empty)
+    apart = known.apart = known.apart or ProgramApart(empty)
     timed = apart.timed(empty, apart.places(issue, ended))
     for number in range(_MOST_PASSES):
         done = timed.number(number)

@@ -65,18 +65,23 @@ class ChangesApart:
 def changes_apart(changes: Changes) -> ChangesApart:
     """The changes of one run, split into pools with protected blocks and other pools."""
     ordered = [change for op in sorted(changes.by_op) for change in changes.by_op[op]]
-    requests = {(change.bytes, change.stream) for change in ordered if change.bytes}
-    pool_of = {request: CachingAllocator.pool_of(*request) for request in requests}
-    pools = {change.tensor: pool_of[change.bytes, change.stream] for change in ordered if change.bytes}
-    timed_pools = frozenset(pools[change.tensor] for change in ordered if _is_protected(change))
-    is_timed = np.array([pools[change.tensor] in timed_pools for change in ordered], dtype=bool)
-    asking = np.array([change.bytes > 0 for change in ordered], dtype=bool)
-    ops = np.array([change.op for change in ordered], dtype=np.int64)
+    numbers, tensors, counts, streams, untils = zip(*ordered, strict=True) if ordered else ((),) * 5
+    ops, until = np.array(numbers, dtype=np.int64), np.array(untils, dtype=np.int64)
+    asking = np.array(counts, dtype=np.int64) > 0
+    requests = list(zip(counts, streams, strict=True))
+    pool_of = {request: CachingAllocator.pool_of(*request) for request in set(requests) if request[0]}
+    pool_of_tensor = {
+        tensor: pool_of[request] for tensor, request in zip(tensors, requests, strict=True) if request[0]
+    }
+    pools = [pool_of_tensor[tensor] for tensor in tensors]
+    is_protected = ~asking & (until >= 0)
+    timed_pools = frozenset(pools[place] for place in np.flatnonzero(is_protected).tolist())
+    is_timed = np.array([pool in timed_pools for pool in pools], dtype=bool)
     timed, others = (
         Part([ordered[place] for place in places.tolist()], 2 * places)
         for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
     )
-    given_back = [number for number, change in enumerate(timed.changes) if _is_protected(change)]
+    protected = is_protected[is_timed]
     return ChangesApart(
         timed,
         others,
@@ -84,13 +89,9 @@ def changes_apart(changes: Changes) -> ChangesApart:
         ops,
         2 * np.flatnonzero(asking),
         ops[asking],
-        np.array(given_back, dtype=np.int64),
-        np.array([timed.changes[number].until for number in given_back], dtype=np.int64),
+        np.flatnonzero(protected),
+        until[is_timed][protected],
     )
-
-
-def _is_protected(change: TensorChange) -> bool:
-    return not change.bytes and change.until >= 0
 
 
 @dataclass(frozen=True)
@@ -138,25 +139,24 @@ class PoolPasses:
 
     def _run(self, changes: list[TensorChange], places: Ints, counted_from: int) -> None:
         memory, blocks, active = self.memory, dict[int, MemoryBlock](), list[int]()
+        malloc, free, add = memory.malloc, memory.free, active.append
         segments, before = memory.num_segments, memory.active_bytes
         order = np.argsort(places, kind="stable")
         cut = int(np.searchsorted(places[order], counted_from))
+        ordered = [changes[place] for place in order.tolist()]
         counted = segments
-        for number, place in enumerate(order.tolist()):
-            if number == cut:
-                counted = memory.num_segments
-            _, tensor, count, stream, _ = changes[place]
-            if count:
-                block = memory.malloc(count, stream)
-                if block is None:
-                    self.is_short = True
-                    return
-                blocks[tensor] = block
-            else:
-                memory.free(blocks.pop(tensor))
-            active.append(memory.active_bytes)
-        if cut == len(active):
+        for part in (ordered[:cut], ordered[cut:]):
             counted = memory.num_segments
+            for _, tensor, count, stream, _ in part:
+                if count:
+                    block = malloc(count, stream)
+                    if block is None:
+                        self.is_short = True
+                        return
+                    blocks[tensor] = block
+                else:
+                    free(blocks.pop(tensor))
+                add(memory.active_bytes)
         for tensor, block in blocks.items():
             if tensor >= 0:
                 memory.free(block)

@@ -192,7 +192,7 @@ def step_seconds_again(outcome: Outcome, *, is_serial: bool = False, connections
         run = run_once(prepared)
         lanes = _first_lanes(prepared, run)
         if all(
-            has_room_at(one.empty, one.allocation, lane.issue, lane.ended)
+            has_room_at(lane.program.program, one.empty, one.allocation, lane.issue, lane.ended)
             for one, lane in zip(outcome.settled, lanes, strict=False)
         ):
             return run.step_seconds

@@ -60,17 +60,21 @@ def tensor_changes(program: Program) -> list[TensorChange]:
         else:
             moved.append(_take(-count, tensors, moved))
     streams = _next_streams(program)
-    result, number = [], 0
-    for (op, category, count, _, until, _, _, _, stream, *_), tensors in zip(changes, moved, strict=True):
-        stream = COMPUTE if category == "activations" else stream or streams[op]
-        if count > 0:
+    rows: list[tuple[int, int, int, str, int]] = []
+    number = 0
+    for change, tensors in zip(changes, moved, strict=True):
+        op, until = change[0], change[4]
+        stream = COMPUTE if change[1] == "activations" else change[8] or streams[op]
+        if change[2] > 0:
             for tensor in tensors:
                 tensor.number = number
-                result.append(TensorChange(op, number, tensor.bytes, stream, until))
+                rows.append((op, number, tensor.bytes, stream, until))
                 number += 1
+        elif len(tensors) == 1:
+            rows.append((op, tensors[0].number, 0, stream, until))
         else:
-            result += [TensorChange(op, tensor.number, 0, stream, until) for tensor in tensors]
-    return result
+            rows += [(op, tensor.number, 0, stream, until) for tensor in tensors]
+    return list(map(TensorChange._make, rows))
 
 
 def _take(count: int, tensors: list[_Tensor], moved: list[list[_Tensor]]) -> list[_Tensor]:
