@@ -76,8 +76,13 @@ class FluidPool:
         if size <= 0 or not profile.usage:
             activity.remaining = 0.0
         self._settle()
-        self._active.append(activity)
-        self._mark_dirty()
+        active = self._active
+        active.append(activity)
+        is_known = (profile.number,) in self._rates
+        if is_known and len(active) == 1 and not self._is_dirty and activity.remaining > 0:
+            self._run_alone(activity)
+        else:
+            self._mark_dirty()
         return activity
 
     def change(self, activity: Activity, profile: Profile) -> None:
@@ -111,6 +116,16 @@ class FluidPool:
         event.callbacks = [self._solve]
         self.env.schedule(event, priority=_END_OF_INSTANT)
 
+    def _run_alone(self, activity: Activity) -> None:
+        """Set the rate of the only activity, and plan its end; solved again at the end of the instant if
+        another one starts until then."""
+        self._generation += 1
+        rate = activity.rate = self._rates_of_active()[activity.profile.number]
+        if activity.remaining <= 0:
+            self._wake_up(0.0, [activity])
+        elif rate > 0:
+            self._wake_up(activity.remaining / rate, [activity])
+
     def _solve(self, _event: simpy.Event) -> None:
         """Set the rates of the running activities, and plan one wake-up for those that end next."""
         self._is_dirty = False
@@ -118,15 +133,10 @@ class FluidPool:
         self._generation += 1
         if not self._active:
             return
-        rates = self._rates_of_active()
         if len(self._active) == 1:
-            activity = self._active[0]
-            rate = activity.rate = rates[activity.profile.number]
-            if activity.remaining <= 0:
-                self._wake_up(0.0, [activity])
-            elif rate > 0:
-                self._wake_up(activity.remaining / rate, [activity])
+            self._run_alone(self._active[0])
             return
+        rates = self._rates_of_active()
         soonest = float("inf")
         for activity in self._active:
             activity.rate = rates[activity.profile.number]
@@ -153,7 +163,11 @@ class FluidPool:
         wake_up.callbacks = [lambda _event: self._finish(ending, generation)]
 
     def _rates_of_active(self) -> dict[int, float]:
-        key = tuple(sorted(activity.profile.number for activity in self._active))
+        active = self._active
+        if len(active) == 1:
+            key: tuple[int, ...] = (active[0].profile.number,)
+        else:
+            key = tuple(sorted(activity.profile.number for activity in active))
         known = self._rates.get(key)
         if known is None:
             self.num_solutions += 1
