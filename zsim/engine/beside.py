@@ -24,7 +24,7 @@ class Flights:
 
 def num_busy(gpus: Iterable[GpuKernels | None]) -> int:
     """The number of GPUs on which kernels run."""
-    return sum(gpu is not None and gpu.is_busy for gpu in gpus)
+    return len([gpu for gpu in gpus if gpu is not None and gpu.is_busy])
 
 
 def took_off(flight: Flight, members: Iterable[Flights]) -> None:

@@ -58,6 +58,7 @@ class Executor:
         self._arrived: dict[tuple[int, int], list[tuple[Lane, int]]] = {}
         self.lanes: list[Lane] = []
         self._members: dict[tuple[str, int], int] = {}
+        self._transfers: dict[tuple[int, int], Transfer] = {}  # by the id of a lane's work, and communicator
         self._sides: dict[tuple[str, int, int], tuple[Lane, int]] = {}  # come, and waiting for the other side
         self._is_recorded = any(program.recorded is not None for program in programs)
         self._slows_collectives = fabric is not None and fabric.slowdown > 1
@@ -274,16 +275,21 @@ class Executor:
 
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
         """Start a collective once every simulated member of its communicator has arrived at the same call."""
-        instance = lane.instances[work.group]
-        call = lane.program.meetings[op], instance
-        arrived = self._arrived.get(call)
-        if arrived is None:
-            arrived = self._arrived[call] = []
-        arrived.append((lane, op))
-        if len(arrived) < self._members[work.group, instance]:
-            return
-        del self._arrived[call]
-        transfer = self.fabric.transfer(work, instance)
+        group = work.group
+        instance = lane.instances[group]
+        arrived = [(lane, op)]
+        members = self._members[group, instance]
+        if members > 1:
+            call = lane.program.meetings[op], instance
+            arrived = self._arrived.setdefault(call, [])
+            arrived.append((lane, op))
+            if len(arrived) < members:
+                return
+            del self._arrived[call]
+        known = self._transfers.get((id(work), instance))
+        transfer = known or self._transfers.setdefault(
+            (id(work), instance), self.fabric.transfer(work, instance)
+        )
         now = self.env.now
         for member, _ in () if self._is_recorded else arrived:  # a recorded one was under way since it came
             member.gpu.collective_started(now)
