@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
@@ -120,15 +120,15 @@ def program_order(program: Program, connections: int, is_serial: bool) -> Progra
     successors: list[list[int]] = [[] for _ in program.ops]
     last_on_stream: dict[str, int] = {}
     for index, op in enumerate(program.ops):
-        before = op.after
+        before: Collection[int] = op.after
+        if len(before) > 1:
+            before = set(before)
         if op.work is not None:
             stream = COMPUTE if is_serial and isinstance(op.work, _ON_GPU) else op.stream
             previous = last_on_stream.get(stream)
-            if previous is not None:
+            if previous is not None and previous not in before:
                 before = (*before, previous)
             last_on_stream[stream] = index
-        if len(before) > 1:
-            before = tuple(sorted(set(before)))
         pending.append(len(before))
         for other in before:
             assert other < index, f"op {index} waits for op {other}, which is issued later"

@@ -102,7 +102,8 @@ class _Shown:
         """The shown ops of `program`, whose infos are appended to `infos`."""
         numbers = [number for number, op in enumerate(program.ops) if op.work is not None]
         first, tracks = len(infos), _copy_tracks(program)
-        infos += [_info(program.ops[number], plan, tracks) for number in numbers]
+        known: dict[int, _Kernels] = {}
+        infos += [_info(program.ops[number], plan, tracks, known) for number in numbers]
         return _Shown(program, np.array(numbers, dtype=np.int64), np.arange(first, len(infos)))
 
 
@@ -126,8 +127,43 @@ def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
     }
 
 
-def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str]) -> SpanInfo:
+class _Kernels(NamedTuple):
+    """What a span shows of all kernels of a work together."""
+
+    is_copy: bool
+    dtype: str
+    flops: float
+    hbm_bytes: float
+
+    @staticmethod
+    def of(work: Kernels) -> _Kernels:
+        kernels = work.kernels
+        return _Kernels(
+            {kernel.kind for kernel in kernels} == {"copy"},
+            kernels[0].dtype if kernels else "",
+            sum(kernel.flops for kernel in kernels),
+            sum(kernel.hbm_bytes for kernel in kernels),
+        )
+
+
+def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str], known: dict[int, _Kernels]) -> SpanInfo:
+    """What a span of the op shows; `known`: kernels by the id of their work, filled here."""
     work = op.work
+    if isinstance(work, Kernels):
+        shown = known.get(id(work))
+        if shown is None:
+            shown = known[id(work)] = _Kernels.of(work)
+        kind = "copy" if shown.is_copy else "optimizer" if op.phase == "optimizer" else "compute"
+        return SpanInfo(
+            op.name,
+            kind,
+            op.stream,
+            dtype=shown.dtype,
+            phase=op.phase,
+            module=op.module,
+            flops=shown.flops,
+            hbm_bytes=shown.hbm_bytes,
+        )
     if isinstance(work, Collective | PointToPoint):
         return SpanInfo(
             op.name, work.kind, op.stream, work.bytes, work.dtype, work.group, plan.groups[work.group].size,
@@ -141,20 +177,7 @@ def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str]) -> SpanInfo:
     if isinstance(work, DriveIo):
         kind = f"nvme_{work.direction}"
         return SpanInfo(op.name, kind, op.stream, work.bytes, phase=op.phase, module=op.module)
-    assert isinstance(work, Kernels)
-    kinds = {kernel.kind for kernel in work.kernels}
-    is_copy = kinds == {"copy"}
-    kind = "copy" if is_copy else "optimizer" if op.phase == "optimizer" else "compute"
-    return SpanInfo(
-        op.name,
-        kind,
-        op.stream,
-        dtype=work.kernels[0].dtype if work.kernels else "",
-        phase=op.phase,
-        module=op.module,
-        flops=sum(kernel.flops for kernel in work.kernels),
-        hbm_bytes=sum(kernel.hbm_bytes for kernel in work.kernels),
-    )
+    raise AssertionError(f"'{op.name}' has no work that is shown")
 
 
 class _Times:
