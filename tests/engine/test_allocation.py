@@ -312,13 +312,13 @@ def test_room_at_other_times_is_found_without_settling_again(strategy: dict[str,
     empty = make_allocator(job, plan, plan)
     prompt, slow = settle(empty.copy(), issue, issue), settle(empty.copy(), issue, late)
     assert sum(prompt.pools.values()) == prompt.reserved_bytes <= slow.reserved_bytes
-    assert has_room_at(empty, prompt, issue, issue)
-    assert has_room_at(empty, prompt, issue, late) == bool(slow.pools)
+    assert has_room_at(plan.programs[0], empty, prompt, issue, issue)
+    assert has_room_at(plan.programs[0], empty, prompt, issue, late) == bool(slow.pools)
     if slow.pools:  # it has never given anything back
         for limit, has_room in ((slow.reserved_bytes, True), (slow.reserved_bytes - 1, False)):
             tight = empty.copy()
             tight.memory.capacity_bytes = limit
-            assert has_room_at(tight, prompt, issue, late) == has_room
+            assert has_room_at(plan.programs[0], tight, prompt, issue, late) == has_room
             assert settle(tight, issue, late).pools == (slow.pools if has_room else {})
 
 

@@ -102,6 +102,20 @@ class CachingAllocator:
             block = free.pop(place)[2] if place < len(free) else self._grow(pool, size)
         return None if block is None else self._use(block, request)
 
+    def passing_bytes(self, count: int, stream: str) -> int:
+        """Bytes of the cached block that serves a request which is freed before anything else happens in its
+        pool, and so leaves the pool as it is; 0 where the driver would be asked (or might be, in expandable
+        segments)."""
+        pool, size, least_rest = self._requests.get((count, stream)) or self._request(count, stream)
+        free = pool.free
+        place = bisect_left(free, (size,))
+        if place == len(free) or self.is_expandable:
+            return 0
+        cached = free[place][0]
+        taken = size if cached - size >= least_rest else cached
+        self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes + taken)
+        return taken
+
     def malloc_new(self, count: int, stream: str) -> MemoryBlock | None:
         """As `malloc`, but with new memory from the driver (expandable segments: as `malloc`)."""
         if self.is_expandable:

@@ -147,15 +147,24 @@ class PoolPasses:
         counted = segments
         for part in (ordered[:cut], ordered[cut:]):
             counted = memory.num_segments
-            for _, tensor, count, stream, _ in part:
-                if count:
+            is_passing = False  # a tensor that is freed by the next change
+            following = [*(change[1] for change in part[1:]), None]
+            for (_, tensor, count, stream, _), after in zip(part, following, strict=False):
+                if not count:
+                    if not is_passing:
+                        free(blocks.pop(tensor))
+                    is_passing = False
+                else:
+                    taken = memory.passing_bytes(count, stream) if after == tensor else 0
+                    if taken:
+                        is_passing = True
+                        add(memory.active_bytes + taken)
+                        continue
                     block = malloc(count, stream)
                     if block is None:
                         self.is_short = True
                         return
                     blocks[tensor] = block
-                else:
-                    free(blocks.pop(tensor))
                 add(memory.active_bytes)
         for tensor, block in blocks.items():
             if tensor >= 0:
