@@ -200,7 +200,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 # Modules of one function whose name is a noun all the same: the thing that the function gives or does.
 NOUNS = {
     "zsim.explain.evidence", "zsim.explain.notes", "zsim.fabric.algorithms.nccl_choice",
-    "zsim.garbage_collection", "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
+    "zsim.plan.frameworks.deepspeed.stage3.reduce_scatter",
     "zsim.plan.frameworks.megatron.optimizer_step", "zsim.plan.parts.host_reads", "zsim.resources",
     "zsim.specs.topology.make_wiring",
 }  # fmt: skip
