@@ -52,6 +52,7 @@ class PlanBuilder:
         self._waits: dict[str, list[int]] = {}
         self._host_waits: list[int] = []
         self._kernels: dict[tuple[Kernel, ...], Kernels] = {}
+        self._moves: dict[tuple[float, int], Kernels] = {}
         self._collectives: dict[tuple[str, int, str, str], Collective] = {}
 
     # -- streams and events ---------------------------------------------------------------------------
@@ -67,8 +68,8 @@ class PlanBuilder:
 
     def wait_stream(self, stream: str, other: str) -> None:
         """`stream.wait_stream(other)`: later work on `stream` waits for all work on `other` so far."""
-        if stream != other:
-            self.stream_wait(stream, self.record(other))
+        if stream != other and other in self._last:
+            self._waits.setdefault(stream, []).append(self._last[other])
 
     def host_wait(self, event: int | None) -> None:
         """Block the host on `event` before it issues the next op."""
@@ -89,19 +90,21 @@ class PlanBuilder:
         events: int = 1,
     ) -> int:
         """Issue one op and return its number, which is also its event."""
-        number = len(self.ops)
+        ops = self.ops
+        number = len(ops)
         after: tuple[int, ...] = ()
         if work is not None:
-            waits = self._waits.pop(stream, None)
-            if waits:
+            if stream in self._waits:
+                waits = self._waits.pop(stream)
                 after = tuple(dict.fromkeys(waits)) if len(waits) > 1 else (waits[0],)
             self._last[stream] = number
-        host_waits = tuple(dict.fromkeys(self._host_waits)) if self._host_waits else ()
-        if host_waits:
+        host_waits: tuple[int, ...] = ()
+        if self._host_waits:
+            host_waits = tuple(dict.fromkeys(self._host_waits))
             self._host_waits = []
-        self.ops.append(
-            Op(name, stream, work, after, host_waits, launches, overhead, self.phase, module, events)
-        )
+        # an Op, without the call of the named tuple's own __new__, which takes as long again
+        op = (name, stream, work, after, host_waits, launches, overhead, self.phase, module, events)
+        ops.append(tuple.__new__(Op, op))
         return number
 
     def kernels(
@@ -118,11 +121,35 @@ class PlanBuilder:
 
         Returns the op's number.
         """
-        kernels = tuple(kernels)
+        work = self._work(tuple(kernels))
+        launches = sum([kernel.launches for kernel in work.kernels])
+        return self.add(
+            name, stream, work, launches=launches, overhead=overhead, module=module, events=events
+        )
+
+    def _work(self, kernels: tuple[Kernel, ...]) -> Kernels:
         work = self._kernels.get(kernels)
         if work is None:
             work = self._kernels[kernels] = Kernels(kernels)
-        launches = sum([kernel.launches for kernel in kernels])
+        return work
+
+    def move(
+        self,
+        name: str,
+        read_bytes: float,
+        written_bytes: float,
+        launches: int = 1,
+        *,
+        stream: str = COMPUTE,
+        overhead: str | None = None,
+        module: str = "",
+        events: int = 1,
+    ) -> int:
+        """Issue the kernels of `moves`, and return the op's number."""
+        key = read_bytes + written_bytes, launches
+        work = self._moves.get(key)
+        if work is None:
+            work = self._moves[key] = self._work(moves(read_bytes, written_bytes, launches))
         return self.add(
             name, stream, work, launches=launches, overhead=overhead, module=module, events=events
         )
@@ -210,8 +237,39 @@ class PlanBuilder:
         """
         assert not tensors or sum(tensors) == count, f"{owner}: {tensors} are not {count} bytes"
         if count:
-            change = (count, device, -1, is_pinned, owner, tensors, stream, part, micro_batch)
-            self.memory.append(MemoryChange(len(self.ops), category, *change))
+            change = (
+                len(self.ops),
+                category,
+                count,
+                device,
+                -1,
+                is_pinned,
+                owner,
+                tensors,
+                stream,
+                part,
+                micro_batch,
+            )
+            self.memory.append(tuple.__new__(MemoryChange, change))
+
+    def activations(self, count: int, owner: str, micro_batch: int, tensors: tuple[int, ...] = ()) -> None:
+        """Allocate `count` bytes of the activations of `owner` before the next op is issued, in tensors of
+        `tensors` bytes; a negative `count` frees them."""
+        if count:
+            change = (
+                len(self.ops),
+                "activations",
+                count,
+                "gpu",
+                -1,
+                False,
+                owner,
+                tensors,
+                "",
+                "",
+                micro_batch,
+            )
+            self.memory.append(tuple.__new__(MemoryChange, change))
 
     def free(
         self,
@@ -226,8 +284,20 @@ class PlanBuilder:
     ) -> None:
         """Free `count` bytes of `owner` before the next op is issued."""
         if count:
-            change = (-count, device, -1, is_pinned, owner, (), "", part, micro_batch)
-            self.memory.append(MemoryChange(len(self.ops), category, *change))
+            change = (
+                len(self.ops),
+                category,
+                -count,
+                device,
+                -1,
+                is_pinned,
+                owner,
+                (),
+                "",
+                part,
+                micro_batch,
+            )
+            self.memory.append(tuple.__new__(MemoryChange, change))
 
     def free_when_done(
         self,
@@ -241,9 +311,8 @@ class PlanBuilder:
     ) -> None:
         """Free `count` bytes of which `record_stream` keeps the block reserved until `op` has ended."""
         if count:
-            gpu: Device = "gpu"
-            change = (-count, gpu, op, False, owner, (), "", part, micro_batch)
-            self.memory.append(MemoryChange(len(self.ops), category, *change))
+            change = (len(self.ops), category, -count, "gpu", op, False, owner, (), "", part, micro_batch)
+            self.memory.append(tuple.__new__(MemoryChange, change))
 
     def program(self, resident: Sequence[Memory], name: str = "") -> Program:
         """The program of the issued ops, for ranks that hold `resident` between steps."""

@@ -31,7 +31,7 @@ class Walk:
         hooks.begin_forward(self.micro_batch)
         for segment in self.workload.segments:
             hooks.before_forward(segment)
-            self._allocate(segment.input_bytes, segment.name + CHECKPOINT)
+            builder.activations(segment.input_bytes, segment.name + CHECKPOINT, self.micro_batch)
             for call in segment.calls:
                 if self.logs is not None and isinstance(call.module.work, Loss):
                     self.logs.replace_outputs(builder)
@@ -41,31 +41,30 @@ class Walk:
 
     def _forward_module(self, call: ModuleCall, *, keeps: bool) -> None:
         """Issue one module's forward; `keeps`: its saved activations stay allocated for backward."""
-        builder, work = self.builder, call.work
+        builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
         self.hooks.before_module(call)
         tensors, outputs = work.tensors, work.kept_outputs
-        self._allocate(work.saved_bytes, call.name, tensors.saved)
-        self._allocate(work.forward_extra_bytes, call.name, tensors.forward)
-        self._allocate(sum(outputs), call.segment + CHECKPOINT, outputs)
+        saved, extra = work.saved_bytes, work.forward_extra_bytes
+        if saved:
+            builder.activations(saved, name, micro_batch, tensors.saved)
+        if extra:
+            builder.activations(extra, name, micro_batch, tensors.forward)
+        if outputs:
+            builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
         if isinstance(call.module.work, Attention) and call.module.work.host_waits:
             builder.host_wait(builder.record(COMPUTE))
-        builder.add(
-            call.name,
-            "compute",
-            work.forward,
-            launches=work.forward_launches,
-            overhead="module_call",
-            module=call.name,
-        )
-        self._free(work.forward_extra_bytes, call.name)
-        if not keeps:
-            self._free(work.saved_bytes, call.name)
+        launches = work.forward_launches
+        builder.add(name, COMPUTE, work.forward, launches=launches, overhead="module_call", module=name)
+        if extra:
+            builder.activations(-extra, name, micro_batch)
+        if saved and not keeps:
+            builder.activations(-saved, name, micro_batch)
         self.hooks.after_module(call)
 
     def backward(self, *, is_last: bool, is_told: bool) -> None:
         """Issue the backward of the micro-batch; `is_last` and `is_told` as in `Hooks.begin_backward`."""
-        hooks, builder, workload = self.hooks, self.builder, self.workload
-        builder.phase, builder.micro_batch = "backward", self.micro_batch
+        hooks, builder, workload, micro_batch = self.hooks, self.builder, self.workload, self.micro_batch
+        builder.phase, builder.micro_batch = "backward", micro_batch
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
         head = _head(workload)
         for segment in reversed(workload.segments):
@@ -77,58 +76,39 @@ class Walk:
                 if segment.stops_at is not None:
                     last = segment.stops_at
                     hooks.before_module(last)
-                    saved = last.work.tensors.saved
-                    self._allocate(sum(saved), last.name, saved)
-                self._allocate(segment.output_bytes, segment.name + OUTPUT)
+                    work = last.work
+                    builder.activations(work.saved_bytes, last.name, micro_batch, work.tensors.saved)
+                builder.activations(segment.output_bytes, segment.name + OUTPUT, micro_batch)
                 builder.phase = "backward"
             for call in reversed(segment.calls):
                 self._backward_module(call)
                 if call is head:
-                    self._allocate(workload.residual_bytes, RESIDUAL)
-            self._free(segment.output_bytes, segment.name + OUTPUT)
-            self._free(segment.checkpoint_bytes, segment.name + CHECKPOINT)
+                    builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)
+            builder.activations(-segment.output_bytes, segment.name + OUTPUT, micro_batch)
+            builder.activations(-segment.checkpoint_bytes, segment.name + CHECKPOINT, micro_batch)
             hooks.after_backward(segment)
-        self._free(workload.residual_bytes, RESIDUAL)
+        builder.activations(-workload.residual_bytes, RESIDUAL, micro_batch)
         hooks.end_backward()
         if self.logs is not None:
             self.logs.end_micro_batch(builder)
 
     def _backward_module(self, call: ModuleCall) -> None:
-        builder, work = self.builder, call.work
+        builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
         self.hooks.before_module(call)
         if work.recompute is not None:  # selective checkpointing
             builder.phase = "recompute"
-            self._allocate(work.recomputed_bytes, call.name)
-            builder.add(
-                f"{call.name} recompute",
-                "compute",
-                work.recompute,
-                launches=work.recompute_launches,
-                module=call.name,
-            )
+            builder.activations(work.recomputed_bytes, name, micro_batch)
+            launches = work.recompute_launches
+            builder.add(f"{name} recompute", COMPUTE, work.recompute, launches=launches, module=name)
             builder.phase = "backward"
-        self._allocate(work.backward_extra_bytes, call.name, work.tensors.backward)
-        builder.add(
-            f"{call.name} backward",
-            "compute",
-            work.backward,
-            launches=work.backward_launches,
-            overhead="autograd_node",
-            module=call.name,
-        )
+        builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)
+        launches, done = work.backward_launches, f"{name} backward"
+        builder.add(done, COMPUTE, work.backward, launches=launches, overhead="autograd_node", module=name)
         self.hooks.gradient_ready(call)
-        self._free(work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes, call.name)
+        builder.activations(
+            -(work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes), name, micro_batch
+        )
         self.hooks.after_module(call)
-
-    def _allocate(self, size: int, owner: str, tensors: tuple[int, ...] = ()) -> None:
-        if size:
-            self.builder.allocate(
-                "activations", size, owner=owner, tensors=tensors, micro_batch=self.micro_batch
-            )
-
-    def _free(self, size: int, owner: str) -> None:
-        if size:
-            self.builder.free("activations", size, owner=owner, micro_batch=self.micro_batch)
 
 
 def _head(workload: Workload) -> ModuleCall:

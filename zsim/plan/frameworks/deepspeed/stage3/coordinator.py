@@ -30,7 +30,9 @@ class Coordinator:
         self._prefetch_bucket = zero.prefetch_bucket_size
         self._max_live = zero.max_live_parameters
         self._reuse_distance = zero.max_reuse_distance
-        self._is_available = [parameter.is_persistent for parameter in trace.parameters]
+        self._numels = [parameter.numel for parameter in trace.parameters]
+        self._is_persistent = [parameter.is_persistent for parameter in trace.parameters]
+        self._is_available = list(self._is_persistent)
         self._queue = [(number, step) for step, numbers in enumerate(trace.steps) for number in numbers]
         self.reset_step()
 
@@ -39,24 +41,43 @@ class Coordinator:
         self._position = 0
         self._step = 0
         self._live_numel = 0
-        self._fetched_for: dict[int, int] = {}
+        self._fetched_for = [-1] * len(self._numels)  # by parameter, the last step it was fetched for
 
-    def fetch_needed(self, unit: str) -> Fetch | None:
-        """The parameters that the unit needs and that are not fetched yet; None if there are none."""
-        return self._take(self.trace.by_unit.get(unit, ()))
-
-    def _take(self, numbers: Sequence[int]) -> Fetch | None:
-        missing = tuple(number for number in sorted(numbers) if not self._is_available[number])
+    def fetch(self, numbers: Sequence[int]) -> Fetch | None:
+        """The parameters among `numbers` that are not fetched yet; None if there are none."""
+        missing = tuple([number for number in sorted(numbers) if not self._is_available[number]])
         for number in missing:
             self._is_available[number] = True
-            self._live_numel += self.trace.parameters[number].numel
+            self._live_numel += self._numels[number]
         return Fetch(missing, self.group) if missing else None
 
-    def prefetch(self, unit: str) -> Fetch | None:
-        """Pop the unit's parameters off the fetch queue, then fetch parameters of coming units within the
-        budget, which the last may exceed. Ends the unit's step of the trace."""
-        needed = self.trace.by_unit.get(unit, ())
-        wanted = {number for number in needed if self._fetched_for.get(number, -1) < self._step}
+    def prefetch(self, needed: Sequence[int]) -> Fetch | None:
+        """Pop the parameters that the unit needs off the fetch queue, then fetch parameters of coming units
+        within the budget, which the last may exceed. Ends the unit's step of the trace."""
+        if needed:
+            self._pop(needed)
+        ahead: list[int] = []
+        if self._prefetch_bucket > 0:
+            queue, fetched_for, position = self._queue, self._fetched_for, self._position
+            budget = min(self._max_live - self._live_numel, self._prefetch_bucket)
+            numel, end = 0, len(queue)
+            while position < end and numel < budget:
+                number, used_at = queue[position]
+                if self.store.is_far(number):
+                    break  # to keep the order of fetches
+                position += 1
+                if used_at > fetched_for[number]:
+                    fetched_for[number] = used_at
+                if not self._is_available[number] and number not in ahead:
+                    ahead.append(number)
+                    numel += self._numels[number]
+            self._position = position
+        self._step += 1
+        return self.fetch(ahead) if ahead else None
+
+    def _pop(self, needed: Sequence[int]) -> None:
+        """Pop the parameters of this step off the fetch queue, unless they were popped to be prefetched."""
+        wanted = {number for number in needed if self._fetched_for[number] < self._step}
         popped: set[int] = set()
         while self._position < len(self._queue) and len(popped) < len(wanted):
             number, used_at = self._queue[self._position]
@@ -64,21 +85,6 @@ class Coordinator:
             self._fetched_for[number] = used_at
             popped.add(number)
         assert popped == wanted, f"step {self._step}: the trace has {popped}, the module needs {wanted}"
-        ahead: list[int] = []
-        if self._prefetch_bucket > 0:
-            budget = min(self._max_live - self._live_numel, self._prefetch_bucket)
-            numel = 0
-            while self._position < len(self._queue) and numel < budget:
-                number, used_at = self._queue[self._position]
-                if self.store.is_far(number):
-                    break  # to keep the order of fetches
-                self._position += 1
-                self._fetched_for[number] = max(self._fetched_for.get(number, -1), used_at)
-                if not self._is_available[number] and number not in ahead:
-                    ahead.append(number)
-                    numel += self.trace.parameters[number].numel
-        self._step += 1
-        return self._take(ahead)
 
     def upcoming(self) -> Iterator[int]:
         """The parameters left in the fetch queue, in order."""
@@ -91,7 +97,7 @@ class Coordinator:
         trace, step = self.trace, self._step
         released = []
         for place, number in enumerate(trace.steps[step - 1]):
-            if trace.parameters[number].is_persistent or self._fetched_for.get(number, -1) > step:
+            if self._is_persistent[number] or self._fetched_for[number] > step:
                 continue
             if number in trace.external:
                 continue
@@ -103,7 +109,7 @@ class Coordinator:
                 continue
             if self._is_available[number]:
                 self._is_available[number] = False
-                self._live_numel -= trace.parameters[number].numel
+                self._live_numel -= self._numels[number]
                 released.append(number)
         return released
 

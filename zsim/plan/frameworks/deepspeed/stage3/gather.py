@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import cat_launches
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.deepspeed.stage3.coordinator import Fetch
 from zsim.plan.frameworks.deepspeed.stage3.fetch_trace import FetchTrace, ZeroParameter
 from zsim.plan.ops import CollectiveKind, Group
@@ -39,8 +39,8 @@ class Gatherer:
         self.builder.allocate("buffers", size)
         if self._is_cut(part):
             ranks, name = self.builder.groups[part.group].size, self.parameters(part)[0].name
-            self.builder.kernels(
-                f"join shards of {name}", moves(size // ranks, size // ranks), stream=self.stream,
+            self.builder.move(
+                f"join shards of {name}", size // ranks, size // ranks, stream=self.stream,
                 overhead="deepspeed_part", events=ranks,
             )  # fmt: skip
         kind: CollectiveKind = "all_reduce" if self._is_reduced(part) else "all_gather"
@@ -54,9 +54,8 @@ class Gatherer:
         size, count = self.padded_bytes(part), len(part.parameters)
         self.builder.allocate("buffers", size)
         ranks = self.builder.groups[part.group].size
-        event = self.builder.kernels(
-            f"cut {self.parameters(part)[0].name}",
-            moves(size, size, launches=count * cat_launches(ranks)),
+        event = self.builder.move(
+            f"cut {self.parameters(part)[0].name}", size, size, count * cat_launches(ranks),
             stream=self.stream, overhead="deepspeed_gathered_part", events=count * ranks,
         )  # fmt: skip
         self.builder.free_when_done("buffers", size, event)

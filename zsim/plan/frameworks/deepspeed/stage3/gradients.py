@@ -9,7 +9,7 @@ from __future__ import annotations
 from zsim.cost.kernels.update import accumulate_kernels
 from zsim.dtypes import DTYPE_BYTES
 from zsim.errors import InputError
-from zsim.plan.builder import COMPUTE, moves
+from zsim.plan.builder import COMPUTE
 from zsim.plan.frameworks.deepspeed.engine import DeepSpeedEngine
 from zsim.plan.frameworks.deepspeed.stage3.bucket import GradientBucket
 from zsim.plan.frameworks.deepspeed.stage3.early import reduce_scatter_one_by_one
@@ -108,12 +108,8 @@ class Zero3Gradients(DeepSpeedEngine):
         if self.reduce_stream != COMPUTE:
             builder.wait_stream(self.reduce_stream, COMPUTE)
         if zero.contiguous_gradients and bucket.elements + numel <= zero.reduce_bucket_size:
-            copied = builder.kernels(
-                f"bucket {name}",
-                moves(size, numel * self.reduce_bytes),
-                stream=self.reduce_stream,
-                module=name,
-            )
+            reduced = numel * self.reduce_bytes
+            copied = builder.move(f"bucket {name}", size, reduced, stream=self.reduce_stream, module=name)
             builder.free_when_done("buffers", size, copied)
         else:
             bucket.loose_bytes += size
@@ -141,13 +137,13 @@ class Zero3Gradients(DeepSpeedEngine):
         made = 0
         if self.world_size > 1 and keeps_buffer:
             size = bucket.elements * self.reduce_bytes
-            builder.kernels("average bucket", moves(size, size), stream=stream)
+            builder.move("average bucket", size, size, stream=stream)
             builder.collective("all_reduce", size, config.communication_dtype, self.group.name, stream=stream)
         elif self.quantized is not None:
             made = self.quantized.reduce(bucket.parameters)
         elif self.world_size > 1 and config.fetches_one_by_one:
             size = bucket.elements * self.reduce_bytes
-            builder.kernels("average bucket", moves(size, size), stream=stream)
+            builder.move("average bucket", size, size, stream=stream)
             reduce_scatter_one_by_one(
                 builder,
                 self.trace,
@@ -181,11 +177,13 @@ class Zero3Gradients(DeepSpeedEngine):
             )
         if self._micro_batch == 0:
             size = bucket.shard_elements * DTYPE_BYTES[config.grad_accum_dtype]
-            kernels = moves(bucket.shard_elements * self.reduce_bytes, size, launches=bucket.num_tensors)
-        else:
-            kernels = accumulate_kernels(
-                bucket.shard_elements, config.grad_accum_dtype, config.communication_dtype
+            reduced = bucket.shard_elements * self.reduce_bytes
+            return self.builder.move(
+                "partition gradients", reduced, size, bucket.num_tensors, stream=self.reduce_stream
             )
+        kernels = accumulate_kernels(
+            bucket.shard_elements, config.grad_accum_dtype, config.communication_dtype
+        )
         return self.builder.kernels("partition gradients", kernels, stream=self.reduce_stream)
 
     def end_backward(self) -> None:

@@ -77,7 +77,8 @@ class HookedModules:
 
     def recomputed(self, call: ModuleCall) -> tuple[str, ...]:
         """Modules entered before a recomputed call."""
-        return tuple(name for name in self.forward.get(call.name, ()) if _is_inside(name, call.segment))
+        entered = self.forward.get(call.name, ())
+        return tuple([name for name in entered if _is_inside(name, call.segment)]) if entered else ()
 
     def after_recompute(self, segment: Segment) -> tuple[str, ...]:
         """Modules entered after the last recomputed call."""

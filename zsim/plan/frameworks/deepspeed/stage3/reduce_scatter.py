@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from zsim.cost.kernels.update import cat_launches
 from zsim.dtypes import DTYPE_BYTES
-from zsim.plan.builder import PlanBuilder, moves
+from zsim.plan.builder import PlanBuilder
 
 
 def reduce_scatter_coalesced(
@@ -32,12 +32,11 @@ def reduce_scatter_coalesced(
     what, sliced = of or "bucket", "deepspeed_part"
     if is_joined:
         builder.allocate("buffers", size)
-        kernels = moves(size, size, launches=cat_launches(parts))
-        builder.kernels(f"flatten {what}", kernels, stream=stream, overhead=sliced, events=parts)
-        builder.kernels(f"average {what}", moves(size, size), stream=stream)
+        launches = cat_launches(parts)
+        builder.move(f"flatten {what}", size, size, launches, stream=stream, overhead=sliced, events=parts)
+        builder.move(f"average {what}", size, size, stream=stream)
     else:
-        kernels = moves(size, size)
-        builder.kernels(f"average {what}", kernels, stream=stream, overhead=sliced, events=parts)
+        builder.move(f"average {what}", size, size, stream=stream, overhead=sliced, events=parts)
     name = f"reduce_scatter {of}" if of else ""
     builder.collective("reduce_scatter", size, dtype, group, stream=stream, name=name, module=of)
     return size if is_joined else 0

@@ -10,6 +10,7 @@ allocator with `record_stream`, and the block is not reused before its use has e
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from zsim.cost.kernels.update import cast_kernels
@@ -124,11 +125,15 @@ class Zero3Schedule(Zero3Gradients):
 
     def before_module(self, call: ModuleCall) -> None:
         """Enter the modules that begin here."""
-        hooked = self.trace.hooked
-        if self.builder.phase == "backward":
-            modules = tuple(m for m in hooked.backward.get(call.name, ()) if m not in self._entered)
-            modules, self._trailing = (*self._trailing, *modules), ()
-        elif self.builder.phase == "recompute":
+        hooked, phase = self.trace.hooked, self.builder.phase
+        modules: Iterable[str]
+        if phase == "backward":
+            modules = hooked.backward.get(call.name, ())
+            if modules and self._entered:
+                modules = [module for module in modules if module not in self._entered]
+            if self._trailing:
+                modules, self._trailing = (*self._trailing, *modules), ()
+        elif phase == "recompute":
             modules = hooked.recomputed(call)
         else:
             modules = hooked.forward.get(call.name, ())
@@ -141,13 +146,16 @@ class Zero3Schedule(Zero3Gradients):
         builder, numbers = self.builder, self.trace.by_unit.get(entered, ())
         if numbers:
             builder.host(f"fetch {entered or 'the model'}", overhead="deepspeed_fetch", module=module)
-        self._gather(self.coordinator.fetch_needed(entered))
-        for number in numbers:
-            self._wait_for(number)
+            self._gather(self.coordinator.fetch(numbers))
+            for number in numbers:
+                self._wait_for(number)
         if self.gather_stream != COMPUTE:
             builder.wait_stream(COMPUTE, self.gather_stream)
-        self._gather(self.coordinator.prefetch(entered))
-        self.store.read_ahead(self._in_flight, self.coordinator.upcoming())
+        ahead = self.coordinator.prefetch(numbers)
+        if ahead is not None:
+            self._gather(ahead)
+        if not self.store.is_on_gpu:
+            self.store.read_ahead(self._in_flight, self.coordinator.upcoming())
 
     def _gather(self, fetch: Fetch | None) -> None:
         """Issue a fetch's collectives; their outputs are allocated now."""
@@ -183,10 +191,10 @@ class Zero3Schedule(Zero3Gradients):
         backward, so releasing them in forward frees no memory.
         """
         builder, is_backward = self.builder, self.builder.phase == "backward"
-        ends = self.trace.first if is_backward else self.trace.last
-        unit, micro_batch = ends.get(call.name), builder.micro_batch
+        unit = (self.trace.first if is_backward else self.trace.last).get(call.name)
         if unit is None or (builder.phase == "recompute" and unit == call.segment):
             return
+        micro_batch = builder.micro_batch
         builder.host(f"release {unit or 'the model'}", overhead="deepspeed_release", module=call.name)
         holds = not self.zero.memory_efficient_linear and not is_backward
         released = self.coordinator.release()
@@ -195,18 +203,18 @@ class Zero3Schedule(Zero3Gradients):
             self.secondary.keep(released)
         last = builder.record(COMPUTE)
         assert last is not None
-        size = self._gathered_bytes(released)
+        size = self._gathered_bytes(released) if released else 0
         if holds and isinstance(call.module.work, Linear) and not self._discards(call):
             self._held[unit, micro_batch] = self._held.get((unit, micro_batch), 0) + size
         else:
             builder.free_when_done("buffers", size, last)
-        if is_backward:
+        if is_backward and self._held:
             builder.free_when_done("buffers", self._held.pop((unit, micro_batch), 0), last)
 
     def _gathered_bytes(self, numbers: list[int]) -> int:
         if self.world_size == 1:
             return sum(self.trace.parameters[number].numel for number in numbers) * self.param_bytes
-        return sum(self.gatherer.gathered_bytes(number) for number in numbers)
+        return sum([self.gatherer.gathered_bytes(number) for number in numbers])
 
     def _discards(self, call: ModuleCall) -> bool:
         """Whether this forward runs without autograd, to be recomputed later."""
