@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,7 @@ class Breakdown:
     waits: tuple[Wait, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """One span on the compute stream, and the gap before it; `info` -1: the end of the step."""
 
     gap_start: float

@@ -41,7 +41,13 @@ class MemoryLevels:
     host_seconds: Floats
     stream_seconds: Floats
     levels: Ints
-    names: tuple[str, ...]
+    events: Ints  # the events' places among all of the trace
+    event_names: Sequence[str]  # by place; empty where the trace has no names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each event's op; none where the trace has no names."""
+        return tuple(self.event_names[place] for place in self.events.tolist()) if self.event_names else ()
 
     @property
     def totals(self) -> Ints:
@@ -138,7 +144,8 @@ class Ledger:
             events.host_seconds[chosen],
             np.maximum.accumulate(events.stream_seconds[chosen]),
             np.cumsum(changes, axis=0),
-            tuple(events.names[i] for i in chosen.tolist()) if events.names else (),
+            chosen,
+            events.names,
         )
 
     def fullest(
@@ -146,7 +153,9 @@ class Ledger:
     ) -> MemoryLevels:
         """Levels of the memory with the highest total: the fullest rank, or the fullest node."""
         found = [self.usage(device, pool) for pool in self.pools(device, gpus_per_node, nodes)]
-        return max(found, key=lambda held: int(held.totals.max(initial=0)), default=self.usage(device, {}))
+        if len(found) < 2:
+            return found[0] if found else self.usage(device, {})
+        return max(found, key=lambda held: int(held.totals.max(initial=0)))
 
 
 def peak(held: MemoryLevels) -> Peak:
@@ -165,21 +174,21 @@ def peak(held: MemoryLevels) -> Peak:
 
 
 def memory_peaks(
-    events: MemoryEvents | None, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
+    events: MemoryEvents | Ledger | None, gpus_per_node: int = 1, nodes: Sequence[Pool] | None = None
 ) -> dict[str, Peak]:
     """The peak of the fullest GPU, host and NVMe."""
-    ledger = Ledger.of(events)
+    ledger = events if isinstance(events, Ledger) else Ledger.of(events)
     return {device: peak(ledger.fullest(device, gpus_per_node, nodes)) for device in DEVICES}
 
 
 def first_over_capacity(
-    events: MemoryEvents | None,
+    events: MemoryEvents | Ledger | None,
     capacity: Mapping[str, int | None],
     gpus_per_node: int = 1,
     nodes: Sequence[Pool] | None = None,
 ) -> OutOfMemory | None:
     """The earliest op after which a memory holds more than its `capacity` (None or absent: unlimited)."""
-    ledger = Ledger.of(events)
+    ledger = events if isinstance(events, Ledger) else Ledger.of(events)
     found: list[OutOfMemory] = []
     for device in DEVICES:
         limit = capacity.get(device)

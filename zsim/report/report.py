@@ -11,7 +11,7 @@ from zsim.report.breakdown import Breakdown, step_breakdown
 from zsim.report.energy import Energy, RunCost
 from zsim.report.irregular import JobRow, RankRow, StepSpread
 from zsim.report.limiting_sentence import limiting_sentence, without_overlap_sentence
-from zsim.report.memory import OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
+from zsim.report.memory import Ledger, OutOfMemory, Peak, Pool, first_over_capacity, memory_peaks
 from zsim.report.offload import OffloadSection, TierRow, offload_section
 from zsim.report.traffic import CollectiveRow, SentRow, TrafficRow, collective_rows, overlap_fraction
 from zsim.report.views.text.allocator import AllocatorRow
@@ -256,7 +256,8 @@ def make_report(
     """The report of a step. `step_seconds_without_overlap` and `offload_seconds_range` come from further
     simulations of the step, where there were any."""
     trace, work, breakdown = step.trace, job.work, step.breakdown
-    out_of_memory = first_over_capacity(trace.memory, job.capacity_bytes, job.gpus_per_node, job.nodes)
+    ledger = Ledger.of(trace.memory)
+    out_of_memory = first_over_capacity(ledger, job.capacity_bytes, job.gpus_per_node, job.nodes)
     if job.over_limits:
         out_of_memory = replace(job.over_limits[0], rank=step.rank)
     kernels = _ratio(_ratio(work.hardware_flops, breakdown.seconds["compute"]), work.peak_flops_per_second)
@@ -276,7 +277,7 @@ def make_report(
         work=work,
         capacity_bytes=dict(job.capacity_bytes),
         out_of_memory=out_of_memory,
-        peaks=memory_peaks(trace.memory, job.gpus_per_node, job.nodes),
+        peaks=memory_peaks(ledger, job.gpus_per_node, job.nodes),
         breakdown=breakdown,
         limit=limit + without_overlap_sentence(step.seconds, step_seconds_without_overlap),
         collectives=collective_rows(trace, step.rank, breakdown.waits),

@@ -83,16 +83,20 @@ def collective_rows(
     called = np.where(np.isnan(own.issue_seconds), own.start_seconds, own.issue_seconds)[spans]
     spans = spans[np.argsort(called, kind="stable")]
     seconds = (own.end_seconds - own.start_seconds)[spans].tolist()
+    keys: dict[int, _Key] = {}  # by the index of the span's information
     counts: dict[_Key, int] = {}
     busy: dict[_Key, float] = {}
     for index, lasted in zip(own.info_indices[spans].tolist(), seconds, strict=True):
-        key = _key(own.infos[index])
+        key = keys.get(index)
+        if key is None:
+            key = keys[index] = _key(own.infos[index])
         counts[key] = counts.get(key, 0) + 1
         busy[key] = busy.get(key, 0.0) + lasted
     exposed = dict.fromkeys(counts, 0.0)
     for wait in waits:
-        if wait.info is not None and _key(own.infos[wait.info]) in exposed:
-            exposed[_key(own.infos[wait.info])] += wait.seconds
+        key = None if wait.info is None else keys.get(wait.info) or _key(own.infos[wait.info])
+        if key is not None and key in exposed:
+            exposed[key] += wait.seconds
     return tuple(
         CollectiveRow(kind, group, size, counts[key], num_bytes, dtype, busy[key], exposed[key])
         for key in counts
