@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-MOST_LINES = 12
+MAX_LINES = 12
 
 
 def skip_lines(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
@@ -17,8 +17,8 @@ def skip_lines(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> l
     lines = [
         f"{count:6,}  {reason}" for reason, count in sorted(counts.items(), key=lambda row: (-row[1], row[0]))
     ]
-    rest = len(lines) - MOST_LINES
-    return lines if rest <= 0 else [*lines[:MOST_LINES], f"        and {rest} more reasons: pytest -rs"]
+    rest = len(lines) - MAX_LINES
+    return lines if rest <= 0 else [*lines[:MAX_LINES], f"        and {rest} more reasons: pytest -rs"]
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.skips import MOST_LINES, skip_lines
+from tests.skips import MAX_LINES, skip_lines
 
 
 def skipped(reason: str) -> pytest.TestReport:
@@ -18,5 +18,5 @@ def test_skipped_tests_are_counted_by_reason_most_first() -> None:
 
 
 def test_a_long_list_is_cut() -> None:
-    lines = skip_lines(skipped(f"reason {number:02}") for number in range(MOST_LINES + 3))
-    assert lines[-2:] == [f"     1  reason {MOST_LINES - 1}", "        and 3 more reasons: pytest -rs"]
+    lines = skip_lines(skipped(f"reason {number:02}") for number in range(MAX_LINES + 3))
+    assert lines[-2:] == [f"     1  reason {MAX_LINES - 1}", "        and 3 more reasons: pytest -rs"]

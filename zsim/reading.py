@@ -15,17 +15,17 @@ from typing import Any
 
 from zsim.errors import InputError
 
-MOST_BYTES = 16_000_000
-MOST_TOML_BYTES = 4_000_000  # read by Python itself, a few megabytes a second
-_MOST_DEPTH = 64
-_MOST_DIGITS = 4_000  # Python shows no more than 4,300
-_MOST_DECIMALS = 18
-_DEEP = f"is nested more than {_MOST_DEPTH} levels deep; expected a few"
-_LONG = f"has a number of more than {_MOST_DIGITS:,} digits"
+MAX_BYTES = 16_000_000
+MAX_TOML_BYTES = 4_000_000  # read by Python itself, a few megabytes a second
+_MAX_DEPTH = 64
+_MAX_DIGITS = 4_000  # Python shows no more than 4,300
+_MAX_DECIMALS = 18
+_DEEP = f"is nested more than {_MAX_DEPTH} levels deep; expected a few"
+_LONG = f"has a number of more than {_MAX_DIGITS:,} digits"
 Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 
-def read_bytes(path: Path | str, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path | str, most: int = MAX_BYTES) -> bytes:
     """All of a file, which may be a pipe. Raises OSError, and InputError for a file that is too large."""
     with open(path, "rb") as file:
         content = file.read(most + 1)
@@ -39,7 +39,7 @@ def read_bytes(path: Path | str, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(
-    path: Path | str, most: int = MOST_BYTES, encoding: str = "utf-8", errors: str = "strict"
+    path: Path | str, most: int = MAX_BYTES, encoding: str = "utf-8", errors: str = "strict"
 ) -> str:
     """All of a file as text. Raises OSError and UnicodeDecodeError, and InputError as `read_bytes`."""
     text = read_bytes(path, most).decode(encoding, errors)
@@ -74,7 +74,7 @@ def _parsed(parse: Callable[[], Any], is_wrong: type[ValueError], where: object)
 
 def whole_number(text: str) -> int | None:
     """`text` as a whole number of up to 18 decimal digits; None if it is not one."""
-    is_one = text.isascii() and text.isdecimal() and len(text) <= _MOST_DECIMALS
+    is_one = text.isascii() and text.isdecimal() and len(text) <= _MAX_DECIMALS
     return int(text) if is_one else None
 
 
@@ -83,7 +83,7 @@ def check_values(value: Any, where: object) -> None:
     level, depth = [value], 0
     while level:
         depth += 1
-        if depth > _MOST_DEPTH:
+        if depth > _MAX_DEPTH:
             raise InputError(f"{where}: {_DEEP}")
         below: list[Any] = []
         for entry in level:
@@ -91,6 +91,6 @@ def check_values(value: Any, where: object) -> None:
                 below += entry.values()
             elif isinstance(entry, list | tuple):
                 below += entry
-            elif isinstance(entry, int) and abs(entry) >= 10**_MOST_DIGITS:
+            elif isinstance(entry, int) and abs(entry) >= 10**_MAX_DIGITS:
                 raise InputError(f"{where}: {_LONG}")
         level = below

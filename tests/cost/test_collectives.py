@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zsim.cost.collectives.rounds import (
     Rounds,
-    edge_bytes,
+    bus_bytes,
     hierarchical_rounds,
     ring_rounds,
 )
@@ -29,23 +29,23 @@ LARGE, MANY = st.integers(0, 10**12), st.integers(1, 4096)
     ],
 )
 def test_each_edge_of_a_ring_of_eight_carries_its_share_of_800_bytes(kind: str, expected: float) -> None:
-    assert edge_bytes(kind, 800, 8) == expected
+    assert bus_bytes(kind, 800, 8) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_sends_nothing_and_takes_no_rounds(kind: str) -> None:
-    assert edge_bytes(kind, 10**9, 1) == 0
+    assert bus_bytes(kind, 10**9, 1) == 0
     assert ring_rounds(kind, 1, 1) == Rounds(0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bytes_load_no_edge(kind: str) -> None:
-    assert edge_bytes(kind, 0, 8) == 0
+    assert bus_bytes(kind, 0, 8) == 0
 
 
 def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
     """doc/PERFORMANCE.md: all-reduce 2(n-1)/n, all-gather and reduce-scatter (n-1)/n, broadcast, reduce 1."""
-    factors = {kind: edge_bytes(kind, 1.0, 8) for kind in KINDS}
+    factors = {kind: bus_bytes(kind, 1.0, 8) for kind in KINDS}
     assert factors == {
         "all_gather": 7 / 8,
         "reduce_scatter": 7 / 8,
@@ -57,15 +57,13 @@ def test_bus_bandwidth_factors_are_those_of_nccl_tests() -> None:
 
 @given(LARGE, MANY)
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(full_bytes: int, num_ranks: int) -> None:
-    both = edge_bytes("reduce_scatter", full_bytes, num_ranks) + edge_bytes(
-        "all_gather", full_bytes, num_ranks
-    )
-    assert edge_bytes("all_reduce", full_bytes, num_ranks) == pytest.approx(both)
+    both = bus_bytes("reduce_scatter", full_bytes, num_ranks) + bus_bytes("all_gather", full_bytes, num_ranks)
+    assert bus_bytes("all_reduce", full_bytes, num_ranks) == pytest.approx(both)
 
 
 @given(st.sampled_from(KINDS), LARGE, st.integers(2, 4096))
 def test_a_larger_ring_never_carries_less_per_edge(kind: str, full_bytes: int, num_ranks: int) -> None:
-    assert edge_bytes(kind, full_bytes, num_ranks) <= edge_bytes(kind, full_bytes, num_ranks + 1)
+    assert bus_bytes(kind, full_bytes, num_ranks) <= bus_bytes(kind, full_bytes, num_ranks + 1)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +102,6 @@ def test_hierarchical_rounds_go_around_the_node_and_then_around_the_nodes() -> N
 
 def test_what_is_no_collective_is_refused_by_name() -> None:
     with pytest.raises(NotSimulatedError, match="gossip"):
-        edge_bytes("gossip", 8, 2)
+        bus_bytes("gossip", 8, 2)
     with pytest.raises(NotSimulatedError, match="gossip"):
         ring_rounds("gossip", 2, 1)

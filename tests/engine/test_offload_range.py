@@ -45,7 +45,7 @@ def test_a_step_that_offloads_nothing_has_none() -> None:
 def test_a_long_plan_is_not_run_again(monkeypatch: Any) -> None:
     outcome = simulate_job(resolve(experiment_of(offload_optimizer=CPU)))
     assert no_range_note(outcome) is None
-    monkeypatch.setattr(module, "MOST_OPS", len(outcome.plan.ops) - 1)
+    monkeypatch.setattr(module, "MAX_OPS", len(outcome.plan.ops) - 1)
     assert offload_range(outcome) is None
 
 
@@ -54,7 +54,7 @@ def test_a_range_that_is_missing_is_missed_in_a_note(monkeypatch: Any) -> None:
     offloaded = experiment_of(offload_optimizer=CPU)
     missed = "no range is given for the offloaded step: "
     assert not any(missed in note for note in zsim.simulate(offloaded).report.notes)
-    monkeypatch.setattr(module, "MOST_OPS", 100)
+    monkeypatch.setattr(module, "MAX_OPS", 100)
     assert not any(missed in note for note in zsim.simulate(experiment_of()).report.notes)
     report = zsim.simulate(offloaded).report
     assert report.offload is not None

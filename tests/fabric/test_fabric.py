@@ -10,7 +10,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsim.cost.collectives.rounds import edge_bytes
+from zsim.cost.collectives.rounds import bus_bytes
 from zsim.cost.sharing import max_min_fair_rates
 from zsim.fabric.communicators import Transfer
 from zsim.fabric.fabric import Fabric
@@ -52,8 +52,8 @@ def run_at_once(fabric: Fabric, works: list[tuple[Collective, int]]) -> list[flo
 
         return end
 
-    for number, (work, instance) in enumerate(works):
-        fabric.run(fabric.transfer(work, instance), note(number))
+    for number, (work, communicator) in enumerate(works):
+        fabric.run(fabric.transfer(work, communicator), note(number))
     fabric.env.run()
     return ended
 
@@ -128,7 +128,7 @@ def test_a_ring_leaves_each_node_once(kind: CollectiveKind) -> None:
     fabric = fabric_of(nodes=4)
     total, out = fabric.usage([collective(kind)]), fabric.topology.classes["nic_out"]
     per_node = total[out.first : out.first + out.count].reshape(4, -1).sum(axis=1)
-    assert per_node == pytest.approx([edge_bytes(kind, 1e9, 32)] * 4, rel=1e-12)
+    assert per_node == pytest.approx([bus_bytes(kind, 1e9, 32)] * 4, rel=1e-12)
 
 
 def test_shards_in_a_node_leave_the_network_alone() -> None:
@@ -146,7 +146,7 @@ def test_traffic_is_all_links_and_the_fullest_and_adds_up_over_calls() -> None:
     one, three = fabric.traffic([collective()]), fabric.traffic([collective()] * 3)
     for name, load in one.items():
         assert three[name] == pytest.approx((3 * load.total_bytes, 3 * load.fullest_bytes))
-    sent = edge_bytes("all_gather", 1e9, 16)
+    sent = bus_bytes("all_gather", 1e9, 16)
     assert one["nvlink_out"] == pytest.approx((16 * sent, sent))
 
 
@@ -176,7 +176,7 @@ def test_folded_replicas_load_the_links_of_all_of_them(cluster: str) -> None:
 
 def full_weights(fabric: Fabric, work: Collective, transfer: Transfer) -> dict[str, float]:
     """What each link carries per byte of the transfer, before lumping."""
-    size = edge_bytes(work.kind, work.bytes, fabric.groups[work.group].size)
+    size = bus_bytes(work.kind, work.bytes, fabric.groups[work.group].size)
     costs = fabric.costs.protocols[transfer.protocol]
     fraction = np.where(fabric.topology.leaves_node(), costs.inter_fraction, costs.intra_fraction)
     weights = fabric.usage([work]) / size / fraction
@@ -266,7 +266,7 @@ def test_the_bus_bandwidth_of_a_huge_ring_collective_is_that_of_its_bottleneck(c
     weights = full_weights(fabric, work, transfer)
     capacities = fabric.topology.capacities()
     narrowest = min(capacities[int(link)] / weight for link, weight in weights.items())
-    bus = edge_bytes("all_gather", 1e13, fabric.topology.world_size) / transfer.seconds_alone
+    bus = bus_bytes("all_gather", 1e13, fabric.topology.world_size) / transfer.seconds_alone
     assert bus == pytest.approx(narrowest, rel=1e-3)
 
 
@@ -279,7 +279,7 @@ def test_what_a_gpu_sends_is_split_into_inside_and_between(cluster: str, per_nod
     switches these pass the eighth GPU's NVLink too (PXN): 16/16; elsewhere 14/16."""
     fabric = fabric_of(cluster, 2)
     work = collective("all_gather", 16 * 10**8)
-    sent = edge_bytes("all_gather", work.bytes, 2 * per_node)
+    sent = bus_bytes("all_gather", work.bytes, 2 * per_node)
     assert fabric.sent(work) == pytest.approx((sent * inside / 8, sent / 8))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import simpy
 
 from zsim.arrays import Floats, Ints
-from zsim.cost.collectives.rounds import ROUNDS_SIDE_BY_SIDE, edge_bytes
+from zsim.cost.collectives.rounds import ROUNDS_SIDE_BY_SIDE, bus_bytes
 from zsim.errors import InputError
 from zsim.fabric.algorithms.others import tree_parents
 from zsim.fabric.algorithms.rings import add_crossings, local_ranks, longer_rounds
@@ -72,7 +72,7 @@ class Rounds:
             raise InputError(f"{kind} is not played round by round on a ring")
         edges = [self._ring_edge(position) for position in range(self.size)]
         steps = laps * (self.size - 1)
-        carried = edge_bytes(kind, full_bytes, self.size)
+        carried = bus_bytes(kind, full_bytes, self.size)
         self._share(edges, carried)
 
         def send(position: int, step: int) -> None:

@@ -62,7 +62,7 @@ def test_entries_between_the_same_neighbours_are_a_change_when_alike_enough() ->
 
 def test_sequences_without_anything_in_common_are_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than 20 edits: only the common ends are matched, and the result says so."""
-    monkeypatch.setattr(alignment, "MOST_EDITS", 20)
+    monkeypatch.setattr(alignment, "MAX_EDITS", 20)
     found = align("<" + "a" * 50 + ">", "<" + "b" * 50 + ">")
     assert found.is_whole is False
     assert found.same == ((0, 0), (51, 51))

@@ -20,7 +20,7 @@ from zsim.study.published.table import PublishedRun, read_runs
 from zsim.study.published.write import write_experiments
 
 # Rows of these take seconds each; validation/published/experiments.py has them all.
-MOST_WORK = 4e3  # micro-batches times blocks times GPUs
+MAX_WORK = 4e3  # micro-batches times blocks times GPUs
 
 
 @cache
@@ -39,7 +39,7 @@ def smallest_of_each() -> list[PublishedRun]:
     chosen: dict[str, PublishedRun] = {}
     for run in sorted(runs(), key=work, reverse=True):
         chosen |= {run.source: run, run.text("strategy")[:6]: run}
-    return list({run.row_id: run for run in chosen.values() if work(run) < MOST_WORK}.values())
+    return list({run.row_id: run for run in chosen.values() if work(run) < MAX_WORK}.values())
 
 
 def test_a_row_of_each_source_is_what_its_experiment_file_says(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_trace_that_packs_well_is_read_whatever_its_size(
 
 
 def test_blanks_without_end_are_refused_unzipped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zsim.trace.readers.content._MOST_BLANK", 3 * MEGABYTE)
+    monkeypatch.setattr("zsim.trace.readers.content._MAX_BLANK", 3 * MEGABYTE)
     path = tmp_path / "rank0.json"
     path.write_bytes(b'{"traceEvents": [' + b" " * 6 * MEGABYTE + b"]}")
     assert "holds more than 3 MB of blanks in a row" in refusal(path)

@@ -19,7 +19,7 @@ from zsim.comparison.call_lists import unfold
 from zsim.comparison.calls import calls_of_plan
 from zsim.comparison.compare import compare
 from zsim.comparison.plan_check import check_plan
-from zsim.comparison.verdict import MOST_FOREIGN_FRACTION, judge
+from zsim.comparison.verdict import MAX_FOREIGN_FRACTION, judge
 from zsim.errors import InputError, NotSimulatedError
 from zsim.plan.memory.peaks import held_before_update, plan_peaks
 from zsim.plan.ops import Plan
@@ -200,7 +200,7 @@ def _run_times(
     times = content["step_seconds"]
     foreign = float(times["foreign_cpu_fraction"])
     doubt = "" if is_own else "calibrated in another job: shown, not judged"
-    busy = f"others used {foreign:.0%} of the machine" if foreign > MOST_FOREIGN_FRACTION else ""
+    busy = f"others used {foreign:.0%} of the machine" if foreign > MAX_FOREIGN_FRACTION else ""
     measured = times.get("mean", times["median"])  # skewed times: medians add up to too little
     yield _time_row(name, "step", report.step_seconds, measured, STEP_WALL, busy or doubt)
     cpu = _cpu_seconds(path.parent, content)
@@ -254,7 +254,7 @@ def _overlap(name: str, content: Mapping[str, Any]) -> Iterator[CheckRow]:
     than one without overlap."""
     predicted, measured = predict_ahead(content), content["ahead"]["step_seconds"]["mean"]
     foreign = float(content["foreign_cpu_fraction"])
-    doubt = f"others used {foreign:.0%} of the machine" if foreign > MOST_FOREIGN_FRACTION else ""
+    doubt = f"others used {foreign:.0%} of the machine" if foreign > MAX_FOREIGN_FRACTION else ""
     yield _time_row(name, "ahead, step", predicted.seconds, measured, OVERLAP, doubt)
     without = predicted.seconds_without_overlap
     is_nearer = abs(predicted.seconds - measured) < abs(without - measured)

@@ -11,7 +11,7 @@ from zsim.study.check.rows import CheckRow
 from zsim.trace.trace import MemoryEvents, Trace
 from zsim.units import format_bytes
 
-_MOST_UNITS = 3  # units named in a sentence, at most
+_MAX_UNITS = 3  # units named in a sentence, at most
 _Held = Counter[str]  # unit -> increase of its bytes over the recorded steps
 
 
@@ -68,10 +68,10 @@ def _sentence(on: Mapping[tuple[str, int], list[int]], num_ranks: int) -> str:
     """Sentences such as `'root' holds back 1.05 MB on rank 1`, the largest first; "" if all match."""
     found = sorted(on.items(), key=lambda row: -abs(row[0][1]))
     texts = []
-    for (unit, more), ranks in found[:_MOST_UNITS]:
+    for (unit, more), ranks in found[:_MAX_UNITS]:
         what = "holds back" if more > 0 else "frees too much:"
         some = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         place = "every rank" if len(ranks) == num_ranks else some
         texts.append(f"'{unit}' {what} {format_bytes(abs(more))} on {place}")
-    rest = len(found) - _MOST_UNITS
+    rest = len(found) - _MAX_UNITS
     return "; ".join(texts) + (f"; and {rest} more" if rest > 0 else "")

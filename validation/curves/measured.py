@@ -9,9 +9,9 @@ from math import log
 from pathlib import Path
 
 from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
-from zsim.cost.collectives.rounds import edge_bytes
+from zsim.cost.collectives.rounds import bus_bytes
 from zsim.fabric.algorithms.methods import Method
-from zsim.fabric.communicators import Instance, ramp_seconds, ring_latency
+from zsim.fabric.communicators import Communicator, ramp_seconds, ring_latency
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
 from zsim.specs.cluster.cluster import Cluster
@@ -53,7 +53,7 @@ class Curve:
     network: str
     role: str
     source: str
-    communicator: Instance
+    communicator: Communicator
     options: tuple[Option, ...]
     points: tuple[CurvePoint, ...]
     harness_seconds: float
@@ -68,7 +68,7 @@ class Curve:
         algorithm = method.algorithm if self.kind == "all_reduce" else GATHER
         # An algorithm without constants uses those of `protocols`.
         costs = constants.get((algorithm, option.protocol)) or constants[GATHER, option.protocol]
-        size_bytes = edge_bytes(self.kind, size, self.gpus)
+        size_bytes = bus_bytes(self.kind, size, self.gpus)
         inside = size_bytes / (option.intra * costs.intra_fraction)
         across = size_bytes / (option.inter * costs.inter_fraction)
         latency = ring_latency(rounds, costs, self.communicator.longer) + ramp_seconds(rounds, costs, size)
@@ -87,7 +87,7 @@ class Curve:
         ]
 
     def measured_seconds(self, point: CurvePoint) -> float:
-        return edge_bytes(self.kind, point.size_bytes, self.gpus) / point.measured_bus_bytes_per_second
+        return bus_bytes(self.kind, point.size_bytes, self.gpus) / point.measured_bus_bytes_per_second
 
 
 def read_curves(*tables: Path) -> list[Curve]:

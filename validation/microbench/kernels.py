@@ -16,7 +16,7 @@ from validation.microbench.bench import Benchmark, sizes
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Prepared = Callable[[], Any]
-_BEYOND_CACHES, _MOST_COPIES = 2**28, 256
+_BEYOND_CACHES, _MAX_COPIES = 2**28, 256
 
 
 def clock(device: str) -> str:
@@ -186,7 +186,7 @@ def pieces(device: str, dtype: str, tokens: int, width: int, vocab: int) -> Iter
 def most_copies(num_bytes: float) -> int:
     """How many copies of a piece of `num_bytes` are used in turn, so that it is not in caches when its turn
     comes again, as in a step."""
-    return max(1, min(_MOST_COPIES, round(_BEYOND_CACHES / num_bytes)))
+    return max(1, min(_MAX_COPIES, round(_BEYOND_CACHES / num_bytes)))
 
 
 def make_piece(

@@ -7,8 +7,8 @@ from typing import Any
 from zsim.errors import InputError, did_you_mean
 
 # No measured value is outside this range; products of a few such numbers are still finite, and not 0.
-LEAST, MOST = 1e-15, 1e24
-COUNT, FLAG, TEXT = f"a number above 0, below {MOST:g}", "true or false", "a text"
+LEAST, MAXIMUM = 1e-15, 1e24
+COUNT, FLAG, TEXT = f"a number above 0, below {MAXIMUM:g}", "true or false", "a text"
 
 
 class Part:
@@ -56,13 +56,13 @@ class Part:
             return default
         if not _is_number(value) or value < 0:
             raise InputError(
-                f"{self.where}: {key}: found {shown(value)}, expected a number, 0 or more, below {MOST:g}"
+                f"{self.where}: {key}: found {shown(value)}, expected a number, 0 or more, below {MAXIMUM:g}"
             )
         return float(value)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAXIMUM
 
 
 def shown(value: Any) -> str:

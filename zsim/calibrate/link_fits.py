@@ -9,7 +9,7 @@ from typing import Any
 from zsim.calibrate.kernel_fits import sources
 from zsim.calibrate.measurements import Measurement, Measurements
 from zsim.calibrate.robust_fit import CurveFit, FitParameter, points_of, robust_fit, span
-from zsim.cost.collectives.rounds import edge_bytes, ring_rounds
+from zsim.cost.collectives.rounds import bus_bytes, ring_rounds
 from zsim.cost.rates.host_calls import load_host_costs
 from zsim.cost.rates.nvme import stream_bytes_per_second
 from zsim.errors import InputError
@@ -132,7 +132,7 @@ def _ring_fit(
             ranks, nodes = int(row["ranks"]), int(row["nodes"] or 1)
             rounds = ring_rounds(str(row["kind"]), ranks, nodes)
             steps = rounds.inter if nodes > 1 else rounds.intra
-            moved = edge_bytes(str(row["kind"]), row.bytes, ranks)
+            moved = bus_bytes(str(row["kind"]), row.bytes, ranks)
             found.append(values["base"] + steps * values["round"] + moved / values["rate"])
         return found
 

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zsim.calibrate.checked_table import MOST, Part, shown
+from zsim.calibrate.checked_table import MAXIMUM, Part, shown
 from zsim.calibrate.measurements import GIB, Measurement, Measurements
 from zsim.calibrate.microbench import microbench_measurements
 from zsim.calibrate.trace_rows import looks_like_trace, trace_measurements
 from zsim.errors import InputError
 from zsim.reading import parse_json, read_text
 
-_MOST_BYTES = 64_000_000
+_MAX_BYTES = 64_000_000
 _KINDS = {
     "all_gather": "all_gather", "allgather": "all_gather", "reduce_scatter": "reduce_scatter",
     "reducescatter": "reduce_scatter", "all_reduce": "all_reduce", "allreduce": "all_reduce",
@@ -68,7 +68,7 @@ def read_measurements(path: Path, *, ranks: int | None = None, nodes: int | None
 
 def _text(path: Path) -> str:
     try:
-        text = read_text(path, _MOST_BYTES, errors="replace")
+        text = read_text(path, _MAX_BYTES, errors="replace")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
@@ -219,9 +219,9 @@ def _number(path: Path, text: str) -> float:
     try:
         found = float(text)
     except ValueError:
-        found = MOST
-    if not found < MOST:
-        raise InputError(f"{path.name}: found {text[:40]!r}, expected a number below {MOST:g}")
+        found = MAXIMUM
+    if not found < MAXIMUM:
+        raise InputError(f"{path.name}: found {text[:40]!r}, expected a number below {MAXIMUM:g}")
     return found
 
 

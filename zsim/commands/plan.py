@@ -23,7 +23,7 @@ def plan(
     json_: Annotated[Path | None, json_option("the plan")] = None,
     limit: Annotated[int, typer.Option(min=0, help="How many ops to list (0: all).")] = 60,
 ) -> None:
-    """What a rank will do: ops, bytes, streams; no simulation."""
+    """Print the work of a rank: ops, bytes, streams; no simulation."""
     from zsim.api import make_plan
     from zsim.report.views.text.plan import plan_to_dict, print_plan
 

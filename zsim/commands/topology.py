@@ -40,7 +40,7 @@ def show(
     out: Annotated[Path | None, file_option(help="Draw it into this HTML page.")] = None,
     json_: Json = None,
 ) -> None:
-    """What a cluster's fabric is built of, its bandwidths, and a drawing of it."""
+    """Show the parts of a cluster's fabric, its bandwidths, and a drawing of it."""
     from zsim.study.topologies.text import topology_lines
     from zsim.study.topologies.topologies import describe_topology
 

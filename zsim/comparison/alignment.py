@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-MOST_EDITS = 1_000  # maximum; two sequences with more edits are unrelated
+MAX_EDITS = 1_000  # maximum; two sequences with more edits are unrelated
 _FAR = 16  # maximum of places by which a call may have moved and still count as the same
 
 
@@ -62,7 +62,7 @@ def align(
 
 
 def _matches(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[list[tuple[int, int]], bool]:
-    """Pairs of a longest common subsequence, and whether it was found within `MOST_EDITS`."""
+    """Pairs of a longest common subsequence, and whether it was found within `MAX_EDITS`."""
     start, limit = 0, min(len(first), len(second))
     while start < limit and first[start] == second[start]:
         start += 1
@@ -79,13 +79,13 @@ def _matches(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[lis
 
 
 def _shortest_edit(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]] | None:
-    """Matches of a shortest edit by Myers' greedy search; None where more than `MOST_EDITS` are needed.
+    """Matches of a shortest edit by Myers' greedy search; None where more than `MAX_EDITS` are needed.
 
     `reach[k]` is the index in `first` that diagonal k = i - j reaches with the present number of edits;
     `history[d]` is the part of `reach` that round d starts from.
     """
     rows, columns = len(first), len(second)
-    most = min(rows + columns, MOST_EDITS)
+    most = min(rows + columns, MAX_EDITS)
     zero = most + 1  # index of diagonal 0
     reach = array("i", [0]) * (2 * most + 3)
     history: list[array[int]] = []

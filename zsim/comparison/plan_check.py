@@ -23,7 +23,7 @@ from zsim.comparison.calls import Call, names_are_shared, without_numbers
 from zsim.comparison.verdict import Verdict
 
 _FIELDS = ("kind", "bytes", "dtype", "group_size", "group_stride", "module")
-_MOST_WORDS = 2  # maximum of positions named in a line on several calls
+_MAX_WORDS = 2  # maximum of positions named in a line on several calls
 Kind = Literal["only simulated", "only recorded", "changed", "moved", "stream", "unrelated"]
 
 
@@ -256,8 +256,8 @@ def _ordinals(places: tuple[int, ...]) -> str:
     """`call 34`, `calls 34, 36, ...`: counted from 1."""
     if not places:
         return ""
-    shown = ", ".join(f"{place + 1:,}" for place in places[:_MOST_WORDS])
-    return f"call{'s' if len(places) > 1 else ''} {shown}" + (", ..." if len(places) > _MOST_WORDS else "")
+    shown = ", ".join(f"{place + 1:,}" for place in places[:_MAX_WORDS])
+    return f"call{'s' if len(places) > 1 else ''} {shown}" + (", ..." if len(places) > _MAX_WORDS else "")
 
 
 # -- streams ----------------------------------------------------------------------------------------------

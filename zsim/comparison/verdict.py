@@ -17,7 +17,7 @@ from zsim.trace.trace import Trace
 Verdict = Literal["pass", "fail", "inconclusive"]
 Unit = Literal["seconds", "bytes", "fraction"]
 
-MOST_FOREIGN_FRACTION = 0.10  # of the machine; above it, a wall time is not judged
+MAX_FOREIGN_FRACTION = 0.10  # of the machine; above it, a wall time is not judged
 TOO_SMALL = 0.02  # a difference up to this part of the tolerance times the whole step or peak is no miss
 
 
@@ -150,6 +150,6 @@ def doubt_about_times(trace: Trace) -> str:
     if foreign is None:
         is_on_cpu = trace.metadata.get("backend") == "gloo"
         return "the recording does not say how busy the machine was with others" if is_on_cpu else ""
-    if float(foreign) > MOST_FOREIGN_FRACTION:
+    if float(foreign) > MAX_FOREIGN_FRACTION:
         return f"others used {float(foreign):.0%} of the machine during the recording"
     return ""

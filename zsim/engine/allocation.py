@@ -24,7 +24,7 @@ from zsim.plan.ops import Memory, OffloadWork, Plan, Program
 from zsim.plan.parts.optimizer import UPDATE
 from zsim.specs.experiment.job import Job
 
-_MOST_PASSES = 5
+_MAX_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def settle(allocator: Allocator, issue: Sequence[float], ended: Sequence[float])
     maximum over the passes. Leaves the allocator ready for a run of the program, with its segments.
     """
     memory, before, failures, is_settled = allocator.memory, -1, 0, False
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         segments = memory.num_segments
         _pass_through(allocator, issue, ended)
         is_settled = memory.num_segments == segments and not memory.num_released
@@ -215,7 +215,7 @@ def _settle_apart(
     limit = memory.capacity_bytes
     if memory.num_released:
         return None
-    for number in range(_MOST_PASSES):
+    for number in range(_MAX_PASSES):
         quiet, late = others.number(number), timed.number(number)
         if quiet is None or late is None:
             return None
@@ -262,7 +262,7 @@ def has_room_at(
     known = _known_of(program, empty)
     apart = known.apart = known.apart or ProgramApart(empty)
     timed = apart.timed(empty, apart.places(issue, ended))
-    for number in range(_MOST_PASSES):
+    for number in range(_MAX_PASSES):
         done = timed.number(number)
         if done is None:
             return False

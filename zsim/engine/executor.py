@@ -15,7 +15,7 @@ import simpy
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.beside import landed, num_busy, took_off
+from zsim.engine.flights import landed, num_busy, took_off
 from zsim.engine.lane import Lane
 from zsim.engine.offload import Offload
 from zsim.engine.priced_program import PricedProgram, RecordedTimes
@@ -65,16 +65,18 @@ class Executor:
         works = {id(program): [op.work for op in program.program.ops] for program in programs}
         for number, (rank, program, seconds) in enumerate(zip(ranks, programs, kernel_seconds, strict=True)):
             groups = () if fabric is None else fabric.groups
-            instances = {name: self.fabric.instance_of(name, rank) for name in groups}
-            lane = Lane(rank, program, works[id(program)], instances, seconds, env.now)
+            communicators = {name: self.fabric.communicator_of(name, rank) for name in groups}
+            lane = Lane(rank, program, works[id(program)], communicators, seconds, env.now)
             turn = lane.flights.turn if self._slows_collectives else None
             lane.gpu = GpuKernels(slowdown, self._call_at, partial(self._end, lane), turn)
             if allocators:
                 lane.allocator = allocators[number].copy()
             self.lanes.append(lane)
-            used = instances if program.recorded is None else program.recorded.groups
+            used = communicators if program.recorded is None else program.recorded.groups
             for name in used:
-                self._members[name, instances[name]] = self._members.get((name, instances[name]), 0) + 1
+                self._members[name, communicators[name]] = (
+                    self._members.get((name, communicators[name]), 0) + 1
+                )
 
     @property
     def fabric(self) -> Fabric:
@@ -276,19 +278,19 @@ class Executor:
     def _arrive(self, lane: Lane, op: int, work: Collective) -> None:
         """Start a collective once every simulated member of its communicator has arrived at the same call."""
         group = work.group
-        instance = lane.instances[group]
+        communicator = lane.communicators[group]
         arrived = [(lane, op)]
-        members = self._members[group, instance]
+        members = self._members[group, communicator]
         if members > 1:
-            call = lane.program.meetings[op], instance
+            call = lane.program.meetings[op], communicator
             arrived = self._arrived.setdefault(call, [])
             arrived.append((lane, op))
             if len(arrived) < members:
                 return
             del self._arrived[call]
-        known = self._transfers.get((id(work), instance))
+        known = self._transfers.get((id(work), communicator))
         transfer = known or self._transfers.setdefault(
-            (id(work), instance), self.fabric.transfer(work, instance)
+            (id(work), communicator), self.fabric.transfer(work, communicator)
         )
         now = self.env.now
         for member, _ in () if self._is_recorded else arrived:  # a recorded one was under way since it came
@@ -326,8 +328,8 @@ class Executor:
         sides = lane.program.sides[op]
         lane.messages_left[op] = len(sides)
         for side in sides:
-            instance = self.fabric.pair_of(side.work.group, lane.rank, is_sender=side.is_sent)
-            message = side.work.group, instance, side.number
+            communicator = self.fabric.pair_of(side.work.group, lane.rank, is_sender=side.is_sent)
+            message = side.work.group, communicator, side.number
             other = self._sides.pop(message, None)
             if other is None:
                 self._sides[message] = lane, op
@@ -336,7 +338,7 @@ class Executor:
             for (member, number), peer in zip(both, reversed(both), strict=True):
                 member.peers.setdefault(number, []).append(peer)
                 member.gpu.collective_started(now)
-            transfer = self.fabric.transfer(side.work, instance)
+            transfer = self.fabric.transfer(side.work, communicator)
             self._fly(transfer, both, partial(self._end_message, both))
 
     def _end_message(self, both: list[tuple[Lane, int]]) -> None:

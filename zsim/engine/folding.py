@@ -21,7 +21,7 @@ from zsim.fabric.messages import communicators_of, fabric_works
 from zsim.plan.ops import Collective, Plan
 from zsim.specs.topology.topology import Topology
 
-_MOST_CLASSES = 512
+_MAX_CLASSES = 512
 _ROUGHLY = (
     "groups are at unequal places of the network; those with the same members' work are taken to be as slow "
     "as the slowest"
@@ -41,7 +41,7 @@ def find_classes(
 
     `slowdowns`: per rank, the factor on kernels' seconds; `is_plain`: the job fills its fabric. `by_links`
     False: groups whose members do the same count as one class, as slow as the slowest of them, even if their
-    links differ; the same approximation is made if links make more than `_MOST_CLASSES` classes.
+    links differ; the same approximation is made if links make more than `_MAX_CLASSES` classes.
     """
     if unfold:
         return each_by_itself(topology, communicators_of(plan)), ()
@@ -49,12 +49,12 @@ def find_classes(
     is_whole = is_plain and topology.condition is None
     if is_even and is_whole and _ranks_are_alike(topology, plan):
         return one_class(topology, plan.groups), ()
-    party = make_party(topology, plan, slowdowns)
+    placed = place_job(topology, plan, slowdowns)
     if by_links:
-        classes = stable_classes([party])[0]
-        if len(classes.sizes) <= _MOST_CLASSES:
+        classes = stable_classes([placed])[0]
+        if len(classes.sizes) <= _MAX_CLASSES:
             return classes, ()
-    return stable_classes([party], by_links=False)[0], (_ROUGHLY,)
+    return stable_classes([placed], by_links=False)[0], (_ROUGHLY,)
 
 
 def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes: Classes) -> Classes:
@@ -63,8 +63,8 @@ def with_firsts_apart(topology: Topology, plan: Plan, slowdowns: Floats, classes
     apart = first_apart(classes)
     if not plan.has_messages:
         return apart
-    party = make_party(topology, plan, slowdowns)
-    return stable_classes([replace(party, kinds=apart.of_rank)])[0]
+    placed = place_job(topology, plan, slowdowns)
+    return stable_classes([replace(placed, kinds=apart.of_rank)])[0]
 
 
 def _ranks_are_alike(topology: Topology, plan: Plan) -> bool:
@@ -102,14 +102,14 @@ def find_classes_together(
     approximations."""
     if unfold:
         return [each_by_itself(topology, communicators_of(plan)) for topology, plan, _ in everyone], ()
-    parties = [make_party(*one) for one in everyone]
-    found = stable_classes(parties)
-    if sum(len(classes.sizes) for classes in found) <= _MOST_CLASSES:
+    all_placed = [place_job(*one) for one in everyone]
+    found = stable_classes(all_placed)
+    if sum(len(classes.sizes) for classes in found) <= _MAX_CLASSES:
         return found, ()
-    return stable_classes(parties, by_links=False), (_ROUGHLY,)
+    return stable_classes(all_placed, by_links=False), (_ROUGHLY,)
 
 
-def make_party(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
+def place_job(topology: Topology, plan: Plan, slowdowns: Floats) -> JobPlacement:
     """A job as the input of `stable_classes`."""
     works = [work for program in plan.programs for work in fabric_works(program, plan.groups)]
     shares_nodes = plan.has_offload

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from zsim.devices.allocator import Allocator
 from zsim.devices.gpu import GpuKernels
-from zsim.engine.beside import Flights
+from zsim.engine.flights import Flights
 from zsim.engine.priced_program import PricedProgram
 from zsim.plan.ops import Work
 from zsim.plan.recorded.work import Recorded
@@ -20,10 +20,32 @@ class Lane:
     ended."""
 
     __slots__ = (
-        "allocator", "allocator_blocks", "began", "blocked_on", "ended", "flights", "gpu", "host_blocks",
-        "host_time", "instances", "is_in_allocator", "is_queued", "issue", "kernel_seconds",
-        "messages_left", "next_call", "next_op", "peers", "pending", "program", "rank", "ready",
-        "recorded_blocks", "start", "successors", "works",
+        "allocator",
+        "allocator_blocks",
+        "began",
+        "blocked_on",
+        "communicators",
+        "ended",
+        "flights",
+        "gpu",
+        "host_blocks",
+        "host_time",
+        "is_in_allocator",
+        "is_queued",
+        "issue",
+        "kernel_seconds",
+        "messages_left",
+        "next_call",
+        "next_op",
+        "peers",
+        "pending",
+        "program",
+        "rank",
+        "ready",
+        "recorded_blocks",
+        "start",
+        "successors",
+        "works",
     )  # fmt: skip
 
     def __init__(
@@ -31,7 +53,7 @@ class Lane:
         rank: int,
         program: PricedProgram,
         works: Sequence[Work | None],
-        instances: dict[str, int],
+        communicators: dict[str, int],
         kernel_seconds: Sequence[float | None],
         began: float,
     ) -> None:
@@ -42,7 +64,7 @@ class Lane:
         self.is_queued = program.behind is not None
         self.began = began
         self.kernel_seconds = kernel_seconds
-        self.instances = instances  # which instance of each group it belongs to
+        self.communicators = communicators  # which instance of each group it belongs to
         self.pending = list(program.pending)
         nan = array("d", [math.nan]) * program.num_ops
         self.issue, self.start, self.ended = nan[:], nan[:], nan[:]

@@ -21,7 +21,7 @@ from zsim.plan.memory.tensors import TensorChange
 
 
 @dataclass(frozen=True)
-class Part:
+class PoolsPart:
     """The changes of some pools in one run of a program; `places[i]`: twice the place of the i-th change
     among the changes of all pools."""
 
@@ -36,8 +36,8 @@ class ChangesApart:
     and the ops before which they are made; `given_back`: the indices in `timed` of frees of protected blocks;
     `uses`: the ops that use these blocks last."""
 
-    timed: Part
-    others: Part
+    timed: PoolsPart
+    others: PoolsPart
     timed_pools: frozenset[PoolName]
     ops: Ints
     requests: Ints
@@ -78,7 +78,7 @@ def changes_apart(changes: Changes) -> ChangesApart:
     timed_pools = frozenset(pools[place] for place in np.flatnonzero(is_protected).tolist())
     is_timed = np.array([pool in timed_pools for pool in pools], dtype=bool)
     timed, others = (
-        Part([ordered[place] for place in places.tolist()], 2 * places)
+        PoolsPart([ordered[place] for place in places.tolist()], 2 * places)
         for places in (np.flatnonzero(is_timed), np.flatnonzero(~is_timed))
     )
     protected = is_protected[is_timed]
@@ -222,5 +222,5 @@ class ProgramApart:
             first = self._part(self.first, self.first.timed, places[0])
         return PoolPasses(empty.memory.copy(), first, later)
 
-    def _part(self, run: ChangesApart, part: Part, places: Ints) -> tuple[list[TensorChange], Ints, int]:
+    def _part(self, run: ChangesApart, part: PoolsPart, places: Ints) -> tuple[list[TensorChange], Ints, int]:
         return part.changes, places, run.place_of_op(self.counts_from)

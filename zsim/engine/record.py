@@ -128,7 +128,7 @@ def _copy_tracks(program: Program) -> dict[tuple[str, str], str]:
 
 
 class _Kernels(NamedTuple):
-    """What a span shows of all kernels of a work together."""
+    """The columns of a span for all kernels of a work together."""
 
     is_copy: bool
     dtype: str
@@ -147,7 +147,7 @@ class _Kernels(NamedTuple):
 
 
 def _info(op: Op, plan: Plan, tracks: dict[tuple[str, str], str], known: dict[int, _Kernels]) -> SpanInfo:
-    """What a span of the op shows; `known`: kernels by the id of their work, filled here."""
+    """The columns of a span of the op; `known`: kernels by the id of their work, filled here."""
     work = op.work
     if isinstance(work, Kernels):
         shown = known.get(id(work))

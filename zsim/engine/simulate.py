@@ -22,7 +22,7 @@ from zsim.engine.prepare import Prepared, prepare
 from zsim.engine.sent import sent_by_phase
 from zsim.engine.together import ConcurrentJob, run_together
 from zsim.errors import NotSimulatedError
-from zsim.fabric.fabric import LinkLoad
+from zsim.fabric.communicators import LinkLoad
 from zsim.fabric.folding.classes import Classes
 from zsim.plan.memory.capacity import step_peak_bytes, usable_bytes
 from zsim.plan.ops import Collective, Plan, PointToPoint
@@ -34,7 +34,7 @@ from zsim.specs.topology.topology import Topology
 from zsim.trace.stats import SimulationStats
 from zsim.trace.trace import Trace
 
-_MOST_DRAWN = 16  # ranks that are all simulated when they vary
+_MAX_DRAWN = 16  # ranks that are all simulated when they vary
 
 
 OWN_NAME = "this job"
@@ -143,7 +143,7 @@ def _by_itself(
     allocator that runs short delays the step; None leaves the allocator out. `by_links` as in `find_classes`;
     `is_steady`: the step follows other steps."""
     jitter = job.jitter
-    unfold = unfold or (jitter is not None and job.world_size <= _MOST_DRAWN)
+    unfold = unfold or (jitter is not None and job.world_size <= _MAX_DRAWN)
     is_plain = job.placement.is_plain
     classes, notes = find_classes(
         topology, plan, slowdowns, is_plain=is_plain, unfold=unfold, by_links=by_links
@@ -260,23 +260,25 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
         raise NotSimulatedError(
             "jitter of jobs that share a fabric is not simulated yet; leave out one of them"
         )
-    parties = {OWN_NAME: ConcurrentJob(job, topology, slowdowns, plans.of(job))}
+    all_placed = {OWN_NAME: ConcurrentJob(job, topology, slowdowns, plans.of(job))}
     for name, other in job.others.items():
         place = topology_beside(topology, other)
         slow = kernel_slowdowns(place, job.faults, is_beside=True) * slowest_of(other)
-        parties[name] = ConcurrentJob(other, place, slow, plans.of(other))
-    alone = [_by_itself(one.job, one.topology, one.slowdowns, unfold, one.plan) for one in parties.values()]
-    loops, notes = run_together(list(parties.values()), unfold=unfold)
+        all_placed[name] = ConcurrentJob(other, place, slow, plans.of(other))
+    alone = [
+        _by_itself(one.job, one.topology, one.slowdowns, unfold, one.plan) for one in all_placed.values()
+    ]
+    loops, notes = run_together(list(all_placed.values()), unfold=unfold)
     own = loops[0]
     outcome = _outcome(own.prepared, own.executor, own.typical, notes)
     times = [
-        JobTimes(name, party.job, by_itself.trace.step_seconds, loop.typical.step_seconds, len(loop.traces))
-        for (name, party), by_itself, loop in zip(parties.items(), alone, loops, strict=True)
+        JobTimes(name, placed.job, by_itself.trace.step_seconds, loop.typical.step_seconds, len(loop.traces))
+        for (name, placed), by_itself, loop in zip(all_placed.items(), alone, loops, strict=True)
     ]
     if job.cluster.gpu.vendor != "cpu":
         notes = (*notes, "jobs that share a fabric are simulated without torch's allocator: what it would "
                  "cost one that runs short is left out")  # fmt: skip
-    tight = [name for name, party in parties.items() if name != OWN_NAME and not _fits(party)]
+    tight = [name for name, placed in all_placed.items() if name != OWN_NAME and not _fits(placed)]
     notes = (*notes, *(f"job '{name}' does not fit its GPUs; it runs as if it did" for name in tight))
     seconds = outcome.trace.step_seconds
     beside = sum(loop.prepared.link_bytes * seconds / loop.typical.step_seconds for loop in loops[1:])
@@ -285,8 +287,8 @@ def _beside_others(job: Job, topology: Topology, slowdowns: Floats, unfold: bool
     return replace(outcome, stats=stats, traffic=traffic, notes=notes, together=tuple(times))
 
 
-def _fits(party: ConcurrentJob) -> bool:
-    return step_peak_bytes(party.job, party.plan) <= usable_bytes(party.job.cluster)
+def _fits(placed: ConcurrentJob) -> bool:
+    return step_peak_bytes(placed.job, placed.plan) <= usable_bytes(placed.job.cluster)
 
 
 def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[str, ...]) -> Outcome:
@@ -312,7 +314,9 @@ def _outcome(prepared: Prepared, executor: Executor, trace: Trace, notes: tuple[
         calls=prepared.call_limits(),
         peers=_peers(prepared, executor),
         meetings={
-            (name, rank): fabric.instance_of(name, rank) for name in prepared.plan.groups for rank in ranks
+            (name, rank): fabric.communicator_of(name, rank)
+            for name in prepared.plan.groups
+            for rank in ranks
         },
         sent=sent_by_phase(prepared.plan, fabric),
     )

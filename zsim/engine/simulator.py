@@ -13,7 +13,7 @@ from zsim.specs.experiment.resolve import resolve
 from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 
-_MOST_SPANS = 400_000  # of all traces that are kept together
+_MAX_SPANS = 400_000  # of all traces that are kept together
 
 
 class Simulator:
@@ -47,7 +47,7 @@ class Simulator:
         outcome = simulate_job(job, plans=self._plans)
         self._outcomes.append(outcome)
         total = sum(len(one.trace) for one in self._outcomes)
-        while total > _MOST_SPANS:
+        while total > _MAX_SPANS:
             total -= len(self._outcomes.pop(0).trace)
         return outcome
 

@@ -73,26 +73,26 @@ class Loop:
         return self.traces[order[(len(order) - 1) // 2]]
 
 
-def run_together(parties: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[list[Loop], tuple[str, ...]]:
+def run_together(all_placed: Sequence[ConcurrentJob], *, unfold: bool) -> tuple[list[Loop], tuple[str, ...]]:
     """The jobs' loops after they have run, and notes on the approximations of their classes.
 
     Raises StuckError if the clock stops with work left.
     """
     env = simpy.Environment()
-    everyone = [(party.topology, party.plan, party.slowdowns) for party in parties]
+    everyone = [(placed.topology, placed.plan, placed.slowdowns) for placed in all_placed]
     classes, notes = find_classes_together(everyone, unfold=unfold)
     prepared = [
         prepare(
-            party.job,
-            party.plan,
-            party.plan if party.plan.once(is_drained) else party.plan.once(twice),
-            party.topology,
+            placed.job,
+            placed.plan,
+            placed.plan if placed.plan.once(is_drained) else placed.plan.once(twice),
+            placed.topology,
             own,
-            party.slowdowns,
+            placed.slowdowns,
             env,
             is_connected=False,
         )
-        for party, own in zip(parties, classes, strict=True)
+        for placed, own in zip(all_placed, classes, strict=True)
     ]
     connect([one.fabric for one in prepared])
     done = env.event()

@@ -8,7 +8,7 @@ from zsim.engine.simulate import Outcome, simulate_job
 from zsim.plan.ops import OffloadWork
 from zsim.specs.cluster.spreads import load_spreads, offloading_at
 
-MOST_OPS = 20_000  # maximum; a longer plan is not simulated twice more
+MAX_OPS = 20_000  # maximum; a longer plan is not simulated twice more
 
 
 def offload_range(outcome: Outcome) -> tuple[float, float] | None:
@@ -40,7 +40,7 @@ def no_range_note(outcome: Outcome) -> str | None:
         why = "the step is drawn with jitter"
     elif outcome.together:
         why = "other jobs share the cluster"
-    elif outcome.plan.num_ops > MOST_OPS:
+    elif outcome.plan.num_ops > MAX_OPS:
         why = f"its plan of {outcome.plan.num_ops:,} ops is too long to be run twice more"
     else:
         return None

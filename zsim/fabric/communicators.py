@@ -66,7 +66,7 @@ class AlgorithmChoice:
 
 
 @dataclass(slots=True)
-class Instance:
+class Communicator:
     """One simulated communicator: the groups of a kind that share one activity.
 
     `methods`: algorithms by kind of collective; `usage`: bytes on every link per bus byte, by shape, of all
@@ -126,3 +126,11 @@ def ring_latency(rounds: Rounds, costs: ProtocolCosts, longer: Longer) -> float:
     """Seconds of NCCL's ring latency: base + rounds inside nodes + rounds between nodes."""
     inside, across = round_seconds(costs, longer, spans=rounds.inter > 0)
     return costs.base + rounds.intra * inside + rounds.inter * across
+
+
+class LinkLoad(NamedTuple):
+    """Load of a class of links: bytes over all of them, and over the most utilised one. The bytes of a
+    degraded link count divided by the fraction of its bandwidth that is left."""
+
+    total_bytes: float
+    fullest_bytes: float

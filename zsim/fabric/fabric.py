@@ -8,19 +8,26 @@ rounds. So its rate is the bus bandwidth of nccl-tests, whatever the algorithm.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import simpy
 
 from zsim.arrays import Bools, Floats, Ints
 from zsim.cost.collectives.nccl_chunks import fill_seconds, tree_pieces
-from zsim.cost.collectives.rounds import CallLimit, edge_bytes, unequal_bus_bytes
+from zsim.cost.collectives.rounds import CallLimit, bus_bytes, unequal_bus_bytes
 from zsim.fabric.algorithms.methods import CallKind, Method, Shape, methods
 from zsim.fabric.algorithms.nccl_choice import planned_seconds
 from zsim.fabric.algorithms.others import link_usage, sent_by_gpu
 from zsim.fabric.algorithms.rings import domains_of, fault_delays, longer_rounds
-from zsim.fabric.communicators import AlgorithmChoice, Instance, Limits, Transfer, ramp_seconds, ring_latency
+from zsim.fabric.communicators import (
+    AlgorithmChoice,
+    Communicator,
+    Limits,
+    LinkLoad,
+    Transfer,
+    ramp_seconds,
+    ring_latency,
+)
 from zsim.fabric.flight import Flight
 from zsim.fabric.folding.alike import by_pattern
 from zsim.fabric.lumped_links import NO_EXTRA, Extra, lump
@@ -35,14 +42,6 @@ _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
 # By algorithm's shape and rows of slots, the links that are used and the bytes on each per bus byte.
 Usages = dict[Hashable, tuple[Ints, Floats]]
-
-
-class LinkLoad(NamedTuple):
-    """Load of a class of links: bytes over all of them, and over the most utilised one. The bytes of a
-    degraded link count divided by the fraction of its bandwidth that is left."""
-
-    total_bytes: float
-    fullest_bytes: float
 
 
 class Fabric:
@@ -89,7 +88,7 @@ class Fabric:
             for name, group in groups.items()
             for count in [len(group.members)]
         }
-        self._instances: dict[tuple[str, int], Instance] = {}
+        self._communicators: dict[tuple[str, int], Communicator] = {}
         self._row_of = {name: group.row_of(topology.world_size) for name, group in groups.items()}
         self._sent: dict[tuple[str, int, Shape], tuple[float, float]] = {}
         self._receives = {
@@ -101,14 +100,14 @@ class Fabric:
         for name, group in groups.items():
             for number in range(int(self._blocks[name].max(initial=-1)) + 1):
                 own = group.members[self._blocks[name] == number]
-                self._instances[name, number] = self._instance(name, topology.slots[own])
+                self._communicators[name, number] = self._communicator(name, topology.slots[own])
                 self._programs[name, number] = 0 if program_of is None else int(program_of[own[0, 0]])
         if is_connected:
             connect([self])
 
     # -- communicators ------------------------------------------------------------------------------
 
-    def _instance(self, name: str, members: Ints) -> Instance:
+    def _communicator(self, name: str, members: Ints) -> Communicator:
         topology, group = self.topology, self.groups[name]
         patterns = by_pattern(topology, members)
         places = [domains_of(topology, alike[0]) for alike in patterns]
@@ -125,7 +124,7 @@ class Fabric:
             if len(members) > 1 and group.size > 1:
                 own[shape] = self._usage_of(shape, [members[:1]])
         longer = max(longer_rounds(topology, alike[0]) for alike in patterns)
-        return Instance(kinds, usage, own, count, longer, fault_delays(topology, members))
+        return Communicator(kinds, usage, own, count, longer, fault_delays(topology, members))
 
     def _usage_of(self, shape: Shape, patterns: Sequence[Ints]) -> Floats:
         """Bytes on every link per bus byte of groups of one shape, by the rows of their slots."""
@@ -146,19 +145,19 @@ class Fabric:
         A protocol that reaches a fraction of a link's bandwidth divides the weight on the link by it."""
         self.pool, self._links = pool, links
         leaves_node = self.topology.leaves_node()[links]
-        for instance in self._instances.values():
+        for communicator in self._communicators.values():
             profiles: dict[tuple[Shape, float, float], Profile] = {}
-            for kind, found in instance.methods.items():
-                instance.choices[kind] = [
-                    self._choice(instance, method, protocol, costs, profiles, links, leaves_node)
+            for kind, found in communicator.methods.items():
+                communicator.choices[kind] = [
+                    self._choice(communicator, method, protocol, costs, profiles, links, leaves_node)
                     for method in found
                     for protocol, costs in method.protocols.items()
                 ]
-            instance.keep_used_links()
+            communicator.keep_used_links()
 
     def _choice(
         self,
-        instance: Instance,
+        communicator: Communicator,
         method: Method,
         protocol: str,
         costs: ProtocolCosts,
@@ -171,15 +170,15 @@ class Fabric:
             key = (method.shape, costs.intra_fraction / slowdown, costs.inter_fraction)
             if key not in profiles:
                 fraction = np.where(leaves_node, key[2], key[1])
-                weights = instance.usage[method.shape][links] / fraction
+                weights = communicator.usage[method.shape][links] / fraction
                 used = np.nonzero(weights)[0]
                 pairs = zip(used.tolist(), weights[used].tolist(), strict=True)
                 profiles[key] = self.pool.profile(list(pairs))
             found.append(profiles[key])
-        alone = self._limits(instance.usage[method.shape], costs, method.fraction)
+        alone = self._limits(communicator.usage[method.shape], costs, method.fraction)
         own = alone
-        if method.shape in instance.own_usage:
-            own = self._limits(instance.own_usage[method.shape], costs, method.fraction)
+        if method.shape in communicator.own_usage:
+            own = self._limits(communicator.own_usage[method.shape], costs, method.fraction)
         return AlgorithmChoice(method, protocol, costs, found[0], found[1], alone, own)
 
     def _limits(self, usage: Floats, costs: ProtocolCosts, method_fraction: float) -> Limits:
@@ -193,11 +192,11 @@ class Fabric:
 
     # -- running ------------------------------------------------------------------------------------
 
-    def communicator(self, group_name: str, instance: int = 0) -> Instance:
-        """The communicator of index `instance` of a kind of group."""
-        return self._instances[group_name, instance]
+    def communicator(self, group_name: str, communicator: int = 0) -> Communicator:
+        """The communicator of index `communicator` of a kind of group."""
+        return self._communicators[group_name, communicator]
 
-    def instance_of(self, group_name: str, rank: int) -> int:
+    def communicator_of(self, group_name: str, rank: int) -> int:
         """Index of the communicator that simulates the rank's group; -1 where the rank is in no group of the
         kind."""
         row = int(self._row_of[group_name][rank])
@@ -209,18 +208,18 @@ class Fabric:
         assert row >= 0, f"rank {rank} has no peer in '{name}'"
         return int(self._blocks[name][row])
 
-    def transfer(self, work: Collective, instance: int) -> Transfer:
+    def transfer(self, work: Collective, communicator: int) -> Transfer:
         """The collective on a communicator, with the algorithm and protocol that the backend chooses."""
-        known = self._transfers.get((work, instance))
+        known = self._transfers.get((work, communicator))
         if known is not None:
             return known
-        best = min(self.options(work, instance), key=self._preference(work, instance))
-        self._transfers[work, instance] = best
+        best = min(self.options(work, communicator), key=self._preference(work, communicator))
+        self._transfers[work, communicator] = best
         return best
 
     def limit(self, work: Collective) -> CallLimit:
         """Latency, time and bounding tier of the collective on idle links, on its slowest communicator."""
-        numbers = [number for name, number in self._instances if name == work.group]
+        numbers = [number for name, number in self._communicators if name == work.group]
         transfer = max((self.transfer(work, number) for number in numbers), key=lambda t: t.seconds_alone)
         tier, slowed = "", 0.0
         if transfer.profile.usage:
@@ -235,12 +234,12 @@ class Fabric:
         link, weight = min(profile.usage, key=lambda use: self.pool.capacity[use[0]] / use[1])
         return link, self.pool.capacity[link] / weight
 
-    def options(self, work: Collective, instance: int = 0) -> list[Transfer]:
+    def options(self, work: Collective, communicator: int = 0) -> list[Transfer]:
         """The collective with every algorithm and protocol that the communicator may run."""
         kind = self._kind(work)
         group = self.groups[work.group]
         size = self._bus_bytes(work)
-        own = self._instances[work.group, instance]
+        own = self._communicators[work.group, communicator]
         found = []
         for choice in own.choices[work.parts or kind]:
             latency = 0.0
@@ -265,10 +264,10 @@ class Fabric:
         pieces = tree_pieces(choice.protocol, work.bytes, self.costs.channels, num_ranks, num_domains)
         return fill_seconds(choice.method.rounds, size / limits.inside, size / limits.across, pieces)
 
-    def _preference(self, work: Collective, instance: int) -> Callable[[Transfer], float]:
+    def _preference(self, work: Collective, communicator: int) -> Callable[[Transfer], float]:
         """The time by which the backend chooses: seconds on idle links, or NCCL's estimate of them."""
         kind, group = self._kind(work), self.groups[work.group]
-        domains = self._instances[work.group, instance].num_domains
+        domains = self._communicators[work.group, communicator].num_domains
         if self.costs.choice == "fastest" or group.size == 1 or kind == "send":
             return lambda transfer: transfer.choice_seconds
 
@@ -292,12 +291,14 @@ class Fabric:
     def _bus_bytes(self, work: Collective) -> float:
         if work.parts is not None:
             return float(unequal_bus_bytes(work.parts))
-        return edge_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
+        return bus_bytes(self._kind(work), work.bytes, self.groups[work.group].size)
 
-    def _shape(self, work: Collective, instance: int) -> Shape:
-        """Of the algorithm that the backend chooses on a communicator."""
-        algorithm = self.transfer(work, instance).algorithm
-        return self._instances[work.group, instance].shape_of(work.parts or self._kind(work), algorithm)
+    def _shape(self, work: Collective, communicator: int) -> Shape:
+        """The shape of the algorithm that the backend chooses on a communicator."""
+        algorithm = self.transfer(work, communicator).algorithm
+        return self._communicators[work.group, communicator].shape_of(
+            work.parts or self._kind(work), algorithm
+        )
 
     def run(self, transfer: Transfer, on_end: Callable[[], None], busy: int = 0) -> Flight:
         """Start a transfer now; `on_end` is called when it is done. `busy`: number of its GPUs on which
@@ -337,7 +338,7 @@ class Fabric:
         for work in works:
             counts[work] = counts.get(work, 0) + 1
         total = np.zeros(self.topology.num_links)
-        for (name, number), instance in self._instances.items():
+        for (name, number), communicator in self._communicators.items():
             if self._programs[name, number] != program:
                 continue
             carried: dict[Shape, float] = {}
@@ -346,7 +347,7 @@ class Fabric:
                     shape = self._shape(work, number)
                     carried[shape] = carried.get(shape, 0.0) + count * self._bus_bytes(work)
             for shape, size in carried.items():
-                links, weights = instance.used[shape]
+                links, weights = communicator.used[shape]
                 total[links] += weights * size
         return total
 
@@ -355,13 +356,13 @@ class Fabric:
         NVLink domain (over PCIe where there is no NVLink), and through the network cards."""
         size = self._bus_bytes(work)
         inside = between = 0.0
-        for (name, number), instance in self._instances.items():
+        for (name, number), communicator in self._communicators.items():
             if name != work.group or self._programs[name, number] != program:
                 continue
             shape = self._shape(work, number)
             key = name, number, shape
             if key not in self._sent:
-                self._sent[key] = sent_by_gpu(self.topology, *instance.used[shape])
+                self._sent[key] = sent_by_gpu(self.topology, *communicator.used[shape])
             inside += size * self._sent[key][0]
             between += size * self._sent[key][1]
         return inside, between
@@ -371,7 +372,7 @@ def connect(fabrics: Sequence[Fabric]) -> None:
     """Join the fabrics of co-located jobs (one topology, different ranks) in one pool of links."""
     first = fabrics[0]
     usages = [
-        usage for fabric in fabrics for own in fabric._instances.values() for usage in own.usage.values()
+        usage for fabric in fabrics for own in fabric._communicators.values() for usage in own.usage.values()
     ]
     lumped = lump(first.env, first.topology, usages, [fabric.extra for fabric in fabrics])
     for fabric, profiles in zip(fabrics, lumped.extra_profiles, strict=True):

@@ -8,7 +8,7 @@ from zsim.plan.make import PlanBasis, plan_basis, plan_of
 from zsim.plan.ops import Plan
 from zsim.specs.experiment.job import Job
 
-_MOST_OPS = 400_000  # in all cached plans together
+_MAX_OPS = 400_000  # in all cached plans together
 
 
 class Plans:
@@ -18,7 +18,7 @@ class Plans:
     up to `most_ops` ops in all.
     """
 
-    def __init__(self, most_ops: int = _MOST_OPS) -> None:
+    def __init__(self, most_ops: int = _MAX_OPS) -> None:
         self._most_ops = most_ops
         self._known: list[tuple[PlanBasis, Plan]] = []  # most recently used at the end
 

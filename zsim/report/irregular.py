@@ -12,7 +12,7 @@ from zsim.report.views.meanings import COMPUTE_KINDS
 from zsim.specs.experiment.jitter import Jitter
 from zsim.trace.trace import Trace
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 _PERCENTILES = (5, 50, 95)
 
 
@@ -65,7 +65,7 @@ def rank_rows(trace: Trace, sizes: Sequence[int], slowdowns: Sequence[float]) ->
     """One row per class of ranks; none where all ranks are alike, where no two are, or where there are too
     many classes to list. `trace` has one rank of each class; `sizes` and `slowdowns` are per class."""
     ranks = list(dict.fromkeys(trace.ranks.tolist()))
-    if not 1 < len(ranks) <= _MOST_ROWS or sum(sizes) == len(sizes):
+    if not 1 < len(ranks) <= _MAX_ROWS or sum(sizes) == len(sizes):
         return ()
     is_kernel = np.array([info.kind in COMPUTE_KINDS for info in trace.infos], dtype=bool)
     rows = []

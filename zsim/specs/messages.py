@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from zsim.errors import InputError, did_you_mean, nearest
 
 _FEW_KEYS = 16
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 # How pydantic names members of a union in a path, in place of a key.
 _UNION_TAG = re.compile(
     r"(str|int|float|bool|none)$|(literal|dict|list|tuple)\[|function-|constrained-|[A-Z]"
@@ -44,7 +44,7 @@ def listed(file: str, sentences: Sequence[str]) -> str:
     """Text of an error: one problem as a sentence, several numbered in one paragraph."""
     if len(sentences) == 1:
         return f"{file}: {sentences[0]}"
-    shown = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MOST_LISTED], 1)]
+    shown = [f"({number}) {sentence}" for number, sentence in enumerate(sentences[:_MAX_LISTED], 1)]
     left = len(sentences) - len(shown)
     return f"{file}: {len(sentences)} problems: {'; '.join(shown)}{f'; and {left} more' if left else ''}"
 

@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "recv": ("recv", "SendRecv"),
     "send_recv": ("send_recv", "SendRecv"),  # zsim's own: a batch that does both
 }
-_MOST_RANKS_WRITTEN = 30  # longer lists are cut in the metadata, not in `pg_config`
+_MAX_RANKS_WRITTEN = 30  # longer lists are cut in the metadata, not in `pg_config`
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -161,8 +161,8 @@ def collective_metadata(info: SpanInfo, group_index: int, ranks: list[int], sequ
     element = ELEMENT_TYPES.get(info.dtype, ELEMENT_TYPES["uint8"])
     full = info.bytes // element.bytes
     shard = full // max(info.group_size, 1)
-    written = ", ".join(str(rank) for rank in ranks[:_MOST_RANKS_WRITTEN])
-    if len(ranks) > _MOST_RANKS_WRITTEN:
+    written = ", ".join(str(rank) for rank in ranks[:_MAX_RANKS_WRITTEN])
+    if len(ranks) > _MAX_RANKS_WRITTEN:
         written += f", ..., {ranks[-1]}"
     return {
         "Collective name": _KINDS[info.kind][0],

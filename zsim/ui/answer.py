@@ -29,7 +29,7 @@ from zsim.units import format_bytes
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_MOST_GPUS = 16_384
+_MAX_GPUS = 16_384
 _DOUBLINGS = 3  # of the number of GPUs in the scaling curve, up and down
 
 
@@ -103,7 +103,7 @@ def scaling_counts(job: Job) -> list[int]:
     """The job's number of GPUs, halved and doubled a few times; whole nodes above one node."""
     world, per_node = job.world_size, job.cluster.gpus_per_node
     halves = [world >> power for power in range(_DOUBLINGS, 0, -1) if world % (1 << power) == 0]
-    doubles = [world << power for power in range(1, _DOUBLINGS + 1) if world << power <= _MOST_GPUS]
+    doubles = [world << power for power in range(1, _DOUBLINGS + 1) if world << power <= _MAX_GPUS]
     others = [count for count in (*halves, *doubles) if count <= per_node or count % per_node == 0]
     return sorted({world, *others})
 

@@ -66,8 +66,8 @@ def chip_of(gpu: str) -> str:
 
 
 def binding_of(shares: Mapping[str, float], retries: float) -> str:
-    """What bounds a step: torch's allocator if it runs short, else the first part that takes enough of the
-    step (`shares`: fractions by the breakdown's names), else the kernels."""
+    """The part that bounds a step: torch's allocator if it runs short, else the first part that takes enough
+    of the step (`shares`: fractions by the breakdown's names), else the kernels."""
     if retries > 0:
         return ALLOCATOR
     return next((name for name, part, least in _SHARES if shares.get(part, 0.0) > least), KERNELS)

@@ -85,7 +85,7 @@ def _less_alike(features: Features, runs: Sequence[ValidatedRun], alike: int) ->
 
 
 def regime_of(features: Features, cell: int = 0) -> str:
-    """What the runs of a cell have in common: "FSDP, several nodes, H100, bound by kernels"."""
+    """The features that the runs of a cell share: "FSDP, several nodes, H100, bound by kernels"."""
     if cell >= UNLIKE:
         return "no validated run is like it"
     words = [features.framework, "several nodes" if features.is_several else "one node"]

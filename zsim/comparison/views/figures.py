@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from zsim.report.breakdown import step_breakdown
 from zsim.report.views.html.figures import layout, time_scale
-from zsim.report.views.html.timeline import MOST_BARS, stream_timeline
+from zsim.report.views.html.timeline import MAX_BARS, stream_timeline
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY, span_meaning
 from zsim.trace.trace import Trace
 from zsim.units import format_seconds
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _GAP = 0.09  # of the height, between the two timelines
 _COLOURS = ("#2F7FBF", "#E0873A")  # simulated, recorded
-_MOST_POINTS = 4_000
+_MAX_POINTS = 4_000
 
 
 def twin_timeline(comparison: ComparedRuns) -> Figure:
@@ -32,7 +32,7 @@ def twin_timeline(comparison: ComparedRuns) -> Figure:
     sides = (comparison.simulated, comparison.recorded)
     longest = max(trace.step_seconds for trace in sides)
     drawn = [
-        stream_timeline(replace(trace, step_seconds=longest), step_breakdown(trace), most_bars=MOST_BARS // 2)
+        stream_timeline(replace(trace, step_seconds=longest), step_breakdown(trace), most_bars=MAX_BARS // 2)
         for trace in sides
     ]
     counts = [len(figure.layout.yaxis.categoryarray) for figure in drawn]
@@ -158,7 +158,7 @@ def op_scatter(comparison: ComparedRuns) -> Figure | None:
     ends = [low, high]
     figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="the same", hoverinfo="skip")
     for name, pairs in rows:
-        chosen = pairs[:: -(-len(pairs) * len(rows) // _MOST_POINTS)]
+        chosen = pairs[:: -(-len(pairs) * len(rows) // _MAX_POINTS)]
         figure.add_scatter(
             name=name,
             x=[pair.simulated_seconds * scale for pair in chosen],

@@ -23,7 +23,7 @@ _TITLES: dict[Verdict, str] = {
     "fail": "Different",
     "inconclusive": "Inconclusive",
 }
-MOST_ROWS = 200
+MAX_ROWS = 200
 
 
 def write_compare_page(comparison: ComparedRuns, path: str | Path) -> Path:
@@ -45,9 +45,9 @@ def compare_page(comparison: ComparedRuns) -> str:
         verdict=_TITLES[comparison.verdict],
         tiles=list(_tiles(comparison)),
         differences=[
-            (row, f"{100 * row.share / (largest[row.check] or 1.0):.1f}") for row in differences[:MOST_ROWS]
+            (row, f"{100 * row.share / (largest[row.check] or 1.0):.1f}") for row in differences[:MAX_ROWS]
         ],
-        left_out=max(len(differences) - MOST_ROWS, 0),
+        left_out=max(len(differences) - MAX_ROWS, 0),
         timeline=_plot("timeline", _TIMELINE_CAPTION, twin_timeline(comparison)),
         views=_views(comparison),
         ops=_plot("ops", "A point per op and its counterpart.", op_scatter(comparison)),

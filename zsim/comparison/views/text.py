@@ -12,7 +12,7 @@ from zsim.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from zsim.comparison.comparison import ComparedRuns
 
-MOST_DIFFERENCES = 12
+MAX_DIFFERENCES = 12
 _VERDICTS = {"pass": "SAME", "fail": "DIFFERENT", "inconclusive": "INCONCLUSIVE"}
 _COLUMNS = [
     Column("", is_left=True, least=36),
@@ -46,11 +46,11 @@ def comparison_lines(comparison: ComparedRuns) -> Iterator[str]:
     if differences:
         yield ""
         yield "What differs, most important first"
-        for number, row in enumerate(differences[:MOST_DIFFERENCES], start=1):
+        for number, row in enumerate(differences[:MAX_DIFFERENCES], start=1):
             mark = "" if row.verdict == "fail" else "(inconclusive) "
             yield from paragraph(mark + row.sentence, first=f"{number:>3}  ")
-        if len(differences) > MOST_DIFFERENCES:
-            yield f"     and {len(differences) - MOST_DIFFERENCES} more (--json, --out)"
+        if len(differences) > MAX_DIFFERENCES:
+            yield f"     and {len(differences) - MAX_DIFFERENCES} more (--json, --out)"
     if comparison.not_checked:
         yield ""
         yield from paragraph("; ".join(comparison.not_checked), first="not checked  ")

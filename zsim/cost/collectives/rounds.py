@@ -58,7 +58,7 @@ class CallLimit(NamedTuple):
     slowed_seconds: float = 0.0
 
 
-def edge_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
+def bus_bytes(kind: str, full_bytes: float, num_ranks: int) -> float:
     """Bus bytes of one call, which each directed edge of a ring carries; 0 for one rank or no bytes."""
     if num_ranks <= 1:
         return 0.0

@@ -30,7 +30,7 @@ def op_seconds(jitter: Jitter, step: int, rank: int, seconds: Seconds, concentra
     return [None if own is None else own * factor for own, factor in zip(seconds, factors, strict=True)]
 
 
-def crowd_generator(jitter: Jitter, step: int) -> np.random.Generator:
+def class_generator(jitter: Jitter, step: int) -> np.random.Generator:
     """The random numbers of a step for all ranks of the classes."""
     return np.random.default_rng([jitter.seed, _CROWD, step])
 

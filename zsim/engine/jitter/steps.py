@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from zsim.engine.executor import Executor
-from zsim.engine.jitter.crowd import Crowd
-from zsim.engine.jitter.draw import crowd_generator, op_seconds, rank_factors
+from zsim.engine.jitter.draw import class_generator, op_seconds, rank_factors
+from zsim.engine.jitter.slowest_of_class import ClassOfRanks
 from zsim.engine.prepare import Prepared, Seconds
 from zsim.engine.priced_program import slowed
 from zsim.engine.record import make_trace, step_seconds
@@ -68,11 +68,11 @@ def run_jittered(prepared: Prepared, plain: ProgramRun, jitter: Jitter) -> Jitte
     concentration = [np.array(priced.concentration) for priced in prepared.programs]
     program_of = prepared.program_of
     is_alone = all(size == 1 for size in sizes)
-    crowd = None if is_alone else Crowd(prepared, plain.executor, own, jitter.kernel_sigma)
+    ranks_of_class = None if is_alone else ClassOfRanks(prepared, plain.executor, own, jitter.kernel_sigma)
     traces: list[Trace] = []
     events = 0
     for step in range(jitter.steps):
-        many = crowd.step(crowd_generator(jitter, step)) if crowd is not None else seconds
+        many = ranks_of_class.step(class_generator(jitter, step)) if ranks_of_class is not None else seconds
         drawn = [
             op_seconds(jitter, step, rank, seconds[number], concentration[program_of[number]])
             if size == 1

@@ -33,7 +33,7 @@ from zsim.fabric.algorithms.rings import (
 from zsim.plan.ops import Parts
 from zsim.specs.topology.topology import Topology
 
-_MOST_PAIRS = 4096  # maximum of ranks in an all-to-all group: n^2 pairs are counted one offset at a time
+_MAX_PAIRS = 4096  # maximum of ranks in an all-to-all group: n^2 pairs are counted one offset at a time
 
 
 def tree_parents(count: int) -> tuple[Ints, Ints]:
@@ -121,9 +121,9 @@ def all_to_all_usage(
     (ncclSend, ncclRecv), so that every pair's bytes are on the pair's route."""
     usage = np.zeros(topology.num_links)
     size = members.shape[1]
-    if size > _MOST_PAIRS:
+    if size > _MAX_PAIRS:
         raise NotSimulatedError(
-            f"all_to_all among {size} ranks is not simulated; the maximum is {_MOST_PAIRS} (two hops, as "
+            f"all_to_all among {size} ranks is not simulated; the maximum is {_MAX_PAIRS} (two hops, as "
             "ZeRO++ does, need smaller groups)"
         )
     local = local_ranks(topology, members)

@@ -28,7 +28,7 @@ import numpy as np
 from zsim.arrays import Bools, Floats, Ints
 from zsim.specs.topology.topology import Topology
 
-_MOST_SAMPLED = 64
+_MAX_SAMPLED = 64
 
 
 def ring_usage(topology: Topology, members: Ints) -> Floats:
@@ -219,7 +219,7 @@ def _hop_seconds(topology: Topology, slots: Ints) -> float:
     first = topology.classes["nic_out"].first
     switches = [
         sum(link >= first for link in topology.route(source, target)) - 1
-        for source, target in _crossings(topology, slots)[:_MOST_SAMPLED]
+        for source, target in _crossings(topology, slots)[:_MAX_SAMPLED]
     ]
     return latency * (max(switches, default=1) - 1)
 

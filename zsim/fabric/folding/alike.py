@@ -17,7 +17,7 @@ from zsim.plan.ops import Group
 from zsim.specs.topology.topology import Topology
 from zsim.specs.topology.trees import SingleSwitch, Tree
 
-_MOST_COMPARED = 30_000_000  # groups times links
+_MAX_COMPARED = 30_000_000  # groups times links
 
 
 def are_alike(topology: Topology, groups: Mapping[str, Group]) -> bool:
@@ -66,7 +66,7 @@ def _is_shifted(places: Ints) -> bool:
 def _same_links(topology: Topology, members: Ints) -> bool:
     """Whether the links of every group's ring have the same capacities, bytes of the group and bytes of all
     groups."""
-    if len(members) * topology.num_links > _MOST_COMPARED:
+    if len(members) * topology.num_links > _MAX_COMPARED:
         return False
     capacities, total = topology.capacities(), ring_usage(topology, members)
     first: Floats | None = None

@@ -82,10 +82,10 @@ def each_by_itself(topology: Topology, groups: Mapping[str, Group]) -> Classes:
     return Classes(np.arange(topology.world_size), {name: np.arange(n) for name, n in counts.items()})
 
 
-def stable_classes(parties: Sequence[JobPlacement], *, by_links: bool = True) -> list[Classes]:
+def stable_classes(all_placed: Sequence[JobPlacement], *, by_links: bool = True) -> list[Classes]:
     """The coarsest classes of each job; see [Note: stable colours]. `by_links` false leaves the links out:
     groups with members of the same classes are then alike wherever they are."""
-    colourings = [_Colouring(party) for party in parties]
+    colourings = [_Colouring(placed) for placed in all_placed]
     is_needed = by_links and any(len(kind.members) > 1 for c in colourings for kind in c.kinds.values())
     count = 0
     while True:
@@ -102,7 +102,7 @@ def stable_classes(parties: Sequence[JobPlacement], *, by_links: bool = True) ->
 def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
     """Colour of every link: equal where capacity, fault delay and the bytes of every colour of groups are
     equal, which one randomly weighted sum of them tells."""
-    topology = colourings[0].party.topology
+    topology = colourings[0].placed.topology
     generator = np.random.default_rng(20012)
     capacities = topology.capacities()
     signature = capacities / capacities.max() * generator.uniform(1.0, 2.0)
@@ -113,7 +113,7 @@ def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
         for kind in colouring.kinds.values():
             for shape in kind.shapes:
                 weights = generator.uniform(1.0, 2.0, int(kind.colours.max()) + 1)[kind.colours]
-                view = _Weighted(colouring.party.topology, kind.of_slot, weights)
+                view = _Weighted(colouring.placed.topology, kind.of_slot, weights)
                 for alike in kind.patterns:
                     signature += link_usage(shape, view, alike)
     return _values(signature)
@@ -122,8 +122,8 @@ def _link_colours(colourings: Sequence[_Colouring]) -> Ints:
 class _Kind:
     """The groups of one kind, their present colours, and the shapes of the algorithms that they may run."""
 
-    def __init__(self, party: JobPlacement, name: str, group: Group) -> None:
-        topology = party.topology
+    def __init__(self, placed: JobPlacement, name: str, group: Group) -> None:
+        topology = placed.topology
         self.members = group.members
         self.is_pairs = isinstance(group, Pairs)
         self.colours = np.zeros(len(self.members), dtype=np.int64)
@@ -132,22 +132,22 @@ class _Kind:
         of_member = np.arange(len(self.members))[:, None]
         self.of_slot[slots[:, :1] if self.is_pairs else slots] = of_member  # a pair's bytes are its sender's
         self.patterns = by_pattern(topology, slots)
-        self.shapes = _shapes(topology, self.patterns, group, party.works)
+        self.shapes = _shapes(topology, self.patterns, group, placed.works)
 
 
 class _Colouring:
     """A job with the present colours of its ranks and groups."""
 
-    def __init__(self, party: JobPlacement) -> None:
-        self.party = party
-        self.ranks = _numbered(party.kinds)
+    def __init__(self, placed: JobPlacement) -> None:
+        self.placed = placed
+        self.ranks = _numbered(placed.kinds)
         self.kinds = {
-            name: _Kind(party, name, group) for name, group in party.groups.items() if group.size > 1
+            name: _Kind(placed, name, group) for name, group in placed.groups.items() if group.size > 1
         }
-        slots = party.topology.slots
-        topology = party.topology
+        slots = placed.topology.slots
+        topology = placed.topology
         shared = [topology.node_of(slots), topology.switch_of(slots), topology.socket_of(slots)]
-        self.neighbourhoods = [_numbered(places) for places in shared] if party.shares_nodes else []
+        self.neighbourhoods = [_numbered(places) for places in shared] if placed.shares_nodes else []
 
     @property
     def count(self) -> int:
@@ -166,7 +166,7 @@ class _Colouring:
             if links is not None:
                 values = generator.uniform(1.0, 2.0, int(links.max()) + 1)[links]
                 for shape in kind.shapes:
-                    gathered = _Gathered(self.party.topology, kind.of_slot, values, len(kind.members))
+                    gathered = _Gathered(self.placed.topology, kind.of_slot, values, len(kind.members))
                     for alike in kind.patterns:
                         link_usage(shape, gathered, alike)
                     colours = _both(colours, _values(gathered.found))
@@ -191,7 +191,7 @@ class _Colouring:
     def classes(self) -> Classes:
         blocks = {name: kind.colours for name, kind in self.kinds.items()}
         # The class of a group of one rank is the class of the rank.
-        groups = self.party.groups.items()
+        groups = self.placed.groups.items()
         alone = {name: self.ranks[group.members[:, 0]] for name, group in groups if group.size == 1}
         return Classes(
             _in_order(self.ranks), {name: _in_order(own) for name, own in (blocks | alone).items()}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zsim.errors import InputError, NotSimulatedError, why_unreadable
-from zsim.reading import MOST_TOML_BYTES, parse_toml, read_bytes
+from zsim.reading import MAX_TOML_BYTES, parse_toml, read_bytes
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
@@ -70,7 +70,7 @@ def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; raises InputError when it cannot be read or is not TOML."""
     try:
-        content = read_bytes(path, MOST_TOML_BYTES)
+        content = read_bytes(path, MAX_TOML_BYTES)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:

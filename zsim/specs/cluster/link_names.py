@@ -23,7 +23,7 @@ from zsim.specs.topology.topology import Topology
 
 NODE = re.compile(r"^node([0-9]{1,9})(?:\.(.+))?$")
 _PART = re.compile(r"^(nic|gpu|pcie)([0-9]{1,9})(?:\.(nvlink|pcie))?$")
-_MOST_OPTIONS = 2000  # names searched for the nearest
+_MAX_OPTIONS = 2000  # names searched for the nearest
 _FORMS = "expected a name like 'node3.nic2', 'node3.gpu5.nvlink', 'leaf0-spine1', or a tier like"
 
 
@@ -47,8 +47,8 @@ def find_links(topology: Topology, name: str, where: str) -> Ints:
         return np.array(sorted(found), dtype=np.int64)
     tiers = list(dict.fromkeys(c.tier for c in topology.classes.values()))
     switches = {end for ends in cables for end in ends}
-    pairs = [f"{source}-{target}" for source, target in list(cables)[:_MOST_OPTIONS]]
-    options = [*topology.classes, *tiers, *sorted(switches)[:_MOST_OPTIONS], *pairs]
+    pairs = [f"{source}-{target}" for source, target in list(cables)[:_MAX_OPTIONS]]
+    options = [*topology.classes, *tiers, *sorted(switches)[:_MAX_OPTIONS], *pairs]
     hint = did_you_mean(name, options) or f"; {_FORMS} '{tiers[0]}'"
     raise InputError(f"{where}: no such link{hint}")
 

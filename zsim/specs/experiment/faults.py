@@ -33,7 +33,7 @@ from zsim.units import Seconds
 
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 _GPU = re.compile(r"^gpu([0-9]{1,9})$")
-_MOST_SHOWN = 3  # faults named in a note at most
+_MAX_SHOWN = 3  # faults named in a note at most
 
 
 class LinkFault(BaseModel):
@@ -145,8 +145,8 @@ def idle_faults_note(table: FaultsTable, places: Mapping[str, Placement]) -> str
     ]
     if not idle:
         return ""
-    shown = ", ".join(idle[:_MOST_SHOWN]) + (
-        f" and {len(idle) - _MOST_SHOWN} more" if len(idle) > _MOST_SHOWN else ""
+    shown = ", ".join(idle[:_MAX_SHOWN]) + (
+        f" and {len(idle) - _MAX_SHOWN} more" if len(idle) > _MAX_SHOWN else ""
     )
     whose = "; ".join(f"{name} has {_abridged(place.nodes)}" for name, place in places.items())
     fabric = next(iter(places.values())).fabric_nodes

@@ -23,7 +23,7 @@ from zsim.specs.cluster.table import Evidence, Table
 from zsim.specs.messages import validated
 
 _FILE = PRESETS / "jitter.toml"
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 _CALIBRATED_ON = 8  # GPUs
 Sigma = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -36,7 +36,7 @@ class JitterTable(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     seed: Annotated[int, Field(ge=0, strict=True)] | None = None
-    steps: Annotated[int, Field(gt=0, le=_MOST_STEPS, strict=True)] = 20
+    steps: Annotated[int, Field(gt=0, le=_MAX_STEPS, strict=True)] = 20
     kernel_sigma: Sigma | None = None
     rank_sigma: Sigma | None = None
 

@@ -23,7 +23,7 @@ from zsim.specs.strategy.deepspeed.zero_schema import ZeroBlock
 _CONFIG = "strategy.config."
 _MODEL = "model."
 _CLUSTER = "cluster."
-_MOST_PARTS = 32
+_MAX_PARTS = 32
 # With a stage alone, batch size and precision are the experiment's, or as Hugging Face fills "auto".
 _FROM_STAGE = {"train_micro_batch_size_per_gpu": "auto"}
 _AUTO_PRECISION = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
@@ -35,7 +35,7 @@ def setting(text: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise InputError(f"--set {text}: expected KEY=VALUE, e.g. --set training.micro_batch_size=2")
-    if key.count(".") > _MOST_PARTS:
+    if key.count(".") > _MAX_PARTS:
         raise InputError(f"--set {key[:60]}...: found {key.count('.') + 1:,} parts, expected a few")
     try:
         return key, parse_toml(f"value = {value}", f"--set {key[:60]}")["value"]

@@ -24,8 +24,8 @@ from zsim.specs.cluster.cluster import Cluster
 Count = Annotated[int, Field(gt=0, strict=True)]
 Number = Annotated[int, Field(ge=0, strict=True)]
 _RANGE = re.compile(r"^\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?$")
-MOST_NODES = 2**20
-MOST_GPUS = 2**20
+MAX_NODES = 2**20
+MAX_GPUS = 2**20
 
 
 class PlacementTable(BaseModel):
@@ -68,7 +68,7 @@ def node_numbers(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = _RANGE.match(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last >= MOST_NODES:
+        if first > last or last >= MAX_NODES:
             raise ValueError(f"found {text!r}, expected node numbers like '0-7,32-39'")
         numbers += range(first, last + 1)
     return tuple(numbers)
@@ -139,9 +139,9 @@ def place(
         )
     least = max(table.nodes) + 1 if table.nodes else len(counts)
     fabric = table.fabric_nodes or least
-    if fabric > MOST_NODES:
+    if fabric > MAX_NODES:
         key, found = ("fabric_nodes", fabric) if table.fabric_nodes else ("nodes", f"node {least - 1}")
-        raise InputError(f"{where}placement.{key}: found {found}, expected at most {MOST_NODES:,} nodes")
+        raise InputError(f"{where}placement.{key}: found {found}, expected at most {MAX_NODES:,} nodes")
     for node in table.nodes or ():
         if node in taken:
             raise InputError(f"{where}placement.nodes: node {node} is taken by {taken[node]}")
@@ -155,8 +155,8 @@ def place(
 
 def check_most_gpus(count: int, where: str = "") -> None:
     """Raises InputError, beginning with `where`, for more GPUs than zsim simulates."""
-    if count > MOST_GPUS:
-        raise InputError(f"{where}gpus: found {count:,}, expected at most {MOST_GPUS:,}")
+    if count > MAX_GPUS:
+        raise InputError(f"{where}gpus: found {count:,}, expected at most {MAX_GPUS:,}")
 
 
 def _even_shape(cluster: Cluster, nodes: int | None, gpus: int | None, where: str) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from zsim.specs.experiment.tables import (
 )
 from zsim.specs.experiment.trainer import with_trainer
 from zsim.specs.library import Library
-from zsim.specs.model.config_reader import MOST_BLOCKS
+from zsim.specs.model.config_reader import MAX_BLOCKS
 from zsim.specs.model.spec import ModelSpec
 from zsim.specs.model.tiling import with_tiled_linears
 from zsim.specs.names import check_names
@@ -48,8 +48,8 @@ from zsim.specs.strategy.megatron import MegatronTable, megatron_strategy, with_
 from zsim.specs.strategy.training import DEFAULT_CONNECTIONS, Precision, Training
 
 _DEFAULT_SEQUENCE = 4096
-_MOST_TOKENS = 2**27
-_MOST_PARAMETERS = 10**16
+_MAX_TOKENS = 2**27
+_MAX_PARAMETERS = 10**16
 
 
 def resolve(experiment: Experiment, library: Library | None = None) -> Job:
@@ -209,19 +209,19 @@ def _check_size(model: ModelSpec, training: Training) -> None:
     memory."""
     micro_batches = training.gradient_accumulation_steps
     blocks = len(model.blocks) * micro_batches
-    if blocks > MOST_BLOCKS:
+    if blocks > MAX_BLOCKS:
         raise InputError(
             f"training.gradient_accumulation_steps: {micro_batches:,} micro-batches of {len(model.blocks):,} "
-            f"blocks are more than zsim simulates; expected at most {MOST_BLOCKS:,} blocks in a step"
+            f"blocks are more than zsim simulates; expected at most {MAX_BLOCKS:,} blocks in a step"
         )
-    if training.micro_batch_tokens > _MOST_TOKENS:
+    if training.micro_batch_tokens > _MAX_TOKENS:
         raise InputError(
             f"training.micro_batch_size: found {training.micro_batch_tokens:,} tokens in a micro-batch, "
-            f"expected at most {_MOST_TOKENS:,}"
+            f"expected at most {_MAX_TOKENS:,}"
         )
-    if model.numel > _MOST_PARAMETERS:
+    if model.numel > _MAX_PARAMETERS:
         raise InputError(
-            f"model '{model.name}': found {model.numel:,} parameters, expected at most {_MOST_PARAMETERS:,}"
+            f"model '{model.name}': found {model.numel:,} parameters, expected at most {_MAX_PARAMETERS:,}"
         )
 
 

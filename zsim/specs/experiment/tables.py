@@ -25,7 +25,7 @@ from zsim.specs.strategy.megatron import MegatronTable
 from zsim.specs.strategy.parallelism import refuse_parallelisms
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
-    MOST_CONNECTIONS,
+    MAX_CONNECTIONS,
     Checkpointing,
     CrossEntropy,
     Precision,
@@ -86,7 +86,7 @@ class TrainingTable(_Table):
         default=False, description="the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     )
     device_max_connections: int = Field(
-        default=DEFAULT_CONNECTIONS, ge=1, le=MOST_CONNECTIONS, strict=True,
+        default=DEFAULT_CONNECTIONS, ge=1, le=MAX_CONNECTIONS, strict=True,
         description="the run has CUDA_DEVICE_MAX_CONNECTIONS so: hardware queues that its streams share",
     )  # fmt: skip
 

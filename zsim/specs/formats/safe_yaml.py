@@ -7,7 +7,7 @@ from typing import Any
 
 from zsim.errors import InputError
 
-_MOST_CHARACTERS, _MOST_DEPTH = 400_000, 50
+_MAX_CHARACTERS, _MAX_DEPTH = 400_000, 50
 _ALIAS = re.compile(r"(^|[\s\[{,:-])[&*][A-Za-z0-9_]", re.MULTILINE)
 
 
@@ -16,7 +16,7 @@ def load_yaml(text: str, file: str) -> Any:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    if len(text) > _MOST_CHARACTERS or _depth(text) > _MOST_DEPTH:
+    if len(text) > _MAX_CHARACTERS or _depth(text) > _MAX_DEPTH:
         raise InputError(f"{file}: nested or repeated beyond what such a file has")
     if _ALIAS.search(text):
         raise InputError(f"{file}: has YAML anchors or aliases, which no such file needs")

@@ -8,7 +8,7 @@ from typing import Any
 
 from zsim.errors import InputError, did_you_mean
 
-MOST_BLOCKS = 50_000  # maximum that zsim simulates in one step
+MAX_BLOCKS = 50_000  # maximum that zsim simulates in one step
 _MISSING = object()
 
 
@@ -61,8 +61,8 @@ class ConfigReader:
         """The number of blocks; refused here above the maximum, before a list of blocks would fill the
         memory."""
         found = self.integer(key)
-        if found > MOST_BLOCKS:
-            raise self.error(f"'{self.find(key)[0]}' is {found:,}; expected at most {MOST_BLOCKS:,} layers")
+        if found > MAX_BLOCKS:
+            raise self.error(f"'{self.find(key)[0]}' is {found:,}; expected at most {MAX_BLOCKS:,} layers")
         return found
 
     def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:

@@ -18,7 +18,7 @@ CrossEntropy = Literal["eager", "autocast", "megatron", "unsloth", "fused", "fus
 
 # CUDA_DEVICE_MAX_CONNECTIONS: 1 to 32, 8 if it is not set (CUDA Programming Guide, appendix on environment
 # variables; without MPS).
-DEFAULT_CONNECTIONS, MOST_CONNECTIONS = 8, 32
+DEFAULT_CONNECTIONS, MAX_CONNECTIONS = 8, 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from zsim.specs.cluster.network import Network
 from zsim.specs.topology.wiring import Cards, Inventory, Links, Path, View, hashed_path, weighted_count
 
 _NODE = re.compile(r"^node([0-9]{1,9})(?:\.nic([0-9]{1,9}))?$")
-_MOST_PATHS = 64
+_MAX_PATHS = 64
 
 
 class LinkList:
@@ -108,7 +108,7 @@ class LinkList:
                 for here, path in paths
                 for other, link in self._neighbours[here]
                 if distance[other] == distance[here] - 1
-            ][:_MOST_PATHS]
+            ][:_MAX_PATHS]
         self._known[source, target] = [path for _, path in paths]
         return self._known[source, target]
 

@@ -89,8 +89,8 @@ class Topology(NodeLinks):
 
     @property
     def form(self) -> Hashable:
-        """What the links of routes depend on: equal for fabrics that differ in their links' rates alone. None
-        for one with faults."""
+        """The facts that the links of routes depend on: equal for fabrics that differ in their rates alone.
+        None for a fabric with faults."""
         if self.condition is not None:
             return None
         cluster, network = self.cluster, self.cluster.network

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from zsim.api import simulate
 from zsim.comparison.comparison import STEP_RANGE
 from zsim.errors import InputError
-from zsim.reading import MOST_TOML_BYTES, parse_json, parse_toml, read_text
+from zsim.reading import MAX_TOML_BYTES, parse_json, parse_toml, read_text
 from zsim.resources import CHECKOUT
 from zsim.specs.experiment.load import load_experiment
 from zsim.study.check.cases import kind_of
@@ -169,7 +169,7 @@ def _is_experiment(path: Path) -> bool:
     """Whether a TOML file is an experiment, not a cluster or a study. True for an unreadable file, which the
     reader refuses."""
     try:
-        content = parse_toml(read_text(path, MOST_TOML_BYTES), path)
+        content = parse_toml(read_text(path, MAX_TOML_BYTES), path)
     except (OSError, ValueError):
         return True
     return bool({"model", "strategy", "training"} & set(content)) and "experiment" not in content

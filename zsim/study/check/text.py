@@ -11,7 +11,7 @@ from zsim.study.check.check import CheckReport
 from zsim.study.check.rows import OUTCOMES, CheckRow, Outcome, counts, step_times
 from zsim.study.published.text import check_lines, summary_lines
 
-_MOST = 20
+_MAXIMUM = 20
 _TITLES: dict[Outcome, str] = {
     "fail": "Moved past its tolerance",
     "known": "Known differences (they fail nothing)",
@@ -86,12 +86,12 @@ def _named(outcome: Outcome, rows: Sequence[CheckRow]) -> Iterator[str]:
         return
     yield _TITLES[outcome]
     if outcome == "fail":
-        for row in rows[:_MOST]:
+        for row in rows[:_MAXIMUM]:
             yield from paragraph(row.line, first=2, indent=4)
-        if len(rows) > _MOST:
-            yield f"  and {len(rows) - _MOST} more (--json, --junit)"
+        if len(rows) > _MAXIMUM:
+            yield f"  and {len(rows) - _MAXIMUM} more (--json, --junit)"
     else:
-        for text, count in Counter(_reason(row) for row in rows).most_common(_MOST // 2):
+        for text, count in Counter(_reason(row) for row in rows).most_common(_MAXIMUM // 2):
             yield from paragraph(f"{count} x {text}", first=2, indent=4)
     yield ""
 

@@ -19,8 +19,8 @@ _ERRORS = (
     ("mean_absolute_error", "mean error of step times"),
     ("memory_mean_absolute_error", "mean error of memory"),
 )
-_MOST_NAMED = 3
-_MOST_PINNED_ROWS = 200
+_MAX_NAMED = 3
+_MAX_PINNED_ROWS = 200
 
 
 def bars(rows: Sequence[RowResult]) -> dict[str, dict[str, Any]]:
@@ -110,7 +110,7 @@ def published_rows(
 def row_pins(rows: Sequence[RowResult]) -> dict[str, float | None]:
     """The predicted step of each row in seconds, to pin; empty for a large table, for which the sources
     suffice."""
-    if len(rows) > _MOST_PINNED_ROWS:
+    if len(rows) > _MAX_PINNED_ROWS:
         return {}
     return {row.row_id: _rounded(row.predicted_seconds) for row in rows}
 
@@ -164,4 +164,4 @@ def _worst(rows: Sequence[RowResult], is_memory: bool) -> str:
     errors = [(row.memory_relative_error if is_memory else row.relative_error, row.row_id) for row in rows]
     known = [(error, row_id) for error, row_id in errors if error is not None]
     known.sort(key=lambda pair: -abs(pair[0]))
-    return ", ".join(f"{row_id} {error:+.1%}" for error, row_id in known[:_MOST_NAMED])
+    return ", ".join(f"{row_id} {error:+.1%}" for error, row_id in known[:_MAX_NAMED])

@@ -37,7 +37,7 @@ class ByNodes(BaseModel):
         return float(np.interp(np.log(max(nodes, 1)), np.log(known), values)) / self.of
 
 
-class Rule(BaseModel):
+class SourceRule(BaseModel):
     """One rule of the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -59,7 +59,7 @@ class Rule(BaseModel):
 class _File(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    rule: tuple[Rule, ...]
+    rule: tuple[SourceRule, ...]
 
 
 def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
@@ -72,7 +72,7 @@ def _matches(run: PublishedRun, kind: str, column: str, pattern: str) -> bool:
 
 
 @cache
-def source_rules() -> tuple[Rule, ...]:
+def source_rules() -> tuple[SourceRule, ...]:
     """The shipped rules, in order."""
     text = (PRESETS / _FILE).read_text(encoding="utf-8")
     return validated(parse_toml(text, _FILE), _FILE, _File).rule

@@ -9,7 +9,7 @@ from typing import Any
 from zsim.report.views.text.plain import Column, markdown, named_columns, table
 from zsim.study.published.predict import CheckResult, RowResult
 
-_MOST_REASONS = 12
+_MAX_REASONS = 12
 
 
 def check_lines(result: CheckResult) -> list[str]:
@@ -86,7 +86,7 @@ def _skipped_lines(rows: Sequence[RowResult]) -> list[str]:
     if not reasons:
         return []
     lines = ["", f"skipped: {sum(reasons.values())} rows"]
-    most = reasons.most_common(_MOST_REASONS)
+    most = reasons.most_common(_MAX_REASONS)
     lines += [f"{count:>6}  {_cut(reason, 71)}" for reason, count in most]
     rest = len(reasons) - len(most)
     return [*lines, f"        and {rest} more reasons (--json names every row's)"] if rest else lines

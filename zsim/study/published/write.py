@@ -16,7 +16,7 @@ from zsim.study.published.job import RowExperiment, row_experiment, row_job
 from zsim.study.published.predict import measured_seconds
 from zsim.study.published.table import PublishedRun
 
-_MOST_REASONS = 10
+_MAX_REASONS = 10
 _MEASURED = {
     "mem_alloc_gb": "allocated",
     "mem_active_gb": "active",
@@ -35,7 +35,7 @@ class Written:
     def lines(self, folder: Path) -> Iterator[str]:
         """The lines for a terminal."""
         yield f"{len(self.files):,} of {len(self.files) + len(self.refused):,} rows are in {folder}"
-        for reason, count in Counter(self.refused.values()).most_common(_MOST_REASONS):
+        for reason, count in Counter(self.refused.values()).most_common(_MAX_REASONS):
             yield f"  {count:,} not simulated: {reason}"
 
     def to_dict(self) -> dict[str, Any]:

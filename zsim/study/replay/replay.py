@@ -21,7 +21,7 @@ from zsim.study.replay.what_if import WhatIf, changed_rank, make_what_if, record
 from zsim.trace.trace import COLLECTIVES, Trace
 from zsim.units import format_seconds
 
-_MOST_LANES = 256
+_MAX_LANES = 256
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def replay(
     what_if = make_what_if(one, load_cluster(cluster), gpus, nodes)
     gpu = recorded_gpu(one.metadata, recorded_on)
     notes += _about_kernels(gpu, what_if.cluster.gpu)
-    is_whole = len(ranks) == one.world_size == what_if.world_size <= _MOST_LANES
+    is_whole = len(ranks) == one.world_size == what_if.world_size <= _MAX_LANES
     if not is_whole:
         chosen = max(ranks, key=lambda rank: (_busy(ranks[rank]), -rank))
         if len(ranks) > 1:

@@ -12,7 +12,7 @@ from zsim.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from zsim.study.replay.replay import Replay
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 
 
 def replay_lines(replay: Replay, name: str) -> Iterator[str]:
@@ -33,9 +33,9 @@ def replay_lines(replay: Replay, name: str) -> Iterator[str]:
     if found:
         yield ""
         columns = [_title("collectives"), *_columns("recorded", "transfer", "replayed")]
-        yield from table(columns, [_collective(row) for row in found[:_MOST_ROWS]])
-    if len(found) > _MOST_ROWS:
-        yield f"and {len(found) - _MOST_ROWS} more (--json)"
+        yield from table(columns, [_collective(row) for row in found[:_MAX_ROWS]])
+    if len(found) > _MAX_ROWS:
+        yield f"and {len(found) - _MAX_ROWS} more (--json)"
     if replay.unexplained_seconds > 0:
         yield ""
         yield from paragraph(

@@ -37,7 +37,7 @@ from zsim.study.sweep.sweep import run_points
 
 Mode = Literal["weak", "strong", "fill"]
 KNEE = 0.05  # loss of efficiency per doubling
-_MOST_COUNTS = 200
+_MAX_COUNTS = 200
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ def parse_counts(text: str) -> list[int]:
             counts.append(counts[-1] * step)
     else:
         counts = sorted({_count(part, text) for part in text.split(",")})
-    if len(counts) > _MOST_COUNTS:
-        raise InputError(f"--gpus {text}: {len(counts)} counts, expected at most {_MOST_COUNTS}")
+    if len(counts) > _MAX_COUNTS:
+        raise InputError(f"--gpus {text}: {len(counts)} counts, expected at most {_MAX_COUNTS}")
     return counts
 
 

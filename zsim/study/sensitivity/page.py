@@ -16,7 +16,7 @@ from zsim.units import format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_MOST_BARS = 18
+_MAX_BARS = 18
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
 
 
@@ -83,7 +83,7 @@ def tornado(found: Sensitivity) -> Figure:
     """Bars from the given step to the step with each number turned, the largest on top."""
     import plotly.graph_objects as go
 
-    bars = [bar for bar in found.bars if not is_idle(bar, found.step_seconds)][:_MOST_BARS]
+    bars = [bar for bar in found.bars if not is_idle(bar, found.step_seconds)][:_MAX_BARS]
     figure = go.Figure(layout=layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
     for name, color, is_low in (("turned down", _LESS, True), ("turned up", _MORE, False)):
         ends = [bar.low_seconds if is_low else bar.high_seconds for bar in bars]

@@ -1,4 +1,4 @@
-"""What a target would take: the least of each resource, alone, that brings the step to the target."""
+"""The requirements of a target: the least of each resource, alone, that brings the step to the target."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from zsim.study.sweep.store import Record, Store
 
 _LARGEST_BATCH = 16
 _BATCHES_PER_JOB = 8
-_MOST_DEATHS = 2
+_MAX_DEATHS = 2
 OnRecord = Callable[[Record], None]
 
 
@@ -88,8 +88,8 @@ def run_tasks(
             if not run(some, size):
                 suspects |= {identity: left[identity] for identity in _suspects(store, left, is_local)}
         for identity, task in suspects.items():
-            if not any(run([task], 1) for _ in range(_MOST_DEATHS)):
-                said = f"the process that ran it died {_MOST_DEATHS} times (killed, or out of memory?)"
+            if not any(run([task], 1) for _ in range(_MAX_DEATHS)):
+                said = f"the process that ran it died {_MAX_DEATHS} times (killed, or out of memory?)"
                 finish(failed_record(identity, "WorkerDied", said) | {"is_kept": False})
 
 

@@ -38,7 +38,7 @@ from zsim.study.sweep.expressions import Expression, parse_expression
 LABEL = "label"
 _KEYS = ("name", "experiment", "base", "axes", "zip", "set", "where")
 _RANGES = {frozenset({"from", "to", "step"}), frozenset({"from", "to", "factor"})}
-_MOST_POINTS = 1_000_000
+_MAX_POINTS = 1_000_000
 Part = TypeVar("Part")
 
 
@@ -190,10 +190,8 @@ def _check(study: Study, file: str) -> None:
         seen.add(key)
         if key in study.overrides:
             raise InputError(f"--set {key}: is an axis of {file}")
-    if study.num_combinations > _MOST_POINTS:
-        raise InputError(
-            f"{file}: {study.num_combinations:,} combinations, expected at most {_MOST_POINTS:,}"
-        )
+    if study.num_combinations > _MAX_POINTS:
+        raise InputError(f"{file}: {study.num_combinations:,} combinations, expected at most {_MAX_POINTS:,}")
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
@@ -245,8 +243,8 @@ def _range(value: Mapping[str, Any], where: str) -> list[Any]:
     while first <= last * (1 + 1e-12):
         values.append(first)
         first = first * by if least else first + by
-        if len(values) > _MOST_POINTS:
-            raise InputError(f"{where}: more than {_MOST_POINTS:,} values")
+        if len(values) > _MAX_POINTS:
+            raise InputError(f"{where}: more than {_MAX_POINTS:,} values")
     return values
 
 

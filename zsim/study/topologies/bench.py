@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from zsim.cost.collectives.rounds import edge_bytes
+from zsim.cost.collectives.rounds import bus_bytes
 from zsim.errors import InputError, did_you_mean, why_unreadable
 from zsim.fabric.idle import idle_fabric
 from zsim.plan.ops import Collective, CollectiveKind, Group
@@ -26,7 +26,7 @@ _COLUMNS = (
     "curve", "cluster", "nodes", "gpus", "collective", "size_bytes", "bus_gigabytes_per_second",
     "harness_seconds", "source",
 )  # fmt: skip
-_MOST_GPUS, _MOST_BYTES = 10**6, 2**60
+_MAX_GPUS, _MAX_BYTES = 10**6, 2**60
 _SCORED = (2**16, 2**32)  # bytes: the range in which errors are counted
 
 
@@ -97,7 +97,7 @@ def bench(
     for work in works:
         transfer = fabric.transfer(work, 0)
         seconds = transfer.seconds_alone
-        bus = edge_bytes(kind, work.bytes, size)
+        bus = bus_bytes(kind, work.bytes, size)
         rates = (work.bytes / seconds, bus / seconds) if seconds > 0 else (0.0, 0.0)
         rows.append(BenchRow(work.bytes, seconds, *rates, transfer.algorithm, transfer.protocol))
     return rows
@@ -137,7 +137,7 @@ def compare_curves(path: Path) -> list[CurvePoint]:
         cluster = load_cluster(first["cluster"])
         simulated = bench(cluster, nodes, first["collective"], gpus_per_node=gpus // nodes, sizes=sizes)
         for row, found in zip(rows, simulated, strict=True):
-            bus = edge_bytes(first["collective"], found.size_bytes, gpus)
+            bus = bus_bytes(first["collective"], found.size_bytes, gpus)
             measured = float(row["bus_gigabytes_per_second"]) * 1e9
             seconds = found.seconds + float(row["harness_seconds"] or 0)
             low, high = _SCORED
@@ -202,5 +202,5 @@ def _has_numbers(row: Mapping[str, str]) -> bool:
         rate, harness = float(row["bus_gigabytes_per_second"]), float(row["harness_seconds"] or 0)
     except (TypeError, ValueError):
         return False
-    can_be = 1 <= nodes <= gpus <= _MOST_GPUS and gpus % nodes == 0 and 1 <= size <= _MOST_BYTES
+    can_be = 1 <= nodes <= gpus <= _MAX_GPUS and gpus % nodes == 0 and 1 <= size <= _MAX_BYTES
     return can_be and 0 <= rate < math.inf and 0 <= harness < math.inf

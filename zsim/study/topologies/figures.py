@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PALETTE = ("#2F7FBF", "#D55E00", "#12946C", "#B8568F", "#E69F00", "#6A5ACD", "#8A8F98")
 _SCALE = ((0.0, "#4FB3BF"), (0.5, "#E69F00"), (1.0, "#B3261E"))
-_MOST_NODES = 24  # drawn
+_MAX_NODES = 24  # drawn
 _ROLES = {"node": 0, "leaf": 1, "router": 1, "network": 1, "spine": 2, "core": 3}
 
 
@@ -31,7 +31,7 @@ def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) 
     import plotly.graph_objects as go
 
     cluster = load_cluster(name)
-    shown = min(num_nodes, max(_MOST_NODES, 2 * cluster.node_link.nodes_per_domain))
+    shown = min(num_nodes, max(_MAX_NODES, 2 * cluster.node_link.nodes_per_domain))
     topology = Topology(cluster, shown, cluster.gpus_per_node)
     edges = _edges(topology)
     places = _places(topology, sorted({end for pair in edges for end in pair}))

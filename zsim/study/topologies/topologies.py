@@ -18,7 +18,7 @@ from zsim.specs.topology.graph import bisection_bandwidth
 from zsim.specs.topology.topology import Topology
 from zsim.study.topologies.routings import Routing, compare_routings
 
-_MOST_LINKS = 200_000  # the bisection of a fabric with more is not computed
+_MAX_LINKS = 200_000  # the bisection of a fabric with more is not computed
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -83,7 +83,7 @@ def describe_topology(name: str, num_nodes: int) -> dict[str, Any]:
     topology = Topology(cluster, num_nodes, cluster.gpus_per_node)
     inventory = topology.inventory()
     fabric_links = topology.num_links - topology.classes["nic_out"].first
-    bisection = bisection_bandwidth(topology) if fabric_links <= _MOST_LINKS else None
+    bisection = bisection_bandwidth(topology) if fabric_links <= _MAX_LINKS else None
     tiers: dict[str, dict[str, Any]] = {}
     for link_class in topology.classes.values():
         if link_class.count:

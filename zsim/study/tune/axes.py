@@ -22,7 +22,7 @@ CHECKPOINTING, EVERY = "training.activation_checkpointing", "training.checkpoint
 BLOCKS = "training.block_checkpointing"
 LOSS = "training.cross_entropy"
 NVME_PATH = "/local_nvme"
-_MOST_MICRO_BATCHES = 512
+_MAX_MICRO_BATCHES = 512
 _DRIVES = {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
 
 
@@ -225,7 +225,7 @@ def _micro_batches(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
     """Every division of a rank's sequences into equal micro-batches."""
     for size in divisors(base.sequences):
         steps = base.sequences // size
-        if steps <= _MOST_MICRO_BATCHES:
+        if steps <= _MAX_MICRO_BATCHES:
             more = f" x {steps}" if steps > 1 else ""
             yield AxisChoice(f"micro-batch {size}{more}", {MICRO_BATCH: size, ACCUMULATION: steps})
 
@@ -249,7 +249,7 @@ def _losses(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
 
 
 def _reductions(base: Base, chosen: Chosen) -> Iterable[AxisChoice]:
-    """With several micro-batches: reduce after each, or after the last."""
+    """Whether several micro-batches reduce after each one, or after the last."""
     key = "strategy.no_sync"
     if chosen.get(ACCUMULATION, base.job.training.gradient_accumulation_steps) == 1:
         return [AxisChoice("", {key: False})]

@@ -14,7 +14,7 @@ from zsim.study.tune.candidates import Candidate, candidates
 from zsim.study.tune.evaluate import Evaluator
 from zsim.study.tune.search import Objective, cheapest, fastest
 
-_MOST = 2**17  # limit of sequences per micro-batch, layers, and multiples of _TOKENS in a sequence
+_MAXIMUM = 2**17  # limit of sequences per micro-batch, layers, and multiples of _TOKENS in a sequence
 _TOKENS = 256
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
@@ -216,7 +216,7 @@ def _any_fits(evaluator: Evaluator, found: Sequence[Candidate]) -> bool:
 def _largest(fits: Callable[[int], bool]) -> int:
     """The largest number that fits, 0 if 1 does not fit: doubling, then bisection."""
     low, high = 0, 1
-    while high <= _MOST and _safely(fits, high):
+    while high <= _MAXIMUM and _safely(fits, high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

@@ -11,7 +11,7 @@ from zsim.study.tune.evaluate import Evaluator, Measured
 from zsim.study.tune.search import Objective, fastest
 
 WORTH = 0.002  # of the step: changes with a smaller gain are not made
-_MOST_ROUNDS = 2
+_MAX_ROUNDS = 2
 
 
 def refine(
@@ -27,7 +27,7 @@ def refine(
     Ends when a round changes nothing, or when the step is within `WORTH` of its lower bound.
     """
     best, seen = start, [start]
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         before = best
         for axis in axes:
             if best.least_seconds >= best.seconds * (1 - WORTH):

@@ -23,7 +23,7 @@ from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, few_micro_batches
 from zsim.study.tune.tellings import script_changes
 
-_MOST_SIMULATED = 3
+_MAX_SIMULATED = 3
 _SHARDING = ("stage", "optimizer", "sharding", "reshard")
 AXES = (*_SHARDING, "checkpointing", "cross-entropy", "offload", "micro-batch")
 _OF_TABLE = {STAGE: "strategy.stage"}  # for a stage alone, without a JSON
@@ -98,7 +98,7 @@ def _shortest(evaluator: Evaluator, fitting: Sequence[_Look]) -> Measured | None
     """The shortest simulated step of the few candidates with the lowest bounds; one is simulated only if its
     bound is below the best so far."""
     best: Measured | None = None
-    for look in sorted(fitting, key=lambda look: look.seconds)[:_MOST_SIMULATED]:
+    for look in sorted(fitting, key=lambda look: look.seconds)[:_MAX_SIMULATED]:
         if best is not None and look.seconds >= best.seconds:
             break
         (found,) = evaluator.simulate([look.candidate])

@@ -15,10 +15,10 @@ from zsim.study.tune.base import Base, base_of
 from zsim.study.tune.candidates import Candidate
 from zsim.study.tune.evaluate import Evaluator, Measured, MemoryBounds
 from zsim.study.tune.explain import TuningStep, explain
-from zsim.study.tune.final_runs import Look, measured_given
 from zsim.study.tune.goals import GOALS, Question
 from zsim.study.tune.remedy import cheapest_switch, remedy_from
 from zsim.study.tune.search import SearchResult
+from zsim.study.tune.verify import Verifier, measured_given
 
 EVERYTHING = "all"  # as an axis to keep: every axis
 
@@ -81,17 +81,17 @@ def tune(
     except InputError as error:
         raise InputError(f"{error}{_remedy(experiment, question)}") from None
     given_candidate = Candidate(base, {}, -1)
-    look = Look(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest"))
-    looked = look.at_best(space)
+    look = Verifier(evaluator, keep, count, given_candidate, goal in ("fastest", "cheapest"))
+    verified = look.at_best(space)
     given, memory = measured_given(evaluator, given_candidate)
-    found, best = looked.found, looked.best[:count]
+    found, best = verified.found, verified.best[:count]
     if not best:
         raise InputError(_nothing_fits(base, found, evaluator) + _remedy(experiment, question))
     steps: list[TuningStep] = []
     if best[0].candidate.base is base and best[0].candidate is not given_candidate:
         steps = explain(evaluator, given_candidate, given, best[0].candidate)
     return Tuned(
-        goal, looked.space.settled, base, given, memory, best, steps, found, looked.measured,
+        goal, verified.space.settled, base, given, memory, best, steps, found, verified.measured,
         dict(evaluator.refused), evaluator.num_simulated, evaluator.num_checked,
     )  # fmt: skip
 

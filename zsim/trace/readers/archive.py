@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from zsim.errors import InputError
 from zsim.trace.readers.content import CHUNK_BYTES, Content, refusals, unzipped
 
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 _MAGIC = slice(257, 262), b"ustar"
 
 
@@ -55,6 +55,6 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
 
 def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for number, member in enumerate(archive):
-        if number >= _MOST_FILES:
-            raise InputError(f"{path}: holds more than {_MOST_FILES:,} files")
+        if number >= _MAX_FILES:
+            raise InputError(f"{path}: holds more than {_MAX_FILES:,} files")
         yield member

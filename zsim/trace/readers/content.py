@@ -20,8 +20,8 @@ from typing import IO, cast
 from zsim.errors import InputError
 
 CHUNK_BYTES = 2**20
-_MOST_RATIO = 200  # deflate's own limit is 1,032
-_MOST_BLANK = 64 * 2**20
+_MAX_RATIO = 200  # deflate's own limit is 1,032
+_MAX_BLANK = 64 * 2**20
 _SURELY_SMALL = 16 * 2**20
 _GZIP = b"\x1f\x8b"
 
@@ -49,8 +49,8 @@ class Content:
         yield decoder.decode(self.beginning)
         for piece in self._pieces:
             blank = 0 if piece.strip() else blank + len(piece)
-            if blank > _MOST_BLANK:
-                raise InputError(f"{self.path}: holds more than {_MOST_BLANK // 2**20} MB of blanks in a row")
+            if blank > _MAX_BLANK:
+                raise InputError(f"{self.path}: holds more than {_MAX_BLANK // 2**20} MB of blanks in a row")
             yield decoder.decode(piece)
         yield decoder.decode(b"", final=True)
 
@@ -94,9 +94,9 @@ class _Unzipped(gzip.GzipFile):
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
         self._num_bytes += len(data)
-        if self._num_bytes > max(_SURELY_SMALL, _MOST_RATIO * self._packed.tell()):
+        if self._num_bytes > max(_SURELY_SMALL, _MAX_RATIO * self._packed.tell()):
             raise InputError(
-                f"{self._path}: unpacks to more than {_MOST_RATIO} times its size, which no trace does; "
+                f"{self._path}: unpacks to more than {_MAX_RATIO} times its size, which no trace does; "
                 "is it damaged, or made to fill memory?"
             )
         return data

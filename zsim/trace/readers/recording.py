@@ -11,8 +11,8 @@ from zsim.errors import InputError
 from zsim.trace.trace import SpanInfo
 
 UNKNOWN = -1
-_MOST_RANKS = 10**6
-_MOST_BYTES = 2**62  # columns hold 64 bits
+_MAX_RANKS = 10**6
+_MAX_BYTES = 2**62  # columns hold 64 bits
 T = TypeVar("T")
 
 
@@ -52,10 +52,10 @@ class Recording:
     _index_of: dict[SpanInfo, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < _MOST_RANKS or not 1 <= self.world_size < _MOST_RANKS:
+        if not 0 <= self.rank < _MAX_RANKS or not 1 <= self.world_size < _MAX_RANKS:
             raise InputError(
                 f"{self.path}: says it is rank {self.rank} of {self.world_size}; expected ranks from 0 to "
-                f"below {_MOST_RANKS:,}"
+                f"below {_MAX_RANKS:,}"
             )
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Recording:
     ) -> None:
         index = self._index_of.get(info)
         if index is None:
-            if not 0 <= info.bytes < _MOST_BYTES:
+            if not 0 <= info.bytes < _MAX_BYTES:
                 raise InputError(f"{self.path}: '{info.name[:60]}' is of {info.bytes:,} bytes")
             index = self._index_of[info] = len(self.infos)
             self.infos.append(info)

@@ -32,7 +32,7 @@ _NUMBERS = (
     "stride",
     "seq",
 )
-_MOST = 2**61  # columns hold 64 bits
+_MAXIMUM = 2**61  # columns hold 64 bits
 _LONGEST_LINE = 2**24  # characters
 _TEXTS = ("kind", "op", "unit", "phase", "dtype")
 _ENDS = ("done_ns", "wait1_ns", "post_ns")  # the backend's end; when the host stopped waiting
@@ -112,7 +112,7 @@ def _check(path: Path, event: Event) -> None:
         raise InputError(f"{path}: event {json.dumps(event)[:60]} has no '{missing[0]}'; expected a span log "
                          "of validation.record")  # fmt: skip
     for key, value in event.items():
-        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
+        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAXIMUM
         if (key in _NUMBERS and not is_number) or (key in _TEXTS and not isinstance(value, str)):
             expected = "a text" if key in _TEXTS else "a whole number of 64 bits"
             raise InputError(

@@ -28,8 +28,8 @@ from zsim.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-_MOST_POINTS = 1500
-_MOST_ROWS = 14
+_MAX_POINTS = 1500
+_MAX_ROWS = 14
 _CAPACITY_LINE = {"dash": "dash", "width": 2, "color": CAPACITY.color}
 _PHASES = {"": "step", "recompute": "recomputation"}
 
@@ -155,7 +155,7 @@ def memory_timeline(held: MemoryLevels, report: Report, device: str) -> Figure:
     import plotly.graph_objects as go
 
     scale, unit = time_scale(report.step_seconds)
-    chosen = thin_out(held.totals, _MOST_POINTS)
+    chosen = thin_out(held.totals, _MAX_POINTS)
     levels = np.concatenate([held.levels[chosen], held.levels[-1:]]) / 1e9
     seconds = np.concatenate([held.stream_seconds[chosen], [report.step_seconds]]) * scale
     figure = go.Figure(layout=layout(420, hovermode="x unified", margin=_margin(86)))
@@ -192,7 +192,7 @@ def collectives(report: Report) -> Figure:
     import plotly.graph_objects as go
 
     scale, unit = time_scale(max((row.busy_seconds for row in report.collectives), default=0.0))
-    rows = sorted(report.collectives, key=lambda row: -row.busy_seconds)[:_MOST_ROWS]
+    rows = sorted(report.collectives, key=lambda row: -row.busy_seconds)[:_MAX_ROWS]
     names = [
         f"{row.count:,} × {span_meaning(row.kind).label} {format_bytes(row.bytes)}"
         f"<br>{row.group or 'world'} ({row.group_size}), {row.dtype}"

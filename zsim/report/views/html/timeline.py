@@ -17,8 +17,8 @@ from zsim.units import format_bytes, format_flops, format_seconds
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-MOST_BARS = 10_000
-_MOST_PHASES = 24
+MAX_BARS = 10_000
+_MAX_PHASES = 24
 _CLOSE_UP = 0.03  # of the step
 _LEGEND = [meaning.label for meaning in (*SPANS.values(), *BREAKDOWN.values())]
 _WAITS, _HOST = "compute waits", "host blocked"
@@ -45,7 +45,7 @@ class _Bars:
 
 
 def stream_timeline(
-    trace: Trace, breakdown: Breakdown, rank: int | None = None, most_bars: int = MOST_BARS
+    trace: Trace, breakdown: Breakdown, rank: int | None = None, most_bars: int = MAX_BARS
 ) -> Figure:
     """Every span of `rank` (by default the first) on its stream; where there are more than `most_bars`, the
     longest ones, which the title says."""
@@ -202,7 +202,7 @@ def _phase_runs(own: Trace) -> list[tuple[str, float, float]]:
 def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
     """Shade and name the phases of the compute stream."""
     runs = _phase_runs(own)
-    if not 1 < len(runs) <= _MOST_PHASES:
+    if not 1 < len(runs) <= _MAX_PHASES:
         return
     for index, (phase, start, end) in enumerate(runs):
         figure.add_vrect(

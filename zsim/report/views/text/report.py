@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _BAR_CELLS = 28
-_MOST_COLLECTIVE_ROWS = 12
+_MAX_COLLECTIVE_ROWS = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -163,8 +163,8 @@ def _memory(report: Report, device: str, is_plain: bool) -> Table:
 def _collectives(report: Report) -> Table:
     table = _table("Collectives per rank and step", "", "calls", "tensor", "dtype", "busy", "bus bandwidth")
     rows = report.collectives
-    if len(rows) > _MOST_COLLECTIVE_ROWS:
-        busiest = sorted(rows, key=lambda row: -row.busy_seconds)[:_MOST_COLLECTIVE_ROWS]
+    if len(rows) > _MAX_COLLECTIVE_ROWS:
+        busiest = sorted(rows, key=lambda row: -row.busy_seconds)[:_MAX_COLLECTIVE_ROWS]
         rows = tuple(row for row in rows if row in busiest)
     for row in rows:
         rate = row.bus_bytes_per_second

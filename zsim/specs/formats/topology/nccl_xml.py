@@ -23,7 +23,7 @@ _NVLINK = ((60, 18.0), (70, 20.0), (80, 20.0), (86, 12.0), (90, 20.6), (100, 40.
 _BASES = ((70, "dgx-2"), (80, "dgx-a100-80gb"), (90, "dgx-h100"), (100, "hgx-b200"))
 _CLOUDS = (("azure-ndv5", "ndv5"), ("azure-ndv4", "ndv4"), ("aws-p4d", "p4d"), ("aws-p5", "p5"))
 _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0380"), ("0x0207", "0x0200")
-_MOST_DEPTH, _MOST_ELEMENTS = 40, 20_000
+_MAX_DEPTH, _MAX_ELEMENTS = 40, 20_000
 _NVSWITCH = "0x068000"
 
 
@@ -93,7 +93,7 @@ def _parse(text: str, file: str) -> Element:
     while depths:
         element, depth = depths.pop()
         count += 1
-        if depth > _MOST_DEPTH or count > _MOST_ELEMENTS:
+        if depth > _MAX_DEPTH or count > _MAX_ELEMENTS:
             raise InputError(f"{file}: nested or repeated beyond what a machine has")
         depths += [(child, depth + 1) for child in element]
     return root

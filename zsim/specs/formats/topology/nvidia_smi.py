@@ -13,7 +13,7 @@ from zsim.errors import InputError
 from zsim.specs.formats.topology.found import FoundTopology
 
 _CELL = re.compile(r"^(X|NV\d+|PIX|PXB|PHB|NODE|SYS)$")
-_MOST = 512
+_MAXIMUM = 512
 # GB/s of one NVLink one way by the number that a GPU has: 6 V100, 12 A100, 18 H100 or B200 (the slower one)
 _LINKS = {6: (25.0, "dgx-2"), 12: (25.0, "dgx-a100-80gb"), 18: (25.0, "dgx-h100")}
 
@@ -81,6 +81,6 @@ def _matrix(text: str, file: str) -> dict[str, dict[str, str]]:
                 f"{file}: row {name}: expected {len(names)} cells of X, NV#, PIX, PXB, PHB, NODE, SYS"
             )
         rows[name] = dict(zip(names, cells, strict=True))
-    if len(rows) < len(names) or len(names) > _MOST:
+    if len(rows) < len(names) or len(names) > _MAXIMUM:
         raise InputError(f"{file}: found {len(rows)} rows for {len(names)} columns; is it cut short?")
     return rows

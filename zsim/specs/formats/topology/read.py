@@ -21,7 +21,7 @@ from zsim.specs.formats.topology.nccl_xml import read_nccl_topology
 from zsim.specs.formats.topology.nvidia_smi import read_nvidia_smi
 from zsim.specs.formats.topology.slurm import read_slurm_topology
 
-_MOST_BYTES = 4_000_000
+_MAX_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def _guess(path: Path, text: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        content = read_bytes(path, _MOST_BYTES)
+        content = read_bytes(path, _MAX_BYTES)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from zsim.errors import InputError
 from zsim.specs.formats.topology.found import FoundTopology
 
-_MOST_NODES = 20_000
+_MAX_NODES = 20_000
 _PART = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")
 _RANGES = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -76,8 +76,8 @@ def expand_hostlist(text: str, file: str) -> list[str]:
         choices = [_numbers(word, part, file) if place % 2 else [word] for place, word in enumerate(words)]
         if "[" in "".join(words[::2]):
             raise InputError(f"{file}: '{part[:60]}' is not a host list")
-        if len(names) + math.prod(map(len, choices)) > _MOST_NODES:
-            raise InputError(f"{file}: more than {_MOST_NODES:,} nodes")
+        if len(names) + math.prod(map(len, choices)) > _MAX_NODES:
+            raise InputError(f"{file}: more than {_MAX_NODES:,} nodes")
         names += map("".join, product(*choices))
     return names
 
@@ -90,8 +90,8 @@ def _numbers(ranges: str, part: str, file: str) -> list[str]:
         if match is None:
             raise InputError(f"{file}: '{part[:60]}' is not a host list")
         first, last = match[1], match[2] or match[1]
-        if int(last) - int(first) >= _MOST_NODES:
-            raise InputError(f"{file}: more than {_MOST_NODES:,} nodes")
+        if int(last) - int(first) >= _MAX_NODES:
+            raise InputError(f"{file}: more than {_MAX_NODES:,} nodes")
         numbers += [f"{value:0{len(first)}d}" for value in range(int(first), int(last) + 1)]
     return numbers
 

@@ -26,7 +26,7 @@ _INIT, _ENGINE = "zero/partition_parameters.py", "engine.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReleaseChange:
     """`value` in the releases from `since` on and before `until`, `otherwise` in all others."""
 
     source: str
@@ -68,46 +68,50 @@ class Release:
 
     number: Version
     default_gradient_clipping: Annotated[
-        float, Change("#8068, constants.py", since=(0, 19, 3), value=1.0, otherwise=0.0)
+        float, ReleaseChange("#8068, constants.py", since=(0, 19, 3), value=1.0, otherwise=0.0)
     ]
-    default_pin_memory: Annotated[bool, Change("#8207, zero/offload_config.py", since=(0, 19, 5))]
-    default_bf16_check_grad_overflow: Annotated[bool, Change("#8035, precision_config.py", since=(0, 19, 3))]
-    has_bf16_overflow_key: Annotated[bool, Change("#6976, precision_config.py", since=(0, 17, 1))]
-    requires_positive_reduce_bucket: Annotated[bool, Change("zero/config.py", since=(0, 19, 6))]
-    has_one_bit_optimizers: Annotated[bool, Change("config.py", until=(0, 19, 7))]
+    default_pin_memory: Annotated[bool, ReleaseChange("#8207, zero/offload_config.py", since=(0, 19, 5))]
+    default_bf16_check_grad_overflow: Annotated[
+        bool, ReleaseChange("#8035, precision_config.py", since=(0, 19, 3))
+    ]
+    has_bf16_overflow_key: Annotated[bool, ReleaseChange("#6976, precision_config.py", since=(0, 17, 1))]
+    requires_positive_reduce_bucket: Annotated[bool, ReleaseChange("zero/config.py", since=(0, 19, 6))]
+    has_one_bit_optimizers: Annotated[bool, ReleaseChange("config.py", until=(0, 19, 7))]
     aio_threads_key: Annotated[
         str,
-        Change(
+        ReleaseChange(
             "#7056, swap_tensor/constants.py",
             since=(0, 16, 4),
             value="intra_op_parallelism",
             otherwise="thread_count",
         ),
     ]
-    default_multi_rank_bucket_allreduce: Annotated[bool, Change(f"#4695, {_STAGE12}", since=(0, 12, 4))]
-    reduces_slice_by_slice: Annotated[bool, Change(f"#4695, {_STAGE12}", until=(0, 12, 4))]
-    gathers_step_in_buckets: Annotated[bool, Change(f"#4705, {_STAGE12}", until=(0, 12, 4))]
-    flattens_on_gpu: Annotated[bool, Change(f"#7828, {_STAGE12}", since=(0, 18, 7))]
-    clones_shards_on_gpu: Annotated[bool, Change(f"#7700, {_STAGE12}", since=(0, 18, 3))]
-    makes_states_in_first_step: Annotated[bool, Change(f"#5104, {_STAGE12}", since=(0, 13, 2))]
-    sums_fp32_on_gpu: Annotated[bool, Change(_STAGE12, since=(0, 19, 8))]
-    checks_overflow_of_every_dtype: Annotated[bool, Change(f"#4512, {_STAGE12}", until=(0, 12, 0))]
-    shards_bf16_without_zero: Annotated[bool, Change(f"#7515, {_ENGINE}", until=(0, 17, 6))]
+    default_multi_rank_bucket_allreduce: Annotated[
+        bool, ReleaseChange(f"#4695, {_STAGE12}", since=(0, 12, 4))
+    ]
+    reduces_slice_by_slice: Annotated[bool, ReleaseChange(f"#4695, {_STAGE12}", until=(0, 12, 4))]
+    gathers_step_in_buckets: Annotated[bool, ReleaseChange(f"#4705, {_STAGE12}", until=(0, 12, 4))]
+    flattens_on_gpu: Annotated[bool, ReleaseChange(f"#7828, {_STAGE12}", since=(0, 18, 7))]
+    clones_shards_on_gpu: Annotated[bool, ReleaseChange(f"#7700, {_STAGE12}", since=(0, 18, 3))]
+    makes_states_in_first_step: Annotated[bool, ReleaseChange(f"#5104, {_STAGE12}", since=(0, 13, 2))]
+    sums_fp32_on_gpu: Annotated[bool, ReleaseChange(_STAGE12, since=(0, 19, 8))]
+    checks_overflow_of_every_dtype: Annotated[bool, ReleaseChange(f"#4512, {_STAGE12}", until=(0, 12, 0))]
+    shards_bf16_without_zero: Annotated[bool, ReleaseChange(f"#7515, {_ENGINE}", until=(0, 17, 6))]
     mistakes_bf16_wrapper: Annotated[
-        bool, Change("#7515, #7788, base_optimizer.py", since=(0, 17, 6), until=(0, 18, 5))
+        bool, ReleaseChange("#7515, #7788, base_optimizer.py", since=(0, 17, 6), until=(0, 18, 5))
     ]
-    refreshes_secondary_shards: Annotated[bool, Change(f"#4906, {_STAGE3}", since=(0, 13, 2))]
-    waits_for_secondary_shards: Annotated[bool, Change(f"#5216, {_INIT}", since=(0, 13, 5))]
-    has_partial_offload: Annotated[bool, Change(f"#4636, {_STAGE3}", since=(0, 12, 3))]
-    clears_secondary_shards: Annotated[bool, Change(f"#8210, {_INIT}", since=(0, 19, 5))]
+    refreshes_secondary_shards: Annotated[bool, ReleaseChange(f"#4906, {_STAGE3}", since=(0, 13, 2))]
+    waits_for_secondary_shards: Annotated[bool, ReleaseChange(f"#5216, {_INIT}", since=(0, 13, 5))]
+    has_partial_offload: Annotated[bool, ReleaseChange(f"#4636, {_STAGE3}", since=(0, 12, 3))]
+    clears_secondary_shards: Annotated[bool, ReleaseChange(f"#8210, {_INIT}", since=(0, 19, 5))]
     scatters_indivisible_gradients: Annotated[
-        bool, Change("#5056, comm/coalesced_collectives.py", since=(0, 13, 2))
+        bool, ReleaseChange("#5056, comm/coalesced_collectives.py", since=(0, 13, 2))
     ]
-    casts_before_quantizing: Annotated[bool, Change(f"#8215, {_INIT}", since=(0, 19, 6))]
-    misreduces_mics: Annotated[bool, Change(f"#8060, {_STAGE3}", since=(0, 19, 3), until=(0, 19, 7))]
-    has_leaf_classes: Annotated[bool, Change("#7604, zero/leaf_module_config.py", since=(0, 18, 0))]
+    casts_before_quantizing: Annotated[bool, ReleaseChange(f"#8215, {_INIT}", since=(0, 19, 6))]
+    misreduces_mics: Annotated[bool, ReleaseChange(f"#8060, {_STAGE3}", since=(0, 19, 3), until=(0, 19, 7))]
+    has_leaf_classes: Annotated[bool, ReleaseChange("#7604, zero/leaf_module_config.py", since=(0, 18, 0))]
     copies_checkpoints_on_a_stream: Annotated[
-        bool, Change("#8255, activation_checkpointing/offload_activations.py", since=(0, 19, 6))
+        bool, ReleaseChange("#8255, activation_checkpointing/offload_activations.py", since=(0, 19, 6))
     ]
 
     @classmethod
@@ -118,7 +122,7 @@ class Release:
         return ".".join(str(part) for part in self.number)
 
 
-CHANGES: dict[str, Change] = {
+CHANGES: dict[str, ReleaseChange] = {
     name: hint.__metadata__[0]
     for name, hint in get_type_hints(Release, include_extras=True).items()
     if name != "number"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from zsim.specs.strategy.deepspeed.config import ZeroConfig
 
-_MOST_ELEMENTS = 1_000_000_000
+_MAX_ELEMENTS = 1_000_000_000
 
 
 def unit_names(numels: Mapping[str, int], lists: Sequence[str], zero: ZeroConfig) -> dict[str, str]:
@@ -65,6 +65,6 @@ def _by_threshold(numels: Mapping[str, int], lists: Sequence[str], threshold: in
         parent
         for parent in elements
         if parent not in lists
-        and elements[parent] <= _MOST_ELEMENTS
+        and elements[parent] <= _MAX_ELEMENTS
         and elements[parent] // modules[parent] <= threshold
     }

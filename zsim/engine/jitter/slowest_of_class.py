@@ -26,7 +26,7 @@ import numpy as np
 from zsim.arrays import Floats, Ints
 from zsim.engine.executor import Executor
 from zsim.engine.jitter.draw import lognormal
-from zsim.engine.jitter.stretches import Stretch, stretches_of, typical_sigma
+from zsim.engine.jitter.segments import JitterSegment, segments_of, typical_sigma
 from zsim.engine.prepare import Prepared, Seconds
 from zsim.fabric.messages import Pairs
 
@@ -82,7 +82,7 @@ class _Drawn:
 
 
 @dataclass
-class Crowd:
+class ClassOfRanks:
     """All ranks of a job, run through its programs without a clock.
 
     `base`: a run without jitter; `rank_factors`: per rank, the factor on its kernels over the whole run.
@@ -92,18 +92,18 @@ class Crowd:
     base: Executor
     rank_factors: Floats
     kernel_sigma: float
-    _stretches: list[Stretch] = field(init=False)
+    _segments: list[JitterSegment] = field(init=False)
     _drawn: list[_Drawn] = field(init=False)
     _peers: dict[tuple[int, str, bool], tuple[int, Ints]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._stretches = stretches_of(self.prepared, self.base, self.kernel_sigma)
+        self._segments = segments_of(self.prepared, self.base, self.kernel_sigma)
         self._drawn = [self._draw(number) for number in range(len(self.prepared.programs))]
 
     def _draw(self, program: int) -> _Drawn:
         """The ranks of a program that may be the slowest at some collective."""
         classes, plan = self.prepared.classes, self.prepared.plan
-        typical = typical_sigma(self._stretches, program)
+        typical = typical_sigma(self._segments, program)
         numbers = [number for number, own in enumerate(self.prepared.program_of) if own == program]
         kept = []
         for number in numbers:
@@ -133,16 +133,16 @@ class _Step:
     """One drawn step of all ranks. Of the segments that can start the first is run, so that those of one
     program run in order."""
 
-    def __init__(self, crowd: Crowd, generator: np.random.Generator) -> None:
-        self.crowd, self.generator = crowd, generator
-        self.stretches = crowd._stretches
-        self.found: list[Seconds] = [list(own) for own in crowd.prepared.kernel_seconds]
+    def __init__(self, ranks_of_class: ClassOfRanks, generator: np.random.Generator) -> None:
+        self.ranks_of_class, self.generator = ranks_of_class, generator
+        self.segments = ranks_of_class._segments
+        self.found: list[Seconds] = [list(own) for own in ranks_of_class.prepared.kernel_seconds]
         self.ends: dict[int, Times] = {}
         self.begins: dict[int, Times] = {}  # of segments that wait for partners
-        self.missing = [len(one.before) for one in self.stretches]
-        self.absent = [len(one.partners) for one in self.stretches]
-        self.after: list[list[int]] = [[] for _ in self.stretches]
-        for number, one in enumerate(self.stretches):
+        self.missing = [len(one.before) for one in self.segments]
+        self.absent = [len(one.partners) for one in self.segments]
+        self.after: list[list[int]] = [[] for _ in self.segments]
+        for number, one in enumerate(self.segments):
             for before in one.before:
                 self.after[before].append(number)
         self.uses = [len(after) for after in self.after]
@@ -152,10 +152,10 @@ class _Step:
         while self.ready:
             self._reach(heappop(self.ready))
             num_passed += 1
-        assert num_passed == len(self.stretches), "a stretch never begins"
+        assert num_passed == len(self.segments), "a stretch never begins"
 
     def _reach(self, number: int) -> None:
-        one = self.stretches[number]
+        one = self.segments[number]
         begin = _latest([self.ends[before] for before in one.before])
         if not one.partners and not one.partner_of:
             self._pass(number, begin)
@@ -169,8 +169,8 @@ class _Step:
             self._pass(number, self._with_partners(number))
 
     def _pass(self, number: int, begin: Times) -> None:
-        one = self.stretches[number]
-        drawn = self.crowd._drawn[one.program]
+        one = self.segments[number]
+        drawn = self.ranks_of_class._drawn[one.program]
         if one.is_kernels:
             normal = self.generator.standard_normal(len(drawn.factors))
             factor: Floats = drawn.factors * lognormal(normal, one.sigma)
@@ -193,27 +193,27 @@ class _Step:
     def _with_partners(self, number: int) -> Times:
         """Per rank, the time at which its collective or messages can start, when all partners have
         arrived."""
-        one = self.stretches[number]
+        one = self.segments[number]
         return self._last_of_groups(number) if one.group is not None else self._last_of_sides(number)
 
     def _last_of_groups(self, number: int) -> Times:
-        one = self.stretches[number]
+        one = self.segments[number]
         assert one.group is not None
-        last = np.full(len(self.crowd.prepared.plan.groups[one.group].members), -np.inf)
-        for member in (number, *(partner.stretch for partner in one.partners)):
-            rows = self.crowd._drawn[self.stretches[member].program].groups[one.group].rows
+        last = np.full(len(self.ranks_of_class.prepared.plan.groups[one.group].members), -np.inf)
+        for member in (number, *(partner.segment for partner in one.partners)):
+            rows = self.ranks_of_class._drawn[self.segments[member].program].groups[one.group].rows
             np.maximum.at(last, rows, self.begins[member])
-        found: Floats = last[self.crowd._drawn[one.program].groups[one.group].rows]
+        found: Floats = last[self.ranks_of_class._drawn[one.program].groups[one.group].rows]
         return found
 
     def _last_of_sides(self, number: int) -> Times:
-        one = self.stretches[number]
-        begin = np.full(len(self.crowd._drawn[one.program].ranks), self.begins[number])
+        one = self.segments[number]
+        begin = np.full(len(self.ranks_of_class._drawn[one.program].ranks), self.begins[number])
         for partner in one.partners:
-            places = self._peer_places(number, partner.stretch, partner.pair, partner.is_sent)
+            places = self._peer_places(number, partner.segment, partner.pair, partner.is_sent)
             theirs = np.broadcast_to(
-                self.begins[partner.stretch],
-                len(self.crowd._drawn[self.stretches[partner.stretch].program].ranks),
+                self.begins[partner.segment],
+                len(self.ranks_of_class._drawn[self.segments[partner.segment].program].ranks),
             )
             begin = np.maximum(begin, np.where(places >= 0, theirs[places], -np.inf))
         return begin
@@ -221,20 +221,20 @@ class _Step:
     def _peer_places(self, number: int, partner: int, pair: str, is_sent: bool) -> Ints:
         """Per rank, the place of its peer among the drawn ranks of the peer's program; -1 if it is not
         drawn."""
-        program, theirs = self.stretches[number].program, self.stretches[partner].program
+        program, theirs = self.segments[number].program, self.segments[partner].program
         key = program, pair, is_sent
-        if key not in self.crowd._peers:
-            pairs = self.crowd.prepared.fabric.groups[pair]
+        if key not in self.ranks_of_class._peers:
+            pairs = self.ranks_of_class.prepared.fabric.groups[pair]
             assert isinstance(pairs, Pairs)
-            world = self.crowd.prepared.job.world_size
-            own, other = self.crowd._drawn[program].ranks, self.crowd._drawn[theirs].ranks
+            world = self.ranks_of_class.prepared.job.world_size
+            own, other = self.ranks_of_class._drawn[program].ranks, self.ranks_of_class._drawn[theirs].ranks
             place_of = np.full(world, -1, dtype=np.int64)
             place_of[other] = np.arange(len(other))
             rows = (pairs.row_of(world) if is_sent else pairs.receiving_row_of(world))[own]
-            self.crowd._peers[key] = theirs, place_of[pairs.members[rows, 1 if is_sent else 0]]
-        return self.crowd._peers[key][1]
+            self.ranks_of_class._peers[key] = theirs, place_of[pairs.members[rows, 1 if is_sent else 0]]
+        return self.ranks_of_class._peers[key][1]
 
-    def _keep_envelope(self, one: Stretch, drawn: _Drawn, begin: Times, end: Times) -> None:
+    def _keep_envelope(self, one: JitterSegment, drawn: _Drawn, begin: Times, end: Times) -> None:
         assert not isinstance(end, float)
         for place, members in enumerate(drawn.members):
             began = begin if isinstance(begin, float) else float(begin[members].max())

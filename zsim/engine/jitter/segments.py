@@ -24,13 +24,13 @@ class Partner(NamedTuple):
     """A segment of another program, or of other ranks of the same program, with which a segment starts: the
     same collective, or the other side of a message of `pair`. `is_sent`: this side is the sender."""
 
-    stretch: int
+    segment: int
     pair: str = ""
     is_sent: bool = False
 
 
 @dataclass(slots=True)
-class Stretch:
+class JitterSegment:
     """Ops of a program that run as one segment: consecutive kernels, a collective, a call with messages, or
     other work of fixed length.
 
@@ -49,15 +49,15 @@ class Stretch:
     partner_of: list[int] = field(default_factory=list)
 
 
-def stretches_of(prepared: Prepared, base: Executor, sigma: float) -> list[Stretch]:
+def segments_of(prepared: Prepared, base: Executor, sigma: float) -> list[JitterSegment]:
     """The segments of all programs, program by program, each after the segments of its program that it waits
     for."""
     return _Reader(prepared, base, sigma).found
 
 
-def typical_sigma(stretches: Sequence[Stretch], program: int) -> float:
+def typical_sigma(segments: Sequence[JitterSegment], program: int) -> float:
     """The root mean square of a program's kernel segments' `sigma`, weighted by their seconds."""
-    kernels = [one for one in stretches if one.is_kernels and one.program == program]
+    kernels = [one for one in segments if one.is_kernels and one.program == program]
     weights = np.array([float(one.seconds.mean()) for one in kernels])
     squares = np.array([one.sigma**2 for one in kernels])
     return float(np.sqrt((weights * squares).sum() / weights.sum())) if weights.sum() > 0 else 0.0
@@ -66,7 +66,7 @@ def typical_sigma(stretches: Sequence[Stretch], program: int) -> float:
 class _Reader:
     def __init__(self, prepared: Prepared, base: Executor, sigma: float) -> None:
         self.prepared, self.base, self.sigma = prepared, base, sigma
-        self.found: list[Stretch] = []
+        self.found: list[JitterSegment] = []
         numbers = list(enumerate(prepared.programs))
         program_of = prepared.program_of
         self.lanes = [
@@ -113,13 +113,13 @@ class _Reader:
                     nodes[of_op[previous]].ops.append(op)
                     of_op.append(of_op[previous])
                 else:
-                    nodes.append(Stretch(number, [op], needs, np.zeros(0), is_kernels=True))
+                    nodes.append(JitterSegment(number, [op], needs, np.zeros(0), is_kernels=True))
                     of_op.append(len(nodes) - 1)
             else:
                 group = work.group if isinstance(work, Collective) else None
                 begins = self._begins(number, op, program)
                 seconds = np.array([lane.ended[op] for lane in lanes]) - begins
-                nodes.append(Stretch(number, [op], needs, seconds, group=group))
+                nodes.append(JitterSegment(number, [op], needs, seconds, group=group))
                 of_op.append(len(nodes) - 1)
         self.of_op.append(of_op)
         for node in nodes[first:]:
@@ -127,10 +127,10 @@ class _Reader:
                 self._add_times(node, program)
 
     def _event(self, program: int, needs: list[int]) -> int:
-        self.found.append(Stretch(program, [], needs, np.zeros(len(self.lanes[program]))))
+        self.found.append(JitterSegment(program, [], needs, np.zeros(len(self.lanes[program]))))
         return len(self.found) - 1
 
-    def _add_times(self, node: Stretch, program: PricedProgram) -> None:
+    def _add_times(self, node: JitterSegment, program: PricedProgram) -> None:
         lanes = self.lanes[node.program]
         each = np.array([[lane.ended[op] - lane.start[op] for op in node.ops] for lane in lanes])
         node.seconds = each.sum(axis=1)
@@ -152,9 +152,9 @@ class _Reader:
         for lanes, calls in zip(self.lanes, self.calls, strict=True):
             if call in calls:
                 for lane in lanes:
-                    instance = lane.instances[work.group]
-                    latest[instance] = max(latest.get(instance, 0.0), lane.start[calls[call]])
-        return [latest[lane.instances[work.group]] for lane in self.lanes[number]]
+                    communicator = lane.communicators[work.group]
+                    latest[communicator] = max(latest.get(communicator, 0.0), lane.start[calls[call]])
+        return [latest[lane.communicators[work.group]] for lane in self.lanes[number]]
 
     def _join(self, number: int, program: PricedProgram) -> None:
         """Add the partners of a program's segments."""

@@ -26,7 +26,7 @@ _LONGEST = 64  # micro-batches up to which a step is simulated in full for verif
 
 
 @dataclass(frozen=True)
-class Looked:
+class Verified:
     """The results of looking at a space: `best` in order, the first simulated in full; `measured` are all
     simulated configurations."""
 
@@ -42,7 +42,7 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class Look:
+class Verifier:
     """How to search spaces: `given` is the given experiment, ranked among the results if `is_compared`."""
 
     evaluator: Evaluator
@@ -51,19 +51,19 @@ class Look:
     given: Candidate
     is_compared: bool
 
-    def at_best(self, space: Space) -> Looked:
+    def at_best(self, space: Space) -> Verified:
         """The results of the space, or of the first alternative (`otherwise`) whose best result does not run
         out of memory. If there is none, the results of `space`, with a remark in `settled`."""
-        first = looked = self.at(space)
-        while looked.may_run_out:
-            other = looked.space.otherwise()
+        first = verified = self.at(space)
+        while verified.may_run_out:
+            other = verified.space.otherwise()
             if other is None:
                 unsure = f"{space.settled}, by their tensors alone: torch's allocator may find no room"
                 return replace(first, space=replace(space, settled=unsure if space.settled else ""))
-            looked = self.at(other)
-        return looked
+            verified = self.at(other)
+        return verified
 
-    def at(self, space: Space) -> Looked:
+    def at(self, space: Space) -> Verified:
         """The best results that fit, the first of them also in a simulation of the full step; see [Note: only
         the whole step shows it]. The evaluator remembers those that run out of memory, so a second search
         ranks them last."""
@@ -79,7 +79,7 @@ class Look:
             found = self._searched(space)
             measured += [m for m in found.measured if m.candidate not in [one.candidate for one in measured]]
             best = self._verified([*self._with_losses(found, space, measured), *compared], space)
-        return Looked(space, found, self._one_of_each(best), [*measured, *compared])
+        return Verified(space, found, self._one_of_each(best), [*measured, *compared])
 
     def _searched(self, space: Space) -> SearchResult:
         first, instead = by_loss(space.candidates)
