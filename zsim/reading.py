@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError
+from zsim.errors import InputError, why_unreadable
 
 MAX_BYTES = 16_000_000
 MAX_TOML_BYTES = 4_000_000  # read by Python itself, a few megabytes a second
@@ -35,6 +35,20 @@ def read_bytes(path: Path | str, most: int = MAX_BYTES) -> bytes:
             f"{path}: is of {max(size, len(content)):,} bytes; expected at most {most:,}, more than any such "
             "file has"
         )
+    return content
+
+
+def read_given(path: Path, most: int = MAX_BYTES) -> bytes:
+    """All of a file that somebody named. Raises InputError where it is missing, unreadable, blank or too
+    large."""
+    try:
+        content = read_bytes(path, most)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: {why_unreadable(error)}") from None
+    if not content.strip():
+        raise InputError(f"{path.name}: the file is empty")
     return content
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, NotSimulatedError, why_unreadable
-from zsim.reading import MAX_TOML_BYTES, parse_toml, read_bytes
+from zsim.errors import InputError, NotSimulatedError
+from zsim.reading import MAX_TOML_BYTES, parse_toml, read_given
 from zsim.specs.cluster.cluster import Cluster
 from zsim.specs.cluster.collectives import LinkLatencies
 from zsim.specs.cluster.gpu import Gpu
@@ -69,14 +69,7 @@ def load_gpu(source: str | Path | Mapping[str, Any], read: Read | None = None) -
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; raises InputError when it cannot be read or is not TOML."""
-    try:
-        content = read_bytes(path, MAX_TOML_BYTES)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
-    if not content.strip():
-        raise InputError(f"{path.name}: the file is empty")
+    content = read_given(path, MAX_TOML_BYTES)
     try:
         return parse_toml(content.decode("utf-8"), path.name)
     except UnicodeDecodeError:

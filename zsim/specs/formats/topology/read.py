@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zsim.errors import InputError, did_you_mean, why_unreadable
-from zsim.reading import read_bytes
+from zsim.errors import InputError, did_you_mean
+from zsim.reading import read_given
 from zsim.specs.cluster.files import read_toml
 from zsim.specs.formats.toml import toml_text
 from zsim.specs.formats.topology.astra_sim import read_astra_sim
@@ -87,14 +87,7 @@ def _guess(path: Path, text: str) -> str:
 
 
 def _read(path: Path) -> str:
-    try:
-        content = read_bytes(path, _MAX_BYTES)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: {why_unreadable(error)}") from None
-    if not content.strip():
-        raise InputError(f"{path.name}: the file is empty")
+    content = read_given(path, _MAX_BYTES)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
