@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from zsim.engine.micro_batches import SimulatedStep, simulate_step
 from zsim.engine.simulate import Outcome, simulate_job
@@ -14,6 +14,10 @@ from zsim.specs.experiment.tables import Experiment
 from zsim.specs.library import Library
 
 _MAX_SPANS = 400_000  # of all traces that are kept together
+
+
+# Fields of a job that no simulation reads where the plan is known: the request, and what is only reported.
+_NOT_SIMULATED = {"experiment", "strategy", "notes", "cost"}
 
 
 class Simulator:
@@ -53,16 +57,9 @@ class Simulator:
 
 
 def _differ_in_strategy_alone(job: Job, other: Job) -> bool:
-    """Whether the jobs, which have one plan, are equal in everything else that a simulation reads."""
-    return (
-        job.training == other.training
-        and job.placement == other.placement
-        and job.simulation == other.simulation
-        and job.sequences == other.sequences
-        and job.faults == other.faults
-        and job.jitter == other.jitter
-        and not job.others
-        and not other.others
-        and job.cluster == other.cluster
-        and job.model == other.model
-    )
+    """Whether the jobs, which have one plan, are alone on their fabric and equal in all that a simulation may
+    read of a job beside its plan."""
+    if job.others or other.others:
+        return False
+    read = [field.name for field in fields(Job) if field.name not in _NOT_SIMULATED]
+    return all(getattr(job, name) == getattr(other, name) for name in read)

@@ -52,8 +52,6 @@ def _is_equal(plan: Plan, other: Plan) -> bool:
     """Whether two plans are equal: programs, communicators, notes and labels."""
     if plan.programs != other.programs or not np.array_equal(plan.program_of, other.program_of):
         return False
-    if (plan.framework, plan.notes, plan.labels) != (other.framework, other.notes, other.labels):
-        return False
-    return plan.groups.keys() == other.groups.keys() and all(
-        np.array_equal(group.members, other.groups[name].members) for name, group in plan.groups.items()
-    )
+    return (plan.framework, plan.groups, plan.notes, plan.labels) == (
+        other.framework, other.groups, other.notes, other.labels
+    )  # fmt: skip
