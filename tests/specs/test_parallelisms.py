@@ -1,35 +1,50 @@
-"""Tensor, pipeline and other parallelisms in an experiment are refused by name."""
+"""Parallelisms: other programs' names are answered with zsim's own; `[parallelism]` is resolved or refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import zsim
 from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.experiment.job import Job
 from zsim.specs.experiment.load import experiment_from
+from zsim.specs.experiment.resolve import resolve
+from zsim.specs.strategy.mesh import Mesh
 
 DATA = {"model": "llama-3-8b", "cluster": "dgx-h100"}
 
 
 @pytest.mark.parametrize(
-    ("key", "kind"),
+    ("key", "own"),
     [
         ("strategy.tensor_parallel", "tensor"),
         ("strategy.pipeline_parallel", "pipeline"),
         ("strategy.context_parallel", "context"),
-        ("strategy.expert_parallel", "expert"),
         ("strategy.tp", "tensor"),
         ("strategy.pp_size", "pipeline"),
         ("strategy.tensor_model_parallel_size", "tensor"),
-        ("strategy.expert_tensor_parallel_degree", "expert tensor"),
         ("training.cp", "context"),
         ("parallelism.tensor_parallel_degree", "tensor"),
-        ("sequence_parallel", "sequence"),
     ],
 )
-def test_a_parallelism_is_refused_by_name(key: str, kind: str) -> None:
+def test_another_programs_name_is_answered_with_the_key(key: str, own: str) -> None:
+    with pytest.raises(InputError, match=f"test: {key}: unknown key; it is parallelism.{own} here"):
+        experiment_from(dict(DATA), {key: 8}, origin="test")
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("strategy.expert_parallel", "expert"),
+        ("strategy.expert_tensor_parallel_degree", "expert tensor"),
+        ("parallelism.expert", "expert"),
+        ("parallelism.capacity_factor", "expert"),
+    ],
+)
+def test_experts_are_refused_by_name(key: str, kind: str) -> None:
     with pytest.raises(
         NotSimulatedError, match=f"test: {key}: zsim does not simulate {kind} parallelism yet"
     ):
@@ -38,7 +53,7 @@ def test_a_parallelism_is_refused_by_name(key: str, kind: str) -> None:
 
 @pytest.mark.parametrize("strategy", [{"kind": "ddp", "tp": 2}, {"stage": 3, "tp": 2}, {"tp": 2}])
 def test_whatever_the_strategy_is(strategy: dict[str, Any]) -> None:
-    with pytest.raises(NotSimulatedError, match=r"strategy\.tp: zsim does not simulate tensor parallelism"):
+    with pytest.raises(InputError, match=r"strategy\.tp: unknown key; it is parallelism\.tensor here"):
         zsim.Experiment(**DATA, strategy=strategy)
 
 
@@ -46,3 +61,64 @@ def test_whatever_the_strategy_is(strategy: dict[str, Any]) -> None:
 def test_other_unknown_keys_are_unknown(key: str) -> None:
     with pytest.raises(InputError, match=f"unknown key '{key}'"):
         zsim.Experiment(**DATA, strategy={"kind": "fsdp2", key: 2})
+
+
+def resolved(
+    parallelism: dict[str, Any], kind: str = "megatron", nodes: int = 4, steps: int = 8, **more: Any
+) -> Job:
+    strategy = {"kind": kind, **({"stage": 1} if kind == "deepspeed" else {})}
+    training = {"sequence_length": 4096, "gradient_accumulation_steps": steps}
+    data = {**DATA, "nodes": nodes, "strategy": strategy, "parallelism": parallelism, "training": training}
+    return resolve(zsim.Experiment(**data, **more))
+
+
+def test_data_parallelism_is_what_remains() -> None:
+    job = resolved({"tensor": 4, "pipeline": 2, "context": 2})
+    assert (job.world_size, job.data_parallel_size) == (32, 2)
+    assert job.mesh.axes == (("pipeline", 2), ("data", 2), ("context", 2), ("tensor", 4))
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "kind", "message"),
+    [
+        ({"tensor": 3}, "megatron", "3 does not divide 32 GPUs; the nearest number of GPUs is 33"),
+        ({"tensor": 16}, "fsdp2", "does not divide the 8 key/value heads of 'llama-3-8b'; the nearest"),
+        ({"pipeline": 16, "tensor": 2, "virtual_stages": 4}, "megatron", "32 layers do not divide by 64 st"),
+        ({"pipeline": 2, "schedule": "gpipe"}, "megatron", "Megatron has no 'gpipe'; expected '1f1b' or"),
+        ({"pipeline": 2, "schedule": "gpipe"}, "deepspeed", "DeepSpeed has no 'gpipe'; expected '1f1b'"),
+        ({"pipeline": 2, "virtual_stages": 2, "schedule": "1f1b"}, "fsdp2", "one stage per rank"),
+        ({"pipeline": 2, "virtual_stages": 3, "schedule": "dualpipe-v"}, "fsdp2", "found 3 with schedule"),
+        ({"pipeline": 2, "layers_per_stage": [16, 15]}, "fsdp2", "add up to the model's 32 layers"),
+        ({"schedule": "1f1b"}, "fsdp2", "has no effect with pipeline = 1"),
+        ({"order": "tp-pp"}, "megatron", "expected tp, cp, dp and pp in some order"),
+        ({"context": 2, "context_method": "all-to-all"}, "fsdp2", "torchtitan has no 'all-to-all'"),
+        ({"pipeline": 2, "passes": 3}, "fsdp2", "parallelism.passes: found 3, which does not divide 8"),
+    ],
+)
+def test_what_does_not_go_is_refused(parallelism: dict[str, Any], kind: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolved(parallelism, kind)
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "reference"])
+def test_strategies_without_model_parallelism_say_so(kind: str) -> None:
+    with pytest.raises(NotSimulatedError, match=rf"parallelism\.tensor: found 2 with strategy '{kind}'"):
+        resolved({"tensor": 2}, kind)
+
+
+def test_layers_are_dealt_out_as_the_framework_does() -> None:
+    """torchtitan's ends count a layer more: 34 on 4 stages are 9, 9, 8, 8, less one at each end."""
+    assert resolved({"pipeline": 4}, "fsdp2").parallelism.layers_per_stage == (8, 9, 8, 7)
+    assert resolved({"pipeline": 4}, "megatron").parallelism.layers_per_stage == (8, 8, 8, 8)
+    ends = {"pipeline": 2, "first_stage_less_layers": 1, "last_stage_less_layers": 1}
+    assert resolved(ends, "megatron").parallelism.layers_per_stage == (16, 16)
+
+
+def test_groups_of_a_mesh() -> None:
+    mesh = Mesh((("pipeline", 2), ("data", 2), ("tensor", 2)))
+    assert mesh.groups("tensor").tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert mesh.groups("data").tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert mesh.groups("pipeline").tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert mesh.groups("pipeline", "tensor").tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert mesh.coordinate("pipeline").tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert np.array_equal(mesh.groups("pipeline", "data", "tensor"), np.arange(8)[None])

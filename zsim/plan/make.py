@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from zsim.errors import NotSimulatedError
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
@@ -35,7 +36,9 @@ class PlanBasis:
 
 
 def plan_basis(job: Job) -> PlanBasis:
-    """The inputs of a job's plan."""
+    """The inputs of a job's plan. Raises NotSimulatedError for model parallelism."""
+    if not job.parallelism.is_trivial:
+        raise NotSimulatedError("[parallelism]: zsim does not simulate it yet")
     is_cpu = job.cluster.gpu.vendor == "cpu"
     copies = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
     return PlanBasis(job.world_size, is_cpu, copies, job.training, job.strategy, job.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from zsim.arrays import Floats
 from zsim.specs.cluster.cluster import Cluster
@@ -20,6 +21,8 @@ from zsim.specs.model.spec import ModelSpec
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
 from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
 from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.mesh import Mesh
+from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
 from zsim.specs.topology.topology import Topology
 
@@ -41,6 +44,7 @@ class Job:
     strategy: Strategy
     notes: tuple[str, ...]
     others: Mapping[str, Job] = field(default_factory=dict)
+    parallelism: Parallelism = field(default_factory=Parallelism)
     sequences: float | None = None
     simulation: SimulationTable = field(default_factory=SimulationTable)
     faults: FaultsTable = field(default_factory=FaultsTable)
@@ -58,6 +62,16 @@ class Job:
     @property
     def world_size(self) -> int:
         return self.placement.world_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of replicas of the model, each of which trains on its own micro-batches."""
+        return self.world_size // self.parallelism.model_ranks
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The ranks, by their coordinates along each parallelism."""
+        return self.parallelism.mesh(self.world_size)
 
     @property
     def kind(self) -> str:

@@ -22,7 +22,7 @@ from zsim.specs.experiment.trainer import TrainerTable
 from zsim.specs.messages import listed, problems_of
 from zsim.specs.names import unreadable
 from zsim.specs.strategy.megatron import MegatronTable
-from zsim.specs.strategy.parallelism import refuse_parallelisms
+from zsim.specs.strategy.parallelism import ParallelismTable, refuse_experts, refuse_parallelisms
 from zsim.specs.strategy.training import (
     DEFAULT_CONNECTIONS,
     MAX_CONNECTIONS,
@@ -216,6 +216,7 @@ class _ExperimentFile(_Table):
     jitter: JitterTable = JitterTable()
     jobs: dict[str, dict[str, Any]] = Field(default={}, description="others on the same fabric, by name")
     training: TrainingTable = TrainingTable()
+    parallelism: ParallelismTable = ParallelismTable()
     trainer: TrainerTable = TrainerTable()
     simulation: SimulationTable = SimulationTable()
     strategy: Annotated[StrategyTable, Field(discriminator="kind")] = Fsdp2Table(kind="fsdp2")
@@ -237,6 +238,8 @@ class Experiment(_ExperimentFile):
         for name in ("training", "strategy", "parallelism"):
             table = data.get(name)
             refuse_parallelisms(f"{origin}: {name}.", table if isinstance(table, Mapping) else ())
+        if isinstance(data.get("parallelism"), Mapping):
+            refuse_experts(f"{origin}: ", data["parallelism"])
         data, problems = _with_strategy_kind(data)
         if isinstance(data.get("cluster"), list | tuple):
             raise NotSimulatedError(

@@ -1,10 +1,320 @@
-"""Parallelisms that zsim does not simulate, by their usual names in an experiment."""
+"""Tensor, pipeline and context parallelism: the `[parallelism]` table, and its resolution for a framework.
+
+What is left out besides degrees is the framework's own default: torchtitan has sequence parallelism on, one
+layer less on the first and last stage, and gathers K and V for context parallelism (torchtitan v0.2.2
+`config/job_config.py`, `distributed/pipeline_parallel.py`); Megatron-Core has sequence parallelism off, equal
+stages, and a ring (core 0.16.1 `training/arguments.py`); DeepSpeed's sequence parallelism is Ulysses
+(`deepspeed/sequence/layer.py` of 0.19.8); nanotron runs all forwards first (`config/parallelism_config.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, get_args
 
-from zsim.errors import NotSimulatedError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
+
+from zsim.errors import InputError, NotSimulatedError
+from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+
+Count = Annotated[int, Field(gt=0, strict=True)]
+Number = Annotated[int, Field(ge=0, strict=True)]
+ScheduleName = Literal[
+    "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble",
+    "dualpipe-v",
+]  # fmt: skip
+ContextMethod = Literal["p2p", "all-gather", "all-to-all", "a2a+p2p"]
+Style = Literal["torch", "megatron", "nanotron", "deepspeed", "autotp"]
+
+SINGLE_STAGE: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
+V_SHAPED: tuple[ScheduleName, ...] = ("zbv-zero-bubble", "dualpipe-v")
+_OFFERED: Mapping[Style, tuple[ScheduleName, ...]] = {
+    "torch": get_args(ScheduleName),
+    "megatron": ("1f1b", "interleaved-1f1b"),
+    "nanotron": ("gpipe", "1f1b"),
+    "deepspeed": ("1f1b",),
+    "autotp": ("1f1b",),
+}
+_CONTEXT_METHODS: Mapping[Style, tuple[ContextMethod, ...]] = {
+    "torch": ("all-gather", "p2p"),
+    "megatron": ("p2p", "all-gather", "all-to-all", "a2a+p2p"),
+    "nanotron": ("p2p",),
+    "deepspeed": ("all-to-all",),
+    "autotp": ("all-to-all",),
+}
+FRAMEWORK_NAMES: Mapping[Style, str] = {
+    "torch": "torchtitan", "megatron": "Megatron", "nanotron": "nanotron", "deepspeed": "DeepSpeed",
+    "autotp": "DeepSpeed's AutoTP",
+}  # fmt: skip
+_AXES = {"tp": TENSOR, "cp": CONTEXT, "dp": DATA, "pp": PIPELINE}
+_ORDER = "tp-cp-dp-pp"  # fastest first, as Megatron's --use-tp-pp-dp-mapping has it with "tp-cp-pp-dp"
+
+
+class ParallelismTable(BaseModel):
+    """`[parallelism]`. Degrees left out are 1, and data parallelism is what remains of the GPUs.
+    `virtual_stages`: stages of the model on each pipeline rank. `passes`: whole pipelines per step; each has
+    gradient_accumulation_steps / passes micro-batches. `order`: the axes of the mesh from the fastest on, as
+    in "tp-cp-dp-pp"."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    tensor: Count = Field(default=1, description="ranks that share every layer's products")
+    sequence_parallel: StrictBool | None = Field(
+        default=None, description="norms and residuals on a part of the sequence each"
+    )
+    async_tensor: StrictBool = Field(
+        default=False, description="products and their collectives cut into pieces that overlap"
+    )
+    pipeline: Count = Field(default=1, description="ranks that share the layers one after the other")
+    schedule: ScheduleName | None = None
+    schedule_csv: str | None = Field(default=None, description="a schedule in torch's CSV format")
+    virtual_stages: Count | None = None
+    first_stage_less_layers: Number | None = None
+    last_stage_less_layers: Number | None = None
+    layers_per_stage: tuple[Count, ...] | None = Field(
+        default=None, description="layers of every stage, one number per virtual stage, in model order"
+    )
+    passes: Count = 1
+    context: Count = Field(default=1, description="ranks that share every sequence")
+    context_method: ContextMethod | None = None
+    order: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """`[parallelism]`, resolved: degrees, and how `style`, the framework, runs them.
+
+    `layers_per_stage`: one number per virtual stage, in model order; () without a pipeline.
+    `order`: the axes of the mesh from the slowest to the fastest. `send_waits`: Megatron-Core from 0.18 on
+    waits for a forward's send at once in the interleaved schedule.
+    """
+
+    tensor: int = 1
+    sequence_parallel: bool = False
+    async_tensor: bool = False
+    pipeline: int = 1
+    schedule: ScheduleName = "1f1b"
+    schedule_csv: str = ""
+    virtual_stages: int = 1
+    layers_per_stage: tuple[int, ...] = ()
+    passes: int = 1
+    context: int = 1
+    context_method: ContextMethod = "p2p"
+    order: tuple[str, ...] = (PIPELINE, DATA, CONTEXT, TENSOR)
+    style: Style = "torch"
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether data parallelism is the only kind."""
+        return self.model_ranks == 1
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that train on one micro-batch together."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages of the whole pipeline."""
+        return self.pipeline * self.virtual_stages
+
+    @property
+    def token_shards(self) -> int:
+        """Into how many parts the tokens of the residual stream are cut."""
+        return self.context * (self.tensor if self.sequence_parallel else 1)
+
+    def mesh(self, world_size: int) -> Mesh:
+        """All ranks; `world_size` is a multiple of `model_ranks`."""
+        sizes = {
+            TENSOR: self.tensor,
+            CONTEXT: self.context,
+            PIPELINE: self.pipeline,
+            DATA: world_size // self.model_ranks,
+        }
+        return Mesh(tuple((axis, sizes[axis]) for axis in self.order))
+
+
+def resolve_parallelism(
+    table: ParallelismTable, style: Style | None, kind: str, world_size: int, num_layers: int
+) -> Parallelism:
+    """The table resolved for a framework: `style`, None if it knows data parallelism only; `kind`: its name
+    in an experiment.
+
+    Raises InputError for degrees that do not divide the GPUs or the layers, and for what the framework
+    refuses; NotSimulatedError for what it has and zsim lacks.
+    """
+    degrees = {"tensor": table.tensor, "pipeline": table.pipeline, "context": table.context}
+    if style is None:
+        for key, degree in degrees.items():
+            if degree > 1:
+                raise NotSimulatedError(
+                    f"parallelism.{key}: found {degree} with strategy '{kind}', whose data parallelism zsim "
+                    "simulates alone; expected strategy 'fsdp2', 'ddp', 'megatron' or 'deepspeed'"
+                )
+        return Parallelism()
+    model_ranks = table.tensor * table.pipeline * table.context
+    if world_size % model_ranks:
+        raise InputError(
+            f"parallelism: {_product(degrees)} = {model_ranks:,} ranks share a model, but {model_ranks:,} "
+            f"does not divide {world_size:,} GPUs; the nearest number of GPUs is "
+            f"{max(1, round(world_size / model_ranks)) * model_ranks:,}"
+        )
+    found = Parallelism(
+        tensor=table.tensor,
+        sequence_parallel=_sequence_parallel(table, style),
+        async_tensor=table.async_tensor,
+        pipeline=table.pipeline,
+        passes=table.passes,
+        context=table.context,
+        context_method=_context_method(table, style),
+        order=_order(table.order),
+        style=style,
+    )
+    if table.pipeline == 1:
+        _refuse_pipeline_keys(table)
+        return found
+    schedule, virtual = _schedule(table, style)
+    found = replace(found, schedule=schedule, schedule_csv=table.schedule_csv or "", virtual_stages=virtual)
+    return replace(found, layers_per_stage=_layers(table, found, num_layers))
+
+
+def _product(degrees: Mapping[str, int]) -> str:
+    return " x ".join(f"{key} {degree}" for key, degree in degrees.items() if degree > 1)
+
+
+def _sequence_parallel(table: ParallelismTable, style: Style) -> bool:
+    if style == "autotp" and table.sequence_parallel:
+        raise InputError(
+            "parallelism.sequence_parallel: DeepSpeed's AutoTP has none; expected false, or context = "
+            f"{table.tensor} for Ulysses"
+        )
+    default = style == "torch"
+    asked = default if table.sequence_parallel is None else table.sequence_parallel
+    return asked and table.tensor > 1
+
+
+def _context_method(table: ParallelismTable, style: Style) -> ContextMethod:
+    offered = _CONTEXT_METHODS[style]
+    if table.context_method is None:
+        return offered[0]
+    if table.context_method not in offered:
+        raise InputError(
+            f"parallelism.context_method: {FRAMEWORK_NAMES[style]} has no '{table.context_method}'; expected "
+            f"{' or '.join(repr(one) for one in offered)}"
+        )
+    return table.context_method
+
+
+def _order(text: str | None) -> tuple[str, ...]:
+    names = (text or _ORDER).replace("ep-", "").replace("-ep", "").split("-")
+    if sorted(names) != sorted(_AXES):
+        raise InputError(
+            f"parallelism.order: found '{text}', expected tp, cp, dp and pp in some order, the fastest "
+            f"first, as in '{_ORDER}'"
+        )
+    return tuple(_AXES[name] for name in reversed(names))
+
+
+def _refuse_pipeline_keys(table: ParallelismTable) -> None:
+    keys = {
+        "schedule": table.schedule,
+        "schedule_csv": table.schedule_csv,
+        "virtual_stages": None if table.virtual_stages == 1 else table.virtual_stages,
+        "first_stage_less_layers": table.first_stage_less_layers,
+        "last_stage_less_layers": table.last_stage_less_layers,
+        "layers_per_stage": table.layers_per_stage,
+    }
+    for key, value in keys.items():
+        if value is not None:
+            raise InputError(f"parallelism.{key}: has no effect with pipeline = 1; expected pipeline above 1")
+
+
+def _schedule(table: ParallelismTable, style: Style) -> tuple[ScheduleName, int]:
+    """The schedule and the virtual stages per pipeline rank."""
+    virtual, offered = table.virtual_stages, _OFFERED[style]
+    if table.schedule_csv is not None:
+        if style != "torch":
+            raise InputError(
+                f"parallelism.schedule_csv: {FRAMEWORK_NAMES[style]} reads none; expected strategy 'fsdp2'"
+            )
+        return table.schedule or "interleaved-1f1b", virtual or 1
+    default = offered[0] if style != "torch" else "1f1b"
+    schedule = table.schedule or ("interleaved-1f1b" if (virtual or 1) > 1 else default)
+    if schedule not in offered:
+        raise InputError(
+            f"parallelism.schedule: {FRAMEWORK_NAMES[style]} has no '{schedule}'; expected "
+            f"{' or '.join(repr(one) for one in offered)}"
+        )
+    if schedule in SINGLE_STAGE:
+        if (virtual or 1) > 1:
+            raise InputError(
+                f"parallelism.virtual_stages: found {virtual} with schedule '{schedule}', which has one "
+                "stage per rank; expected 1, or schedule 'interleaved-1f1b'"
+            )
+        return schedule, 1
+    if schedule in V_SHAPED and virtual not in (None, 2):
+        raise InputError(
+            f"parallelism.virtual_stages: found {virtual} with schedule '{schedule}', expected 2"
+        )
+    if virtual == 1:
+        raise InputError(
+            f"parallelism.virtual_stages: found 1 with schedule '{schedule}', expected 2 or more"
+        )
+    return schedule, virtual or 2
+
+
+def _layers(table: ParallelismTable, found: Parallelism, num_layers: int) -> tuple[int, ...]:
+    """Layers of every virtual stage. As torchtitan's `generate_llm_fqn_per_model_part` counts (v0.2.2), the
+    ends' missing layers are added, all are dealt out evenly, the remainder to the first stages, and taken off
+    again; Megatron and DeepSpeed refuse a remainder."""
+    stages = found.num_stages
+    if table.layers_per_stage is not None:
+        given = table.layers_per_stage
+        if len(given) != stages or sum(given) != num_layers:
+            raise InputError(
+                f"parallelism.layers_per_stage: found {len(given)} stages of {sum(given)} layers in all; "
+                f"expected {stages} numbers ({found.pipeline} pipeline ranks x {found.virtual_stages} "
+                f"virtual stages) that add up to the model's {num_layers} layers"
+            )
+        return given
+    default = 1 if found.style == "torch" else 0
+    first = default if table.first_stage_less_layers is None else table.first_stage_less_layers
+    last = default if table.last_stage_less_layers is None else table.last_stage_less_layers
+    total = num_layers + first + last
+    if total % stages and found.style == "megatron":
+        hint = _nearest_split(num_layers, stages, first, last)
+        raise InputError(
+            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} do not divide by {stages} "
+            f"stages, which Megatron refuses; {hint}"
+        )
+    each, extra = divmod(total, stages)
+    layers = [each + (number < extra) for number in range(stages)]
+    layers[0] -= first
+    layers[-1] -= last
+    if min(layers) < 1:
+        empty = layers.index(min(layers))
+        raise InputError(
+            f"parallelism.pipeline: {num_layers} layers{_ends(first, last)} on {stages} stages leave stage "
+            f"{empty} without a layer; expected at most {max(1, num_layers - first - last)} stages"
+        )
+    return tuple(layers)
+
+
+def _ends(first: int, last: int) -> str:
+    return f" (the first stage {first} less, the last {last} less)" if first or last else ""
+
+
+def _nearest_split(layers: int, stages: int, first: int, last: int) -> str:
+    for ends in ((0, 0), (1, 1), (0, 1), (1, 0)):
+        if ends != (first, last) and (layers + sum(ends)) % stages == 0:
+            return f"it would with first_stage_less_layers = {ends[0]} and last_stage_less_layers = {ends[1]}"
+    divisors = [count for count in range(2, layers + 1) if layers % count == 0]
+    nearest = min(divisors, key=lambda count: abs(count - stages), default=1)
+    return f"the nearest number of stages that divides them is {nearest}"
+
+
+# ---- other names, and what is not simulated ----------------------------------------------------------------
 
 _KINDS = {
     "tp": "tensor",
@@ -14,15 +324,20 @@ _KINDS = {
     "sp": "sequence",
     "etp": "expert tensor",
 }
+_KEYS = {"tensor": "tensor", "pipeline": "pipeline", "context": "context", "sequence": "sequence_parallel"}
 
 
 def refuse_parallelisms(where: str, keys: Iterable[object]) -> None:
-    """Raises NotSimulatedError for the first key that asks for such a parallelism; `where` names the file
-    (and table)."""
+    """Raises for the first key that asks for a parallelism by another program's name: NotSimulatedError for
+    expert parallelism, InputError, with zsim's own key, for the others; `where` names the file (and
+    table)."""
     for key in keys:
         kind = _kind(key)
-        if kind is not None:
+        if kind is None or str(key) == "sequence_parallel":
+            continue
+        if kind not in _KEYS:
             raise NotSimulatedError(f"{where}{key}: zsim does not simulate {kind} parallelism yet")
+        raise InputError(f"{where}{key}: unknown key; it is parallelism.{_KEYS[kind]} here")
 
 
 def _kind(key: object) -> str | None:
@@ -36,3 +351,15 @@ def _kind(key: object) -> str | None:
         if word.endswith(ending) and kind in _KINDS.values():
             return kind
     return None
+
+
+EXPERT_KEYS = ("expert", "expert_tensor", "dispatcher", "capacity_factor")
+
+
+def refuse_experts(where: str, table: Mapping[str, object]) -> None:
+    """Raises NotSimulatedError for the keys of `[parallelism]` that belong to expert parallelism."""
+    for key in EXPERT_KEYS:
+        if key in table and table[key] != 1:
+            raise NotSimulatedError(
+                f"{where}parallelism.{key}: zsim does not simulate expert parallelism yet"
+            )

@@ -1,0 +1,208 @@
+"""The strategy of a job: its `[strategy]` table resolved for the ranks that data parallelism shards over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zsim.errors import InputError
+from zsim.specs.cluster.cluster import Cluster
+from zsim.specs.experiment.placement import Placement
+from zsim.specs.experiment.tables import (
+    DdpTable,
+    DeepSpeedTable,
+    Fsdp1Table,
+    Fsdp2Table,
+    ReferenceTable,
+    StrategyTable,
+    TrainingTable,
+)
+from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig, TrainingValues
+from zsim.specs.strategy.deepspeed.load import load_deepspeed_config
+from zsim.specs.strategy.deepspeed.resolve import with_delayed_update
+from zsim.specs.strategy.deepspeed.unsimulated import refuse_what_is_not_simulated
+from zsim.specs.strategy.deepspeed.zeropp import check_even_nodes
+from zsim.specs.strategy.frameworks import Ddp, Fsdp1, Fsdp2, Reference
+from zsim.specs.strategy.megatron import Megatron, MegatronTable, megatron_strategy
+from zsim.specs.strategy.parallelism import Style
+from zsim.specs.strategy.training import Precision, Training
+
+
+def style_of(table: StrategyTable) -> Style | None:
+    """Whose tensor and pipeline parallelism goes with a strategy; None: it has none."""
+    if isinstance(table, MegatronTable):
+        return "nanotron" if table.engine == "nanotron" else "megatron"
+    if isinstance(table, DeepSpeedTable):
+        return "deepspeed"
+    return "torch" if isinstance(table, Fsdp2Table | DdpTable) else None
+
+
+def resolve_strategy(
+    table: StrategyTable, training: Training, ranks: int, cluster: Cluster, num_nodes: int
+) -> tuple[Ddp | Fsdp1 | Fsdp2 | Megatron | Reference, Cluster]:
+    """A table other than DeepSpeed's, resolved for `ranks` ranks that share one part of the model; and the
+    cluster, with the reference engine's own collectives under it."""
+    if isinstance(table, DdpTable):
+        strategy = Ddp(
+            bucket_cap_bytes=round(table.bucket_cap_mb * 2**20),
+            first_bucket_cap_bytes=2**20 if table.bucket_cap_mb == 25 else round(table.bucket_cap_mb * 2**20),
+            gradient_as_bucket_view=table.gradient_as_bucket_view,
+            no_sync=table.no_sync,
+        )
+        return strategy, cluster
+    if isinstance(table, Fsdp2Table):
+        return _fsdp2(table, training, ranks), cluster
+    if isinstance(table, MegatronTable):
+        return megatron_strategy(table, training, ranks), cluster
+    if isinstance(table, ReferenceTable):
+        return _reference(table, training, cluster)
+    assert isinstance(table, Fsdp1Table)
+    return _fsdp1(table, training, ranks, num_nodes), cluster
+
+
+def default_precision(cluster: Cluster) -> Precision:
+    """bf16 where the GPU has it, else fp16."""
+    return "bf16" if cluster.gpu.peak.bf16 is not None else "fp16"
+
+
+def resolve_deepspeed(
+    table: DeepSpeedTable,
+    training: TrainingTable,
+    model: ModelSpec,
+    cluster: Cluster,
+    placement: Placement,
+    ranks: int,
+) -> DeepSpeedConfig:
+    """The resolved DeepSpeed JSON of the user, or of a stage with defaults; if both give a stage, it must be
+    equal."""
+    config: str | Path | dict[str, Any]
+    if table.config is None:
+        if table.stage is None:
+            raise InputError("strategy: deepspeed needs 'stage' or 'config'")
+        config = {"zero_optimization": {"stage": table.stage}}
+    else:
+        config = table.config
+    precision, micro_batch_size = training.precision, training.micro_batch_size
+    if table.config is None:
+        precision, micro_batch_size = precision or default_precision(cluster), micro_batch_size or 1
+    values = TrainingValues(
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
+        precision=precision,
+        gradient_clipping=training.gradient_clipping,
+        auto_precision=default_precision(cluster),
+    )
+    resolved = load_deepspeed_config(
+        config,
+        version=table.version,
+        world_size=ranks,
+        gpus_per_node=placement.gpus_per_node,
+        hidden_size=model.hidden_size,
+        training=values,
+        name=table.config_name,
+    )
+    if table.config is not None and table.stage is not None and table.stage != resolved.zero.stage:
+        raise InputError(
+            f"strategy.stage: found {table.stage}, but {resolved.name} says zero_optimization.stage "
+            f"{resolved.zero.stage}"
+        )
+    check_even_nodes(resolved, placement.gpus)
+    refuse_what_is_not_simulated(resolved)
+    if table.delayed_parameter_update:
+        resolved = with_delayed_update(resolved)
+    if table.fetches_one_by_one and resolved.stage != 3:
+        raise InputError(
+            f"strategy.fetches_one_by_one: found true with stage {resolved.stage}, which fetches no "
+            "parameters; expected stage 3"
+        )
+    return replace(resolved, zero_init=table.zero_init, fetches_one_by_one=table.fetches_one_by_one)
+
+
+def _fsdp_dtypes(table: Fsdp1Table | Fsdp2Table, training: Training) -> tuple[str, str]:
+    low = "bf16" if training.precision == "fp8" else training.precision
+    return table.param_dtype or low, table.reduce_dtype or "fp32"
+
+
+def _check_replicate(replicate: int, world_size: int) -> None:
+    if world_size % replicate:
+        raise InputError(f"strategy.replicate: found {replicate}, expected a divisor of {world_size} GPUs")
+
+
+def _fsdp2(table: Fsdp2Table, training: Training, world_size: int) -> Fsdp2:
+    replicate = table.replicate or 1
+    _check_replicate(replicate, world_size)
+    shard = world_size // replicate
+    reshard = table.reshard_after_forward
+    group = None if reshard is None or isinstance(reshard, bool) else reshard
+    if group is not None and (shard % group or not 1 < group < shard):
+        raise InputError(
+            f"strategy.reshard_after_forward: found group size {group}, expected a divisor of the {shard} "
+            f"ranks that shard, larger than 1 and smaller than {shard}, or true or false"
+        )
+    param, reduce = _fsdp_dtypes(table, training)
+    return Fsdp2(
+        reshard, replicate, table.wrapping, param, reduce, table.no_sync, cpu_offload=table.cpu_offload
+    )
+
+
+def _reference(table: ReferenceTable, training: Training, cluster: Cluster) -> tuple[Reference, Cluster]:
+    """The reference engine has its own reduce-scatter, which replaces gloo's all-reduce, and AdamW only."""
+    if training.optimizer != "adamw":
+        raise InputError(
+            f"training.optimizer: found '{training.optimizer}', expected 'adamw': the reference engine has "
+            "no other"
+        )
+    if table.parameter_place != "device" and table.stage != 3:
+        raise InputError(
+            f"strategy.parameter_place: found '{table.parameter_place}' with stage {table.stage}, which "
+            "shards no parameters; expected stage 3 or 'device'"
+        )
+    if table.stage == 0 and table.optimizer_place == "nvme":
+        raise InputError("strategy.optimizer_place: found 'nvme' with stage 0, expected stage 1, 2 or 3")
+    costs = cluster.collectives
+    is_gloo = costs.backend == "gloo"
+    if is_gloo:
+        cluster = cluster.model_copy(
+            update={"collectives": costs.model_copy(update={"reduce_scatter": "native"})}
+        )
+    low = "bf16" if training.precision == "fp8" else training.precision
+    strategy = Reference(
+        table.stage,
+        table.param_dtype or low,
+        table.reduce_dtype,
+        table.bucket_bytes,
+        table.prefetch,
+        table.max_reductions_in_flight,
+        table.keep_gathered,
+        is_gloo,
+        table.optimizer_place,
+        table.parameter_place,
+    )
+    return strategy, cluster
+
+
+def _fsdp1(table: Fsdp1Table, training: Training, world_size: int, num_nodes: int) -> Fsdp1:
+    is_hybrid = "HYBRID" in table.sharding_strategy
+    replicate = table.replicate or (num_nodes if is_hybrid else 1)
+    if replicate > 1 and not is_hybrid:
+        raise InputError(
+            f"strategy.replicate: {table.sharding_strategy} has no replicas; expected HYBRID_SHARD or "
+            "_HYBRID_SHARD_ZERO2"
+        )
+    _check_replicate(replicate, world_size)
+    param, reduce = _fsdp_dtypes(table, training)
+    return Fsdp1(
+        table.sharding_strategy,
+        replicate,
+        table.wrapping,
+        table.backward_prefetch,
+        table.forward_prefetch,
+        table.limit_all_gathers,
+        param,
+        reduce,
+        table.no_sync,
+        table.cpu_offload,
+        table.before_torch_2,
+    )

@@ -1,0 +1,52 @@
+"""The mesh: ranks as a box whose axes are the parallelisms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from zsim.arrays import Ints
+
+PIPELINE, DATA, CONTEXT, TENSOR = "pipeline", "data", "context", "tensor"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks 0 to n - 1 as a box. `axes`: (name, size) from the slowest to the fastest, as torch's DeviceMesh
+    has them: along the last axis ranks are adjacent."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def world_size(self) -> int:
+        return prod(size for _, size in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.axes)
+
+    @cached_property
+    def _box(self) -> Ints:
+        sizes = [size for _, size in self.axes]
+        return np.arange(self.world_size, dtype=np.int64).reshape(sizes)
+
+    def size(self, *axes: str) -> int:
+        """Number of ranks along the named axes together."""
+        return prod(size for name, size in self.axes if name in axes)
+
+    def groups(self, *axes: str) -> Ints:
+        """The ranks that differ in the named axes only: one row per group, in rank order within a row; shape
+        [number of groups, ranks of a group]."""
+        kept = [place for place, name in enumerate(self.names) if name not in axes]
+        inner = [place for place, name in enumerate(self.names) if name in axes]
+        return self._box.transpose([*kept, *inner]).reshape(-1, self.size(*axes))
+
+    def coordinate(self, axis: str) -> Ints:
+        """The coordinate of every rank along an axis."""
+        place = self.names.index(axis)
+        shape = [size if number == place else 1 for number, (_, size) in enumerate(self.axes)]
+        along = np.arange(self.axes[place][1], dtype=np.int64).reshape(shape)
+        return np.broadcast_to(along, self._box.shape).reshape(-1)
