@@ -1,6 +1,7 @@
-"""Orders of micro-batches as lists of actions, in the vocabulary of torch's pipelines.
+"""The vocabulary of pipelines: actions of a rank on its stages, calls that send and receive, and waits.
 
-Source: `_Action` and `_ComputationType` of torch 2.13 `torch/distributed/pipelining/schedules.py`.
+Source of the actions: `_Action` and `_ComputationType` of torch 2.13
+`torch/distributed/pipelining/schedules.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ Kind = Literal[
 class Action(NamedTuple):
     """One action of a rank on one of its stages: F and B are forward and backward of a micro-batch, I and W
     the backward of inputs and of weights where they are split; UNSHARD, RESHARD and REDUCE_GRAD have no
-    micro-batch."""
+    micro-batch. SEND_F sends the stage's output, SEND_B the gradient of its input; RECV_F receives its input,
+    RECV_B the gradient of its output."""
 
     kind: Kind
     stage: int
@@ -24,6 +26,51 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         """The action as torch writes it: "2F0", "1UNSHARD"."""
         return f"{self.stage}{self.kind}{'' if self.micro_batch is None else self.micro_batch}"
+
+
+class Overlap(NamedTuple):
+    """A forward and a backward of two stages of a rank that a schedule pairs to overlap their communication;
+    torch's own runtime runs the forward, then the backward, and sends the results of both afterwards
+    (OVERLAP_F_B in `_PipelineScheduleRuntime._step_microbatches` of torch 2.13)."""
+
+    forward: Action
+    backward: Action
+
+    def __str__(self) -> str:
+        """The pair as torch writes it: "(0F5;7B3)OVERLAP_F_B"."""
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Order = list[Action | Overlap]  # what one pipeline rank computes, without messages
+
+
+class MessageCall(NamedTuple):
+    """Messages that a rank posts together, in order: SEND_F, RECV_F, SEND_B, RECV_B of stages of this rank.
+
+    `is_batched`: one `batch_isend_irecv` on the communicator of the pipeline's group, in which all messages
+    progress together; else each message alone on the communicator of its pair of ranks, where messages of
+    both directions wait for one another in the order of posting (ProcessGroupNCCL's `pointToPoint`).
+    `waits`, after all are posted: "host" blocks the host until the messages and the compute stream are done
+    (Megatron's `batch_p2p_sync`; also without messages), "stream" has the compute stream wait for all, "use"
+    has only the action that needs a receive wait for it; a send is waited at a MessageWait or the step's end.
+    `has_own_way`: the two directions of the pair have a communicator each, named by the sender.
+    `shapes`: small messages before each message, alone on the same communicator, the host waits for each.
+    """
+
+    messages: tuple[Action, ...]
+    is_batched: bool
+    waits: Literal["host", "stream", "use"]
+    has_own_way: bool = False
+    shapes: int = 0
+
+
+class MessageWait(NamedTuple):
+    """The compute stream waits for messages of earlier calls that wait for their "use"."""
+
+    messages: tuple[Action, ...]
+
+
+Step = Action | MessageCall | MessageWait  # what one pipeline rank's host issues, in order
 
 
 def no_pipeline(micro_batches: int) -> list[list[Action]]:

@@ -1,0 +1,76 @@
+"""Steps of Megatron-Core's 1F1B without interleaving; `lowering_megatron_interleaved.py` has the other.
+
+Source: `forward_backward_pipelining_without_interleaving` of Megatron-Core 0.16.1
+`core/pipeline_parallel/schedules.py`, `P2PCommunicator` of `core/pipeline_parallel/p2p_communication.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zsim.plan.pipeline.schedules import Action, MessageCall, Step
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronPipeline:
+    """Settings of Megatron-Core that change its steps; the defaults are the command line's.
+
+    `group_size`: `microbatch_group_size_per_vp_stage`, None for the number of pipeline ranks.
+    `overlaps_p2p`: interleaved only, `--no-overlap-p2p-communication` turns it off. `flushes_ahead`:
+    `--overlap-p2p-communication-warmup-flush`. `waits_sends`: from core 0.18 on the send of a forward is
+    waited at once where it was not waited until the next (commit 260cba71). `reduces_together`:
+    `overlap_grad_reduce` with `align_grad_reduce`: the gradients of a chunk start to be reduced at a step's
+    place instead of in its own last backward. `gathers_together`: `overlap_param_gather` with
+    `align_param_gather`, interleaved only: likewise the gathering of a chunk's parameters.
+    """
+
+    group_size: int | None = None
+    overlaps_p2p: bool = True
+    flushes_ahead: bool = False
+    waits_sends: bool = True
+    reduces_together: bool = False
+    gathers_together: bool = False
+
+
+def one_forward_one_backward_steps(
+    ranks: int, micro_batches: int, settings: MegatronPipeline
+) -> list[list[Step]]:
+    """Each call is one batch, after which the host waits (`batch_p2p_sync`); a send goes with the receive
+    from the same neighbour between the first and the last forward that a backward follows at once. With
+    `reduces_together` all ranks but the first reduce after their last backward's send."""
+    return [_steps(ranks, rank, micro_batches, settings) for rank in range(ranks)]
+
+
+def _steps(ranks: int, rank: int, micro_batches: int, settings: MegatronPipeline) -> list[Step]:
+    ahead = min(ranks - 1 - rank, micro_batches)
+    is_first, is_last = rank == 0, rank == ranks - 1
+    steps: list[Step] = []
+
+    def exchange(*messages: Action) -> None:
+        """One batch of the messages that have a neighbour: `_batched_p2p_ops` orders them by neighbour, the
+        previous rank's first, and a send before a receive."""
+        away = [one for one in messages if not (is_first if one.kind in ("RECV_F", "SEND_B") else is_last)]
+        if away:
+            steps.append(MessageCall(tuple(away), is_batched=True, waits="host"))
+
+    for number in range(ahead):
+        exchange(Action("RECV_F", rank, number))
+        steps.append(Action("F", rank, number))
+        exchange(Action("SEND_F", rank, number))
+    if ahead < micro_batches:
+        exchange(Action("RECV_F", rank, ahead))
+    for number in range(micro_batches):
+        forward = number + ahead
+        if forward < micro_batches:
+            steps.append(Action("F", rank, forward))
+            exchange(Action("SEND_F", rank, forward), Action("RECV_B", rank, number))
+        else:
+            exchange(Action("RECV_B", rank, number))
+        steps.append(Action("B", rank, number))
+        if forward + 1 < micro_batches:
+            exchange(Action("SEND_B", rank, number), Action("RECV_F", rank, forward + 1))
+        else:
+            exchange(Action("SEND_B", rank, number))
+    if settings.reduces_together and not is_first:
+        steps.append(Action("REDUCE_GRAD", rank))
+    return steps

@@ -1,0 +1,100 @@
+"""Steps of torch's pipelines: what `torch.distributed.pipelining` issues on every rank.
+
+Source: torch 2.13 `torch/distributed/pipelining/schedules.py`.
+"""
+
+from __future__ import annotations
+
+from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, MessageWait, Step
+
+_KINDS: tuple[Kind, Kind] = ("F", "B")
+MAX_ACTIVE_STAGES = 3  # `max_active_stages` of `_add_unshard_reshard`, which no caller sets
+
+
+def gpipe_steps(ranks: int, micro_batches: int, *, is_fsdp: bool) -> list[list[Step]]:
+    """`ScheduleGPipe._step_microbatches`: every message alone, a receive waited before its computation, sends
+    of a phase at the phase's end."""
+    programs = []
+    for rank in range(ranks):
+        steps: list[Step] = []
+        for kind in _KINDS:
+            sends: list[Action] = []
+            for number in range(micro_batches):
+                _post(steps, _receive(kind, rank, ranks, number), "stream")
+                steps.append(Action(kind, rank, number))
+                sent = _send(kind, rank, ranks, number)
+                _post(steps, sent, "use")
+                sends += sent
+            if sends:
+                steps.append(MessageWait(tuple(sends)))
+        programs.append(_reduced(steps, rank, is_fsdp=is_fsdp))
+    return programs
+
+
+def one_forward_one_backward_steps(ranks: int, micro_batches: int, *, is_fsdp: bool) -> list[list[Step]]:
+    """`Schedule1F1B._step_microbatches`: between the first and the last backward that follow a forward, a
+    send goes in one batch with the receive from the same neighbour; before and after, messages go alone, and
+    a send is waited behind the next computation."""
+    return [
+        _reduced(_one_forward_one_backward(ranks, rank, micro_batches), rank, is_fsdp=is_fsdp)
+        for rank in range(ranks)
+    ]
+
+
+def _one_forward_one_backward(ranks: int, rank: int, micro_batches: int) -> list[Step]:
+    steps: list[Step] = []
+    ahead = min(micro_batches, ranks - rank)
+    waiting: list[Action] = []
+    for number in range(ahead):
+        _post(steps, _receive("F", rank, ranks, number), "stream")
+        steps.append(Action("F", rank, number))
+        waiting = _wait(steps, waiting)
+        if number < ahead - 1:
+            waiting = _send("F", rank, ranks, number)
+            _post(steps, waiting, "use")
+    for number in range(micro_batches):
+        forward = number + ahead - 1  # whose output is still unsent
+        is_steady = forward < micro_batches
+        sent = _send("F", rank, ranks, forward) if is_steady else []
+        _post(steps, sent + _receive("B", rank, ranks, number), "stream")
+        steps.append(Action("B", rank, number))
+        sent = _send("B", rank, ranks, number)
+        if forward + 1 < micro_batches:
+            _post(steps, sent + _receive("F", rank, ranks, forward + 1), "stream")
+            steps.append(Action("F", rank, forward + 1))
+        else:
+            _wait(steps, waiting)
+            _post(steps, sent, "use")
+            waiting = sent
+    _wait(steps, waiting)
+    return steps
+
+
+def _wait(steps: list[Step], messages: list[Action]) -> list[Action]:
+    if messages:
+        steps.append(MessageWait(tuple(messages)))
+    return []
+
+
+def _post(steps: list[Step], messages: list[Action], waits: str) -> None:
+    """`_batch_p2p`: sends and receives together are one batch, either alone are lone messages."""
+    if messages:
+        is_batched = len({one.kind.startswith("SEND") for one in messages}) == 2
+        steps.append(MessageCall(tuple(messages), is_batched, "stream" if waits == "stream" else "use"))
+
+
+def _receive(kind: str, rank: int, ranks: int, number: int) -> list[Action]:
+    if kind == "F":
+        return [Action("RECV_F", rank, number)] if rank > 0 else []
+    return [Action("RECV_B", rank, number)] if rank < ranks - 1 else []
+
+
+def _send(kind: str, rank: int, ranks: int, number: int) -> list[Action]:
+    if kind == "F":
+        return [Action("SEND_F", rank, number)] if rank < ranks - 1 else []
+    return [Action("SEND_B", rank, number)] if rank > 0 else []
+
+
+def _reduced(steps: list[Step], stage: int, *, is_fsdp: bool) -> list[Step]:
+    """The steps, with FSDP's gradients reduced last (`perform_reduce_grad`, which does nothing without)."""
+    return [*steps, Action("REDUCE_GRAD", stage)] if is_fsdp else steps

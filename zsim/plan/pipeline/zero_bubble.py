@@ -1,0 +1,140 @@
+"""Orders that part a backward in I, the gradient of its input, and W, those of its weights, to fill bubbles
+with W: interleaved zero bubble, ZBV, DualPipeV. Every function returns one order per pipeline rank.
+
+Source: `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, `ScheduleDualPipeV` of torch 2.13
+`torch/distributed/pipelining/schedules.py`; arXiv 2401.10241 (ZB1P, and ZB-V in section 6).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from zsim.plan.pipeline.orders import interleaved_ahead, interleaved_lists, torch_group_size
+from zsim.plan.pipeline.placement import stage_of
+from zsim.plan.pipeline.schedules import Action, Kind, Order, Overlap
+
+
+def interleaved_zero_bubble(ranks: int, virtual: int, micro_batches: int) -> list[Order]:
+    """Interleaved 1F1B with one forward ahead per hop instead of two; rank r runs the W of a micro-batch r
+    backwards after its I, and the last ones at the end."""
+    size = torch_group_size(ranks, micro_batches)
+    orders: list[Order] = []
+    for rank in range(ranks):
+        forwards, backwards = interleaved_lists(ranks, rank, virtual, micro_batches, size)
+        ahead = interleaved_ahead(ranks, rank, virtual, micro_batches, size, per_hop=1)
+        order: Order = list(forwards[:ahead])
+        for number, backward in enumerate(backwards):
+            order += forwards[ahead + number : ahead + number + 1]
+            order.append(backward._replace(kind="I"))
+            if number >= rank:
+                order.append(backwards[number - rank]._replace(kind="W"))
+        orders.append(
+            [*order, *(one._replace(kind="W") for one in backwards[max(0, len(backwards) - rank) :])]
+        )
+    return orders
+
+
+class _Writer:
+    """An order being written; micro-batches are numbered by kind and stage as they come."""
+
+    def __init__(self, stages: Sequence[int]) -> None:
+        self.stages = stages
+        self.order: Order = []
+        self.owed: deque[Action] = deque()  # W of the I's so far, oldest first
+        self._count: Counter[tuple[Kind, int]] = Counter()
+
+    def count(self, kind: Kind, chunk: int) -> int:
+        """Actions of `kind` on `chunk` so far."""
+        return self._count[kind, chunk]
+
+    def next(self, kind: Kind, chunk: int) -> Action:
+        """The next micro-batch's action of `kind`; B counts as an I."""
+        counted: Kind = "I" if kind == "B" else kind
+        number = self._count[counted, chunk]
+        self._count[counted, chunk] += 1
+        return Action(kind, self.stages[chunk], number)
+
+    def add(self, *actions: tuple[Kind, int], times: int = 1) -> None:
+        """Writes the next action of each (kind, chunk), and all of them `times` over."""
+        for kind, chunk in actions * times:
+            action = self.next(kind, chunk)
+            self.order.append(action)
+            if kind == "I":
+                self.owed.append(action._replace(kind="W"))
+
+    def overlap(self, forward: int, backward: int) -> None:
+        """Writes a forward of one chunk beside a whole backward of the other."""
+        self.order.append(Overlap(self.next("F", forward), self.next("B", backward)))
+
+    def pay(self) -> None:
+        """Writes the oldest W that is owed, if any."""
+        if self.owed:
+            self.order.append(self.owed.popleft())
+
+
+def zbv(ranks: int, micro_batches: int) -> list[Order]:
+    """ZB-V: two stages per rank, rank r the first and the last but r; planned for at least 2 x ranks - 1
+    micro-batches, of which those beyond `micro_batches` are left out."""
+    planned = max(2 * ranks - 1, micro_batches)
+    return [
+        [one for one in _zbv(ranks, rank, planned) if (one.micro_batch or 0) < micro_batches]
+        for rank in range(ranks)
+    ]
+
+
+def _zbv(ranks: int, rank: int, micro_batches: int) -> list[Action]:
+    line = _Writer([stage_of("zbv-zero-bubble", ranks, rank, chunk) for chunk in (0, 1)])
+    line.add(("F", 0), times=2 * (ranks - rank) - 1)
+    line.add(("F", 1), ("F", 0), times=rank)
+    line.add(("F", 1), ("I", 1), ("W", 1), times=ranks - rank)
+    while line.count("F", 1) < line.count("F", 0) or line.count("F", 0) < micro_batches:
+        if line.count("F", 0) < micro_batches:
+            line.add(("F", 0))
+        line.add(("I", 0), ("W", 0), ("F", 1), ("I", 1), ("W", 1))
+    line.add(("I", 0), ("I", 1), times=rank)
+    line.add(("I", 0), ("W", 0), times=ranks - rank)
+    for chunk in (1, 0):
+        line.add(("W", chunk), times=line.count("I", chunk) - line.count("W", chunk))
+    return [one for one in line.order if isinstance(one, Action)]
+
+
+def dualpipe_v(ranks: int, micro_batches: int) -> list[Order]:
+    """DualPipeV (arXiv 2412.19437; DeepSeek's DualPipe repository): two stages per rank in a V, forwards of
+    one beside backwards of the other; the steps are those of torch's class, which names them 1 to 8."""
+    return [_dualpipe_v(ranks, rank, micro_batches) for rank in range(ranks)]
+
+
+def _dualpipe_v(ranks: int, rank: int, micro_batches: int) -> Order:
+    line = _Writer([stage_of("dualpipe-v", ranks, rank, chunk) for chunk in (0, 1)])
+    after = ranks - rank - 1
+    line.add(("F", 0), times=2 * after)
+    line.add(("F", 0), ("F", 1), times=rank + 1)
+    for _ in range(after):
+        line.add(("I", 1))
+        line.pay()
+        line.add(("F", 1))
+    for turn in range(micro_batches - 2 * ranks + rank + 1):
+        if turn == 0 and after == 0:
+            line.add(("F", 0), ("B", 1))
+        else:
+            line.overlap(0, 1)
+        line.overlap(1, 0)
+    for _ in range(after):
+        line.add(("B", 1))
+        line.overlap(1, 0)
+    _drain(line, rank, after)
+    return line.order
+
+
+def _drain(line: _Writer, rank: int, after: int) -> None:
+    """The last backwards: from the middle of rank + 1 pairs on without their weights, which fill the gaps;
+    on odd ranks from the pair's first, on even ranks from its second."""
+    half = 2 * ((rank + 1) // 2) + (0 if rank % 2 else 1)
+    for number in range(2 * (rank + 1)):
+        line.add(("I" if number >= half else "B", 1 - number % 2))
+    for _ in range(after):
+        line.pay()
+        line.add(("I", 0))
+    for _ in range(rank + 1):
+        line.pay()
