@@ -380,7 +380,7 @@ def test_each_group_of_parameters_has_its_own_ranks(toys: Any) -> None:
     gathers and a reduction of each, at its own padded size in its own group."""
     builder = PlanBuilder([])
     workload = make_workload(toys.linear_blocks([(10, 4)] * 3), toys.training())
-    stage = Stage(builder, workload, DataParallel(8))
+    stage = Stage(builder, workload, DataParallel.regular(8))
     owner = Fsdp2Schedule(stage, fsdp2(param_dtype="fp32"))
     experts = MeshInfo(stage.group("efsdp", 4, 2), stage.group("ereplicate", 2))
     owner.units[1].mesh = experts

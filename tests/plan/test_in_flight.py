@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from tests.plan.test_megatron import SHARDED
-from zsim.errors import InputError, NotSimulatedError
+from zsim.errors import InputError
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.table import FRAMEWORKS
 from zsim.plan.memory.tensors import tensor_changes
 from zsim.plan.ops import Collective, Program
 from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import Action, Kind, no_pipeline
+from zsim.plan.pipeline.schedules import Action, no_pipeline
 from zsim.plan.stage import DataParallel, Stage
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.experiment.resolve import resolve
@@ -75,7 +75,7 @@ class Step:
             precision="fp32", gradient_accumulation_steps=2, optimizer="adamw", **training
         )
         builder = PlanBuilder([])
-        stage = Stage(builder, make_workload(toys.transformer(), settings), DataParallel(RANKS))
+        stage = Stage(builder, make_workload(toys.transformer(), settings), DataParallel.regular(RANKS))
         owner = FRAMEWORKS[type(strategy)].make(stage, strategy)
         noted = Noted(actions, builder)
         run_actions(builder, {0: owner}, noted)
@@ -256,12 +256,6 @@ def test_zero_1_makes_its_bucket_when_it_reduces(toys: Any) -> None:
 def test_what_deepspeed_does_not_run_in_a_pipeline_is_refused(toys: Any, strategy: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Step(toys, strategy, actions_of("F0 B0 REDUCE_GRAD"))
-
-
-@pytest.mark.parametrize("kind", ["I", "W", "SEND_F", "RECV_B"])
-def test_actions_that_are_not_simulated_are_named(toys: Any, kind: Kind) -> None:
-    with pytest.raises(NotSimulatedError, match=f"the action 0{kind}0 yet"):
-        Step(toys, DDP, [Action(kind, 0, 0)])
 
 
 @pytest.mark.torch

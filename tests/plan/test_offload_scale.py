@@ -69,7 +69,7 @@ def paper_plan(job: Job) -> Plan:
     """ZeRO-Infinity as published: reduced gradients go to their fp32 home at once."""
     assert isinstance(job.strategy, DeepSpeedConfig)
     builder = PlanBuilder([])
-    stage = Stage(builder, make_workload(job.model, job.training), DataParallel(job.world_size))
+    stage = Stage(builder, make_workload(job.model, job.training), DataParallel.regular(job.world_size))
     schedule = Zero3Schedule(stage, job.strategy, keeps_sums=False)
     walk_step(schedule, 1)
     return builder.finish("deepspeed", job.world_size, schedule.resident())

@@ -16,7 +16,7 @@ from zsim.specs.strategy.frameworks import Fsdp2
 def test_groups_are_those_of_the_data_parallel_ranks() -> None:
     """16 ranks: two pipeline stages of 4 x 2, data times tensor. Data-parallel ranks are every other one, of
     all stages; in pairs of neighbours among them, and with those that are two apart."""
-    ranks = DataParallel(4, stride=2, world_size=16)
+    ranks = DataParallel.regular(4, stride=2, world_size=16)
     assert ranks.group("world", 4, 1).members.tolist() == [
         [0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15],
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_a_framework_shards_among_the_ranks_that_it_is_handed(toys: Any) -> None
         walk_step(Fsdp2Schedule(Stage(builder, workload, ranks), strategy), 1)
         return builder
 
-    between, alone = builder_of(DataParallel(8, stride=2)), builder_of(DataParallel(8))
+    between, alone = builder_of(DataParallel.regular(8, stride=2)), builder_of(DataParallel.regular(8))
     assert between.groups["shard"].members.tolist()[0] == [0, 2, 4, 6]
     assert between.groups["replicate"].members.tolist()[0] == [0, 8]
     assert between.ops == alone.ops

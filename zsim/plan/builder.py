@@ -176,16 +176,17 @@ class PlanBuilder:
         if work is None:
             work = Collective(kind, full_bytes, dtype, group)
             self._collectives[kind, full_bytes, dtype, group] = work
-        return self._on_communicator(name or kind, stream, work, module)
+        return self.communicate(name or kind, stream, work, module)
 
     def all_to_all(
         self, parts: Parts, dtype: str, group: str, *, stream: str, name: str = "", module: str = ""
     ) -> int:
         """An all-to-all of any parts; see `Collective.all_to_all`."""
         work = Collective.all_to_all(parts, dtype, group)
-        return self._on_communicator(name or work.kind, stream, work, module)
+        return self.communicate(name or work.kind, stream, work, module)
 
-    def _on_communicator(self, name: str, stream: str, work: Collective | PointToPoint, module: str) -> int:
+    def communicate(self, name: str, stream: str, work: Collective | PointToPoint, module: str = "") -> int:
+        """Issue a collective or messages; see [Note: one communicator, one collective at a time]."""
         previous = self._last_of_group.get(work.group)
         if previous is not None and self.ops[previous].stream != stream:
             self.stream_wait(stream, previous)
@@ -206,7 +207,7 @@ class PlanBuilder:
         """Issue one call that sends and receives `messages` (`batch_isend_irecv`; for a single message a lone
         `isend` or `irecv`, whose `group` is the two ranks); see [Note: who a message meets]."""
         work = PointToPoint(tuple(messages), dtype, group)
-        return self._on_communicator(name or work.kind, stream, work, module)
+        return self.communicate(name or work.kind, stream, work, module)
 
     def copy(self, name: str, copy: Copy, *, stream: str, module: str = "") -> int:
         return self.add(name, stream, copy, module=module)

@@ -3,7 +3,8 @@ which a pipeline's schedule may unshard, reshard and reduce instead."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from zsim.plan.ops import CollectiveKind, Memory
 from zsim.plan.stage import Stage
@@ -14,7 +15,8 @@ class Hooks:
     """Base class of the owners of a stage's parameters, gradients and optimizer states; its hooks are empty.
 
     Every method may issue ops to `builder`. Several micro-batches may run their forward before the first
-    backward; backwards run one after the other, in the order of the micro-batches.
+    backward; backwards run one after the other, in the order of the micro-batches. `chunks`: the hooks of all
+    stages of the rank, these included.
     """
 
     asynchronous: ClassVar[frozenset[CollectiveKind]] = frozenset()
@@ -23,6 +25,7 @@ class Hooks:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.builder = stage.builder
+        self.chunks: Sequence[Any] = (self,)
 
     def resident(self) -> list[Memory]:
         """The memory that a rank holds between steps."""
@@ -36,7 +39,12 @@ class Hooks:
     # -- a step -----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None: ...
-    def optimizer_step(self) -> None: ...
+
+    def finish_gradients(self) -> None:
+        """After all backwards: sum up the gradients that stages or tensor-parallel ranks share."""
+
+    def optimizer_step(self) -> None:
+        """One optimizer updates all stages of the rank: it is called for the first of `chunks`."""
 
     # -- forward of one micro-batch -----------------------------------------------------------------------
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zsim.errors import NotSimulatedError
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.frameworks.table import FRAMEWORKS, Strategy
-from zsim.plan.ops import Plan
+from zsim.plan.ops import CollectiveKind, Group, Plan, Program
+from zsim.plan.parallel.context import context_parallel
+from zsim.plan.parallel.fusion import with_fused_projections
+from zsim.plan.parallel.stages import cut_into_stages, tied_numel
+from zsim.plan.parallel.tensor import tensor_parallel
 from zsim.plan.passes.one_thread import in_one_thread
+from zsim.plan.pipeline.lowering import steps_of
+from zsim.plan.pipeline.lowering_megatron import MegatronPipeline
+from zsim.plan.pipeline.messages import Messenger
+from zsim.plan.pipeline.placement import ranks_of_stages
 from zsim.plan.pipeline.run_actions import run_actions
-from zsim.plan.pipeline.schedules import no_pipeline
-from zsim.plan.stage import DataParallel, Stage
-from zsim.plan.workload.workload import Workload, make_workload
+from zsim.plan.pipeline.schedules import Step
+from zsim.plan.stage import DataParallel, Stage, mesh_groups
+from zsim.plan.workload.workload import Workload, make_workloads
 from zsim.specs.experiment.job import Job
 from zsim.specs.model.spec import ModelSpec
+from zsim.specs.strategy.frameworks import Fsdp2
+from zsim.specs.strategy.megatron import Megatron
+from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE
+from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
 
 
@@ -33,15 +45,14 @@ class PlanBasis:
     training: Training
     strategy: Strategy
     model: ModelSpec
+    parallelism: Parallelism
 
 
 def plan_basis(job: Job) -> PlanBasis:
-    """The inputs of a job's plan. Raises NotSimulatedError for model parallelism."""
-    if not job.parallelism.is_trivial:
-        raise NotSimulatedError("[parallelism]: zsim does not simulate it yet")
+    """The inputs of a job's plan."""
     is_cpu = job.cluster.gpu.vendor == "cpu"
     copies = is_cpu and job.cluster.collectives.reduce_scatter == "all_reduce"
-    return PlanBasis(job.world_size, is_cpu, copies, job.training, job.strategy, job.model)
+    return PlanBasis(job.world_size, is_cpu, copies, job.training, job.strategy, job.model, job.parallelism)
 
 
 def is_offloaded(job: Job) -> bool:
@@ -55,14 +66,28 @@ def make_plan(job: Job) -> Plan:
 
 
 def plan_of(basis: PlanBasis) -> Plan:
-    """The plan of all jobs with this basis. Raises what `plan_step` raises."""
-    return plan_step(
-        make_workload(basis.model, basis.training),
+    """The plan of all jobs with this basis. Raises what `plan_stages` raises."""
+    models = stages_of(basis.model, basis.parallelism)
+    tied = tied_numel(basis.model) // basis.parallelism.tensor
+    return plan_stages(
+        make_workloads(models, basis.training),
         basis.strategy,
         basis.world_size,
+        basis.parallelism,
+        tied_numel=tied if len(models) > 1 else 0,
         is_cpu=basis.is_cpu,
         copies_scatters=basis.copies_scatters,
     )
+
+
+def stages_of(model: ModelSpec, parallelism: Parallelism) -> list[ModelSpec]:
+    """The stages of a model, in order, as one rank of each tensor- and context-parallel group has them."""
+    if parallelism.is_trivial:
+        return [model]
+    if parallelism.style in ("megatron", "nanotron"):
+        model = with_fused_projections(model)
+    model = context_parallel(tensor_parallel(model, parallelism), parallelism)
+    return cut_into_stages(model, parallelism.layers_per_stage)
 
 
 def plan_step(
@@ -74,17 +99,92 @@ def plan_step(
     copies_scatters: bool = False,
 ) -> Plan:
     """The plan of one steady step of `workload` on a data-parallel group of `world_size` ranks; `is_cpu` and
-    `copies_scatters` as in `PlanBasis`.
+    `copies_scatters` as in `PlanBasis`. Raises what `plan_stages` raises."""
+    alone = Parallelism()
+    return plan_stages(
+        [workload], strategy, world_size, alone, is_cpu=is_cpu, copies_scatters=copies_scatters
+    )
 
-    Raises what the framework's hooks raise: InputError and NotSimulatedError.
+
+def plan_stages(
+    workloads: Sequence[Workload],
+    strategy: Strategy,
+    world_size: int,
+    parallelism: Parallelism,
+    *,
+    tied_numel: int = 0,
+    is_cpu: bool = False,
+    copies_scatters: bool = False,
+) -> Plan:
+    """The plan of one steady step of a model whose virtual stages are `workloads`, in model order; a program
+    for each pipeline rank. `tied_numel`: elements of the embedding that the first and last stage share.
+
+    Raises what the framework's hooks and its schedule raise: InputError and NotSimulatedError.
     """
-    builder, framework = PlanBuilder([]), FRAMEWORKS[type(strategy)]
-    owner = framework.make(Stage(builder, workload, DataParallel(world_size)), strategy)
-    (actions,) = no_pipeline(workload.training.gradient_accumulation_steps)
-    run_actions(builder, {0: owner}, actions)
-    plan = builder.finish(framework.name, world_size, owner.resident())
+    framework, mesh = FRAMEWORKS[type(strategy)], parallelism.mesh(world_size)
+    data = DataParallel(mesh.groups(DATA, CONTEXT))
+    ranks = ranks_of_stages(parallelism.schedule, parallelism.pipeline, parallelism.virtual_stages)
+    last = len(workloads) - 1
+    programs: list[tuple[Program, int]] = []
+    groups: dict[str, Group] = {}
+    notes: list[str] = []
+    asynchronous: frozenset[CollectiveKind] = frozenset()
+    for rank, steps in enumerate(_steps(workloads[0].training, strategy, parallelism)):
+        builder = PlanBuilder(mesh_groups(mesh))
+        stages = {
+            number: Stage(
+                builder,
+                workloads[number],
+                data,
+                number,
+                is_first=number == 0,
+                is_last=number == last,
+                pipeline_rank=rank,
+                tied_numel=tied_numel if number in (0, last) else 0,
+                parallelism=parallelism,
+            )
+            for number in range(len(workloads))
+            if ranks[number] == rank
+        }
+        owners = {number: framework.make(stage, strategy) for number, stage in stages.items()}
+        messenger = None
+        if parallelism.pipeline > 1:
+            empties = parallelism.style in ("megatron", "nanotron")
+            messenger = Messenger(builder, stages, ranks, rank, empties_outputs=empties)
+        run_actions(builder, owners, steps, messenger)
+        resident = [memory for owner in owners.values() for memory in owner.resident()]
+        name = f"pipeline rank {rank}" if parallelism.pipeline > 1 else ""
+        startup = sum(owner.startup_bytes for owner in owners.values())
+        programs.append((builder.program(resident, name), startup))
+        groups |= builder.groups
+        notes += [note for note in builder.notes if note not in notes]
+        asynchronous = next(iter(owners.values())).asynchronous
+    made = tuple(program for program, _ in programs)
+    plan = Plan(framework.name, made, mesh.coordinate(PIPELINE), groups, tuple(notes))
     if is_cpu:
-        plan = in_one_thread(plan, owner.asynchronous, copies_scatters=copies_scatters)
-    plan = plan.with_programs(lambda program: replace(program, startup_bytes=owner.startup_bytes))
+        plan = in_one_thread(plan, asynchronous, copies_scatters=copies_scatters)
+    startups = iter([size for _, size in programs])
+    plan = plan.with_programs(lambda program: replace(program, startup_bytes=next(startups)))
     check_plan(plan)
     return plan
+
+
+def _steps(training: Training, strategy: Strategy, parallelism: Parallelism) -> list[list[Step]]:
+    """The steps of every pipeline rank."""
+    micro_batches = training.gradient_accumulation_steps // parallelism.passes
+    style = "deepspeed" if parallelism.style == "autotp" else parallelism.style
+    megatron = None
+    if isinstance(strategy, Megatron):
+        overlaps = strategy.overlap_grad_reduce
+        megatron = MegatronPipeline(reduces_together=overlaps, gathers_together=strategy.overlap_param_gather)
+    return steps_of(
+        style,
+        parallelism.schedule,
+        parallelism.pipeline,
+        parallelism.virtual_stages,
+        micro_batches,
+        is_fsdp=isinstance(strategy, Fsdp2),
+        csv=parallelism.schedule_csv,
+        passes=parallelism.passes,
+        megatron=megatron,
+    )

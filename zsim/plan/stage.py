@@ -2,42 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Self
 
+import numpy as np
+
+from zsim.arrays import Ints
+from zsim.cost.kernels.shapes import WorkOptions
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.ops import Group
 from zsim.plan.workload.workload import Workload
+from zsim.specs.strategy.mesh import CONTEXT, DATA, PIPELINE, TENSOR, Mesh
+from zsim.specs.strategy.parallelism import Parallelism
 from zsim.specs.strategy.training import Training
 
-WORLD = "world"
+WORLD, MODEL, EMBEDDING = "world", "model", "embedding"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class DataParallel:
-    """The ranks that hold the same part of the model, replicated or sharded: `size` ranks, `stride` apart
-    (1 where data parallelism is the only kind), of `world_size` ranks (None: the world is these ranks)."""
+    """The ranks that hold the same part of the model, replicated or sharded: `members[number]` are those of
+    one part."""
 
-    size: int
-    stride: int = 1
-    world_size: int | None = None
+    members: Ints
+
+    @classmethod
+    def regular(cls, size: int, stride: int = 1, world_size: int | None = None) -> Self:
+        """`size` ranks, `stride` apart, of `world_size` (None: the world is these ranks)."""
+        world_size = size * stride if world_size is None else world_size
+        return cls(Group.regular(WORLD, world_size, size, stride).members)
+
+    @property
+    def size(self) -> int:
+        return int(self.members.shape[1])
+
+    @property
+    def is_world(self) -> bool:
+        """Whether all ranks hold the same part."""
+        return len(self.members) == 1
 
     def group(self, name: str, size: int, stride: int) -> Group:
         """The process groups of `size` data-parallel ranks, `stride` apart among them, over the world."""
-        world_size = self.size * self.stride if self.world_size is None else self.world_size
-        return Group.regular(name, world_size, size, stride * self.stride)
+        count = self.size // (size * stride)
+        assert count * size * stride == self.size, f"{name}: {self.size} ranks in {size} x {stride}"
+        rows = self.members.reshape(len(self.members), count, size, stride)
+        found = rows.transpose(0, 1, 3, 2).reshape(-1, size)
+        return Group(name, found[np.argsort(found[:, 0])])
+
+
+def mesh_groups(mesh: Mesh) -> list[Group]:
+    """The process groups of tensor, context and pipeline parallelism that have several ranks: also the ranks
+    of one model, and the first and last pipeline rank ("embedding")."""
+    groups = [Group(axis, mesh.groups(axis)) for axis in (TENSOR, CONTEXT) if mesh.size(axis) > 1]
+    if mesh.size(TENSOR, PIPELINE) > 1:
+        groups.append(Group(MODEL, mesh.groups(TENSOR, PIPELINE)))
+    pipelines = mesh.groups(PIPELINE)
+    ranks = pipelines.shape[1]
+    if ranks == 1:
+        return groups
+    return [*groups, Group(PIPELINE, pipelines), Group(EMBEDDING, pipelines[:, [0, ranks - 1]])]
 
 
 @dataclass(frozen=True)
 class Stage:
     """One pipeline stage, or the whole model without a pipeline: `number` counts from 0; the first stage
-    takes the tokens, the last computes the loss."""
+    takes the tokens, the last computes the loss. `pipeline_rank`: the rank that holds it. `tied_numel`:
+    elements of the embedding that the first and the last stage share, on these two stages; else 0."""
 
     builder: PlanBuilder
     workload: Workload
-    data_parallel: DataParallel = DataParallel(1)
+    data_parallel: DataParallel = field(default_factory=lambda: DataParallel.regular(1))
     number: int = 0
     is_first: bool = True
     is_last: bool = True
+    pipeline_rank: int = 0
+    tied_numel: int = 0
+    parallelism: Parallelism = field(default_factory=Parallelism)
 
     @property
     def training(self) -> Training:
@@ -48,9 +88,25 @@ class Stage:
         """Number of data-parallel ranks of the stage."""
         return self.data_parallel.size
 
-    def group(self, name: str = WORLD, size: int | None = None, stride: int = 1) -> Group:
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of an activation or a gradient between stages."""
+        return self.workload.residual_bytes
+
+    @property
+    def message_dtype(self) -> str:
+        return WorkOptions.of(self.training).kernel_dtype
+
+    def group(self, name: str = "", size: int | None = None, stride: int = 1) -> Group:
         """Add a process group of `size` data-parallel ranks (default: all), `stride` apart among them, to the
-        plan, and return it."""
+        plan, and return it; it is called "world", or "data" among other parallelisms, unless `name` is
+        given."""
+        name = name or (WORLD if self.data_parallel.is_world else DATA)
         group = self.data_parallel.group(name, self.ranks if size is None else size, stride)
         self.builder.groups[name] = group
         return group
+
+    def norm_groups(self, *data: str) -> list[str]:
+        """The groups over which a sum over all gradients runs: `data`, those that hold parts of a parameter,
+        then the ranks of one model."""
+        return [*data, *([MODEL] if MODEL in self.builder.groups else [])]

@@ -6,12 +6,17 @@ Activations are held per micro-batch: several micro-batches may be between their
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zsim.cost.kernels.fused_head import head_place
 from zsim.plan.builder import COMPUTE
 from zsim.plan.hooks import Hooks
-from zsim.plan.workload.workload import ModuleCall, Workload
+from zsim.plan.ops import Kernels
+from zsim.plan.workload.issued import Issued, count, launches_of
+from zsim.plan.workload.workload import ModuleCall, Segment, Workload
 from zsim.specs.model.spec import Attention, Loss
 
+_AUTOGRAD = "autograd_node"
 RESIDUAL = "gradient of the residual stream"
 CHECKPOINT, OUTPUT = " checkpoint", " output"  # suffixes of the block's name
 
@@ -23,6 +28,24 @@ class Walk:
         self.hooks, self.micro_batch = hooks, micro_batch
         self.builder, self.workload = hooks.builder, hooks.stage.workload
         self.logs = self.workload.logs
+
+    def _issue(self, name: str, issued: Issued, module: str, launches: int, overhead: str) -> None:
+        """Issue a module's work in one direction: one op, or its parts."""
+        builder = self.builder
+        if isinstance(issued, Kernels):
+            builder.add(name, COMPUTE, issued, launches=launches, overhead=overhead, module=module)
+            return
+        event: str | None = overhead
+        for part in issued:
+            if part.follows:
+                builder.wait_stream(part.stream, part.follows)
+            label = f"{name} {part.name}" if part.name else name
+            if isinstance(part.work, Kernels):
+                number = count(part.work.kernels)
+                builder.add(label, part.stream, part.work, launches=number, overhead=event, module=module)
+                event = None
+            elif part.work is not None:
+                builder.communicate(label, part.stream, part.work, module)
 
     def forward(self) -> None:
         """Issue the forward of the micro-batch."""
@@ -53,8 +76,7 @@ class Walk:
             builder.activations(sum(outputs), call.segment + CHECKPOINT, micro_batch, outputs)
         if isinstance(call.module.work, Attention) and call.module.work.host_waits:
             builder.host_wait(builder.record(COMPUTE))
-        launches = work.forward_launches
-        builder.add(name, COMPUTE, work.forward, launches=launches, overhead="module_call", module=name)
+        self._issue(name, work.forward, name, work.forward_launches, "module_call")
         if extra:
             builder.activations(-extra, name, micro_batch)
         if saved and not keeps:
@@ -63,52 +85,123 @@ class Walk:
 
     def backward(self, *, is_last: bool, is_told: bool) -> None:
         """Issue the backward of the micro-batch; `is_last` and `is_told` as in `Hooks.begin_backward`."""
+        self._through(self._backward_module, is_last=is_last, is_told=is_told)
+        if self.logs is not None:
+            self.logs.end_micro_batch(self.builder)
+
+    def backward_inputs(self, *, is_told: bool) -> None:
+        """Issue the backward as far as the stage's input needs it: a schedule's action I. The first stage has
+        nothing to do (`backward_one_chunk` of torch 2.13 distributed/pipelining/stage.py)."""
+        if not self.hooks.stage.is_first:
+            self._through(self._backward_input, is_last=False, is_told=is_told)
+
+    def backward_weights(self, *, is_last: bool, is_told: bool) -> None:
+        """Issue the gradients of weights that `backward_inputs` has left: a schedule's action W; on the first
+        stage the whole backward."""
+        if self.hooks.stage.is_first:
+            self.backward(is_last=is_last, is_told=is_told)
+            return
+        hooks, builder = self.hooks, self.builder
+        builder.phase, builder.micro_batch = "backward", self.micro_batch
+        hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
+        for segment in reversed(self.workload.segments):
+            for call in reversed(segment.calls):
+                self._backward_weight(call)
+        hooks.end_backward()
+        if self.logs is not None:
+            self.logs.end_micro_batch(builder)
+
+    def _through(self, backward_of: Callable[[ModuleCall], None], *, is_last: bool, is_told: bool) -> None:
+        """Recomputation and backward of all segments, module by module."""
         hooks, builder, workload, micro_batch = self.hooks, self.builder, self.workload, self.micro_batch
         builder.phase, builder.micro_batch = "backward", micro_batch
         hooks.begin_backward(self.micro_batch, is_last=is_last, is_told=is_told)
-        head = _head(workload)
+        head = _head(workload) if hooks.stage.is_last else None
         for segment in reversed(workload.segments):
             hooks.before_backward(segment)
             if segment.is_checkpointed:
-                builder.phase = "recompute"
-                for call in segment.recomputed:
-                    self._forward_module(call, keeps=True)
-                if segment.stops_at is not None:
-                    last = segment.stops_at
-                    hooks.before_module(last)
-                    work = last.work
-                    builder.activations(work.saved_bytes, last.name, micro_batch, work.tensors.saved)
-                builder.activations(segment.output_bytes, segment.name + OUTPUT, micro_batch)
-                builder.phase = "backward"
+                self._recompute(segment)
             for call in reversed(segment.calls):
-                self._backward_module(call)
+                backward_of(call)
                 if call is head:
                     builder.activations(workload.residual_bytes, RESIDUAL, micro_batch)
             builder.activations(-segment.output_bytes, segment.name + OUTPUT, micro_batch)
             builder.activations(-segment.checkpoint_bytes, segment.name + CHECKPOINT, micro_batch)
             hooks.after_backward(segment)
-        builder.activations(-workload.residual_bytes, RESIDUAL, micro_batch)
+        if hooks.stage.is_first:
+            builder.activations(-workload.residual_bytes, RESIDUAL, micro_batch)
         hooks.end_backward()
-        if self.logs is not None:
-            self.logs.end_micro_batch(builder)
+
+    def _recompute(self, segment: Segment) -> None:
+        """The forward of a checkpointed segment once more, as far as its backward needs it."""
+        builder, micro_batch = self.builder, self.micro_batch
+        builder.phase = "recompute"
+        for call in segment.recomputed:
+            self._forward_module(call, keeps=True)
+        if segment.stops_at is not None:
+            last = segment.stops_at
+            self.hooks.before_module(last)
+            work = last.work
+            builder.activations(work.saved_bytes, last.name, micro_batch, work.tensors.saved)
+        builder.activations(segment.output_bytes, segment.name + OUTPUT, micro_batch)
+        builder.phase = "backward"
 
     def _backward_module(self, call: ModuleCall) -> None:
-        builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
+        work = call.work
         self.hooks.before_module(call)
-        if work.recompute is not None:  # selective checkpointing
-            builder.phase = "recompute"
-            builder.activations(work.recomputed_bytes, name, micro_batch)
-            launches = work.recompute_launches
-            builder.add(f"{name} recompute", COMPUTE, work.recompute, launches=launches, module=name)
-            builder.phase = "backward"
-        builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)
-        launches, done = work.backward_launches, f"{name} backward"
-        builder.add(done, COMPUTE, work.backward, launches=launches, overhead="autograd_node", module=name)
+        self._recompute_core(call)
+        self.builder.activations(
+            work.backward_extra_bytes, call.name, self.micro_batch, work.tensors.backward
+        )
+        self._issue(f"{call.name} backward", work.backward, call.name, work.backward_launches, _AUTOGRAD)
         self.hooks.gradient_ready(call)
-        builder.activations(
-            -(work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes), name, micro_batch
+        self.builder.activations(
+            -(work.backward_extra_bytes + work.saved_bytes + work.recomputed_bytes),
+            call.name,
+            self.micro_batch,
         )
         self.hooks.after_module(call)
+
+    def _recompute_core(self, call: ModuleCall) -> None:
+        """Run the core of attention again, under selective checkpointing."""
+        builder, work, name = self.builder, call.work, call.name
+        if work.recompute is None:
+            return
+        builder.phase = "recompute"
+        builder.activations(work.recomputed_bytes, name, self.micro_batch)
+        launches = work.recompute_launches
+        builder.add(f"{name} recompute", COMPUTE, work.recompute, launches=launches, module=name)
+        builder.phase = "backward"
+
+    def _backward_input(self, call: ModuleCall) -> None:
+        """The gradient of a module's input; a product's input and its output's gradient stay for its
+        weight's."""
+        builder, work, name, micro_batch = self.builder, call.work, call.name, self.micro_batch
+        self.hooks.before_module(call)
+        self._recompute_core(call)
+        builder.activations(work.backward_extra_bytes, name, micro_batch, work.tensors.backward)
+        issued = work.input_gradient
+        self._issue(f"{name} backward input", issued, name, launches_of(issued), _AUTOGRAD)
+        freed = work.backward_extra_bytes + work.recomputed_bytes
+        builder.activations(-(freed - _kept_for_weight(call)), name, micro_batch)
+        if not work.weight_gradient:
+            builder.activations(-work.saved_bytes, name, micro_batch)
+        self.hooks.after_module(call)
+
+    def _backward_weight(self, call: ModuleCall) -> None:
+        work, name = call.work, call.name
+        if work.weight_gradient:
+            issued = work.weight_gradient
+            self._issue(f"{name} backward weight", issued, name, launches_of(issued), _AUTOGRAD)
+        self.hooks.gradient_ready(call)
+        if work.weight_gradient:
+            freed = work.saved_bytes + _kept_for_weight(call)
+            self.builder.activations(-freed, name, self.micro_batch)
+
+
+def _kept_for_weight(call: ModuleCall) -> int:
+    """Bytes of the output's gradient of a product, which its weight's gradient needs too."""
+    return call.work.tensors.backward[0] if call.work.weight_gradient else 0
 
 
 def _head(workload: Workload) -> ModuleCall:

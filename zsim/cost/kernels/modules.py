@@ -30,6 +30,7 @@ from zsim.specs.model.spec import (
     Activation,
     Attention,
     Embedding,
+    Exchange,
     Experts,
     Linear,
     Loss,
@@ -72,6 +73,19 @@ def backward_kernels(module: Module, shape: BatchShape, options: WorkOptions) ->
     Raises NotSimulatedError for routed experts.
     """
     return _BACKWARD[type(module.work)](module, shape, options)
+
+
+def split_backward(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Kernels, Kernels]:
+    """The kernels of `backward_kernels` that the gradient of the module's input needs, and those of its
+    weight's gradient alone, which a schedule may run later; () for modules without a product.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    if not isinstance(module.work, Linear):
+        return backward_kernels(module, shape, options), ()
+    marked = _linear_gradients(module, shape, options)
+    of_input = tuple(kernel for kernel, is_weight in marked if not is_weight)
+    return of_input, tuple(kernel for kernel, is_weight in marked if is_weight)
 
 
 def unkept_kernels(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
@@ -120,27 +134,32 @@ def _linear_backward(module: Module, shape: BatchShape, options: WorkOptions) ->
 
     The gradient of a shared input is accumulated by a separate add; so is that of a tied weight.
     """
+    return tuple(kernel for kernel, _ in _linear_gradients(module, shape, options))
+
+
+def _linear_gradients(module: Module, shape: BatchShape, options: WorkOptions) -> list[tuple[Kernel, bool]]:
+    """The kernels of a product's backward in order, each with whether it is for the weight's gradient."""
     work = _linear(module)
     m, n, k, e = shape.tokens, work.out_features, work.in_features, options.activation_bytes
-    kernels: list[Kernel] = []
+    kernels: list[tuple[Kernel, bool]] = []
     if runs_in_fp8(module, options):
         # Every fp8 product is "nt", the only layout of cuBLAS: the casts transpose the operands.
-        kernels += [_fp8_cast(size, options) for size in (m * n, k * n, m * k)]
-        kernels += [
-            Kernel("gemm", 2.0 * m * n * k, float(m * n + k * n + m * k * e), "fp8", (m, k, n)),
-            Kernel("gemm", 2.0 * m * n * k, float(m * n + m * k + k * n * e), "fp8", (n, k, m)),
-        ]
+        casts = ((m * n, False), (k * n, False), (m * k, True))
+        kernels += [(_fp8_cast(size, options), is_weight) for size, is_weight in casts]
+        to_input, to_weight = float(m * n + k * n + m * k * e), float(m * n + m * k + k * n * e)
+        kernels.append((Kernel("gemm", 2.0 * m * n * k, to_input, "fp8", (m, k, n)), False))
+        kernels.append((Kernel("gemm", 2.0 * m * n * k, to_weight, "fp8", (n, k, m)), True))
     else:
         dtype = options.kernel_dtype
-        kernels += [gemm(m, k, n, e, dtype, "nn"), gemm(n, k, m, e, dtype, "tn")]
-        kernels += _autocast_cast(n * k, options)
+        kernels += [(gemm(m, k, n, e, dtype, "nn"), False), (gemm(n, k, m, e, dtype, "tn"), True)]
+        kernels += [(kernel, True) for kernel in _autocast_cast(n * k, options)]
     if _has_bias(module):
-        kernels.append(_elementwise((m * n + n) * e, options.kernel_dtype))
+        kernels.append((_elementwise((m * n + n) * e, options.kernel_dtype), True))
     if module.shares_input and not options.compile:
-        kernels.append(_elementwise(3 * m * k * e, options.kernel_dtype))
+        kernels.append((_elementwise(3 * m * k * e, options.kernel_dtype), False))
     if not any(parameter.name == "weight" for parameter in module.parameters):
-        kernels.append(_elementwise(3 * n * k * options.stream_bytes, options.kernel_dtype))
-    return tuple(kernels)
+        kernels.append((_elementwise(3 * n * k * options.stream_bytes, options.kernel_dtype), True))
+    return kernels
 
 
 def runs_in_fp8(module: Module, options: WorkOptions) -> bool:
@@ -267,6 +286,10 @@ def _loss_backward(module: Module, shape: BatchShape, options: WorkOptions) -> K
     return loss_kernels(shape.tokens, module.work.vocab_size, options, is_backward=True)
 
 
+def _exchange(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
+    return ()  # NCCL's kernels are the collective's
+
+
 def _experts(module: Module, shape: BatchShape, options: WorkOptions) -> Kernels:
     raise NotSimulatedError(f"module '{module.name}': routed experts are counted, not simulated yet")
 
@@ -280,6 +303,7 @@ _FORWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] 
     Embedding: _embedding_forward,
     Loss: _loss_forward,
     Experts: _experts,
+    Exchange: _exchange,
 }
 _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]] = {
     Linear: _linear_backward,
@@ -290,4 +314,5 @@ _BACKWARD: dict[type[Any], Callable[[Module, BatchShape, WorkOptions], Kernels]]
     Embedding: _embedding_backward,
     Loss: _loss_backward,
     Experts: _experts,
+    Exchange: _exchange,
 }

@@ -9,14 +9,19 @@ from zsim.specs.strategy.training import AttentionKind, CrossEntropy, Precision,
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """One micro-batch of one rank."""
+    """One micro-batch, or the part of its tokens that one of `shards` ranks has."""
 
     sequences: int
     sequence_length: int
+    shards: int = 1
 
     @property
     def tokens(self) -> int:
-        return self.sequences * self.sequence_length
+        return self.sequences * self.sequence_length // self.shards
+
+    def split(self, shards: int) -> BatchShape:
+        """The part of one of `shards` ranks."""
+        return self if shards == 1 else BatchShape(self.sequences, self.sequence_length, self.shards * shards)
 
     @classmethod
     def of(cls, training: Training) -> BatchShape:

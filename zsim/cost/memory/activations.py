@@ -38,6 +38,8 @@ from zsim.specs.model.spec import (
     Attention,
     Block,
     Embedding,
+    Exchange,
+    ExchangeKind,
     Experts,
     Linear,
     Loss,
@@ -102,7 +104,8 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
     core = next(place for place, module in enumerate(modules) if isinstance(module.work, Attention))
     last = max(place for place in range(core) if isinstance(modules[place].work, Linear))
     for module in kept_modules(block, options):
-        place, (size, *statistics) = places[module.name], kept_outputs(module, shape, options)
+        seen = shape.split(module.token_shards)
+        place, (size, *statistics) = places[module.name], kept_outputs(module, seen, options)
         if isinstance(module.work, Attention):
             shared[module.name] += sum(statistics)
             reader = _reader(modules, place, Linear)
@@ -111,7 +114,7 @@ def kept_for_readers(block: Block, shape: BatchShape, options: WorkOptions) -> d
             assert isinstance(attention, Attention)
             if attention.rotary and not _keeps_fused_projection(attention, options):
                 values = attention.num_kv_heads * attention.v_head_dim * options.activation_bytes
-                size = shape.tokens * values if place == last else 0
+                size = seen.tokens * values if place == last else 0
         else:
             reader = _reader(modules, place, Activation)
             if reader is None and options.fuses_kernels:  # or keeps a copy in fp32
@@ -171,7 +174,16 @@ def forward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions)
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=False)
     if isinstance(work, Residual | Embedding):
         return tokens * work.width * options.stream_bytes
+    if isinstance(work, Exchange):
+        return exchanged_bytes(work, work.forward, tokens, e)
     return tokens * work.width * e if isinstance(work, Activation) else 0
+
+
+def exchanged_bytes(work: Exchange, kind: ExchangeKind | None, tokens: int, element_bytes: int) -> int:
+    """Bytes of the tensor that a collective of an exchange makes: all tokens' or a rank's part; an all-reduce
+    works in place."""
+    full = tokens * work.width * (4 if work.in_fp32 else element_bytes)
+    return {"all_gather": full, "reduce_scatter": full // work.ranks, "all_to_all": full}.get(kind or "", 0)
 
 
 def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions) -> int:
@@ -185,7 +197,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):  # under autocast the weight's gradient is made in the low type, then cast
         weight = work.in_features * work.out_features if options.autocast else 0
-        return (tokens * (work.in_features + work.out_features) + weight) * e
+        gathered = tokens * work.in_features if work.beneath and work.beneath.input_shards > 1 else 0
+        return (tokens * (work.in_features + work.out_features) + gathered + weight) * e
     if isinstance(work, Norm):
         is_upcast = work.kind != "layer" and not options.fuses_kernels
         stream = options.stream_bytes
@@ -201,6 +214,8 @@ def backward_extra_bytes(module: Module, shape: BatchShape, options: WorkOptions
         return tokens * work.width * e * (1 if in_place else 3 if work.gated else 2)
     if isinstance(work, Loss):
         return tokens * work.vocab_size * passing_per_logit(options, is_backward=True)
+    if isinstance(work, Exchange):
+        return exchanged_bytes(work, work.backward, tokens, e)
     return tokens * work.width * e if isinstance(work, Residual | Embedding) else 0
 
 
@@ -219,13 +234,16 @@ def keeps_only_the_stream(module: Module, options: WorkOptions) -> bool:
 
 
 def _keeps_nothing_of_its_own(module: Module) -> bool:
-    return isinstance(module.work, Residual) and not module.work.dropout
+    return isinstance(module.work, Exchange) or (
+        isinstance(module.work, Residual) and not module.work.dropout
+    )
 
 
 def _linear_saved(work: Linear, shape: BatchShape, options: WorkOptions) -> int:
     """The input; under autocast (fp32 weights) also the cast copy of the weight."""
     weight = work.in_features * work.out_features if options.autocast else 0
-    return (shape.tokens * work.in_features + weight) * options.activation_bytes
+    kept = shape.tokens // (work.beneath.input_shards if work.beneath else 1)
+    return (kept * work.in_features + weight) * options.activation_bytes
 
 
 def _norm_saved(work: Norm, shape: BatchShape, options: WorkOptions) -> int:
@@ -290,6 +308,10 @@ def _loss_saved(work: Loss, shape: BatchShape, options: WorkOptions) -> int:
     return shape.tokens * work.vocab_size * kept_per_logit(options, holds_logits=holds_logits)
 
 
+def _exchange_saved(work: Exchange, shape: BatchShape, options: WorkOptions) -> int:
+    return 0
+
+
 def _experts_saved(work: Experts, shape: BatchShape, options: WorkOptions) -> int:
     raise NotSimulatedError("routed experts are counted, not simulated yet")
 
@@ -303,4 +325,5 @@ _SAVED: dict[type[Any], Callable[[Any, BatchShape, WorkOptions], int]] = {
     Embedding: _embedding_saved,
     Loss: _loss_saved,
     Experts: _experts_saved,
+    Exchange: _exchange_saved,
 }

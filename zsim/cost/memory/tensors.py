@@ -77,8 +77,10 @@ def _rules(module: Module, shape: BatchShape, options: WorkOptions) -> tuple[Siz
     work, tokens, e = module.work, shape.tokens, options.activation_bytes
     if isinstance(work, Linear):
         given, made = tokens * work.in_features * e, tokens * work.out_features * e
+        shards = work.beneath.input_shards if work.beneath else 1
         weight = work.in_features * work.out_features * e if options.autocast else 0
-        return (given, weight), (made,), (made, given, weight)
+        gathered = given if shards > 1 else 0
+        return (given // shards, weight), (made,), (made, given, gathered, weight)
     if isinstance(work, Norm):
         low, high = tokens * work.width * options.stream_bytes, tokens * work.width * 4
         if work.kind == "layer" or options.fuses_kernels:

@@ -1,54 +1,82 @@
-"""The step of a pipeline rank: its actions in order, then the optimizer."""
+"""The step of a pipeline rank: its steps in order, then the optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from zsim.errors import NotSimulatedError
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
-from zsim.plan.pipeline.schedules import Action
+from zsim.plan.pipeline.messages import Messenger
+from zsim.plan.pipeline.schedules import Action, MessageCall, MessageWait, Step
 from zsim.plan.walk import Walk
 
 _VERBS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 
 
-def run_actions(builder: PlanBuilder, owners: Mapping[int, Hooks], actions: Sequence[Action]) -> None:
-    """Issue a whole step to `builder`; `owners`: by stage, the hooks around its computation.
+def run_actions(
+    builder: PlanBuilder,
+    owners: Mapping[int, Hooks],
+    steps: Sequence[Step],
+    messenger: Messenger | None = None,
+) -> None:
+    """Issue a whole step to `builder`; `owners`: by stage, the hooks around its computation; `messenger`: the
+    rank's messages, None without a pipeline.
 
-    If `actions` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with `is_told`, as
+    If `steps` hold an UNSHARD, RESHARD or REDUCE_GRAD of a stage, all its backwards run with `is_told`, as
     torch's pipelines tell FSDP (`backward_maybe_with_nosync` of torch 2.13 distributed/pipelining/stage.py).
     """
+    chunks = tuple(owners.values())
     builder.phase = "forward"
     builder.host("begin step", overhead="step")
-    for owner in owners.values():
+    for owner in chunks:
+        owner.chunks = chunks
         owner.begin_step()
         if (logs := owner.stage.workload.logs) is not None:
             logs.begin_step(builder)
+    actions = [step for step in steps if isinstance(step, Action)]
     told = {action.stage for action in actions if action.kind in _VERBS}
-    last = {action.stage: action for action in actions if action.kind == "B"}
-    for action in actions:
-        is_last = last.get(action.stage) == action
-        _run(owners[action.stage], action, is_last=is_last, is_told=action.stage in told)
+    last = {action.stage: action for action in actions if action.kind in ("B", "W")}
+    for step in steps:
+        if isinstance(step, Action):
+            is_last = last.get(step.stage) == step
+            _run(owners[step.stage], step, messenger, is_last=is_last, is_told=step.stage in told)
+        elif messenger is not None and isinstance(step, MessageCall):
+            messenger.post(step)
+        elif messenger is not None and isinstance(step, MessageWait):
+            messenger.wait(step.messages)
+    if messenger is not None:
+        messenger.finish()
     builder.phase, builder.micro_batch = "optimizer", -1
-    for owner in owners.values():
-        owner.optimizer_step()
+    for owner in chunks:
+        owner.finish_gradients()
+    chunks[0].optimizer_step()
+    for owner in chunks:
         if (logs := owner.stage.workload.logs) is not None:
             logs.end_step(builder)
 
 
-def _run(owner: Hooks, action: Action, *, is_last: bool, is_told: bool) -> None:
-    if action.kind == "UNSHARD":
+def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: bool, is_told: bool) -> None:
+    kind, stage, micro_batch = action
+    if kind == "UNSHARD":
         owner.unshard()
-    elif action.kind == "RESHARD":
+    elif kind == "RESHARD":
         owner.reshard()
-    elif action.kind == "REDUCE_GRAD":
+    elif kind == "REDUCE_GRAD":
         owner.reduce_gradients()
-    elif action.kind in ("F", "B") and action.micro_batch is not None:
-        walk = Walk(owner, action.micro_batch)
-        if action.kind == "F":
+    elif micro_batch is not None:
+        walk = Walk(owner, micro_batch)
+        if kind == "F":
+            if messenger is not None:
+                messenger.before_forward(stage, micro_batch)
             walk.forward()
-        else:
+            if messenger is not None:
+                messenger.after_forward(stage, micro_batch)
+            return
+        if messenger is not None and kind in ("B", "I"):
+            messenger.before_backward(stage, micro_batch)
+        if kind == "B":
             walk.backward(is_last=is_last, is_told=is_told)
-    else:
-        raise NotSimulatedError(f"pipeline: zsim does not simulate the action {action} yet")
+        elif kind == "I":
+            walk.backward_inputs(is_told=is_told)
+        else:
+            walk.backward_weights(is_last=is_last, is_told=is_told)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from zsim.cost.kernels import modules as work
-from zsim.cost.kernels.kernel import Kernel
 from zsim.cost.memory import activations as footprint
 from zsim.cost.memory.tensors import ModuleTensors, cut, module_tensors, without
 from zsim.plan.ops import Kernels
+from zsim.plan.workload.issued import Issued, backward_of, count, forward_of, kernels_of, launches_of
 from zsim.specs.model.spec import Activation, Block, Linear, Module, Residual
 from zsim.specs.strategy.training import Checkpointing
 
@@ -21,10 +21,11 @@ class ModuleWork:
 
     `saved_bytes` stay from forward (under full checkpointing: from recomputation) to backward; the extra
     bytes live only during one op. `kept_outputs`: bytes of the outputs that the segment's checkpoint keeps.
+    `input_gradient` and `weight_gradient`: the two halves of backward, for schedules that split it.
     """
 
-    forward: Kernels
-    backward: Kernels
+    forward: Issued
+    backward: Issued
     forward_launches: int
     backward_launches: int
     recompute: Kernels | None = None
@@ -32,6 +33,8 @@ class ModuleWork:
     recomputed_bytes: int = 0
     tensors: ModuleTensors = field(default_factory=ModuleTensors)
     kept_outputs: tuple[int, ...] = ()
+    input_gradient: Issued = ()
+    weight_gradient: Issued = ()
 
     @cached_property
     def saved_bytes(self) -> int:
@@ -56,20 +59,24 @@ def module_work(
 ) -> ModuleWork:
     """The work of a module by itself; `is_selective`: attention recomputed in backward (policy
     "selective")."""
-    forward = work.forward_kernels(module, shape, options)
-    backward = work.backward_kernels(module, shape, options)
+    shape = shape.split(module.token_shards)
+    forward, backward = forward_of(module, shape, options), backward_of(module, shape, options)
+    again = kernels_of(forward)
+    of_input, of_weight = work.split_backward(module, shape, options)
     saved = footprint.saved_bytes(module, shape, options)
     kept = footprint.saved_bytes_selective(module, shape, options) if is_selective else saved
     tensors = module_tensors(module, shape, options)
     return ModuleWork(
-        forward=Kernels(forward),
-        backward=Kernels(backward),
-        forward_launches=_launches(forward),
-        backward_launches=_launches(backward),
-        recompute=Kernels(forward) if is_selective else None,
-        recompute_launches=_launches(forward) if is_selective else 0,
+        forward=forward,
+        backward=backward,
+        forward_launches=launches_of(forward),
+        backward_launches=launches_of(backward),
+        recompute=again if is_selective else None,
+        recompute_launches=launches_of(again) if is_selective else 0,
         recomputed_bytes=saved - kept if is_selective else 0,
         tensors=replace(tensors, saved=cut(kept, tensors.saved)),
+        input_gradient=Kernels(of_input) if of_weight else backward,
+        weight_gradient=Kernels(of_weight) if of_weight else (),
     )
 
 
@@ -84,7 +91,7 @@ def on_residual_stream(
     for number, after in enumerate(modules[1:]):
         product = modules[number].work
         if isinstance(product, Linear) and isinstance(after.work, Residual) and not after.work.dropout:
-            given = shape.tokens * product.out_features * options.activation_bytes
+            given = shape.split(after.token_shards).tokens * product.out_features * options.activation_bytes
             backward = without(works[number].tensors.backward, given)
             tensors = replace(works[number].tensors, backward=backward)
             result[number] = replace(works[number], tensors=tensors)
@@ -142,7 +149,7 @@ def _keeping(
     one: ModuleWork, module: Module, shape: work.BatchShape, options: work.WorkOptions
 ) -> ModuleWork:
     """The work with its outputs kept by the checkpoint."""
-    outputs = footprint.kept_outputs(module, shape, options)
+    outputs = footprint.kept_outputs(module, shape.split(module.token_shards), options)
     return replace(_without_output(one, outputs[0]), kept_outputs=outputs)
 
 
@@ -151,11 +158,10 @@ def _without_kernels(
 ) -> ModuleWork:
     """The work in recomputation when its output is kept: fused attention recomputes its rotary embedding
     only, a product nothing."""
+    shape = shape.split(module.token_shards)
     forward = work.unkept_kernels(module, shape, options)
     output = footprint.kept_outputs(module, shape, options)[0]
-    return replace(
-        _without_output(one, output), forward=Kernels(forward), forward_launches=_launches(forward)
-    )
+    return replace(_without_output(one, output), forward=Kernels(forward), forward_launches=count(forward))
 
 
 def _is_compiled(module: Module, options: work.WorkOptions) -> bool:
@@ -175,7 +181,3 @@ def _in_place(one: ModuleWork) -> ModuleWork:
 def _without_output(one: ModuleWork, count: int) -> ModuleWork:
     forward = without(one.tensors.forward, count)
     return replace(one, tensors=replace(one.tensors, forward=forward))
-
-
-def _launches(kernels: Sequence[Kernel]) -> int:
-    return sum(kernel.launches for kernel in kernels)

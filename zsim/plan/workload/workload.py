@@ -111,19 +111,28 @@ class Workload:
 
 def make_workload(model: ModelSpec, training: Training) -> Workload:
     """The workload of a model under a training; the work of every distinct module is derived once."""
-    shape = BatchShape.of(training)
-    options = WorkOptions.of(training)
-    deriver = _Deriver(shape, options, training)
+    return make_workloads([model], training)[0]
+
+
+def make_workloads(stages: Sequence[ModelSpec], training: Training) -> list[Workload]:
+    """The workloads of the stages of a model, which share the work of the modules that they share."""
+    deriver = _Deriver(BatchShape.of(training), WorkOptions.of(training), training)
+    return [_workload(stage, deriver, training) for stage in stages]
+
+
+def _workload(model: ModelSpec, deriver: _Deriver, training: Training) -> Workload:
+    shape, options = BatchShape.of(training), WorkOptions.of(training)
+    stream = shape.split(model.token_shards)
     head = deriver.fuse_head(model.after) if training.cross_entropy == "fused_linear" else ""
     segments = [deriver.segment("before", "before", "", model.before)]
-    for number, block in enumerate(model.blocks):
+    checkpoint = footprint.checkpoint_bytes(model.hidden_size, stream, options)
+    for number, block in enumerate(model.blocks, model.first_block):
         name = f"{model.block_prefix}.{number}"
-        segments.append(deriver.block(name, block, training.checkpointing_of(number), model.hidden_size))
+        segments.append(deriver.block(name, block, training.checkpointing_of(number), checkpoint))
     segments.append(deriver.segment("after", "after", "", model.after))
-    residual = training.micro_batch_tokens * model.hidden_size * options.stream_bytes
     states = optimizer_state_bytes(training.optimizer, training.stored_dtype)
-    logs = metric_log(model, shape, options)
-    return Workload(model, training, tuple(segments), residual, states, head, logs)
+    logs = metric_log(model, stream, options)
+    return Workload(model, training, tuple(segments), checkpoint, states, head, logs)
 
 
 class _Deriver:
@@ -142,7 +151,8 @@ class _Deriver:
         place = head_place(modules)
         if place is None:
             return ""
-        fused = fused_head(modules[place], self._shape, self._options)
+        shape = self._shape.split(modules[place].token_shards)
+        fused = fused_head(modules[place], shape, self._options)
         self._works[id(modules[place]), False] = ModuleWork(
             forward=Kernels(fused.forward),
             backward=Kernels(fused.backward),
@@ -158,14 +168,14 @@ class _Deriver:
         works = tuple(self._work(module) for module in modules)
         return Segment(name, kind, _calls(name, prefix, modules, works), False, 0)
 
-    def block(self, name: str, block: Block, policy: Checkpointing, hidden_size: int) -> Segment:
+    def block(self, name: str, block: Block, policy: Checkpointing, held: int) -> Segment:
+        """A block; `held`: bytes of its input, and of its output."""
         derived, modules = self._block(block, policy), block.modules
         calls = _calls(name, name + ".", modules, derived.works)
         if policy not in ("full", "selective-op"):
             return Segment(name, "block", calls, False, 0, registration=block.registration)
         recomputed = _calls(name, name + ".", modules[: len(derived.recomputed)], derived.recomputed)
         rest = calls[len(recomputed) :]
-        held = footprint.checkpoint_bytes(hidden_size, self._shape, self._options)
         return Segment(
             name,
             "block",

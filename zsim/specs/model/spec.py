@@ -16,10 +16,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One tensor, in the framework's layout (FSDP2 shards its first dimension)."""
+    """One tensor, in the framework's layout (FSDP2 shards its first dimension). `summed_over`: the kind of
+    group whose ranks each compute a part of its gradient, from their part of the tokens ("tensor")."""
 
     name: str
     shape: tuple[int, ...]
+    summed_over: str = ""
 
     @property
     def numel(self) -> int:
@@ -37,12 +39,29 @@ class Embedding:
     width: int
 
 
+ExchangeKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beneath:
+    """Collectives of a product's backward that run beneath its two products, as Megatron's column-parallel
+    layers launch them. `input_shards` > 1: the input is kept as that fraction of its tokens, and gathered
+    beneath the product for the input's gradient; `reduces`: the collective of the input's gradient, beneath
+    the product for the weight's."""
+
+    reduces: ExchangeKind
+    input_shards: int = 1
+    group: str = "tensor"
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`num_tokens x in_features` times `in_features x out_features`."""
+    """`num_tokens x in_features` times `in_features x out_features`; `beneath`: the collectives of its
+    backward, where they overlap its products."""
 
     in_features: int
     out_features: int
+    beneath: Beneath | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +136,21 @@ class Experts:
     expert_features: int
 
 
-Work = Embedding | Linear | Norm | Attention | Activation | Residual | Loss | Experts
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective among ranks that share a layer: one in forward, another in backward (None: none there).
+    `width`: elements per token of the full tensor, which each of `ranks` holds a part of before a gather and
+    after a scatter; `in_fp32`: statistics of the loss."""
+
+    forward: ExchangeKind | None
+    backward: ExchangeKind | None
+    width: int
+    ranks: int
+    group: str = "tensor"
+    in_fp32: bool = False
+
+
+Work = Embedding | Linear | Norm | Attention | Activation | Residual | Loss | Experts | Exchange
 
 
 @dataclass(frozen=True)
@@ -126,13 +159,15 @@ class Module:
 
     `name` is relative to the block (`self_attn.q_proj`), or complete outside the blocks (`model.norm`).
     `shares_input`: its input is a tensor that an earlier module of the block already keeps for backward
-    (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory.
+    (k_proj and v_proj read the input of q_proj), so keeping it costs no extra memory. `token_shards`: it sees
+    this fraction of the micro-batch's tokens (sequence and context parallelism).
     """
 
     name: str
     work: Work
     parameters: tuple[Parameter, ...] = ()
     shares_input: bool = False
+    token_shards: int = 1
 
     @cached_property
     def numel(self) -> int:
@@ -173,7 +208,9 @@ class ModelSpec:
     `Linear` module without parameters. `block_prefix` precedes the block's number (`model.layers` in
     `model.layers.0.self_attn.q_proj.weight`). `registered_before_blocks`: names of the modules that
     `named_parameters()` lists before the blocks, in order, if they are not just `before` (OPT registers its
-    final norm there), else None. `not_simulated`: why zsim only counts this family.
+    final norm there), else None. `not_simulated`: why zsim only counts this family. Of a pipeline stage:
+    `first_block`, the number of its first block. `token_shards`: the fraction of the tokens that the residual
+    stream has on a rank.
     """
 
     name: str
@@ -189,6 +226,8 @@ class ModelSpec:
     source: str
     not_simulated: str | None = None
     registered_before_blocks: tuple[str, ...] | None = None
+    first_block: int = 0
+    token_shards: int = 1
 
     @property
     def learned_positions(self) -> int | None:
@@ -211,10 +250,10 @@ class ModelSpec:
         early = list(self.before)
         if self.registered_before_blocks is not None:
             by_name = {module.name: module for module in (*self.before, *self.after)}
-            early = [by_name[name] for name in self.registered_before_blocks]
+            early = [by_name[name] for name in self.registered_before_blocks if name in by_name]
         for module in early:
             yield from _named(module.name, module)
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self.blocks, self.first_block):
             for module in block.registered_modules:
                 yield from _named(f"{self.block_prefix}.{index}.{module.name}", module)
         listed = {module.name for module in early}

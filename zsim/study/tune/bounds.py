@@ -20,6 +20,7 @@ from zsim.cost.rates.gpu import KernelPricer
 from zsim.cost.rates.host_calls import host_seconds, shipped_host_costs
 from zsim.plan.builder import COMPUTE
 from zsim.plan.ops import Collective, Copy, DriveIo, HostWork, Kernels, Plan
+from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import Workload, make_workload
 from zsim.specs.experiment.job import Job, slowest_of
 from zsim.specs.strategy.deepspeed.config import DeepSpeedConfig
@@ -63,12 +64,12 @@ def _kernels(workload: Workload) -> Iterable[Kernels]:
     """Kernels of forward, backward and recomputation of one micro-batch, the ones that `Walk` issues."""
     for segment in workload.segments:
         for call in segment.calls:
-            yield call.work.forward
-            yield call.work.backward
+            yield kernels_of(call.work.forward)
+            yield kernels_of(call.work.backward)
             if call.work.recompute is not None:
                 yield call.work.recompute
         for call in segment.recomputed:
-            yield call.work.forward
+            yield kernels_of(call.work.forward)
 
 
 def _kept_bytes(workload: Workload) -> int:

@@ -1,0 +1,80 @@
+"""Projections of one input as a single product, as Megatron's and nanotron's layers have them: `linear_qkv`
+for queries, keys and values, `linear_fc1` for a gated MLP's two.
+
+Source: Megatron-Core 0.16.1 core/transformer/attention.py, mlp.py; nanotron 2411b022 models/llama.py
+(`qkv_proj`, `gate_up_proj`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zsim.specs.model.spec import Attention, Block, Linear, ModelSpec, Module, Parameter
+
+QKV, FC1 = "linear_qkv", "linear_fc1"
+
+
+def with_fused_projections(model: ModelSpec) -> ModelSpec:
+    """The model with the products of a block that read one input fused, before attention and before a gated
+    activation."""
+    fused = {id(block): _fused(block) for block in model.blocks}
+    return replace(model, blocks=tuple(fused[id(block)] for block in model.blocks))
+
+
+def _fused(block: Block) -> Block:
+    modules, names = list(block.modules), {module.name: module.name for module in block.modules}
+    place = 0
+    while place < len(modules):
+        run = _run(modules, place)
+        if len(run) > 1:
+            one = _together(run, _reads(modules, modules.index(run[-1])))
+            names |= {module.name: one.name for module in run}
+            modules = [one if module is run[0] else module for module in modules if module not in run[1:]]
+        place += 1
+    modules = [
+        replace(module, work=replace(module.work, splits_fused_qkv=True))
+        if isinstance(module.work, Attention)
+        else module
+        for module in modules
+    ]
+    registration = block.registration
+    if registration is not None:
+        registration = tuple(dict.fromkeys(names[name] for name in registration))
+    return Block(block.kind, tuple(modules), registration)
+
+
+def _run(modules: Sequence[Module], place: int) -> list[Module]:
+    """The product at `place` and those after it, up to attention or an activation, that share its input."""
+    first = modules[place]
+    if not isinstance(first.work, Linear):
+        return []
+    run = [first]
+    for module in modules[place + 1 :]:
+        if isinstance(module.work, Linear) and module.shares_input:
+            run.append(module)
+        elif isinstance(module.work, Linear) or _is_core(module):
+            break
+    return run
+
+
+def _is_core(module: Module) -> bool:
+    return not module.parameters
+
+
+def _reads(modules: Sequence[Module], place: int) -> Module | None:
+    """The module without parameters that follows the product at `place`: attention or an activation."""
+    return next((module for module in modules[place + 1 :] if _is_core(module)), None)
+
+
+def _together(run: Sequence[Module], reader: Module | None) -> Module:
+    """One product for a run of them."""
+    works = [module.work for module in run if isinstance(module.work, Linear)]
+    total = sum(work.out_features for work in works)
+    prefix = run[0].name.rpartition(".")[0]
+    own = QKV if reader is not None and isinstance(reader.work, Attention) else FC1
+    parameters = [Parameter("weight", (total, works[0].in_features))]
+    if any(parameter.name == "bias" for parameter in run[0].parameters):
+        parameters.append(Parameter("bias", (total,)))
+    name = f"{prefix}.{own}" if prefix else own
+    return Module(name, Linear(works[0].in_features, total), tuple(parameters), run[0].shares_input)

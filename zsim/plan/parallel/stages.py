@@ -1,0 +1,50 @@
+"""The stages of a pipeline: the model cut between its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from zsim.specs.model.spec import Embedding, Linear, ModelSpec, Module, Parameter
+
+
+def cut_into_stages(model: ModelSpec, layers_per_stage: Sequence[int]) -> list[ModelSpec]:
+    """The stages in model order: the first has the modules before the blocks, the last those after them. A
+    tied head gets its own copy of the embedding's weight, whose gradients the two stages sum up."""
+    if len(layers_per_stage) < 2:
+        return [model]
+    stages, first, last = [], 0, len(layers_per_stage) - 1
+    for number, layers in enumerate(layers_per_stage):
+        stages.append(
+            replace(
+                model,
+                name=f"{model.name}, stage {number}",
+                before=model.before if number == 0 else (),
+                blocks=model.blocks[first : first + layers],
+                after=_with_own_head(model) if number == last else (),
+                is_tied=False,
+                first_block=model.first_block + first,
+                registered_before_blocks=model.registered_before_blocks if number in (0, last) else None,
+            )
+        )
+        first += layers
+    return stages
+
+
+def tied_numel(model: ModelSpec) -> int:
+    """Elements of the weight that the embedding and a tied head share, on this rank; 0 if they do not."""
+    return next(
+        (module.numel for module in model.before if model.is_tied and isinstance(module.work, Embedding)), 0
+    )
+
+
+def _with_own_head(model: ModelSpec) -> tuple[Module, ...]:
+    return tuple(_owning(module) if model.is_tied else module for module in model.after)
+
+
+def _owning(module: Module) -> Module:
+    work = module.work
+    if not isinstance(work, Linear) or any(parameter.name == "weight" for parameter in module.parameters):
+        return module
+    weight = Parameter("weight", (work.out_features, work.in_features))
+    return replace(module, parameters=(weight, *module.parameters))

@@ -1,0 +1,270 @@
+"""Tensor parallelism: the model that one of t ranks computes, with the collectives between its modules.
+
+In a block the products that read the residual stream are cut along their outputs ("column"), the product that
+writes to it along its inputs ("row"); heads and features between them belong to one rank each (Shoeybi et al.
+2019, "Megatron-LM", arXiv 1909.08053, section 3). With sequence parallelism norms and residuals see 1/t of
+the tokens (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2), and an all-gather stands before the
+columns, a reduce-scatter behind the row, in place of all-reduces.
+
+# [Note: whose collectives]
+megatron: column products gather their input again and reduce its gradient beneath their two products; the
+loss is computed on a part of the vocabulary (Megatron-Core 0.16.1 core/tensor_parallel/layers.py,
+cross_entropy.py). torch: torchtitan's DTensors gather once for all columns and keep what they gathered;
+nothing overlaps (v0.2.2 models/llama3/infra/parallelize.py; torch 2.13 distributed/tensor/parallel/loss.py).
+nanotron: like Megatron's products, in line unless `async_tensor` (2411b022
+parallel/tensor_parallel/functional.py). autotp: every column product reduces its own input's gradient;
+embedding and norms are whole, the head's outputs are gathered (DeepSpeed 0.19.8 module_inject/layers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zsim.errors import NotSimulatedError
+from zsim.specs.model.spec import (
+    Activation,
+    Attention,
+    Beneath,
+    Block,
+    Embedding,
+    Exchange,
+    ExchangeKind,
+    Experts,
+    Linear,
+    Loss,
+    ModelSpec,
+    Module,
+    Norm,
+    Parameter,
+)
+from zsim.specs.strategy.parallelism import Parallelism
+
+TENSOR = "tensor"
+
+
+def tensor_parallel(model: ModelSpec, parallelism: Parallelism) -> ModelSpec:
+    """The model of one of `parallelism.tensor` ranks; the model itself with one rank.
+
+    Raises NotSimulatedError for routed experts.
+    """
+    if parallelism.tensor == 1:
+        return model
+    cutter = _Cutter(parallelism, model.vocab_size, model.hidden_size)
+    blocks = {id(block): cutter.block(block) for block in model.blocks}
+    return replace(
+        model,
+        before=tuple(cutter.before(model.before)),
+        blocks=tuple(blocks[id(block)] for block in model.blocks),
+        after=tuple(cutter.after(model.after)),
+        token_shards=cutter.stream,
+    )
+
+
+@dataclass(frozen=True)
+class _Cutter:
+    """Cuts the modules of one model; `stream`: the parts into which the residual stream's tokens are cut."""
+
+    parallelism: Parallelism
+    vocab_size: int
+    hidden_size: int
+
+    @property
+    def ranks(self) -> int:
+        return self.parallelism.tensor
+
+    @property
+    def stream(self) -> int:
+        return self.ranks if self.parallelism.sequence_parallel else 1
+
+    @property
+    def is_split(self) -> bool:
+        return self.stream > 1
+
+    @property
+    def overlaps(self) -> bool:
+        style = self.parallelism.style
+        return style in ("megatron", "deepspeed") or (style == "nanotron" and self.parallelism.async_tensor)
+
+    @property
+    def cuts_vocabulary(self) -> bool:
+        return self.parallelism.style != "autotp"
+
+    # -- blocks -----------------------------------------------------------------------------------------
+
+    def block(self, block: Block) -> Block:
+        """The block with its products cut, and exchanges around each pair of column and row."""
+        modules: list[Module] = []
+        is_inside = has_core = False
+        for module in block.modules:
+            work = module.work
+            if isinstance(work, Experts):
+                raise NotSimulatedError(
+                    f"module '{module.name}': routed experts are counted, not simulated yet"
+                )
+            if isinstance(work, Linear) and not has_core:
+                modules += self._column(module, work, is_first=not is_inside)
+                is_inside = True
+            elif isinstance(work, Linear):
+                modules += self._row(module, work)
+                is_inside = has_core = False
+            elif isinstance(work, Attention):
+                modules.append(replace(module, work=self._heads(work)))
+                has_core = True
+            elif isinstance(work, Activation):
+                modules.append(replace(module, work=replace(work, width=work.width // self.ranks)))
+                has_core = True
+            elif isinstance(work, Norm) and is_inside:
+                modules.append(self._head_norm(module, work))
+            else:
+                modules.append(self._on_stream(module))
+        return Block(block.kind, tuple(modules), block.registration)
+
+    def _column(self, module: Module, work: Linear, *, is_first: bool) -> list[Module]:
+        """A product cut along its outputs, behind what brings its input together; columns behind the first
+        of a pair read the same input."""
+        shares, width = self.ranks, work.in_features
+        cut = replace(
+            module,
+            work=replace(work, out_features=work.out_features // shares),
+            parameters=tuple(
+                _divided(one, _output_dimension(one, work), shares) for one in module.parameters
+            ),
+        )
+        is_shared = module.shares_input and not is_first
+        if self.overlaps:
+            reduces: ExchangeKind = "reduce_scatter" if self.is_split else "all_reduce"
+            beneath = Beneath(reduces, self.stream)
+            product = replace(
+                cut, work=replace(work, out_features=work.out_features // shares, beneath=beneath)
+            )
+            if not self.is_split or is_shared or module.shares_input:
+                return [product]
+            return [self._exchange(module.name, "all_gather", None, width), product]
+        if self.parallelism.style == "autotp":
+            return [self._exchange(module.name, None, "all_reduce", width), cut]
+        if not is_first or module.shares_input:
+            return [cut]
+        if self.is_split:
+            return [self._exchange(module.name, "all_gather", "reduce_scatter", width), cut]
+        return [self._exchange(module.name, None, "all_reduce", width), cut]
+
+    def _row(self, module: Module, work: Linear) -> list[Module]:
+        """A product cut along its inputs, before what sums up its outputs."""
+        shares = self.ranks
+        cut = replace(
+            module,
+            work=replace(work, in_features=work.in_features // shares),
+            parameters=tuple(
+                self._whole(one)
+                if len(one.shape) == 1
+                else _divided(one, 1 - _output_dimension(one, work), shares)
+                for one in module.parameters
+            ),
+        )
+        if self.is_split:
+            return [cut, self._exchange(module.name, "reduce_scatter", "all_gather", work.out_features)]
+        return [cut, self._exchange(module.name, "all_reduce", None, work.out_features)]
+
+    def _heads(self, work: Attention) -> Attention:
+        """The heads of one rank; at least one key/value head."""
+        groups = max(1, work.num_kv_heads // self.ranks)
+        return replace(work, num_heads=work.num_heads // self.ranks, num_kv_heads=groups)
+
+    def _head_norm(self, module: Module, work: Norm) -> Module:
+        """A norm of queries or keys, head by head: each rank sums up the gradient of its own heads. A norm of
+        all heads together is cut."""
+        is_whole = all(parameter.numel == work.width for parameter in module.parameters)
+        parameters = tuple(
+            _divided(one, 0, self.ranks) if is_whole else replace(one, summed_over=TENSOR)
+            for one in module.parameters
+        )
+        return replace(module, work=replace(work, width=work.width // self.ranks), parameters=parameters)
+
+    def _on_stream(self, module: Module) -> Module:
+        """A module on the residual stream: whole, on this rank's tokens."""
+        if not self.is_split:
+            return module
+        parameters = tuple(self._whole(one) for one in module.parameters)
+        return replace(module, parameters=parameters, token_shards=self.stream)
+
+    def _whole(self, parameter: Parameter) -> Parameter:
+        """A parameter that all ranks have whole."""
+        return replace(parameter, summed_over=TENSOR) if self.is_split else parameter
+
+    # -- around the blocks --------------------------------------------------------------------------------
+
+    def before(self, modules: Sequence[Module]) -> list[Module]:
+        """Embeddings: the vocabulary is cut, positions are not. With sequence parallelism the sum is
+        scattered where there are no positions, else reduced, and each rank goes on with its part
+        (Megatron-Core 0.16.1 core/models/common/embeddings/language_model_embedding.py)."""
+        found: list[Module] = []
+        tables = [module for module in modules if isinstance(module.work, Embedding)]
+        has_positions, is_done = len(tables) > 1, not self.is_split
+        for module in modules:
+            work = module.work
+            if isinstance(work, Embedding) and work.rows == self.vocab_size and self.cuts_vocabulary:
+                rows = replace(work, rows=work.rows // self.ranks)
+                parameters = tuple(_divided(one, 0, self.ranks) for one in module.parameters)
+                found.append(replace(module, work=rows, parameters=parameters))
+                if self.is_split and not has_positions:
+                    found.append(self._exchange(module.name, "reduce_scatter", "all_gather", work.width))
+                    is_done = True
+                else:
+                    found.append(self._exchange(module.name, "all_reduce", None, work.width))
+            elif isinstance(work, Embedding):
+                found.append(module)
+            else:
+                if not is_done:
+                    found.append(self._exchange(module.name, None, "all_gather", self.hidden_size))
+                    is_done = True
+                found.append(self._on_stream(module))
+        if not is_done:
+            found.append(self._exchange("positions", None, "all_gather", self.hidden_size))
+        return found
+
+    def after(self, modules: Sequence[Module]) -> list[Module]:
+        """Final norm, head and loss: the head is a column, the loss sees a part of the vocabulary after three
+        sums of a number per token: the maximum, the label's logit, the sum of exponentials."""
+        found: list[Module] = []
+        for module in modules:
+            work = module.work
+            if isinstance(work, Linear) and work.out_features == self.vocab_size:
+                found += self._column(module, work, is_first=True)
+                if not self.cuts_vocabulary:
+                    found.append(self._exchange(module.name, "all_gather", None, work.out_features))
+            elif isinstance(work, Loss):
+                if self.cuts_vocabulary:
+                    found += [_statistic(name, self.ranks) for name in ("maximum", "label", "sum")]
+                    work = replace(work, vocab_size=work.vocab_size // self.ranks)
+                found.append(replace(module, work=work))
+            elif isinstance(work, Activation) and work.width == self.vocab_size and self.cuts_vocabulary:
+                found.append(replace(module, work=replace(work, width=work.width // self.ranks)))
+            elif isinstance(work, Linear):
+                found.append(module)
+            else:
+                found.append(self._on_stream(module))
+        return found
+
+    def _exchange(
+        self, name: str, forward: ExchangeKind | None, backward: ExchangeKind | None, width: int
+    ) -> Module:
+        kind = forward or backward
+        return Module(f"{name} {kind}", Exchange(forward, backward, width, self.ranks))
+
+
+def _statistic(name: str, ranks: int) -> Module:
+    return Module(f"loss {name}", Exchange("all_reduce", None, 1, ranks, in_fp32=True))
+
+
+def _output_dimension(parameter: Parameter, work: Linear) -> int:
+    """The dimension of a weight or bias that its product's outputs are in: the first, in GPT-2's Conv1D the
+    last."""
+    is_transposed = parameter.shape == (work.in_features, work.out_features)
+    return 1 if is_transposed and work.in_features != work.out_features else 0
+
+
+def _divided(parameter: Parameter, dimension: int, ranks: int) -> Parameter:
+    shape = list(parameter.shape)
+    shape[dimension] //= ranks
+    return replace(parameter, shape=tuple(shape))

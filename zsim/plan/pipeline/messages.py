@@ -1,0 +1,170 @@
+"""The messages of one pipeline rank: its sends and receives as ops, their memory, and who waits for them.
+
+# [Note: whose memory a message is]
+A received activation is the stage's input, which the stage's first module keeps from its forward on; a
+received gradient is the gradient of the residual stream. An output is kept until it is sent where the
+framework empties it then (`deallocate_pipeline_outputs`, which Megatron-Core's command line always sets),
+else until its backward (`fwd_cache` of torch 2.13 distributed/pipelining/stage.py). Stages of one rank that
+follow each other hand their tensors over without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from zsim.plan.builder import COMPUTE, PlanBuilder
+from zsim.plan.ops import Group, Message
+from zsim.plan.pipeline.schedules import Action, Kind, MessageCall
+from zsim.plan.stage import Stage
+from zsim.plan.walk import RESIDUAL
+from zsim.specs.strategy.mesh import PIPELINE
+
+Direction = Literal["send", "recv"]
+_NEXT: frozenset[Kind] = frozenset({"SEND_F", "RECV_B"})  # with the stage behind; others with the one before
+_SHAPE_BYTES = 8 * 256  # int64 [256] of shapes, which DeepSpeed and nanotron send ahead
+
+
+class Messenger:
+    """Posts the messages of a pipeline rank that holds `stages`; `ranks`: the rank of every stage."""
+
+    def __init__(
+        self,
+        builder: PlanBuilder,
+        stages: Mapping[int, Stage],
+        ranks: Sequence[int],
+        rank: int,
+        *,
+        empties_outputs: bool,
+    ) -> None:
+        self.builder, self.stages, self.rank = builder, stages, rank
+        self.ranks, self.empties_outputs = ranks, empties_outputs
+        self._events: dict[Action, int] = {}
+
+    # -- around the computation ---------------------------------------------------------------------------
+
+    def before_forward(self, stage: int, micro_batch: int) -> None:
+        """Wait for the input, which the stage's first module takes over."""
+        if not self.stages[stage].is_first and not self._is_local(stage, -1):
+            self._wait(Action("RECV_F", stage, micro_batch))
+            self._allocate(-1, _input(stage), stage, micro_batch)
+
+    def after_forward(self, stage: int, micro_batch: int) -> None:
+        """The output is there."""
+        if not self.stages[stage].is_last and not self._is_local(stage, 1):
+            self._allocate(1, _output(stage), stage, micro_batch)
+
+    def before_backward(self, stage: int, micro_batch: int) -> None:
+        """Wait for the gradient of the output."""
+        if not self.stages[stage].is_last and not self._is_local(stage, 1):
+            self._wait(Action("RECV_B", stage, micro_batch))
+            if not self.empties_outputs:
+                self._allocate(-1, _output(stage), stage, micro_batch)
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def post(self, call: MessageCall) -> None:
+        """Issue the messages of one call."""
+        builder = self.builder
+        for message in call.messages:
+            if message.kind == "RECV_F":
+                self._allocate(1, _input(message.stage), message.stage, message.micro_batch)
+            elif message.kind == "RECV_B":
+                self._allocate(1, RESIDUAL, message.stage, message.micro_batch)
+        if call.is_batched:
+            self._batch(call)
+        else:
+            for message in call.messages:
+                self._alone(message, call)
+        if call.waits == "use":
+            return
+        events = [self._events[message] for message in call.messages]
+        self.wait(call.messages)
+        if call.waits == "host":
+            for event in (builder.record(COMPUTE), *events):
+                builder.host_wait(event)
+
+    def wait(self, messages: tuple[Action, ...]) -> None:
+        """Have the compute stream wait for messages; what was sent is no longer needed."""
+        for message in messages:
+            self._wait(message)
+
+    def finish(self) -> None:
+        """Wait for all messages that nobody has waited for."""
+        self.wait(tuple(self._events))
+
+    def _wait(self, message: Action) -> None:
+        event = self._events.pop(message, None)
+        if event is None:
+            return
+        self.builder.stream_wait(COMPUTE, event)
+        if message.kind == "SEND_F" and self.empties_outputs:
+            self._allocate(-1, _output(message.stage), message.stage, message.micro_batch)
+        elif message.kind == "SEND_B":
+            self._allocate(-1, RESIDUAL, message.stage, message.micro_batch)
+
+    def _batch(self, call: MessageCall) -> None:
+        """`batch_isend_irecv` on the pipeline's communicator."""
+        if not call.messages:
+            return
+        group, size = self.builder.groups[PIPELINE], self.builder.groups[PIPELINE].size
+        messages = [
+            Message(_direction(one), self._bytes(one), _shift(self._other(one) - self.rank, size))
+            for one in call.messages
+        ]
+        event = self._issue(messages, group.name, call)
+        self._events |= dict.fromkeys(call.messages, event)
+
+    def _alone(self, message: Action, call: MessageCall) -> None:
+        """`isend` or `irecv` on the communicator of the two ranks."""
+        other = self._other(message)
+        low, high = min(self.rank, other), max(self.rank, other)
+        sender = self.rank if _direction(message) == "send" else other
+        name = f"{PIPELINE} {low}-{high}" + (f" from {sender}" if call.has_own_way else "")
+        groups = self.builder.groups
+        if name not in groups:
+            groups[name] = Group(name, groups[PIPELINE].members[:, [low, high]])
+        shift = 1 if other > self.rank else -1
+        self._events[message] = self._issue(
+            [Message(_direction(message), self._bytes(message), shift)], name, call
+        )
+
+    def _issue(self, messages: list[Message], group: str, call: MessageCall) -> int:
+        builder = self.builder
+        dtype = self.stages[call.messages[0].stage].message_dtype
+        for _ in range(call.shapes):
+            shapes = [one._replace(bytes=_SHAPE_BYTES) for one in messages]
+            builder.host_wait(builder.point_to_point(shapes, "int64", group, stream=group))
+        builder.wait_stream(group, COMPUTE)
+        return builder.point_to_point(messages, dtype, group, stream=group)
+
+    def _other(self, message: Action) -> int:
+        return self.ranks[message.stage + (1 if message.kind in _NEXT else -1)]
+
+    def _is_local(self, stage: int, step: int) -> bool:
+        """Whether the stage before (-1) or behind (1) is on this rank too."""
+        return self.ranks[stage + step] == self.rank
+
+    def _bytes(self, message: Action) -> int:
+        return self.stages[message.stage].message_bytes
+
+    def _allocate(self, sign: int, owner: str, stage: int, micro_batch: int | None) -> None:
+        number = 0 if micro_batch is None else micro_batch
+        self.builder.activations(sign * self.stages[stage].message_bytes, owner, number)
+
+
+def _direction(message: Action) -> Direction:
+    return "send" if message.kind.startswith("SEND") else "recv"
+
+
+def _shift(distance: int, size: int) -> int:
+    """The distance around the pipeline's ring, at most half of it."""
+    return (distance + size // 2) % size - size // 2 if abs(distance) == size - 1 and size > 2 else distance
+
+
+def _input(stage: int) -> str:
+    return f"input of stage {stage}"
+
+
+def _output(stage: int) -> str:
+    return f"output of stage {stage}"

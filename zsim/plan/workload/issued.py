@@ -1,0 +1,96 @@
+"""The work that a module issues in one direction: kernels alone, or parts, some of them collectives.
+
+# [Note: beneath the products]
+Megatron's column-parallel layer gathers its input again beneath the product for the input's gradient, and
+reduces that gradient beneath the product for the weight's: both are launched on the group's stream before the
+product, and the compute stream waits for the first before the second product and for the second behind it
+(`LinearWithGradAccumulationAndAsyncCommunication.backward`, Megatron-Core 0.16.1
+core/tensor_parallel/layers.py). All other exchanges are in line with the computation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zsim.cost.kernels import modules as work
+from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.builder import COMPUTE
+from zsim.plan.ops import Collective, Kernels, PointToPoint
+from zsim.specs.model.spec import Beneath, Exchange, ExchangeKind, Linear, Module
+
+
+class WorkPart(NamedTuple):
+    """One op of a module, or (`work` None) a wait alone. `follows`: the stream whose work so far it waits
+    for."""
+
+    work: Kernels | Collective | PointToPoint | None
+    name: str = ""
+    stream: str = COMPUTE
+    follows: str = ""
+
+
+Issued = Kernels | tuple[WorkPart, ...]
+
+
+def launches_of(issued: Issued) -> int:
+    """Kernels that the host launches, without collectives."""
+    if isinstance(issued, Kernels):
+        return count(issued.kernels)
+    return sum(count(part.work.kernels) for part in issued if isinstance(part.work, Kernels))
+
+
+def kernels_of(issued: Issued) -> Kernels:
+    """The kernels without the collectives."""
+    if isinstance(issued, Kernels):
+        return issued
+    parts = [part.work.kernels for part in issued if isinstance(part.work, Kernels)]
+    return Kernels(tuple(kernel for kernels in parts for kernel in kernels))
+
+
+def count(kernels: tuple[Kernel, ...]) -> int:
+    """Launches of some kernels."""
+    return sum([kernel.launches for kernel in kernels])
+
+
+def forward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> Issued:
+    """The work of a module's forward."""
+    if isinstance(module.work, Exchange):
+        return _exchanged(module.work, module.work.forward, shape, options)
+    return Kernels(work.forward_kernels(module, shape, options))
+
+
+def backward_of(module: Module, shape: work.BatchShape, options: work.WorkOptions) -> Issued:
+    """The work of a module's backward; see [Note: beneath the products]."""
+    if isinstance(module.work, Exchange):
+        return _exchanged(module.work, module.work.backward, shape, options)
+    if isinstance(module.work, Linear) and module.work.beneath is not None:
+        return _around_products(module, module.work, module.work.beneath, shape, options)
+    return Kernels(work.backward_kernels(module, shape, options))
+
+
+def _exchanged(
+    exchange: Exchange, kind: ExchangeKind | None, shape: work.BatchShape, options: work.WorkOptions
+) -> tuple[WorkPart, ...]:
+    if kind is None:
+        return ()
+    element, dtype = (4, "fp32") if exchange.in_fp32 else (options.activation_bytes, options.kernel_dtype)
+    return (WorkPart(Collective(kind, shape.tokens * exchange.width * element, dtype, exchange.group)),)
+
+
+def _around_products(
+    module: Module, product: Linear, beneath: Beneath, shape: work.BatchShape, options: work.WorkOptions
+) -> tuple[WorkPart, ...]:
+    size, dtype = shape.tokens * product.in_features * options.activation_bytes, options.kernel_dtype
+    of_input, of_weight = work.split_backward(module, shape, options)
+    group = beneath.group
+    gather = (
+        WorkPart(Collective("all_gather", size, dtype, group), "gather input", group, COMPUTE),
+        WorkPart(Kernels(of_input)),
+        WorkPart(None, follows=group),
+    )
+    return (
+        *(gather if beneath.input_shards > 1 else (WorkPart(Kernels(of_input)),)),
+        WorkPart(Collective(beneath.reduces, size, dtype, group), "reduce input's gradient", group, COMPUTE),
+        WorkPart(Kernels(of_weight), "weight"),
+        WorkPart(None, follows=group),
+    )
