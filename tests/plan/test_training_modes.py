@@ -16,6 +16,7 @@ from zsim.plan.builder import PlanBuilder
 from zsim.plan.hooks import Hooks
 from zsim.plan.make import plan_step
 from zsim.plan.stage import Stage
+from zsim.plan.workload.issued import kernels_of
 from zsim.plan.workload.workload import make_workload
 from zsim.specs.cluster.files import load_gpu
 from zsim.specs.model.huggingface import load_model
@@ -54,7 +55,10 @@ def test_selective_op_keeps_every_second_product_and_attention() -> None:
     assert names == ["q_proj", "v_proj", "gate_proj", "down_proj", "core"]
     segment = make_workload(LLAMA, replace(TRAINING, activation_checkpointing="selective-op")).segments[1]
     assert segment.checkpoint_bytes == 128 * 63_104
-    again = {call.module.name: sum(k.flops for k in call.work.forward.kernels) for call in segment.recomputed}
+    again = {
+        call.module.name: sum(k.flops for k in kernels_of(call.work.forward).kernels)
+        for call in segment.recomputed
+    }
     assert [name.rpartition(".")[2] for name, flops in again.items() if flops] == [
         "k_proj",
         "o_proj",

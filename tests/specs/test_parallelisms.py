@@ -1,4 +1,4 @@
-"""Parallelisms: other programs' names are answered with zsim's own; `[parallelism]` is resolved or refused."""
+"""Parallelisms: other programs' names are answered with zsim's own; `[parallelism]` is resolved."""
 
 from __future__ import annotations
 
