@@ -41,10 +41,11 @@ class Hooks:
     def begin_step(self) -> None: ...
 
     def finish_gradients(self) -> None:
-        """After all backwards: sum up the gradients that stages or tensor-parallel ranks share."""
+        """After all backwards: finish their reductions, and sum up the gradients that stages or tensor-
+        parallel ranks share. It is called for the first of `chunks`, for all of them."""
 
     def optimizer_step(self) -> None:
-        """One optimizer updates all stages of the rank: it is called for the first of `chunks`."""
+        """Update: one optimizer for all stages of the rank; called for the first of `chunks`."""
 
     # -- forward of one micro-batch -----------------------------------------------------------------------
 

@@ -52,10 +52,11 @@ class DataParallel:
 
 def mesh_groups(mesh: Mesh) -> list[Group]:
     """The process groups of tensor, context and pipeline parallelism that have several ranks: also the ranks
-    of one model, and the first and last pipeline rank ("embedding")."""
+    of one model, all ranks, and the first and last pipeline rank ("embedding")."""
     groups = [Group(axis, mesh.groups(axis)) for axis in (TENSOR, CONTEXT) if mesh.size(axis) > 1]
     if mesh.size(TENSOR, PIPELINE) > 1:
-        groups.append(Group(MODEL, mesh.groups(TENSOR, PIPELINE)))
+        everyone = np.arange(mesh.world_size, dtype=np.int64)[None]
+        groups += [Group(MODEL, mesh.groups(TENSOR, PIPELINE)), Group(WORLD, everyone)]
     pipelines = mesh.groups(PIPELINE)
     ranks = pipelines.shape[1]
     if ranks == 1:

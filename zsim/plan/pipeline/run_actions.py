@@ -46,9 +46,8 @@ def run_actions(
             messenger.wait(step.messages)
     if messenger is not None:
         messenger.finish()
+    chunks[0].finish_gradients()
     builder.phase, builder.micro_batch = "optimizer", -1
-    for owner in chunks:
-        owner.finish_gradients()
     chunks[0].optimizer_step()
     for owner in chunks:
         if (logs := owner.stage.workload.logs) is not None:

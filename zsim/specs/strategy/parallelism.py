@@ -120,6 +120,11 @@ class Parallelism:
         return self.pipeline * self.virtual_stages
 
     @property
+    def schedule_is_v(self) -> bool:
+        """Whether the first pipeline rank holds the first and the last stage."""
+        return self.schedule in V_SHAPED
+
+    @property
     def token_shards(self) -> int:
         """Into how many parts the tokens of the residual stream are cut."""
         return self.context * (self.tensor if self.sequence_parallel else 1)

@@ -15,7 +15,14 @@ With `overlap_grad_reduce` a bucket is reduced as soon as its last gradient is r
 all buckets are reduced. With `overlap_param_gather` the first module that needs a bucket of parameters waits
 for it, and then starts the gather of the next bucket: at most one gather is ahead. Without the two options
 gradients are reduced after backward and parameters gathered after the update, without overlap. NCCL runs the
-calls of one group in order.
+calls of one group in order. In a pipeline only the first stage has several buckets (the chunk 0 of rank 0:
+`disable_bucketing` in training.py); where the schedule says when a stage reduces, its backward does not.
+
+# [Note: sums behind the reductions]
+`finalize_model_grads` of Megatron-Core 0.16.1 (core/distributed/finalize_model_grads.py): after all buckets
+are reduced, the gradients of what sequence parallelism computes on a part of the tokens (norms, biases) are
+joined for one all-reduce over the tensor group; then the whole gradient of an embedding that the first and
+the last stage share is all-reduced between them.
 """
 
 from __future__ import annotations
@@ -28,7 +35,8 @@ from zsim.plan.frameworks.megatron.optimizer_step import update_parameters
 from zsim.plan.hooks import Hooks
 from zsim.plan.ops import Group, Memory
 from zsim.plan.parts.host_reads import read_scalar
-from zsim.plan.stage import Stage
+from zsim.plan.parts.shared_gradients import sum_partial_gradients, sum_tied_gradient
+from zsim.plan.stage import WORLD, Stage
 from zsim.plan.workload.workload import ModuleCall, Segment
 from zsim.specs.model.spec import Linear, Parameter
 from zsim.specs.strategy.megatron import Megatron
@@ -54,13 +62,16 @@ class MegatronSchedule(Hooks):
         self.param_bytes = DTYPE_BYTES[strategy.param_dtype]
         self.grad_bytes = DTYPE_BYTES[strategy.grad_dtype]
         self._numels = {name: parameter.numel for name, parameter in workload.model.named_parameters()}
+        is_bucketed = stage.number == 0  # only chunk 0 of pipeline rank 0: see [Note: two overlaps]
+        bucket_size = strategy.bucket_size if is_bucketed else None
         self.buffer = lay_out(
-            self._numels, strategy.bucket_size, self.ranks, is_sharded=strategy.distributed_optimizer
+            self._numels, bucket_size, self.ranks, is_sharded=strategy.distributed_optimizer
         )
         self._owned = owned_in_turn(list(self._numels.values()), self.ranks)
         self._bucket_of = {name: bucket for bucket in self.buffer.buckets for name in bucket.names}
         self._missing: dict[int, int] = {}
         self._reduced: list[int] = []
+        self._is_reduced: set[int] = set()  # buckets
         self._joined: tuple[Bucket, int] | None = None  # reduced during backward, not copied back yet
         self._gathers: dict[int, int] = {}  # by bucket, the event of its parameters
         self._ready: set[int] = set()  # buckets whose parameters compute has waited for
@@ -174,7 +185,8 @@ class MegatronSchedule(Hooks):
             self._add_gradient(call, parameter)
             bucket = self._bucket_of[_name(call, parameter)]
             self._missing[bucket.number] -= 1
-            if self.strategy.overlap_grad_reduce and self._is_last and not self._missing[bucket.number]:
+            is_due = self._is_last and not self._is_told and not self._missing[bucket.number]
+            if self.strategy.overlap_grad_reduce and is_due:
                 self._reduce(bucket, _NCCL)
 
     def _add_gradient(self, call: ModuleCall, parameter: Parameter) -> None:
@@ -198,22 +210,38 @@ class MegatronSchedule(Hooks):
         builder.kernels(f"add gradient {call.name}", kernels, overhead=hook, module=call.name)
         builder.free("buffers", size)
 
-    def end_backward(self) -> None:
-        if self._is_last and not self._is_told:
-            self.reduce_gradients()
-
     def reduce_gradients(self) -> None:
-        """finish_grad_sync, which `finalize_model_grads` calls at the end of all schedules."""
-        if not self.strategy.overlap_grad_reduce:
-            for bucket in self.buffer.buckets:
-                self._reduce(bucket, COMPUTE)
+        """start_grad_sync of a stage, where the schedule says."""
+        for bucket in self.buffer.buckets:
+            self._reduce(bucket, _NCCL)
+
+    def unshard(self) -> None:
+        """start_param_sync of a stage, where the schedule says."""
+        for bucket in reversed(self.buffer.buckets) if self._gathers_ahead else ():
+            self._gather(bucket.number)
+
+    def finish_gradients(self) -> None:
+        """`finalize_model_grads`, at the end of all schedules: see [Note: sums behind the reductions]."""
+        for chunk in self.chunks:
+            chunk.finish_reductions()
+        sum_partial_gradients(self.builder, self.chunks, self.strategy.grad_dtype)
+        for chunk in self.chunks:
+            sum_tied_gradient(chunk.stage, self.strategy.grad_dtype)
+
+    def finish_reductions(self) -> None:
+        """finish_grad_sync."""
+        stream = _NCCL if self.strategy.overlap_grad_reduce else COMPUTE
+        for bucket in self.buffer.buckets:
+            if bucket.number not in self._is_reduced:
+                self._reduce(bucket, stream)
         self._copy_back()
         for event in self._reduced:
             self.builder.stream_wait(COMPUTE, event)
         self._reduced = []
 
     def _reduce(self, bucket: Bucket, stream: str) -> None:
-        """start_grad_sync."""
+        """start_grad_sync of one bucket."""
+        self._is_reduced.add(bucket.number)
         if self.ranks * self.replicas == 1:
             return
         if not self.strategy.is_contiguous:
@@ -284,10 +312,14 @@ class MegatronSchedule(Hooks):
 
     def optimizer_step(self) -> None:
         strategy = self.strategy
-        update_parameters(
-            self.builder, strategy, self.training, self.own_numels,
-            [self.whole.name] if strategy.distributed_optimizer else [],
-        )  # fmt: skip
+        numels = [numel for chunk in self.chunks for numel in chunk.own_numels]
+        update_parameters(self.builder, strategy, self.training, numels, self._norm_groups)
+        for chunk in self.chunks:
+            chunk.finish_update()
+
+    def finish_update(self) -> None:
+        """Gather the updated parameters, where nothing gathers them later."""
+        strategy = self.strategy
         if strategy.distributed_optimizer and self.ranks > 1 and not self._gathers_ahead:
             if strategy.has_owners:
                 self._broadcast()
@@ -296,6 +328,14 @@ class MegatronSchedule(Hooks):
                     self.gather(bucket, COMPUTE)
         if not strategy.is_contiguous:
             self.builder.free("gradients", self.workload.numel * self.grad_bytes)
+
+    @property
+    def _norm_groups(self) -> list[str]:
+        """The groups over which norm and overflow are reduced: all ranks where each owns a part of the
+        gradients, else the ranks of one model."""
+        if not self.strategy.distributed_optimizer:
+            return self.stage.norm_groups()
+        return [WORLD] if WORLD in self.builder.groups else [self.whole.name]
 
 
 def _name(call: ModuleCall, parameter: Parameter) -> str:

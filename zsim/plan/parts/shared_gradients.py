@@ -1,0 +1,45 @@
+"""Sums of gradients that ranks of one model share: partial sums of tensor-parallel ranks, tied embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zsim.cost.kernels.update import cat_launches
+from zsim.dtypes import DTYPE_BYTES
+from zsim.plan.builder import COMPUTE, PlanBuilder, moves
+from zsim.plan.hooks import Hooks
+from zsim.plan.stage import EMBEDDING, Stage
+from zsim.specs.strategy.mesh import TENSOR
+
+
+def partial_numels(stage: Stage) -> list[int]:
+    """Elements of each parameter of which a tensor-parallel rank has a part of the gradient."""
+    named = stage.workload.model.named_parameters()
+    return [parameter.numel for _, parameter in named if parameter.summed_over == TENSOR]
+
+
+def sum_partial_gradients(builder: PlanBuilder, chunks: Sequence[Hooks], dtype: str) -> None:
+    """All-reduce the partial gradients of all stages of a rank as one tensor (`_flatten_dense_tensors`, then
+    copies back)."""
+    numels = [numel for chunk in chunks for numel in partial_numels(chunk.stage)]
+    size = sum(numels) * DTYPE_BYTES[dtype]
+    if not size:
+        return
+    builder.allocate("buffers", size)
+    builder.kernels("join partial gradients", moves(size, size, launches=cat_launches(len(numels))))
+    builder.collective("all_reduce", size, dtype, TENSOR, stream=COMPUTE, name="all_reduce partial gradients")
+    builder.kernels("copy partial gradients", moves(size, size, launches=len(numels)))
+    builder.free("buffers", size)
+
+
+def sum_tied_gradient(stage: Stage, dtype: str) -> None:
+    """All-reduce the gradient of an embedding that the first and the last stage share, between their ranks;
+    if one rank has both, it adds them."""
+    if not stage.tied_numel:
+        return
+    builder, size = stage.builder, stage.tied_numel * DTYPE_BYTES[dtype]
+    name = "all_reduce tied embedding"
+    if stage.parallelism.pipeline > 1 and not stage.parallelism.schedule_is_v:
+        builder.collective("all_reduce", size, dtype, EMBEDDING, stream=COMPUTE, name=name)
+    elif stage.is_last:
+        builder.kernels("add tied embedding", moves(2 * size, size))
