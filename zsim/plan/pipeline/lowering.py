@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from zsim.plan.pipeline import lowering_megatron, lowering_torch
-from zsim.plan.pipeline.lowering_megatron import MegatronPipeline
-from zsim.plan.pipeline.schedules import Action, Step, no_pipeline
+from zsim.errors import InputError
+from zsim.plan.pipeline import nanotron, orders, torch_stage, torch_stages, zero_bubble
+from zsim.plan.pipeline.csv_schedule import read_csv
+from zsim.plan.pipeline.deepspeed import train_schedule_steps
+from zsim.plan.pipeline.megatron import MegatronPipeline
+from zsim.plan.pipeline.megatron import one_forward_one_backward_steps as megatron_1f1b
+from zsim.plan.pipeline.megatron_interleaved import interleaved_steps
+from zsim.plan.pipeline.orders import torch_group_size
+from zsim.plan.pipeline.pipeline_checks import NAMES, check_counts
+from zsim.plan.pipeline.placement import ranks_of_stages
+from zsim.plan.pipeline.schedules import Action, Order, Step, no_pipeline
 
 PipelineStyle = Literal["torch", "megatron", "deepspeed", "nanotron"]
 
@@ -36,7 +44,23 @@ def steps_of(
     if ranks == 1:
         return [list(actions) for actions in no_pipeline(micro_batches * passes)]
     settings = megatron or MegatronPipeline()
-    once = _one_pass(style, schedule, ranks, virtual, micro_batches, is_fsdp, csv, settings)
+    if csv and style != "torch":
+        raise InputError(
+            f"parallelism.schedule_csv: {NAMES[style]} reads no schedule; expected a torch strategy"
+        )
+    if not csv:
+        check_counts(
+            style, schedule, ranks, virtual, micro_batches, passes,
+            group_size=settings.group_size, overlaps_p2p=settings.overlaps_p2p,
+        )  # fmt: skip
+    if style == "torch":
+        once = _torch(schedule, ranks, virtual, micro_batches, csv, is_fsdp=is_fsdp)
+    elif style == "megatron":
+        once = _megatron(schedule, ranks, virtual, micro_batches, settings)
+    elif style == "deepspeed":
+        once = train_schedule_steps(ranks, micro_batches)
+    else:
+        once = _nanotron(schedule, ranks, micro_batches)
     return [
         [_numbered_on(step, number * micro_batches) for number in range(passes) for step in steps]
         for steps in once
@@ -52,16 +76,80 @@ def _numbered_on(step: Step, first: int) -> Step:
     return step._replace(messages=moved)
 
 
-def _one_pass(
+def orders_of(
     style: PipelineStyle,
     schedule: str,
     ranks: int,
     virtual: int,
     micro_batches: int,
-    is_fsdp: bool,
-    csv: str,
-    megatron: MegatronPipeline,
+    *,
+    csv: str = "",
+    group_size: int | None = None,
+) -> list[Order]:
+    """The computations of every pipeline rank, in order, without messages; the arguments of `steps_of`, with
+    `group_size` that of MegatronPipeline. Counts are taken as right."""
+    if csv:
+        return read_csv(csv, ranks, virtual, micro_batches).orders
+    if schedule == "interleaved-1f1b":
+        size = torch_group_size(ranks, micro_batches) if style == "torch" else group_size or ranks
+        return orders.interleaved(ranks, virtual, micro_batches, size)
+    if schedule == "looped-bfs":
+        return orders.looped_bfs(ranks, virtual, micro_batches)
+    if schedule == "interleaved-zero-bubble":
+        return zero_bubble.interleaved_zero_bubble(ranks, virtual, micro_batches)
+    single = {
+        "gpipe": orders.gpipe,
+        "1f1b": orders.one_forward_one_backward,
+        "zbv-zero-bubble": zero_bubble.zbv,
+        "dualpipe-v": zero_bubble.dualpipe_v,
+    }
+    return single[schedule](ranks, micro_batches)
+
+
+def stages_of_ranks(
+    schedule: str, ranks: int, virtual: int, csv: str = "", micro_batches: int = 0
+) -> list[list[int]]:
+    """The stages of every pipeline rank, in model order; those of a CSV schedule are where its actions are.
+
+    Raises InputError for a CSV schedule that does not fit.
+    """
+    rank_of = (
+        read_csv(csv, ranks, virtual, micro_batches).rank_of
+        if csv
+        else ranks_of_stages(schedule, ranks, virtual)
+    )
+    return [[stage for stage, home in enumerate(rank_of) if home == rank] for rank in range(ranks)]
+
+
+def _torch(
+    schedule: str, ranks: int, virtual: int, micro_batches: int, csv: str, *, is_fsdp: bool
 ) -> list[list[Step]]:
-    if style == "megatron":
-        return lowering_megatron.one_forward_one_backward_steps(ranks, micro_batches, megatron)
-    return lowering_torch.one_forward_one_backward_steps(ranks, micro_batches, is_fsdp=is_fsdp)
+    if csv:
+        found = read_csv(csv, ranks, virtual, micro_batches)
+        lowered = found.orders
+        if not found.is_lowered:
+            lowered = torch_stages.lowered(found.orders, found.rank_of, micro_batches)
+        return torch_stages.steps_of_orders(lowered, is_fsdp=is_fsdp)
+    if schedule == "gpipe":
+        return torch_stage.gpipe_steps(ranks, micro_batches, is_fsdp=is_fsdp)
+    if schedule == "1f1b":
+        return torch_stage.one_forward_one_backward_steps(ranks, micro_batches, is_fsdp=is_fsdp)
+    computed = orders_of("torch", schedule, ranks, virtual, micro_batches)
+    rank_of = ranks_of_stages(schedule, ranks, virtual)
+    return torch_stages.steps_of_orders(
+        torch_stages.lowered(computed, rank_of, micro_batches), is_fsdp=is_fsdp
+    )
+
+
+def _megatron(
+    schedule: str, ranks: int, virtual: int, micro_batches: int, settings: MegatronPipeline
+) -> list[list[Step]]:
+    if schedule == "interleaved-1f1b":
+        return interleaved_steps(ranks, virtual, micro_batches, settings)
+    return megatron_1f1b(ranks, micro_batches, settings)
+
+
+def _nanotron(schedule: str, ranks: int, micro_batches: int) -> list[list[Step]]:
+    if schedule == "gpipe":
+        return nanotron.all_forward_all_backward_steps(ranks, micro_batches)
+    return nanotron.one_forward_one_backward_steps(ranks, micro_batches)

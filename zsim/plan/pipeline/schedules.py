@@ -41,6 +41,11 @@ class Overlap(NamedTuple):
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
 
+def parts_of(item: Action | Overlap) -> tuple[Action, ...]:
+    """The action, or the two of an overlap."""
+    return (item.forward, item.backward) if isinstance(item, Overlap) else (item,)
+
+
 Order = list[Action | Overlap]  # what one pipeline rank computes, without messages
 
 

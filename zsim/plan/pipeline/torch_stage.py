@@ -1,4 +1,4 @@
-"""Steps of torch's pipelines: what `torch.distributed.pipelining` issues on every rank.
+"""Steps of torch's pipelines with one stage per rank; `torch_stages.py` has those with several.
 
 Source: torch 2.13 `torch/distributed/pipelining/schedules.py`.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, MessageWait, Step
 
 _KINDS: tuple[Kind, Kind] = ("F", "B")
-MAX_ACTIVE_STAGES = 3  # `max_active_stages` of `_add_unshard_reshard`, which no caller sets
 
 
 def gpipe_steps(ranks: int, micro_batches: int, *, is_fsdp: bool) -> list[list[Step]]:

@@ -1,0 +1,60 @@
+"""Steps of nanotron's pipeline engines, for blocks that pass one tensor on.
+
+Source: nanotron (commit 2411b022) `src/nanotron/parallel/pipeline_parallel/`: `engine.py`,
+`run_communication` of `state.py`, `send_tensors` and `recv_tensors` of `p2p.py`.
+"""
+
+from __future__ import annotations
+
+from zsim.plan.pipeline.schedules import Action, Kind, MessageCall, Step
+
+_SHAPES = 2  # `_send_meta`: seven numbers, then sizes and strides; the receiver's host reads both
+
+
+def all_forward_all_backward_steps(ranks: int, micro_batches: int) -> list[list[Step]]:
+    """`AllForwardAllBackwardPipelineEngine`: every computation has its receive in front and its send
+    behind."""
+    programs = []
+    for rank in range(ranks):
+        steps: list[Step] = []
+        for number in range(micro_batches):
+            steps += [*_message("RECV_F", ranks, rank, number), Action("F", rank, number)]
+            steps += _message("SEND_F", ranks, rank, number)
+        for number in range(micro_batches):
+            steps += [*_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
+            steps += _message("SEND_B", ranks, rank, number)
+        programs.append(steps)
+    return programs
+
+
+def one_forward_one_backward_steps(ranks: int, micro_batches: int) -> list[list[Step]]:
+    """`OneForwardOneBackwardPipelineEngine`: in the turns a forward's output leaves only in front of the
+    backward that follows, and a backward's gradient only behind the receive of the next forward's input."""
+    programs = []
+    for rank in range(ranks):
+        ahead = ranks - 1 - rank
+        steps: list[Step] = []
+        for number in range(ahead):
+            steps += [*_message("RECV_F", ranks, rank, number), Action("F", rank, number)]
+            steps += _message("SEND_F", ranks, rank, number)
+        turns = micro_batches - ahead
+        for number in range(turns):
+            steps += _message("RECV_F", ranks, rank, number + ahead)
+            steps += _message("SEND_B", ranks, rank, number - 1) if number else []
+            steps.append(Action("F", rank, number + ahead))
+            steps += _message("SEND_F", ranks, rank, number + ahead)
+            steps += [*_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
+        steps += _message("SEND_B", ranks, rank, turns - 1) if turns else []
+        for number in range(turns, micro_batches):
+            steps += [*_message("RECV_B", ranks, rank, number), Action("B", rank, number)]
+            steps += _message("SEND_B", ranks, rank, number)
+        programs.append(steps)
+    return programs
+
+
+def _message(kind: Kind, ranks: int, rank: int, number: int) -> list[Step]:
+    """One message alone, waited by the compute stream; none beyond the ends of the pipeline."""
+    is_back = kind in ("RECV_F", "SEND_B")
+    if rank == (0 if is_back else ranks - 1):
+        return []
+    return [MessageCall((Action(kind, rank, number),), is_batched=False, waits="stream", shapes=_SHAPES)]

@@ -1,0 +1,129 @@
+"""Counts that a framework's pipeline schedule refuses, and the nearest that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+
+from zsim.errors import InputError, did_you_mean
+from zsim.plan.pipeline.placement import V_SHAPED
+
+OFFERED: Mapping[str, tuple[str, ...]] = {
+    "torch": (
+        "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble",
+        "dualpipe-v",
+    ),
+    "megatron": ("1f1b", "interleaved-1f1b"),
+    "deepspeed": ("1f1b",),
+    "nanotron": ("gpipe", "1f1b"),
+}  # fmt: skip
+NAMES = {"torch": "torch", "megatron": "Megatron", "deepspeed": "DeepSpeed", "nanotron": "nanotron"}
+_STEPS = "training.gradient_accumulation_steps"
+
+
+def check_counts(
+    style: str,
+    schedule: str,
+    ranks: int,
+    virtual: int,
+    micro_batches: int,
+    passes: int,
+    *,
+    group_size: int | None,
+    overlaps_p2p: bool,
+) -> None:
+    """Raises InputError for what the framework's own code refuses: torch 2.13 `pipelining/schedules.py`,
+    Megatron-Core 0.16.1 `schedules.py` and `training/arguments.py`, nanotron's `pipeline_parallel/engine.py`
+    (commit 2411b022)."""
+    name = NAMES[style]
+    if schedule not in OFFERED[style]:
+        raise InputError(
+            f"parallelism.schedule: {name} has no '{schedule}'; expected "
+            f"{' or '.join(repr(one) for one in OFFERED[style])}{did_you_mean(schedule, OFFERED[style])}"
+        )
+    if passes > 1 and style != "torch":
+        raise InputError(
+            f"parallelism.passes: found {passes}, but {name} runs one pipeline per step; expected 1"
+        )
+    _check_virtual(style, schedule, virtual)
+    if style == "megatron" and schedule == "interleaved-1f1b":
+        _check_megatron(ranks, micro_batches, group_size or ranks, overlaps_p2p=overlaps_p2p)
+    elif rule := _rule(style, schedule, ranks):
+        expected, is_right = rule
+        _check_micro_batches(f"{name}'s '{schedule}'", micro_batches, passes, expected, is_right)
+
+
+def _check_virtual(style: str, schedule: str, virtual: int) -> None:
+    if schedule in V_SHAPED and virtual != 2:
+        raise InputError(
+            f"parallelism.virtual_stages: found {virtual} with schedule '{schedule}', expected 2"
+        )
+    if schedule in ("gpipe", "1f1b") and virtual != 1:
+        raise InputError(
+            f"parallelism.virtual_stages: found {virtual} with schedule '{schedule}', which has one stage "
+            "per rank; expected 1"
+        )
+    if style == "megatron" and schedule == "interleaved-1f1b" and virtual < 2:
+        raise InputError(
+            f"parallelism.virtual_stages: found {virtual} with Megatron's '{schedule}', expected 2 or more"
+        )
+
+
+def _rule(style: str, schedule: str, ranks: int) -> tuple[str, Callable[[int], bool]] | None:
+    """A schedule's demand on the micro-batches of a pass, in words and as a test; None if it has none."""
+    if style == "torch" and schedule == "1f1b":
+        return f"at least one per pipeline rank, {ranks}", lambda found: found >= ranks
+    if style == "torch" and schedule in ("interleaved-1f1b", "interleaved-zero-bubble"):
+        return (
+            f"a multiple of its rounds, micro-batches // {ranks} pipeline ranks",
+            lambda found: found % max(1, found // ranks) == 0,
+        )
+    if schedule == "dualpipe-v":
+        return f"at least one per stage, {2 * ranks}", lambda found: found >= 2 * ranks
+    if style == "nanotron" and schedule == "1f1b":
+        return f"at least pipeline ranks - 1, {ranks - 1}", lambda found: found >= ranks - 1
+    return None
+
+
+def _check_micro_batches(
+    who: str, found: int, passes: int, expected: str, is_right: Callable[[int], bool]
+) -> None:
+    if is_right(found):
+        return
+    each = f" in {passes} passes of {found} micro-batches" if passes > 1 else ""
+    raise InputError(
+        f"{_STEPS}: found {found * passes}{each}, but {who} takes {expected}; the nearest is "
+        f"{_nearest(found, is_right) * passes}"
+    )
+
+
+def _nearest(found: int, is_right: Callable[[int], bool]) -> int:
+    """The nearest count above 0 that is right, the smaller of two."""
+    return next(
+        near
+        for distance in count(1)
+        for near in (found - distance, found + distance)
+        if near > 0 and is_right(near)
+    )
+
+
+def _check_megatron(ranks: int, micro_batches: int, group: int, *, overlaps_p2p: bool) -> None:
+    if ranks == 2 and not overlaps_p2p:
+        raise InputError(
+            "parallelism.pipeline: found 2, but Megatron's interleaved schedule without overlapped p2p takes "
+            "more than 2; expected 3 or more, or the overlap"
+        )
+    if group < ranks:
+        raise InputError(
+            f"parallelism.pipeline: found {ranks} with microbatch_group_size_per_vp_stage = {group}; "
+            f"Megatron takes a group of at least the pipeline ranks: {ranks}"
+        )
+
+    def is_right(found: int) -> bool:
+        return found >= group and (found % group == 0 or found % group >= ranks)
+
+    _check_micro_batches(
+        "Megatron's 'interleaved-1f1b'", micro_batches, 1,
+        f"at least a group of {group}, and behind whole groups none or at least {ranks}, the pipeline ranks",
+        is_right,
+    )  # fmt: skip
