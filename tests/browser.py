@@ -11,7 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+import plotly.graph_objects as go
 import pytest
+
+from zsim.report.views.html.figure import Figure
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -36,7 +39,7 @@ def in_browser(test: Callable[P, None]) -> Callable[P, None]:
 
 
 class Page(HTMLParser):
-    """Collects what the page would fetch, its text and its figures."""
+    """Collects what the page would fetch, its text and its figures, each checked by plotly."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -61,8 +64,14 @@ class Page(HTMLParser):
         tag, attributes = self._element
         if tag == "script" and "data-plot" in attributes:
             self.figures[str(attributes["data-plot"])] = data
+            go.Figure(json.loads(data))
         elif tag not in ("script", "style"):
             self.words.append(data)
+
+
+def as_plotly(figure: Figure) -> go.Figure:
+    """The figure as plotly's own, which refuses attributes and values that plotly.js does not know."""
+    return go.Figure({"data": figure.data, "layout": figure.layout})
 
 
 def text_of(page: Page) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import Page, browse, in_browser, text_of
+from tests.browser import Page, as_plotly, browse, in_browser, text_of
 from zsim.comparison import planted
 from zsim.comparison.compare import Comparison, compare
 from zsim.comparison.views.figures import twin_timeline
@@ -36,7 +36,7 @@ def test_the_page_fetches_nothing_and_has_every_figure(comparison: Comparison) -
 
 def test_both_timelines_stand_under_one_another_on_one_axis(comparison: Comparison) -> None:
     """The step of 30.1 ms gets 12 calls, half as long again: 4 ms of gathers and 4 of reduce-scatters."""
-    figure = twin_timeline(comparison)
+    figure = as_plotly(twin_timeline(comparison))
     assert {bars.xaxis for bars in figure.data} <= {None, "x"}
     assert {bars.yaxis for bars in figure.data} == {"y", "y2"}
     assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
@@ -47,7 +47,9 @@ def test_both_timelines_stand_under_one_another_on_one_axis(comparison: Comparis
 
 
 def test_a_call_that_is_not_the_same_is_marked_where_it_is(comparison: Comparison) -> None:
-    (marks,) = [trace for trace in twin_timeline(comparison).data if trace.name == "not the same call"]
+    (marks,) = [
+        trace for trace in as_plotly(twin_timeline(comparison)).data if trace.name == "not the same call"
+    ]
     assert (list(marks.y), marks.yaxis) == (["all_gather"], "y")
 
 

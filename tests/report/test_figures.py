@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from tests.browser import as_plotly
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.views.html import figures
@@ -29,7 +30,7 @@ def test_the_step_is_a_bar_of_its_parts_and_one_for_each_phase(
     make_step_report: Callable[..., Report],
 ) -> None:
     """24 ms computing: 8 forward and 16 backward."""
-    figure = figures.step_breakdown(make_step_report())
+    figure = as_plotly(figures.step_breakdown(make_step_report()))
     compute = bars(figure, "compute")
     assert list(compute.y) == ["whole step", "forward", "backward", "optimizer"]
     assert list(compute.x) == pytest.approx([24.0, 8.0, 16.0, 0.0])
@@ -41,7 +42,7 @@ def test_the_waterfall_climbs_from_category_to_category_to_the_peak(
     make_step_report: Callable[..., Report],
 ) -> None:
     """At the peak: 0.25 parameters, 1.5 optimizer states, 12 activations, 2 buffers, 2 framework."""
-    figure = figures.memory_waterfall(make_step_report(), "gpu")
+    figure = as_plotly(figures.memory_waterfall(make_step_report(), "gpu"))
     waterfall = bars(figure)
     assert list(waterfall.y) == [
         "parameters",
@@ -62,7 +63,7 @@ def test_a_short_peak_has_its_label_behind_it(
     make_step_report: Callable[..., Report], capacity: int, side: str
 ) -> None:
     """17.75 GB are more than 30 % of 50 GB, where the label has room inside, and less than 30 % of 80."""
-    figure = figures.memory_waterfall(make_step_report(capacity_bytes={"gpu": capacity}), "gpu")
+    figure = as_plotly(figures.memory_waterfall(make_step_report(capacity_bytes={"gpu": capacity}), "gpu"))
     (label,) = (note for note in figure.layout.annotations if note.y == "peak")
     assert label.xanchor == side
 
@@ -70,12 +71,12 @@ def test_a_short_peak_has_its_label_behind_it(
 def test_a_peak_over_capacity_is_drawn_in_the_colour_of_the_limit(
     make_step_report: Callable[..., Report],
 ) -> None:
-    figure = figures.memory_waterfall(make_step_report(capacity_bytes={"gpu": 10**10}), "gpu")
+    figure = as_plotly(figures.memory_waterfall(make_step_report(capacity_bytes={"gpu": 10**10}), "gpu"))
     assert bars(figure).marker.color[-1] == CAPACITY.color
 
 
 def test_without_a_capacity_there_is_no_line(make_step_report: Callable[..., Report]) -> None:
-    figure = figures.memory_waterfall(make_step_report(capacity_bytes={}), "gpu")
+    figure = as_plotly(figures.memory_waterfall(make_step_report(capacity_bytes={}), "gpu"))
     assert figure.layout.shapes == ()
 
 
@@ -83,7 +84,7 @@ def test_the_memory_timeline_stacks_the_categories_up_to_the_end_of_the_step(
     make_step_report: Callable[..., Report], make_sharded_step: Callable[..., Trace]
 ) -> None:
     held = Ledger.of(make_sharded_step().memory).fullest("gpu")
-    figure = figures.memory_timeline(held, make_step_report(), "gpu")
+    figure = as_plotly(figures.memory_timeline(held, make_step_report(), "gpu"))
     levels = {trace.name: np.asarray(trace.y) for trace in figure.data}
     assert np.sum(list(levels.values()), axis=0).max() == pytest.approx(17.75)
     assert levels["activations"][-1] == 0.0
@@ -105,7 +106,7 @@ def test_collectives_show_what_is_waited_for_and_what_is_hidden(
     make_step_report: Callable[..., Report],
 ) -> None:
     """8 gathers of 1 ms: 0.8 ms exposed. 4 reduce-scatters of 2 ms: the last one's 2 ms exposed."""
-    figure = figures.collectives(make_step_report())
+    figure = as_plotly(figures.collectives(make_step_report()))
     exposed, hidden = bars(figure, "exposed"), bars(figure, "hidden under computing")
     assert [name.split("<br>")[0] for name in exposed.y] == [
         "8 × all-gather 1.00 GB",
@@ -117,12 +118,12 @@ def test_collectives_show_what_is_waited_for_and_what_is_hidden(
 
 
 def test_links_show_bytes_and_utilisation(make_step_report: Callable[..., Report]) -> None:
-    figure = figures.link_traffic(make_step_report())
+    figure = as_plotly(figures.link_traffic(make_step_report()))
     assert list(bars(figure).x) == [4.1, 30.0]
     assert list(bars(figure).text) == ["82 % used", ""]
 
 
 def test_figures_leave_text_and_background_to_the_page(make_step_report: Callable[..., Report]) -> None:
-    figure = figures.step_breakdown(make_step_report())
+    figure = as_plotly(figures.step_breakdown(make_step_report()))
     assert figure.layout.paper_bgcolor == "rgba(0,0,0,0)"
     assert figure.layout.font.color is None

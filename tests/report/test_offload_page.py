@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import zsim
+from tests.browser import as_plotly
 from zsim.report.offload import CAUSES
 from zsim.report.views.html.offload import drive_timeline, moved_rows, stall_rows, tier_rows
 from zsim.report.views.html.report import html_report
@@ -52,7 +53,7 @@ def test_what_the_drives_did_adds_up_to_what_was_moved(result: Any) -> None:
     for direction in ("read", "write"):
         area = float((getattr(rates, direction)[:-1] * lasting).sum())
         assert area == pytest.approx(4 * result.report.offload.moved_bytes[f"nvme_{direction}"], rel=1e-6)
-    figure = drive_timeline(rates, result.report)
+    figure = as_plotly(drive_timeline(rates, result.report))
     assert [line.name for line in figure.data] == ["NVMe read", "NVMe write"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
+from tests.browser import as_plotly
 from tests.expect import about
 from zsim.report.breakdown import step_breakdown
 from zsim.report.views.html.timeline import stream_timeline, views
@@ -15,7 +16,7 @@ from zsim.trace.trace import Trace
 
 
 def drawn(trace: Trace, **options: Any) -> tuple[go.Figure, dict[str, go.Bar]]:
-    figure = stream_timeline(trace, step_breakdown(trace), **options)
+    figure = as_plotly(stream_timeline(trace, step_breakdown(trace), **options))
     return figure, {bar.name: bar for bar in figure.data}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import check_page, in_browser
+from tests.browser import as_plotly, check_page, in_browser
 from tests.expect import about
 from zsim.engine.simulate import simulate_job
 from zsim.errors import InputError
@@ -251,7 +251,7 @@ def test_efficiency_is_against_a_point_that_fits(tmp_path: Path) -> None:
 
 
 def test_bars_are_percent_of_the_cost_at_the_best_point() -> None:
-    bars = {trace.name: list(trace.y) for trace in causes(LOST).data}
+    bars = {trace.name: list(trace.y) for trace in as_plotly(causes(LOST)).data}
     assert bars["compute"] == pytest.approx([90.0] * 5)
     assert bars["network cards"] == pytest.approx([10, 10, 35, 110, 110])
     assert bars["collectives' latency"] == pytest.approx([0, 0, 0, 0, 100])

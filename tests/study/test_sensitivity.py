@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import check_page, in_browser
+from tests.browser import as_plotly, check_page, in_browser
 from tests.expect import about
 from zsim.api import simulate
 from zsim.engine.simulate import simulate_job
@@ -321,7 +321,7 @@ def by_hand() -> Sensitivity:
 
 
 def test_the_tornado_shows_what_has_an_effect() -> None:
-    down, up = tornado(by_hand()).data
+    down, up = as_plotly(tornado(by_hand())).data
     assert list(down.y) == ["HBM", "card"]
     assert list(down.x) == pytest.approx([20.0, 5.0])
     assert list(up.x) == pytest.approx([-10.0, 0.0])

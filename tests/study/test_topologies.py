@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser import as_plotly
 from zsim.specs.presets import topology_preset_names
 from zsim.study.topologies.figures import drawing
 from zsim.study.topologies.page import comparison_page, topology_page
@@ -20,7 +21,7 @@ def test_every_preset_is_described_and_drawn(name: str) -> None:
     facts = describe_topology(name, 4)
     assert facts["bisection_bytes_per_second"] > 0
     assert facts["num_cables"] > 0
-    figure = drawing(name, 4)
+    figure = as_plotly(drawing(name, 4))
     assert all("<b>" in text for text in figure.data[-1].hovertext)
 
 
@@ -30,7 +31,7 @@ def test_every_preset_is_described_and_drawn(name: str) -> None:
 )
 def test_a_fabric_is_drawn_with_the_switches_it_is_built_of(name: str, nodes: int) -> None:
     """As counted: 8 leaves and 4 spines; one leaf, with nothing above it; three levels."""
-    drawn = [text.split("<br>")[0] for text in drawing(name, nodes).data[-1].hovertext]
+    drawn = [text.split("<br>")[0] for text in as_plotly(drawing(name, nodes)).data[-1].hovertext]
     switches = [text for text in drawn if not text.startswith("<b>node")]
     assert len(switches) == describe_topology(name, nodes)["num_switches"]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from zsim.calibrate.hardware_file import Calibration
 from zsim.calibrate.robust_fit import CurveFit
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 _MEASURED, _FITTED, _ERROR = "#1f77b4", "#d95f02", "#7f7f7f"
+_UPPER, _LOWER = (0.342, 1.0), (0.0, 0.282)  # of the height
 
 
 def calibration_page(calibration: Calibration) -> str:
@@ -38,27 +35,28 @@ def _section(number: int, fit: CurveFit) -> Section:
 
 def fit_figure(fit: CurveFit) -> Figure:
     """Seconds over size, both logarithmic, above the signed error of each point in percent."""
-    from plotly.subplots import make_subplots
 
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3], vertical_spacing=0.06)
+    figure = Figure(layout(460))
     xs, labels = [point.x for point in fit.points], [point.label for point in fit.points]
     for name, color, symbol, ys in (
         ("measured", _MEASURED, "circle", [point.measured_seconds for point in fit.points]),
         ("fitted", _FITTED, "x", [point.predicted_seconds for point in fit.points]),
     ):
         figure.add_scatter(
-            x=xs, y=ys, text=labels, name=name, mode="markers", row=1, col=1,
+            x=xs, y=ys, text=labels, name=name, mode="markers",
             marker={"color": color, "symbol": symbol, "size": 7}, hovertemplate="%{text}<br>%{y:.3g} s",
         )  # fmt: skip
     errors = [100 * point.error for point in fit.points]
     figure.add_scatter(
-        x=xs, y=errors, text=labels, showlegend=False, mode="markers", row=2, col=1,
+        x=xs, y=errors, text=labels, showlegend=False, mode="markers", xaxis="x2", yaxis="y2",
         marker={"color": _ERROR, "size": 6}, hovertemplate="%{text}<br>%{y:+.1f} %",
     )  # fmt: skip
-    figure.update_layout(**layout(460))
-    figure.update_xaxes(type="log", dtick=1, row=1, col=1)
-    figure.update_xaxes(type="log", dtick=1, title_text=next(iter(fit.ranges), ""), row=2, col=1)
-    figure.update_yaxes(type="log", title_text="seconds", dtick=1, exponentformat="SI", row=1, col=1)
-    figure.update_yaxes(title_text="error, %", zeroline=True, row=2, col=1)
-    figure.update_yaxes(automargin=True)
+    figure.update_xaxes(type="log", dtick=1, matches="x2", showticklabels=False)
+    figure.update_xaxes("xaxis2", type="log", dtick=1, title_text=next(iter(fit.ranges), ""), anchor="y2")
+    figure.update_yaxes(
+        type="log", title_text="seconds", dtick=1, exponentformat="SI", automargin=True, domain=_UPPER
+    )
+    figure.update_yaxes(
+        "yaxis2", title_text="error, %", zeroline=True, automargin=True, anchor="x2", domain=_LOWER
+    )
     return figure

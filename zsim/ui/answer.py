@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zsim.engine.micro_batches import simulate_step
 from zsim.explain.report_of import report_of_step
@@ -14,6 +14,7 @@ from zsim.report.fit import Fit, fit_of, reserved_words
 from zsim.report.memory import Ledger
 from zsim.report.report import Report
 from zsim.report.views.html import figures
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.report import DEVICES, tiles
 from zsim.report.views.html.timeline import stream_timeline, views
 from zsim.report.views.text.sentences import headline, trust_words
@@ -25,9 +26,6 @@ from zsim.study.advice import advised
 from zsim.trace.trace import Trace
 from zsim.ui.form import resolved
 from zsim.units import format_bytes
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _MAX_GPUS = 16_384
 _DOUBLINGS = 3  # of the number of GPUs in the scaling curve, up and down

@@ -9,6 +9,7 @@ from math import log10
 from typing import TYPE_CHECKING
 
 from zsim.report.breakdown import step_breakdown
+from zsim.report.views.html.figure import Attributes, Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.html.timeline import MAX_BARS, stream_timeline
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY, span_meaning
@@ -16,8 +17,6 @@ from zsim.trace.trace import Trace
 from zsim.units import format_seconds
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from zsim.comparison.comparison import ComparedRuns
 
 _GAP = 0.09  # of the height, between the two timelines
@@ -27,26 +26,24 @@ _MAX_POINTS = 4_000
 
 def twin_timeline(comparison: ComparedRuns) -> Figure:
     """Both steps, one below the other, on one time axis; a diamond marks each call that differs."""
-    import plotly.graph_objects as go
-
     sides = (comparison.simulated, comparison.recorded)
     longest = max(trace.step_seconds for trace in sides)
     drawn = [
         stream_timeline(replace(trace, step_seconds=longest), step_breakdown(trace), most_bars=MAX_BARS // 2)
         for trace in sides
     ]
-    counts = [len(figure.layout.yaxis.categoryarray) for figure in drawn]
+    counts = [len(figure.layout["yaxis"]["categoryarray"]) for figure in drawn]
     upper = 1 - (1 - _GAP) * counts[0] / sum(counts)
     height = 240 + 44 * sum(counts)
     legend = {"orientation": "h", "x": 0, "y": 1.0, "yref": "container", "yanchor": "top"}
     margin = {"l": 10, "r": 16, "t": 130, "b": 44}
-    figure = go.Figure(layout=layout(height, barmode="overlay", bargap=0.22, legend=legend, margin=margin))
+    figure = Figure(layout(height, barmode="overlay", bargap=0.22, legend=legend, margin=margin))
     seen: set[str] = set()
     for axis, part in zip(("y", "y2"), drawn, strict=True):
         for bars in part.data:
-            bars.update(yaxis=axis, legendgroup=bars.name, showlegend=bars.name not in seen)
-            seen.add(bars.name)
-            figure.add_trace(bars)
+            name = bars["name"]
+            figure.add_bar(**{**bars, "yaxis": axis, "legendgroup": name, "showlegend": name not in seen})
+            seen.add(name)
     _put_together(figure, drawn, (upper, upper - _GAP))
     scale, unit = time_scale(longest)
     figure.update_xaxes(
@@ -68,22 +65,21 @@ def _put_together(figure: Figure, drawn: Sequence[Figure], split: tuple[float, f
     """Put rows, shaded phases and notes of each timeline on a separate part of the height."""
     domains = ([split[0], 1.0], [0.0, split[1]])
     for index, part in enumerate(drawn):
-        axis = part.layout.yaxis
-        rows = {
+        axis = part.layout["yaxis"]
+        rows: Attributes = {
             "categoryorder": "array",
-            "categoryarray": axis.categoryarray,
-            "range": axis.range,
+            "categoryarray": axis["categoryarray"],
+            "range": axis["range"],
             "automargin": True,
             "fixedrange": True,
             "domain": domains[index],
             "anchor": "x",
         }
-        figure.update_layout({"yaxis2" if index else "yaxis": rows})
-        for shape in part.layout.shapes:
-            moved = shape.to_plotly_json() | {"yref": f"{'y2' if index else 'y'} domain"}
-            figure.add_shape(**moved)
-        for note in part.layout.annotations:
-            moved = note.to_plotly_json()
+        figure.update_yaxes("yaxis2" if index else "yaxis", **rows)
+        for shape in part.layout.get("shapes", ()):
+            figure.add_shape(**{**shape, "yref": f"{'y2' if index else 'y'} domain"})
+        for note in part.layout.get("annotations", ()):
+            moved = dict(note)
             if str(moved.get("yref", "")).endswith("domain"):
                 moved["yref"] = f"{'y2' if index else 'y'} domain"
             else:
@@ -122,7 +118,8 @@ def _mark_differences(figure: Figure, comparison: ComparedRuns, scale: float) ->
             figure.add_scatter(
                 name="not the same call",
                 legendgroup="not the same call",
-                showlegend=axis == "y" or not any(trace.name == "not the same call" for trace in figure.data),
+                showlegend=axis == "y"
+                or not any(trace["name"] == "not the same call" for trace in figure.data),
                 x=[x for x, _, _ in points],
                 y=[row for _, row, _ in points],
                 yaxis=axis,
@@ -141,8 +138,6 @@ def _mark_differences(figure: Figure, comparison: ComparedRuns, scale: float) ->
 
 def op_scatter(comparison: ComparedRuns) -> Figure | None:
     """Each matched op: simulated seconds on the x axis, recorded on the y axis; equal on the diagonal."""
-    import plotly.graph_objects as go
-
     rows = [
         (row.name, [pair for pair in row.pairs if min(pair.simulated_seconds, pair.recorded_seconds) > 0])
         for row in comparison.clock.classes
@@ -153,7 +148,7 @@ def op_scatter(comparison: ComparedRuns) -> Figure | None:
     every = [t for _, pairs in rows for p in pairs for t in (p.simulated_seconds, p.recorded_seconds)]
     scale, unit = time_scale(max(every))
     low, high = min(every) * scale / 1.3, max(every) * scale * 1.3
-    figure = go.Figure(layout=layout(460))
+    figure = Figure(layout(460))
     line = {"dash": "dot", "width": 1.5, "color": "#8A8F98"}
     ends = [low, high]
     figure.add_scatter(x=ends, y=ends, mode="lines", line=line, name="the same", hoverinfo="skip")
@@ -172,7 +167,7 @@ def op_scatter(comparison: ComparedRuns) -> Figure | None:
             ],
             hoverinfo="text",
         )
-    axis = {"type": "log", "range": [log10(low), log10(high)], "dtick": 1}
+    axis: Attributes = {"type": "log", "range": [log10(low), log10(high)], "dtick": 1}
     figure.update_xaxes(**axis, title_text=f"simulated, {unit}")
     figure.update_yaxes(**axis, title_text=f"recorded, {unit}", automargin=True)
     return figure
@@ -190,8 +185,6 @@ def _class_colour(name: str) -> str:
 
 def memory_bars(comparison: ComparedRuns) -> Figure | None:
     """The peak of each category of the GPU's memory, side by side."""
-    import plotly.graph_objects as go
-
     prefix, suffix = "gpu ", ", peak"
     rows = [
         metric
@@ -201,7 +194,7 @@ def memory_bars(comparison: ComparedRuns) -> Figure | None:
     if not rows:
         return None
     names = [metric.name[len(prefix) : -len(suffix)] for metric in rows]
-    figure = go.Figure(layout=layout(120 + 52 * len(rows), barmode="group", bargap=0.3))
+    figure = Figure(layout(120 + 52 * len(rows), barmode="group", bargap=0.3))
     for name, colour, values in zip(
         comparison.names,
         _COLOURS,

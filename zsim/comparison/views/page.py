@@ -10,12 +10,11 @@ from zsim.comparison.verdict import Metric, Verdict
 from zsim.comparison.views.figures import memory_bars, op_scatter, twin_timeline
 from zsim.comparison.views.text import show, show_error
 from zsim.files import write_whole
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import time_scale
 from zsim.report.views.html.page import Plot, plot, render
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from zsim.comparison.comparison import ComparedRuns
 
 _TITLES: dict[Verdict, str] = {

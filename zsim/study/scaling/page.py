@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zsim.report.critical_causes import cause_meaning
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN, CAPACITY
@@ -14,9 +15,6 @@ from zsim.study.scaling.text import MODES, WORTH_SAYING, because, sentences
 from zsim.units import format_bytes, format_seconds
 from zsim.validated.ratios import ratio_range
 from zsim.validated.validation import range_words
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 
 def scaling_page(scaling: Scaling) -> str:
@@ -66,11 +64,9 @@ def _axes(figure: Figure, scaling: Scaling, **y: Any) -> Figure:
 
 def efficiency(scaling: Scaling) -> Figure:
     """Efficiency against linear scaling, knees marked with their causes."""
-    import plotly.graph_objects as go
-
     runs = scaling.runs
     shares = [scaling.efficiency(scale) * 100 for scale in runs]
-    figure = go.Figure(layout=layout(420))
+    figure = Figure(layout(420))
     others = [(scale, share) for scale, share in zip(runs, shares, strict=True) if scale is not scaling.base]
     ends = {scale.gpus: ratio_range(share, ["GPUs"]) for scale, share in others}
     ends[scaling.base.gpus] = (100.0, 100.0)
@@ -133,10 +129,8 @@ def _hover(scaling: Scaling, scale: Scale) -> str:
 
 
 def throughput(scaling: Scaling) -> Figure:
-    import plotly.graph_objects as go
-
     runs, base = scaling.runs, scaling.base
-    figure = go.Figure(layout=layout(360))
+    figure = Figure(layout(360))
     counts = [scale.gpus for scale in runs]
     _band(figure, [
         (scale.gpus, scale.step_tokens / scale.step_seconds_range[1],
@@ -164,12 +158,10 @@ def throughput(scaling: Scaling) -> Figure:
 
 def causes(scaling: Scaling) -> Figure:
     """Stacked bars: the cost of a token by cause, in percent of its cost at the base."""
-    import plotly.graph_objects as go
-
     runs = scaling.runs
     whole = scaling.base.token_gpu_seconds
     names = dict.fromkeys(name for scale in runs for name in scale.costs)
-    figure = go.Figure(layout=layout(460, barmode="stack"))
+    figure = Figure(layout(460, barmode="stack"))
     labels = [f"{scale.gpus:,}" for scale in runs]
     for name in names:
         shares = [scale.costs.get(name, 0.0) / whole * 100 for scale in runs]
@@ -189,10 +181,8 @@ def causes(scaling: Scaling) -> Figure:
 
 
 def memory(scaling: Scaling) -> Figure:
-    import plotly.graph_objects as go
-
     runs = scaling.runs
-    figure = go.Figure(layout=layout(320))
+    figure = Figure(layout(320))
     figure.add_scatter(
         name="fullest GPU",
         x=[scale.gpus for scale in runs],

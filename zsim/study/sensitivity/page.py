@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import BREAKDOWN
@@ -12,9 +13,6 @@ from zsim.study.sensitivity.requirements import Requirement
 from zsim.study.sensitivity.sensitivity import Bar, Sensitivity
 from zsim.study.sensitivity.text import changes, is_idle, turned, value
 from zsim.units import format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _MAX_BARS = 18
 _LESS, _MORE = BREAKDOWN["exposed_communication"].color, BREAKDOWN["compute"].color
@@ -81,10 +79,8 @@ def _most(found: Sensitivity) -> str:
 
 def tornado(found: Sensitivity) -> Figure:
     """Bars from the given step to the step with each number turned, the largest on top."""
-    import plotly.graph_objects as go
-
     bars = [bar for bar in found.bars if not is_idle(bar, found.step_seconds)][:_MAX_BARS]
-    figure = go.Figure(layout=layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
+    figure = Figure(layout(150 + 30 * max(len(bars), 1), barmode="overlay"))
     for name, color, is_low in (("turned down", _LESS, True), ("turned up", _MORE, False)):
         ends = [bar.low_seconds if is_low else bar.high_seconds for bar in bars]
         figure.add_bar(

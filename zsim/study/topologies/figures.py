@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout
 from zsim.report.views.meanings import BREAKDOWN
 from zsim.specs.cluster.files import load_cluster
@@ -14,8 +15,6 @@ from zsim.specs.topology.topology import Topology
 from zsim.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from zsim.study.topologies.bench import CurvePoint
     from zsim.study.topologies.topologies import TopologyComparison
 
@@ -28,14 +27,12 @@ _ROLES = {"node": 0, "leaf": 1, "router": 1, "network": 1, "spine": 2, "core": 3
 def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) -> Figure:
     """The fabric of `num_nodes` nodes (at most 24 are drawn); `load` colours each tier's links by
     utilisation, 0 to 1."""
-    import plotly.graph_objects as go
-
     cluster = load_cluster(name)
     shown = min(num_nodes, max(_MAX_NODES, 2 * cluster.node_link.nodes_per_domain))
     topology = Topology(cluster, shown, cluster.gpus_per_node)
     edges = _edges(topology)
     places = _places(topology, sorted({end for pair in edges for end in pair}))
-    figure = go.Figure(layout=layout(440, showlegend=False))
+    figure = Figure(layout(440, showlegend=False))
     tiers = list(dict.fromkeys(tier for tier, _, _ in edges.values()))
     for tier in tiers:
         own = [pair for pair, (t, _, _) in edges.items() if t == tier]
@@ -72,13 +69,11 @@ def drawing(name: str, num_nodes: int, load: Mapping[str, float] | None = None) 
 
 def heat_map(rows: Sequence[TopologyComparison]) -> Figure:
     """Clusters against tiers of links: utilisation of each tier's most utilised link over the step."""
-    import plotly.graph_objects as go
-
     tiers = list(dict.fromkeys(use.tier for row in rows for use in row.tiers))
     names = [row.cluster for row in rows]
     used = [{use.tier: use.utilisation_fraction * 100 for use in row.tiers} for row in rows]
     values = [[own.get(tier) for tier in tiers] for own in used]
-    figure = go.Figure(layout=layout(150 + 46 * len(rows), showlegend=False))
+    figure = Figure(layout(150 + 46 * len(rows), showlegend=False))
     figure.add_heatmap(
         x=tiers,
         y=names,
@@ -97,9 +92,7 @@ def heat_map(rows: Sequence[TopologyComparison]) -> Figure:
 
 def breakdowns(rows: Sequence[TopologyComparison]) -> Figure:
     """One bar per cluster: the step by what the GPU's compute stream runs or waits for."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(layout=layout(150 + 50 * len(rows), barmode="stack"))
+    figure = Figure(layout(150 + 50 * len(rows), barmode="stack"))
     for name, meaning in BREAKDOWN.items():
         seconds = [row.report.breakdown.seconds.get(name, 0.0) for row in rows]
         if any(seconds):
@@ -119,9 +112,7 @@ def breakdowns(rows: Sequence[TopologyComparison]) -> Figure:
 
 def traffic(rows: Sequence[TopologyComparison]) -> Figure:
     """Bytes that one GPU sends over each tier of links per step."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(layout=layout(380, barmode="group"))
+    figure = Figure(layout(380, barmode="group"))
     for number, row in enumerate(rows):
         figure.add_bar(
             name=row.cluster,
@@ -136,9 +127,7 @@ def traffic(rows: Sequence[TopologyComparison]) -> Figure:
 
 def price(rows: Sequence[TopologyComparison]) -> Figure:
     """Counts of each fabric's switches, ports and cables."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(layout=layout(360, barmode="group"))
+    figure = Figure(layout(360, barmode="group"))
     for number, (key, label) in enumerate(
         (("num_switches", "switches"), ("num_ports", "ports"), ("num_cables", "cables"))
     ):
@@ -155,9 +144,7 @@ def price(rows: Sequence[TopologyComparison]) -> Figure:
 
 def scaling(rows: Sequence[TopologyComparison]) -> Figure:
     """Tokens per second and GPU over the number of GPUs, at constant batch per GPU."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(layout=layout(400))
+    figure = Figure(layout(400))
     for number, row in enumerate(rows):
         gpus = sorted(row.scaling)
         figure.add_scatter(
@@ -175,9 +162,7 @@ def scaling(rows: Sequence[TopologyComparison]) -> Figure:
 
 def curves(points: Sequence[CurvePoint]) -> Figure:
     """Measured (dots) and simulated (lines) bus bandwidth of the curves of one cluster."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure(layout=layout(440))
+    figure = Figure(layout(440))
     for number, name in enumerate(dict.fromkeys(point.curve for point in points)):
         own = [point for point in points if point.curve == name]
         style: dict[str, Any] = {"color": _PALETTE[number % len(_PALETTE)]}

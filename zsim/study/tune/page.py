@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.html.page import Section, page
 from zsim.report.views.meanings import CAPACITY, COMMUNICATION, TOTAL
@@ -23,9 +22,6 @@ from zsim.study.tune.text import (
 )
 from zsim.study.tune.tune import Tuned
 from zsim.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _BEST = "#1B9E77"
 
@@ -83,11 +79,9 @@ def pareto_front(measured: list[Measured]) -> list[Measured]:
 
 def pareto_figure(tuned: Tuned) -> Figure:
     """Step time over the fullest GPU's memory, one mark per simulated configuration."""
-    import plotly.graph_objects as go
-
     points = [*tuned.measured, *(m for m in tuned.best if m not in tuned.measured)]
     scale, unit = time_scale(max(point.seconds for point in points))
-    figure = go.Figure(layout=layout(460, hovermode="closest"))
+    figure = Figure(layout(460, hovermode="closest"))
     front = pareto_front(points)
     figure.add_scatter(
         name="not beaten in both", mode="lines", x=[p.gpu_bytes / 1e9 for p in front],
@@ -112,7 +106,7 @@ def pareto_figure(tuned: Tuned) -> Figure:
     if limit:
         figure.add_vline(
             x=limit / 1e9, line={"dash": "dash", "width": 2, "color": CAPACITY.color},
-            annotation_text=f"capacity {format_bytes(limit)}", annotation_position="top left",
+            text=f"capacity {format_bytes(limit)}",
         )  # fmt: skip
     return figure
 
@@ -124,8 +118,6 @@ def _hover(measured: Measured) -> str:
 
 def steps_figure(tuned: Tuned) -> Figure:
     """Step time after each change."""
-    import plotly.graph_objects as go
-
     first = tuned.steps[0].before_seconds
     names = ["as given"] if first is not None else []
     seconds = [first] if first is not None else []
@@ -133,7 +125,7 @@ def steps_figure(tuned: Tuned) -> Figure:
         names.append(f"{number}. " + ", ".join(change.key.rpartition(".")[2] for change in step.changes))
         seconds.append(step.after.seconds)
     scale, unit = time_scale(max(seconds))
-    figure = go.Figure(layout=layout(110 + 40 * len(names), showlegend=False))
+    figure = Figure(layout(110 + 40 * len(names), showlegend=False))
     figure.add_bar(
         orientation="h", y=names, x=[value * scale for value in seconds],
         marker_color=[COMMUNICATION.color] * (len(names) - 1) + [_BEST],

@@ -1,4 +1,4 @@
-"""Figures of a report, as pure functions from values to Plotly figures.
+"""Figures of a report, as pure functions from values to figures.
 
 They set only the colours of meanings; the page sets the colours of text and lines, so that one figure serves
 a light page and a dark one.
@@ -7,13 +7,14 @@ a light page and a dark one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from zsim.arrays import Ints
 from zsim.report.memory import MemoryLevels
 from zsim.report.report import Report
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.meanings import (
     BREAKDOWN,
     CAPACITY,
@@ -24,9 +25,6 @@ from zsim.report.views.meanings import (
     span_meaning,
 )
 from zsim.units import format_bytes, format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _MAX_POINTS = 1500
 _MAX_ROWS = 14
@@ -43,9 +41,8 @@ def time_scale(step_seconds: float) -> tuple[float, str]:
 
 
 def layout(height: int, **changes: Any) -> dict[str, Any]:
-    """The Plotly layout that all figures have in common, with `changes`."""
+    """The layout that all figures have in common, with `changes`."""
     return {
-        "template": "none",
         "height": height,
         "margin": _margin(62 if changes.get("showlegend", True) else 36),
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -65,14 +62,12 @@ def _margin(top: int) -> dict[str, int]:
 
 def step_breakdown(report: Report) -> Figure:
     """One bar for the step, one for each phase of the program, stacked by cause."""
-    import plotly.graph_objects as go
-
     scale, unit = time_scale(report.step_seconds)
     phases = {phase: row for phase, row in report.breakdown.by_phase.items() if sum(row.values()) > 0}
     rows: dict[str, Mapping[str, float]] = {"whole step": report.breakdown.seconds}
     if len(phases) > 1:
         rows |= {_PHASES.get(phase, phase): row for phase, row in phases.items()}
-    figure = go.Figure(layout=layout(110 + 46 * len(rows), barmode="stack"))
+    figure = Figure(layout(110 + 46 * len(rows), barmode="stack"))
     for name, meaning in BREAKDOWN.items():
         seconds = [row[name] for row in rows.values()]
         if not any(seconds):
@@ -101,14 +96,12 @@ def step_breakdown(report: Report) -> Figure:
 
 def memory_waterfall(report: Report, device: str) -> Figure:
     """Bytes at the peak, stacked by category, against the capacity."""
-    import plotly.graph_objects as go
-
     peak, capacity = report.peaks[device], report.capacity_bytes.get(device)
     held = {category: count for category, count in peak.at_total.items() if count}
     bases = np.cumsum([0, *held.values()])[:-1]
     names = [_category(category).label for category in held]
     top = max(peak.total, capacity or 0) / 1e9
-    figure = go.Figure(layout=layout(420, showlegend=False, bargap=0.2, margin=_margin(62)))
+    figure = Figure(layout(420, showlegend=False, bargap=0.2, margin=_margin(62)))
     ends = bases + np.array(list(held.values()))
     figure.add_bar(
         orientation="h",
@@ -152,13 +145,11 @@ def memory_waterfall(report: Report, device: str) -> Figure:
 
 def memory_timeline(held: MemoryLevels, report: Report, device: str) -> Figure:
     """Levels over the step, stacked by category, against the capacity."""
-    import plotly.graph_objects as go
-
     scale, unit = time_scale(report.step_seconds)
     chosen = thin_out(held.totals, _MAX_POINTS)
     levels = np.concatenate([held.levels[chosen], held.levels[-1:]]) / 1e9
     seconds = np.concatenate([held.stream_seconds[chosen], [report.step_seconds]]) * scale
-    figure = go.Figure(layout=layout(420, hovermode="x unified", margin=_margin(86)))
+    figure = Figure(layout(420, hovermode="x unified", margin=_margin(86)))
     for index, category in enumerate(held.categories):
         if not levels[:, index].any():
             continue
@@ -181,16 +172,13 @@ def memory_timeline(held: MemoryLevels, report: Report, device: str) -> Figure:
         figure.add_hline(
             y=capacity / 1e9,
             line=_CAPACITY_LINE,
-            annotation_text=f"capacity {format_bytes(capacity)}",
-            annotation_position="top left",
+            text=f"capacity {format_bytes(capacity)}",
         )
     return figure
 
 
 def collectives(report: Report) -> Figure:
     """Busy time of each kind of call, split into hidden and exposed."""
-    import plotly.graph_objects as go
-
     scale, unit = time_scale(max((row.busy_seconds for row in report.collectives), default=0.0))
     rows = sorted(report.collectives, key=lambda row: -row.busy_seconds)[:_MAX_ROWS]
     names = [
@@ -198,7 +186,7 @@ def collectives(report: Report) -> Figure:
         f"<br>{row.group or 'world'} ({row.group_size}), {row.dtype}"
         for row in rows
     ]
-    figure = go.Figure(layout=layout(100 + 44 * len(rows), barmode="stack", showlegend=False))
+    figure = Figure(layout(100 + 44 * len(rows), barmode="stack", showlegend=False))
     exposed = [min(row.exposed_seconds, row.busy_seconds) for row in rows]
     hidden = [row.busy_seconds - part for row, part in zip(rows, exposed, strict=True)]
     for label, seconds, opacity in (("exposed", exposed, 1.0), ("hidden under computing", hidden, 0.45)):
@@ -224,12 +212,10 @@ def collectives(report: Report) -> Figure:
 
 def link_traffic(report: Report) -> Figure:
     """Bytes that one GPU puts on each class of links, and the maximum utilisation of a link."""
-    import plotly.graph_objects as go
-
     rows = report.traffic
     names = [row.link_class for row in rows]
     utilised = [row.utilisation_fraction for row in rows]
-    figure = go.Figure(layout=layout(130 + 40 * len(rows), showlegend=False))
+    figure = Figure(layout(130 + 40 * len(rows), showlegend=False))
     figure.add_bar(
         orientation="h",
         y=names,

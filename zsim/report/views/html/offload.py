@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zsim.report.offload import OffloadSection
 from zsim.report.report import Report
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import SPANS
 from zsim.trace.drives import DIRECTIONS, DriveRates
 from zsim.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _MOVED = {
     "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU work on memory", "nvme_read": "read from NVMe",
@@ -62,10 +59,8 @@ def moved_rows(section: OffloadSection) -> Iterator[tuple[str, str]]:
 
 def drive_timeline(rates: DriveRates, report: Report) -> Figure:
     """Reads and writes of a node's drives over the step, all ranks of the node together."""
-    import plotly.graph_objects as go
-
     scale, unit = time_scale(report.step_seconds)
-    figure = go.Figure(layout=layout(260))
+    figure = Figure(layout(260))
     last = max(float(rates.seconds[-1]), report.step_seconds)
     times = np.concatenate([[0.0], rates.seconds, [last]]) * scale
     for direction in DIRECTIONS:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zsim.report.views.html.figure import Figure
 from zsim.resources import TEMPLATES
 from zsim.version import __version__
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-    from plotly.graph_objects import Figure
 
 _URL = re.compile(r"https?://[^\s,;)\"'<>]+")
 
@@ -37,14 +38,13 @@ class Plot:
 
 
 def plot(name: str, caption: str, figure: Figure) -> Plot:
-    return Plot(name, caption, figure.to_json())  # to_json escapes "<" and "/" of strings
+    return Plot(name, caption, figure.to_json())
 
 
 def render(template: str, **values: Any) -> str:
     """A template filled with `values`, with plotly.js included, so that the page fetches nothing."""
     import jinja2
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -54,8 +54,10 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["linked"] = _linked
+    # plotly.offline.get_plotlyjs returns the same, and imports all that plotly can draw.
+    script = importlib.resources.files("plotly").joinpath("package_data/plotly.min.js")
     return environment.get_template(template).render(
-        version=__version__, plotly_js=Markup(get_plotlyjs()), **values
+        version=__version__, plotly_js=Markup(script.read_text("utf-8")), **values
     )
 
 

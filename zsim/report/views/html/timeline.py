@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zsim.report.breakdown import Breakdown, compute_stream
+from zsim.report.views.html.figure import Figure
 from zsim.report.views.html.figures import layout, time_scale
 from zsim.report.views.meanings import BREAKDOWN, SPANS, Meaning, span_meaning
 from zsim.trace.trace import SpanInfo, Trace
 from zsim.units import format_bytes, format_flops, format_seconds
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 MAX_BARS = 10_000
 _MAX_PHASES = 24
@@ -49,8 +46,6 @@ def stream_timeline(
 ) -> Figure:
     """Every span of `rank` (by default the first) on its stream; where there are more than `most_bars`, the
     longest ones, which the title says."""
-    import plotly.graph_objects as go
-
     if rank is None and len(trace):
         rank = int(trace.ranks[0])
     own = trace if rank is None else trace.of_rank(rank)
@@ -60,7 +55,7 @@ def stream_timeline(
     groups = _span_bars(own, shown)
     _add_waits(groups, own, breakdown, most_waits)
     rows = _row_order(own, groups)
-    figure = go.Figure(layout=layout(150 + 44 * len(rows), barmode="overlay", bargap=0.22))
+    figure = Figure(layout(150 + 44 * len(rows), barmode="overlay", bargap=0.22))
     # Bars thinner than a pixel are drawn a pixel wide: copies are drawn first, the longest kinds on top.
     for bars in sorted(groups.values(), key=lambda bars: (bars.meaning != SPANS["copy"], sum(bars.lengths))):
         figure.add_bar(
@@ -212,6 +207,5 @@ def _shade_phases(figure: Figure, own: Trace, scale: float) -> None:
             opacity=0.10 if index % 2 else 0.04,
             line_width=0,
             layer="below",
-            annotation_text=phase if (end - start) > 0.04 * own.step_seconds else "",
-            annotation_position="top left",
+            text=phase if (end - start) > 0.04 * own.step_seconds else "",
         )
