@@ -15,6 +15,7 @@ pages that lie wholly in free blocks are given back.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ SMALL_BUFFER = 2 * 2**20
 LARGE_BUFFER = 20 * 2**20
 MIN_LARGE_ALLOC = 10 * 2**20
 ROUND_LARGE = 2 * 2**20
-
+UNLIMITED = 2**62  # bytes: the capacity of a GPU that has room for anything
 
 PoolName = tuple[str, bool]  # the stream, and whether it is the pool of small blocks
 
@@ -126,7 +127,7 @@ class CachingAllocator:
 
     def malloc_anyway(self, count: int, stream: str) -> MemoryBlock:
         """A new block of `count` bytes, whether the driver has room for it or not."""
-        capacity, self.capacity_bytes = self.capacity_bytes, 1 << 62
+        capacity, self.capacity_bytes = self.capacity_bytes, UNLIMITED
         block = self.malloc_new(count, stream)
         self.capacity_bytes = capacity
         assert block is not None
@@ -166,9 +167,24 @@ class CachingAllocator:
                     self._release(block.bytes)
         return self.num_released - before
 
-    def copy(self) -> CachingAllocator:
-        """An allocator with the same segments; blocks in use stay in use."""
-        other = CachingAllocator(self.capacity_bytes, is_expandable=self.is_expandable)
+    def layout(self) -> tuple[Hashable, ...]:
+        """All blocks of all segments and the peaks so far: allocators with equal layouts give the same blocks
+        to the same requests while the driver has room, whatever their capacity."""
+        blocks: list[Hashable] = [self.is_expandable, self.peak_active_bytes, self.peak_reserved_bytes]
+        names = {id(pool): name for name, pool in self._pools.items()}
+        for head in self._heads.values():
+            blocks.append(names[id(head.pool)])
+            block: MemoryBlock | None = head
+            while block is not None:
+                blocks.append((block.address, block.bytes, block.is_free, block.unmapped_bytes))
+                block = block.next
+        return (*blocks, self._next_address)
+
+    def copy(self, capacity_bytes: int | None = None) -> CachingAllocator:
+        """An allocator with the same segments, and another capacity if one is given; blocks in use stay in
+        use."""
+        capacity_bytes = self.capacity_bytes if capacity_bytes is None else capacity_bytes
+        other = CachingAllocator(capacity_bytes, is_expandable=self.is_expandable)
         peaks = ("peak_active_bytes", "peak_reserved_bytes")
         counts = ("num_segments", "num_released", "_next_address")
         for name in ("active_bytes", "reserved_bytes", *peaks, *counts):

@@ -10,7 +10,7 @@ with the allocator in it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zsim.cost.rates.host_calls import retry_seconds, shipped_host_costs
@@ -169,7 +169,7 @@ def settle_once(
     if known.others is None:
         known.others = known.apart.others(allocator)
     places = known.apart.places(issue, ended)
-    key = b"".join(each.tobytes() for each in places)
+    key = allocator.memory.capacity_bytes, *(each.tobytes() for each in places)
     if key not in known.settled:
         allocation = _settle_apart(allocator, known.others, known.apart.timed(allocator, places), known.apart)
         if allocation is not None:
@@ -186,24 +186,22 @@ def settle_once(
 
 @dataclass
 class _KnownRuns:
-    """Cache of `settle_once`, of one program and capacity. `settled`: by the order in which blocks can be
-    reused, the result of `settle`, and the allocator that it leaves if it ran short."""
+    """Cache of `settle_once`, of one program and allocator before its first step. `settled`: by the capacity
+    and the order in which blocks can be reused, the result of `settle`, and the allocator that it leaves if
+    it ran short."""
 
-    settled: dict[bytes, tuple[Allocation, Allocator | None]] = field(default_factory=dict)
+    settled: dict[Hashable, tuple[Allocation, Allocator | None]] = field(default_factory=dict)
     apart: ProgramApart | None = None
     others: PoolPasses | None = None
 
 
-def _known_runs(
-    _program: Program, _capacity_bytes: int, _is_expandable: bool, _counts_from: int
-) -> _KnownRuns:
+def _known_runs(_program: Program, _layout: Hashable, _counts_from: int) -> _KnownRuns:
     """An empty cache, which `Program.once` keeps per program and arguments."""
     return _KnownRuns()
 
 
 def _known_of(program: Program, allocator: Allocator) -> _KnownRuns:
-    memory = allocator.memory
-    return program.once(_known_runs, memory.capacity_bytes, memory.is_expandable, allocator.counts_from)
+    return program.once(_known_runs, allocator.memory.layout(), allocator.counts_from)
 
 
 def _settle_apart(
@@ -217,8 +215,6 @@ def _settle_apart(
         return None
     for number in range(_MAX_PASSES):
         quiet, late = others.number(number), timed.number(number)
-        if quiet is None or late is None:
-            return None
         peak = memory.reserved_bytes + quiet.reserved + late.reserved
         if peak > limit:
             return None
@@ -227,8 +223,6 @@ def _settle_apart(
             break
         before = peak
     pools: Mapping[PoolName, int] = {}
-    assert quiet is not None
-    assert late is not None
     if not quiet.has_grown and not late.has_grown:
         own = {name: count for name, count in late.pools.items() if name in apart.later.timed_pools}
         pools = {**quiet.pools, **own}
@@ -264,8 +258,6 @@ def has_room_at(
     timed = apart.timed(empty, apart.places(issue, ended))
     for number in range(_MAX_PASSES):
         done = timed.number(number)
-        if done is None:
-            return False
         if not done.has_grown:
             reserved = {**allocation.pools, **{pool: done.pools[pool] for pool in apart.later.timed_pools}}
             return sum(reserved.values()) <= empty.memory.capacity_bytes

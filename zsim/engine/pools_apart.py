@@ -1,10 +1,12 @@
-"""An allocator's pools in two groups, each settled by itself while the driver has room for both.
+"""An allocator's pools in two groups, each settled by itself as if the driver had room for anything.
 
 # [Note: pools apart]
 As long as the driver has room, an allocator's pools are independent of each other, and a pool whose blocks
-can be reused at once does the same whatever the times of a run. So pools without blocks that `record_stream`
-protects are settled once for all runs of a program; pools with protected blocks are settled for every run,
-with each block free before the first request of any pool at which its last use has ended (`process_events`).
+can be reused at once does the same whatever the times of a run, and whatever the GPU's capacity. So pools
+without blocks that `record_stream` protects are settled once for all runs of a program; pools with protected
+blocks are settled for every run, with each block free before the first request of any pool at which its last
+use has ended (`process_events`). Segments are never given back meanwhile: the driver had room for all if it
+has room for what both groups reserve at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.devices.allocator import Allocator, Changes
-from zsim.devices.caching_allocator import CachingAllocator, MemoryBlock, PoolName
+from zsim.devices.caching_allocator import UNLIMITED, CachingAllocator, MemoryBlock, PoolName
 from zsim.plan.memory.tensors import TensorChange
 
 
@@ -113,29 +115,28 @@ class Pass:
 @dataclass
 class PoolPasses:
     """Runs of some pools through a program, one after the other: `first`, then `later` repeatedly (each: its
-    changes, their places, and the place from which on segments are counted). `memory`: before the next run;
-    `is_short`: the driver had no room in one of the runs."""
+    changes, their places, and the place from which on segments are counted). `memory`: before the next run,
+    of unlimited capacity."""
 
     memory: CachingAllocator
     first: tuple[list[TensorChange], Ints, int]
     later: tuple[list[TensorChange], Ints, int]
-    is_short: bool = False
     done: list[Pass] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._reserved = self.memory.reserved_bytes
 
-    def number(self, number: int) -> Pass | None:
-        """Run `number`, counted from 0; None if the driver had no room. A run that does not grow equals all
-        later runs with the same changes."""
-        while len(self.done) <= number and not self.is_short:
+    def number(self, number: int) -> Pass:
+        """Run `number`, counted from 0. A run that does not grow equals all later runs with the same
+        changes."""
+        while len(self.done) <= number:
             last = self.done[-1] if self.done else None
             is_known = last is not None and not last.has_grown
             if last is not None and is_known and (len(self.done) > 1 or self.first is self.later):
                 self.done.append(last)
             else:
                 self._run(*(self.later if self.done else self.first))
-        return None if self.is_short else self.done[number]
+        return self.done[number]
 
     def _run(self, changes: list[TensorChange], places: Ints, counted_from: int) -> None:
         memory, blocks, active = self.memory, dict[int, MemoryBlock](), list[int]()
@@ -161,9 +162,7 @@ class PoolPasses:
                         add(memory.active_bytes + taken)
                         continue
                     block = malloc(count, stream)
-                    if block is None:
-                        self.is_short = True
-                        return
+                    assert block is not None
                     blocks[tensor] = block
                 add(memory.active_bytes)
         for tensor, block in blocks.items():
@@ -207,7 +206,7 @@ class ProgramApart:
         first = later
         if self.first is not self.later:
             first = self._part(self.first, self.first.others, self.first.others.places)
-        return PoolPasses(empty.memory.copy(), first, later)
+        return PoolPasses(empty.memory.copy(UNLIMITED), first, later)
 
     def places(self, issue: Sequence[float], ended: Sequence[float]) -> tuple[Ints, Ints]:
         """The places of the timed changes in the first run and in later runs, at the times of one run."""
@@ -220,7 +219,7 @@ class ProgramApart:
         first = later
         if self.first is not self.later:
             first = self._part(self.first, self.first.timed, places[0])
-        return PoolPasses(empty.memory.copy(), first, later)
+        return PoolPasses(empty.memory.copy(UNLIMITED), first, later)
 
     def _part(self, run: ChangesApart, part: PoolsPart, places: Ints) -> tuple[list[TensorChange], Ints, int]:
         return part.changes, places, run.place_of_op(self.counts_from)
