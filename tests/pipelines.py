@@ -11,6 +11,7 @@ from zsim.cost.kernels.kernel import Kernel
 from zsim.plan.builder import COMPUTE, PlanBuilder
 from zsim.plan.checks import check_plan
 from zsim.plan.ops import Group, Memory, Message, Plan
+from zsim.plan.pipeline.schedules import Action
 from zsim.specs.experiment.job import Job
 
 PIPELINE = "pipeline"
@@ -45,11 +46,13 @@ class Stage:
         return self.number == self.stages - 1
 
     def forward(self, micro_batch: int) -> None:
+        self.builder.begin(Action("F", self.number, micro_batch))
         self.builder.allocate("activations", self.micro_bytes, owner=f"micro-batch {micro_batch}")
         self.builder.phase = "forward"
         self.builder.kernels(f"F{micro_batch}", [self.kernels[0]])
 
     def backward(self, micro_batch: int) -> None:
+        self.builder.begin(Action("B", self.number, micro_batch))
         self.builder.phase = "backward"
         self.builder.kernels(f"B{micro_batch}", [self.kernels[1]])
         self.builder.free("activations", self.micro_bytes, owner=f"micro-batch {micro_batch}")

@@ -24,7 +24,9 @@ from zsim.errors import InputError
 from zsim.plan.builder import PlanBuilder
 from zsim.plan.frameworks.table import FRAMEWORKS
 from zsim.plan.memory.tensors import tensor_changes
-from zsim.plan.ops import Collective, Program
+from zsim.plan.ops import Collective, Group, Plan, Program
+from zsim.plan.passes.one_thread import in_one_thread
+from zsim.plan.passes.twice import program_twice
 from zsim.plan.pipeline.run_actions import run_actions
 from zsim.plan.pipeline.schedules import Action, no_pipeline
 from zsim.plan.stage import DataParallel, Stage
@@ -53,20 +55,6 @@ IN_FLIGHT = actions_of("F0 F1 B0 B1")
 TOLD = actions_of("UNSHARD F0 F1 B0 B1 REDUCE_GRAD RESHARD")
 
 
-class Noted(list[Action]):
-    """Actions that note at which op each begins."""
-
-    def __init__(self, actions: list[Action], builder: PlanBuilder) -> None:
-        super().__init__(actions)
-        self.builder = builder
-        self.begins: list[int] = []
-
-    def __iter__(self) -> Iterator[Action]:
-        for action in super().__iter__():
-            self.begins.append(len(self.builder.ops))
-            yield action
-
-
 class Step:
     """A step of the toy under `strategy`, in the order of `actions`."""
 
@@ -77,11 +65,10 @@ class Step:
         builder = PlanBuilder([])
         stage = Stage(builder, make_workload(toys.transformer(), settings), DataParallel.regular(RANKS))
         owner = FRAMEWORKS[type(strategy)].make(stage, strategy)
-        noted = Noted(actions, builder)
-        run_actions(builder, {0: owner}, noted)
+        run_actions(builder, {0: owner}, actions)
         self.program: Program = builder.program(owner.resident())
-        begins = noted.begins[-len(actions) :]
-        self.begins = {str(action): begin for action, begin in zip(actions, begins, strict=True)}
+        begins = [begin for begin, _ in self.program.actions]
+        self.begins = {str(action): begin for begin, action in self.program.actions}
         self.calls: list[Call] = []
         for number, op in enumerate(self.program.ops):
             if isinstance(op.work, Collective) and op.phase != "optimizer":
@@ -274,3 +261,24 @@ def test_torch_makes_the_same_calls_in_the_same_actions(toys: Any) -> None:
         calls = Step(toys, fsdp2(reshards), TOLD).calls
         assert [list(call) for call in calls] == answer["fsdp2"][str(reshards)]
     assert [list(call) for call in Step(toys, DDP, IN_FLIGHT).calls] == answer["ddp"]
+
+
+def test_a_program_says_at_which_op_each_action_begins(toys: Any) -> None:
+    """Forwards and backwards in their order, the first after "begin step"; a second step has them
+    again, later by the first's ops."""
+    program = Step(toys, Ddp(), IN_TURN).program
+    assert [str(action) for _, action in program.actions] == ["0F0", "0B0", "0F1", "0B1"]
+    phases = [program.ops[first].phase for first, _ in program.actions]
+    assert phases == ["forward", "backward", "forward", "backward"]
+    repeated, count = program_twice(program), len(program.ops)
+    assert repeated.actions[4:] == tuple((first + count, action) for first, action in program.actions)
+    assert [repeated.ops[first].phase for first, _ in repeated.actions] == phases * 2
+
+
+def test_copies_around_reduce_scatters_put_actions_off(toys: Any) -> None:
+    """REDUCE_GRAD reduces FSDP2's four blocks and the root, on CPUs with a copy before each and one after."""
+    program = Step(toys, fsdp2(), TOLD).program
+    plan = Plan.uniform("by hand", RANKS, program, {"shard": Group.regular("shard", RANKS)})
+    copied = in_one_thread(plan, (), copies_scatters=True).program
+    shifts = [new - old for (new, _), (old, _) in zip(copied.actions, program.actions, strict=True)]
+    assert shifts == [0, 0, 0, 0, 0, 0, 10]

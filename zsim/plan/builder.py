@@ -24,6 +24,7 @@ from zsim.plan.ops import (
     Program,
     Work,
 )
+from zsim.plan.pipeline.schedules import Action
 
 COMPUTE = "compute"
 
@@ -45,6 +46,7 @@ class PlanBuilder:
         self.ops: list[Op] = []
         self.memory: list[MemoryChange] = []
         self.notes: list[str] = []
+        self.actions: list[tuple[int, Action]] = []
         self.phase: Phase = "forward"
         self.micro_batch = -1  # the one in forward or backward; -1 in the rest of the step
         self._last: dict[str, int] = {}
@@ -54,6 +56,10 @@ class PlanBuilder:
         self._kernels: dict[tuple[Kernel, ...], Kernels] = {}
         self._moves: dict[tuple[float, int], Kernels] = {}
         self._collectives: dict[tuple[str, int, str, str], Collective] = {}
+
+    def begin(self, action: Action) -> None:
+        """Count the ops from now on for `action`, up to the next one."""
+        self.actions.append((len(self.ops), action))
 
     # -- streams and events ---------------------------------------------------------------------------
 
@@ -319,7 +325,9 @@ class PlanBuilder:
         """The program of the issued ops, for ranks that hold `resident` between steps."""
         if self._host_waits:
             self.host("end of step")
-        return Program(name, tuple(self.ops), tuple(resident), tuple(self.memory))
+        return Program(
+            name, tuple(self.ops), tuple(resident), tuple(self.memory), actions=tuple(self.actions)
+        )
 
     def finish(
         self,

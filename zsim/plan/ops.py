@@ -23,6 +23,7 @@ import numpy as np
 
 from zsim.arrays import Ints
 from zsim.cost.kernels.kernel import Kernel
+from zsim.plan.pipeline.schedules import Action
 from zsim.plan.recorded.work import Recorded
 
 Category = Literal["parameters", "gradients", "optimizer_states", "activations", "buffers", "framework"]
@@ -290,17 +291,16 @@ class Unchanging:
 @dataclass(frozen=True)
 class Program(Unchanging):
     """The ops that the ranks of one role issue in a step; `name`: the role ("pipeline rank 2"), "" if there
-    is only one role.
-
-    `startup_bytes`: GPU bytes before the first step, where they may exceed the peak of the step (a model that
-    is moved to the GPU whole and sharded there); else 0.
-    """
+    is only one. `startup_bytes`: GPU bytes before the first step, where they may exceed the peak of the step
+    (a model that is moved to the GPU whole and sharded there); else 0. `actions`: forwards, backwards and
+    calls of the framework on the rank's stages, in order, each with the number of its first op."""
 
     name: str
     ops: tuple[Op, ...]
     resident: tuple[Memory, ...] = ()
     memory: tuple[MemoryChange, ...] = ()
     startup_bytes: int = 0
+    actions: tuple[tuple[int, Action], ...] = ()
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -71,7 +71,8 @@ def _with_copies(program: Program, groups: Mapping[str, Group]) -> Program:
         change._replace(op=first[change.op], until=last[change.until] if change.until >= 0 else -1)
         for change in program.memory
     )
-    return replace(program, ops=tuple(ops), memory=memory)
+    actions = tuple((first[number], action) for number, action in program.actions)
+    return replace(program, ops=tuple(ops), memory=memory, actions=actions)
 
 
 def _copy(op: Op, what: str, size: int) -> Op:

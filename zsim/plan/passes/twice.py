@@ -55,7 +55,12 @@ def program_twice(program: Program) -> Program:
         change._replace(op=change.op + count, until=change.until + count if change.until >= 0 else -1)
         for change in program.memory
     )
-    return replace(program, ops=(*program.ops, *again), memory=(*program.memory, *changes))
+    return replace(
+        program,
+        ops=(*program.ops, *again),
+        memory=(*program.memory, *changes),
+        actions=(*program.actions, *((number + count, action) for number, action in program.actions)),
+    )
 
 
 def _last_kernel(program: Program) -> int:

@@ -55,6 +55,7 @@ def run_actions(
 
 
 def _run(owner: Hooks, action: Action, messenger: Messenger | None, *, is_last: bool, is_told: bool) -> None:
+    owner.builder.begin(action)
     kind, stage, micro_batch = action
     if kind == "UNSHARD":
         owner.unshard()
